@@ -1,0 +1,152 @@
+"""Mipmapped arrays: optimally tiled images that only the device can address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..backend import ArrayBackend
+from ..errors import InvalidArgumentError, ResourceBusyError
+from ..handles import ArrayLayout
+from .interchange import HostArray
+from .resource import Resource, Retirement
+from .stream import Stream, check_stream
+
+if TYPE_CHECKING:
+    from .memory import Buffer, ExternalMemory
+
+# Bytes a texel, by Vulkan's name. What is not here is refused: a wrong guess would read beside the image.
+_CHANNELS = {"R": 1, "R{0}G": 2, "R{0}G{0}B{0}A": 4}
+_TEXEL_BYTES = {
+    f"{order.format(bits)}{bits}_{numeric}": bits // 8 * channels
+    for order, channels in _CHANNELS.items()
+    for bits, numerics in (
+        (8, ("UNORM", "SNORM", "UINT", "SINT")),
+        (16, ("UNORM", "SNORM", "UINT", "SINT", "SFLOAT")),
+        (32, ("UINT", "SINT", "SFLOAT")),
+    )
+    for numeric in numerics
+} | {"B8G8R8A8_UNORM": 4}
+
+
+def texel_bytes(format: str) -> int:
+    """Bytes a texel of a Vulkan format (without the prefix ``VK_FORMAT_``)."""
+    try:
+        return _TEXEL_BYTES[format.removeprefix("VK_FORMAT_")]
+    except KeyError:
+        raise InvalidArgumentError(
+            "format", f"{format!r} is not one that every side lays out alike; known: {', '.join(sorted(_TEXEL_BYTES))}."
+        ) from None
+
+
+class MipmappedArray(Resource):
+    """An optimally tiled image in external memory. Made by `ExternalMemory.map_mipmapped_array`."""
+
+    _noun = "MipmappedArray"
+
+    def __init__(self, memory: ExternalMemory, backend: ArrayBackend, native: object, layout: ArrayLayout) -> None:
+        super().__init__(memory._reclaimer, parent=memory)
+        self._device = memory._device
+        self._backend = backend
+        self._native = native
+        self.layout = layout
+
+    def level(self, n: int) -> ArrayLevel:
+        """One mip level.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such level.
+        """
+        self._check_open()
+        if not 0 <= n < self.layout.levels:
+            raise InvalidArgumentError("n", f"there are levels 0 to {self.layout.levels - 1}, not {n}.")
+        return ArrayLevel(self, n)
+
+    def _make_retirement(self, after: list[Retirement]) -> Retirement:
+        backend, native = self._backend, self._native
+        return Retirement(
+            self._label,
+            lambda: backend.destroy_array(native),
+            streams=self._reclaimer.streams(),
+            after=[*after, *self._reclaimer.retiring_streams()],
+        )
+
+
+class ArrayLevel:
+    """One mip level of an array, all its layers.
+
+    Attributes
+    ----------
+    extent : tuple of int
+        Width, height, depth in texels, as at this level.
+    nbytes : int
+        Tightly packed, all layers.
+    """
+
+    def __init__(self, array: MipmappedArray, index: int) -> None:
+        self._array = array
+        self.index = index
+        width, height, depth = (max(1, dim >> index) if dim else 0 for dim in array.layout.extent)
+        self.extent = (width, height, depth)
+        texels = width * max(1, height) * max(1, depth) * max(1, array.layout.layers)
+        self.nbytes = texels * texel_bytes(array.layout.format)
+
+    def copy_from_host(self, source: object, *, stream: Stream) -> None:
+        """Enqueue a copy of `nbytes` of host memory into the level; `source` must stay unchanged until it is done."""
+        self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
+
+    def copy_to_host(self, target: object, *, stream: Stream) -> None:
+        """Enqueue a copy of the level into host memory."""
+        self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_array=False)
+
+    def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream) -> None:
+        """Enqueue a copy of `nbytes` of a buffer, from `offset`, into the level."""
+        self._copy_buffer(source, offset, stream, to_array=True)
+
+    def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream) -> None:
+        """Enqueue a copy of the level into a buffer, from `offset`."""
+        self._copy_buffer(target, offset, stream, to_array=False)
+        target._mapping.used_on(stream)
+
+    def _copy_host(self, host: HostArray, argument: str, stream: Stream, *, to_array: bool) -> None:
+        if host.nbytes != self.nbytes:
+            raise InvalidArgumentError(argument, f"has {host.nbytes} bytes, level {self.index} has {self.nbytes}.")
+        check_stream(self._array._device, stream)
+        if host.pageable and self._array._backend.pageable_copies_block and stream._waits and not stream.query():
+            raise ResourceBusyError(
+                f"a copy of pageable memory would block behind {stream._label}{stream.waiting_for()}: use pinned memory, "
+                "or synchronize the stream first."
+            )
+        self._enqueue(host.ptr, stream, to_array=to_array)
+        stream.keep_until_done(host)
+
+    def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
+        start = buffer._range(offset, self.nbytes, "offset")
+        check_stream(self._array._device, stream)
+        self._enqueue(buffer._address + start, stream, to_array=to_array)
+
+    def _enqueue(self, address: int, stream: Stream, *, to_array: bool) -> None:
+        array = self._array
+        array._check_open()
+        array._backend.copy_level(stream._native, array._native, self.index, address, self.nbytes, to_array=to_array)
+
+
+def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:
+    """Check a layout against the memory and map it. MAP_MIPMAPPED_ARRAY has been required."""
+    width, height, depth = layout.extent
+    if width < 1 or min(height, depth) < 0 or (depth and not height):
+        raise InvalidArgumentError("extent", f"{layout.extent} is no extent of an image.")
+    most = max(layout.extent).bit_length()
+    if not 1 <= layout.levels <= most:
+        raise InvalidArgumentError("levels", f"an image of {layout.extent} has 1 to {most} levels, not {layout.levels}.")
+    if layout.layers < 0 or (layout.cubemap and layout.layers % 6):
+        raise InvalidArgumentError("layers", f"{layout.layers} does not fit; a cube map has a multiple of 6.")
+    least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * texel_bytes(layout.format)
+    if layout.offset + least > memory.size:
+        raise InvalidArgumentError(
+            "extent", f"level 0 alone has {least} bytes from offset {layout.offset}, the memory has {memory.size}."
+        )
+    backend = memory._backend
+    assert isinstance(backend, ArrayBackend)  # otherwise the capability is a gap
+    return MipmappedArray(memory, backend, backend.map_array(memory._native, layout), layout)

@@ -1,0 +1,360 @@
+"""A device: imports, allocates, matches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ..backend import AllocationBackend, HostSemaphoreBackend
+from ..capabilities import Capabilities, Operation
+from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError
+from ..handles import (
+    AllocationHandle,
+    AnySemaphoreHandle,
+    Binary,
+    D3D11Resource,
+    D3D11ResourceKmt,
+    D3D12Resource,
+    DeviceIdentity,
+    Fence,
+    Handle,
+    Keyed,
+    MemoryHandle,
+    OriginKind,
+    SemaphoreHandle,
+    Timeline,
+    VmmFd,
+    Win32Handle,
+    handle_types,
+)
+from .allocation import Allocation
+from .memory import ExternalMemory, check_size_argument
+from .ownership import check_size, lend
+from .resource import Reclaimer
+from .semaphore import ExternalSemaphore
+from .stream import Stream, foreign_pointer
+
+if TYPE_CHECKING:
+    from ..backend import Backend, DeviceInfo, Native
+
+K = TypeVar("K")
+
+# The APIs know these only as one resource that owns its memory.
+_ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
+_SEMAPHORE_KINDS: dict[type, OriginKind] = {
+    Binary: OriginKind.BINARY,
+    Timeline: OriginKind.TIMELINE,
+    Fence: OriginKind.FENCE,
+    Keyed: OriginKind.KEYED,
+}
+
+
+class Device:
+    """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed."""
+
+    def __init__(self, backend: Backend, info: DeviceInfo, capabilities: Capabilities) -> None:
+        self._backend = backend
+        self._native: Native = backend.open_device(info.ordinal)
+        self._reclaimer = Reclaimer(backend)
+        self._copier: Stream | None = None
+        self.info = info
+        self.capabilities = capabilities
+
+    # -- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def ordinal(self) -> int:
+        return self.info.ordinal
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def uuid(self) -> bytes | None:
+        """16 bytes, equal to Vulkan's ``deviceUUID``; None where the vendor's own is another."""
+        return self.info.uuid
+
+    @property
+    def pci_bus_id(self) -> str | None:
+        """``dddd:bb:dd.f``, lower case."""
+        return self.info.pci_bus_id
+
+    @property
+    def luid(self) -> bytes | None:
+        """8 bytes; Windows only."""
+        return self.info.luid
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """For comparing with the identity that another API reports."""
+        return self.info.identity
+
+    def __repr__(self) -> str:
+        return f"<Device {self.backend}:{self.ordinal} {self.name!r}>"
+
+    # -- imports -----------------------------------------------------------------------------------------------
+
+    def import_memory(self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None) -> ExternalMemory:
+        """Import memory (``cuImportExternalMemory`` / ``hipImportExternalMemory``).
+
+        Parameters
+        ----------
+        handle : MemoryHandle
+            Consumed by success: the descriptor is the driver's, or closed. After an error it is the caller's, open
+            and untouched. NT and KMT handles stay the caller's in any case.
+        size : int
+            Of the whole allocation in bytes (``VkMemoryRequirements::size``), not of the payload.
+        dedicated : bool, optional
+            Whether the exporting allocation is a dedicated one. By default what the handle's origin says, and True
+            for Direct3D resources.
+
+        Raises
+        ------
+        ArgumentTypeError
+            `handle` is a bare int or of a type that is no memory.
+        HandleError
+            `handle` is closed or consumed, or of another device or kind, or not what it says.
+        InvalidArgumentError
+            `size` is zero, or beyond the object.
+        UnsupportedError
+            The device cannot import this type; nothing was called.
+        DriverError
+            The driver refused.
+        """
+        _check_type(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
+        handle._check_open()
+        kind = type(handle)
+        self._require_import(Operation.IMPORT_MEMORY, handle)
+        count = check_size_argument(size)
+        self._check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
+        check_size(handle, count)
+        whole = _dedicated(handle, dedicated)
+        self._reclaimer.drain()
+        native = lend(
+            handle,
+            lambda lent: self._backend.import_memory(
+                self._native, cast(MemoryHandle, lent), size=count, dedicated=whole
+            ),
+            user=f"{self.backend} import_memory",
+        )
+        return ExternalMemory(
+            self, native, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None)
+        )
+
+    def import_semaphore(self, handle: SemaphoreHandle[K]) -> ExternalSemaphore[K]:
+        """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``).
+
+        Parameters
+        ----------
+        handle : SemaphoreHandle
+            Its type says the kind, which no driver checks: `OpaqueFd` is a binary semaphore, `TimelineFd` a
+            timeline. Consumed by success, as in `import_memory`.
+
+        Raises
+        ------
+        ArgumentTypeError, HandleError, UnsupportedError, DriverError
+            As `import_memory`.
+        """
+        _check_type(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
+        handle._check_open()
+        kind = type(handle)
+        self._require_import(Operation.IMPORT_SEMAPHORE, handle)
+        self._check_origin(handle, (_SEMAPHORE_KINDS.get(handle.kind, OriginKind.OTHER),))
+        self._reclaimer.drain()
+        native = lend(
+            handle,
+            lambda lent: self._backend.import_semaphore(self._native, cast(AnySemaphoreHandle, lent)),
+            user=f"{self.backend} import_semaphore",
+        )
+        return ExternalSemaphore(self, native, kind, keepalive=getattr(handle, "keepalive", None))
+
+    def import_allocation(self, handle: AllocationHandle, size: int) -> Allocation:
+        """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``).
+
+        Parameters
+        ----------
+        handle : AllocationHandle
+            Consumed by success, as in `import_memory`.
+        size : int
+            In bytes, as allocated; drivers do not tell it.
+
+        Raises
+        ------
+        ArgumentTypeError, HandleError, InvalidArgumentError, UnsupportedError, DriverError
+            As `import_memory`.
+        """
+        _check_type(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
+        handle._check_open()
+        kind = type(handle)
+        self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
+        count = check_size_argument(size)
+        # Another GPU's allocation may be mapped by a peer, so only the kind is checked here.
+        self._check_origin(handle, (OriginKind.ALLOCATION,), same_device=False)
+        check_size(handle, count)
+        backend = self._allocations()
+        step = backend.granularity(self._native, kind)
+        if count % step:
+            raise InvalidArgumentError("size", f"{count} is no multiple of the granularity, {step}; pass Allocation.size.")
+        self._reclaimer.drain()
+        native = lend(
+            handle,
+            lambda lent: backend.import_allocation(self._native, cast(AllocationHandle, lent), size=count),
+            user=f"{self.backend} import_allocation",
+        )
+        return Allocation(self, backend, native, kind, size=count, exportable=False)
+
+    # -- makes -------------------------------------------------------------------------------------------------
+
+    def allocate(self, size: int, handle_type: type[AllocationHandle] = VmmFd) -> Allocation:
+        """Allocate memory that others can import (``cuMemCreate`` / ``hipMemCreate``).
+
+        Parameters
+        ----------
+        size : int
+            In bytes; rounded up to the granularity.
+        handle_type : type
+            What `Allocation.export` gives.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no such allocations (`Operation.EXPORT_ALLOCATION`).
+        OutOfMemoryError
+        """
+        _check_handle_type(handle_type, AllocationHandle)
+        self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
+        count = check_size_argument(size)
+        backend = self._allocations()
+        step = backend.granularity(self._native, handle_type)
+        count = check_size_argument(-(-count // step) * step)
+        self._reclaimer.drain()
+        native = backend.allocate(self._native, count, handle_type)
+        return Allocation(self, backend, native, handle_type, size=count, exportable=True)
+
+    def create_semaphore(self, handle_type: type[SemaphoreHandle[K]]) -> ExternalSemaphore[K]:
+        """Make a semaphore here, for `ExternalSemaphore.export`.
+
+        Raises
+        ------
+        UnsupportedError
+            The backend makes none of this type (`Operation.CREATE_SEMAPHORE`).
+        """
+        _check_handle_type(handle_type, SemaphoreHandle)
+        self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
+        backend = self._backend
+        assert isinstance(backend, HostSemaphoreBackend)  # otherwise the capability is a gap
+        self._reclaimer.drain()
+        native = backend.create_semaphore(self._native, handle_type)
+        return ExternalSemaphore(self, native, handle_type, exportable=True)
+
+    def create_stream(self) -> Stream:
+        """A new stream that does not block on the default one (``cuStreamCreate`` with ``NON_BLOCKING``)."""
+        self._reclaimer.drain()
+        return Stream(self, self._backend.create_stream(self._native), owned=True)
+
+    def wrap_stream(self, stream: object) -> Stream:
+        """Use another library's stream.
+
+        Parameters
+        ----------
+        stream : int, torch or CuPy stream, object with ``__cuda_stream__``
+            It stays its owner's, and is kept alive. 0 is the device's default stream; on the host backend that is the
+            calling thread itself, where NumPy and torch's CPU tensors do their work: waits block it, signals are
+            immediate.
+        """
+        if isinstance(stream, Stream):
+            if stream._device is not self:
+                raise InvalidArgumentError("stream", f"belongs to {stream._device.name}, not to {self.name}.")
+            return stream
+        pointer, keepalive = foreign_pointer(stream)
+        native = self._backend.adopt_stream(self._native, pointer)
+        return Stream(self, native, owned=False, keepalive=keepalive)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until every stream that this library knows on the device is idle, and release what is retired.
+
+        Raises
+        ------
+        SemaphoreTimeoutError
+            `timeout` seconds passed on one stream; the message names it and its waits.
+        """
+        for stream in self._reclaimer.streams():
+            if not stream.closed:
+                stream.synchronize(timeout)
+        for retirement in self._reclaimer.retiring_streams():
+            self._reclaimer.wait(retirement, timeout if timeout is not None else 1e9)
+        self._reclaimer.drain()
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _copy_stream(self) -> Stream:
+        """Ours, for copies that nobody gave a stream."""
+        if self._copier is None:
+            copier = Stream(self, self._backend.create_stream(self._native), owned=True)
+            copier._warns = False  # type: ignore[misc]  # lives as long as the process
+            self._copier = copier
+        return self._copier
+
+    def _allocations(self) -> AllocationBackend:
+        backend = self._backend
+        assert isinstance(backend, AllocationBackend)  # otherwise the capability is a gap
+        return backend
+
+    def _require_import(self, operation: Operation, handle: Handle) -> None:
+        self.capabilities.require((operation, type(handle)))
+        if isinstance(handle, Win32Handle) and handle.name is not None:
+            self.capabilities.require((Operation.IMPORT_BY_NAME, type(handle)))
+
+    def _check_origin(self, handle: Handle, kinds: Iterable[OriginKind], *, same_device: bool = True) -> None:
+        """Refuse what drivers swallow, as far as the origin shows it."""
+        origin = handle.origin
+        if origin is None:
+            return
+        if origin.kind not in kinds:
+            raise HandleError(
+                f"handle: this {type(handle).__name__} was exported from {_article(origin.kind.value)} object, and the "
+                "driver would not notice; use the handle type and the import call of that kind."
+            )
+        if same_device and origin.device is not None and origin.device.conflicts(self.identity):
+            raise HandleError(
+                f"handle: was exported by {origin.device.name or 'another device'}, and this is {self.name}; "
+                "pick the device with gpuinterop.match_device(identity)."
+            )
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _check_type(handle: object, wanted: type[Handle], call: str, example: str) -> None:
+    if isinstance(handle, wanted):
+        return
+    fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
+    if isinstance(handle, int):
+        raise ArgumentTypeError("handle", f"{call} takes a typed handle, not a bare int: {example}. Types: {fits}.")
+    raise ArgumentTypeError("handle", f"{call} takes one of {fits}, not {type(handle).__name__}.")
+
+
+def _check_handle_type(handle_type: Any, wanted: type[Handle]) -> None:
+    if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
+        fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
+        raise ArgumentTypeError("handle_type", f"must be one of the types {fits}, not {handle_type!r}.")
+
+
+def _dedicated(handle: Handle, dedicated: bool | None) -> bool:
+    known = handle.origin.dedicated if handle.origin is not None else None
+    if isinstance(handle, _ALWAYS_DEDICATED):
+        known = True
+    if dedicated is None:
+        return bool(known)
+    if known is not None and bool(dedicated) != known:
+        raise InvalidArgumentError(
+            "dedicated", f"the exporter's allocation {'is' if known else 'is not'} a dedicated one; pass {known}."
+        )
+    return bool(dedicated)

@@ -1,0 +1,140 @@
+"""Lending a handle to a driver, and settling afterwards who owns the descriptor.
+
+Drivers close the fd of a successful import, sometimes that of a failed one, and HIP closes none. The rule here is one:
+success consumes the caller's handle, failure leaves it open and untouched. So a driver only ever sees a duplicate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import stat
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
+from ..handles import FdHandle, Handle
+
+if sys.platform != "win32":
+    import fcntl
+
+T = TypeVar("T")
+
+# From the duplicate to the check no other import may run: a driver's close could otherwise hand our number to
+# another thread's descriptor between the two.
+_import_lock = threading.Lock()
+
+_F_DUPFD_QUERY = 1027  # Linux 6.10: are these two descriptors the same open file?
+_KCMP_FILE = 0
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
+_DUPLICATE_BASE = 200  # away from the low numbers that other threads are given meanwhile
+
+
+def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
+    """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
+
+    Parameters
+    ----------
+    handle : Handle
+        Open. NT, KMT, NvSci and fabric handles hold no descriptor and are passed as they are.
+    call : callable
+        The native import. On success the driver owns the duplicate, or the backend has closed it.
+    user : str
+        Who consumes, for the message of a second use.
+    """
+    if not isinstance(handle, FdHandle):
+        handle._check_open()
+        return call(handle)
+    with _import_lock:
+        original = handle.fd
+        duplicate = _duplicate(original)
+        try:
+            result = call(type(handle)(duplicate, origin=handle.origin))
+        except BaseException:
+            _settle(original, duplicate)
+            raise
+        handle._consume(user)
+        os.close(original)
+        return result
+
+
+def _duplicate(fd: int) -> int:
+    for base in (_DUPLICATE_BASE, 0):
+        try:
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
+        except OSError as error:
+            if base == 0:
+                raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}).") from error
+    raise AssertionError
+
+
+def _settle(original: int, duplicate: int) -> None:
+    """After a failed import: close the duplicate if it is certainly still ours."""
+    same = same_open_file(original, duplicate)
+    if same:
+        os.close(duplicate)
+    elif same is None:
+        warnings.warn(
+            f"fd {duplicate}, lent to a driver whose import failed, is left open: nothing on this system can tell "
+            "whether the number is still ours",
+            LeakedResourceWarning,
+            stacklevel=4,
+        )
+
+
+def same_open_file(first: int, second: int) -> bool | None:
+    """Whether two descriptors are one open file; None where nothing can prove it."""
+    try:
+        there = os.fstat(second)
+    except OSError:
+        return False  # closed
+    try:
+        return bool(fcntl.fcntl(first, _F_DUPFD_QUERY, second))
+    except OSError:
+        pass  # before Linux 6.10
+    if (by_kcmp := _kcmp(first, second)) is not None:
+        return by_kcmp
+    here = os.fstat(first)
+    if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+        return False
+    # An unlinked regular file (a memfd) has an inode of its own; anonymous inodes and device nodes are shared.
+    return True if stat.S_ISREG(here.st_mode) and here.st_nlink == 0 else None
+
+
+def _kcmp(first: int, second: int) -> bool | None:
+    if _KCMP is None:
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    pid = os.getpid()
+    result = libc.syscall(_KCMP, pid, pid, _KCMP_FILE, ctypes.c_ulong(first), ctypes.c_ulong(second))
+    return None if result < 0 else bool(result == 0)
+
+
+def object_size(fd: int) -> int | None:
+    """The size of a memory object in bytes, where the system knows it (memfd, dma-buf)."""
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return os.fstat(fd).st_size
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf"):
+        return None
+    return os.lseek(fd, 0, os.SEEK_END)
+
+
+def check_size(handle: Handle, size: int) -> None:
+    """Refuse a size beyond the object: drivers accept it and fail, or crash, later."""
+    known = [("the exporter", handle.origin.size)] if handle.origin and handle.origin.size is not None else []
+    if isinstance(handle, FdHandle):
+        try:
+            real = object_size(handle.fd)
+        except OSError:
+            real = None  # no /proc, or an object that cannot seek: the driver has to tell
+        if real is not None:
+            known.append(("the system", real))
+    for who, limit in known:
+        if size > limit:
+            raise InvalidArgumentError(
+                "size", f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size."
+            )

@@ -1,0 +1,345 @@
+"""Finds backends: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
+
+The environment is read at each call that needs a backend, never at import.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from ..backend import INTERFACES, Backend
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Scope, Support, disable, promote, read_verified
+from ..errors import (
+    ArgumentTypeError,
+    BackendNotFoundError,
+    BackendUnavailableError,
+    DeviceNotFoundError,
+)
+from ..handles import DeviceIdentity
+from .device import Device
+
+GROUP = "gpuinterop.backends"
+_BACKEND_VARIABLE = "GPUINTEROP_BACKEND"
+_DISABLE_VARIABLE = "GPUINTEROP_DISABLE"
+
+_lock = threading.RLock()
+_loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
+_warned: set[str] = set()
+
+
+class LoadedBackend:
+    """A backend that works on this machine. Made by `get_backend`."""
+
+    def __init__(self, entry_point: EntryPoint, native: Backend) -> None:
+        self._entry_point = entry_point
+        self._native = native
+        self._devices: dict[int, Device] = {}
+
+    @property
+    def name(self) -> str:
+        return self._native.name
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of driver, runtime and bindings."""
+        return self._native.versions()
+
+    @property
+    def libraries(self) -> Mapping[str, str]:
+        """Paths of the native libraries."""
+        return self._native.libraries()
+
+    def devices(self) -> Sequence[Device]:
+        """Every device, in the backend's order."""
+        return [self.device(info.ordinal) for info in self._native.devices()]
+
+    def device(self, ordinal: int = 0) -> Device:
+        """One device; the same object every time.
+
+        Raises
+        ------
+        DeviceNotFoundError
+        """
+        with _lock:
+            patterns = os.environ.get(_DISABLE_VARIABLE, "")
+            device = self._devices.get(ordinal)
+            if device is None:
+                infos = {info.ordinal: info for info in self._native.devices()}
+                if ordinal not in infos:
+                    known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
+                    raise DeviceNotFoundError(f"ordinal: {self.name} has no device {ordinal!r}; devices: {known}.")
+                device = Device(self._native, infos[ordinal], self._table(ordinal, infos[ordinal].name, patterns))
+                self._devices[ordinal] = device
+            return device
+
+    def _table(self, ordinal: int, owner: str, patterns: str) -> Capabilities:
+        """The backend's word, made total, promoted by what runs have shown, less what the user turned off."""
+        said = {capability.cell: capability for capability in self._native.capabilities(ordinal)}
+        if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
+            raise BackendUnavailableError(
+                f"the backend {self.name!r} claims SUPPORTED for {', '.join(bold)}: only verified.toml can say that; "
+                "it must say UNVERIFIED."
+            )
+        cells = []
+        for cell in DOMAIN:
+            interface = INTERFACES.get(cell.operation)
+            if interface is not None and not isinstance(self._native, interface) and not _gap(said.get(cell)):
+                cells.append(_default_gap(cell, f"the backend {self.name!r} has no {interface.__name__}"))
+            elif cell in said:
+                cells.append(said[cell])
+            else:
+                cells.append(_default_gap(cell, f"the backend {self.name!r} does not declare it"))
+        package = type(self._native).__module__.partition(".")[0]
+        runs = read_verified(importlib.resources.files(package) / "verified.toml") if package in sys.modules else []
+        promoted = promote(cells, runs)
+        return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=owner)
+
+    def __repr__(self) -> str:
+        return f"<LoadedBackend {self.name!r}>"
+
+
+def _gap(capability: Capability | None) -> bool:
+    return capability is not None and not capability
+
+
+def _default_gap(cell: Cell, reason: str) -> Capability:
+    return Capability(
+        operation=cell.operation,
+        handle_type=cell.handle_type,
+        support=Support.UNSUPPORTED,
+        scope=Scope.BINDINGS,
+        reason=f"{reason}.",
+        reference="gpuinterop.backend",
+    )
+
+
+class InstalledBackend:
+    """An installed backend, which may or may not work here.
+
+    Attributes
+    ----------
+    name : str
+    distribution : str
+        Which installed distribution brings it, with its version.
+    """
+
+    def __init__(self, entry_point: EntryPoint) -> None:
+        self._entry_point = entry_point
+        self.name = entry_point.name
+        dist = entry_point.dist
+        self.distribution = f"{dist.name} {dist.version}" if dist is not None else "unknown"
+
+    @property
+    def error(self) -> BackendUnavailableError | None:
+        """Why it does not work; None when it does. Loads it."""
+        found = _load(self._entry_point)
+        return found if isinstance(found, BackendUnavailableError) else None
+
+    @property
+    def available(self) -> bool:
+        """Whether it works on this machine. Loads it."""
+        return self.error is None
+
+    def __repr__(self) -> str:
+        return f"<InstalledBackend {self.name!r} of {self.distribution}>"
+
+
+def _installed() -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for entry_point in entry_points(group=GROUP):
+        earlier = found.get(entry_point.name)
+        if earlier is not None and earlier.value != entry_point.value:
+            raise BackendUnavailableError(
+                f"two distributions install a backend named {entry_point.name!r}: {earlier.value} and "
+                f"{entry_point.value}.",
+                fix="Uninstall one of them.",
+            )
+        found[entry_point.name] = entry_point
+    return found
+
+
+def _load(entry_point: EntryPoint) -> LoadedBackend | BackendUnavailableError:
+    with _lock:
+        found = _loaded.get(entry_point.name)
+        if found is None:
+            found = _loaded[entry_point.name] = _try_load(entry_point)
+        return found
+
+
+def _try_load(entry_point: EntryPoint) -> LoadedBackend | BackendUnavailableError:
+    try:
+        cls = entry_point.load()
+    except Exception as error:  # a broken third party must not take the others down; its reason is shown
+        failure = BackendUnavailableError(f"{entry_point.value} cannot be imported: {error!r}.")
+        failure.__cause__ = error
+        return failure
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        return BackendUnavailableError(f"{entry_point.value} is no subclass of gpuinterop.backend.Backend.")
+    if getattr(cls, "name", None) != entry_point.name:
+        return BackendUnavailableError(
+            f"{entry_point.value} calls itself {getattr(cls, 'name', None)!r}, its entry point {entry_point.name!r}."
+        )
+    try:
+        return LoadedBackend(entry_point, cls())
+    except BackendUnavailableError as error:
+        return error
+    except Exception as error:
+        failure = BackendUnavailableError(f"{entry_point.name} failed to start: {error!r}.")
+        failure.__cause__ = error
+        return failure
+
+
+def backends() -> Mapping[str, InstalledBackend]:
+    """Every installed backend by name; touches no driver until one is asked whether it is available."""
+    return {name: InstalledBackend(entry_point) for name, entry_point in sorted(_installed().items())}
+
+
+def get_backend(name: str | None = None) -> LoadedBackend:
+    """A backend that works.
+
+    Parameters
+    ----------
+    name : str, optional
+        By default ``GPUINTEROP_BACKEND``; without that the one of the highest priority that works and has a device.
+
+    Raises
+    ------
+    BackendNotFoundError
+        None of that name is installed; the message lists those that are.
+    BackendUnavailableError
+        It does not work here; why, and what to install. A backend asked for by name never falls back to another.
+    """
+    if name is not None and not isinstance(name, str):
+        raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
+    source = "name"
+    if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
+        source = _BACKEND_VARIABLE
+    if name:
+        return _by_name(name, source)
+    for loaded in _by_priority():
+        if loaded._native.devices():
+            return loaded
+    raise BackendUnavailableError(
+        f"no installed backend works here: {_reasons() or 'none is installed'}",
+        fix="`gpuinterop info` says more.",
+    )
+
+
+def _by_name(name: str, source: str) -> LoadedBackend:
+    installed = _installed()
+    if name not in installed:
+        raise BackendNotFoundError(
+            f"{source}: there is no backend {name!r}; installed: {', '.join(sorted(installed)) or 'none'}."
+        )
+    found = _load(installed[name])
+    if isinstance(found, BackendUnavailableError):
+        # A new error each time: a kept one would collect the tracebacks of all who asked.
+        raise BackendUnavailableError(f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix) from (
+            found.__cause__
+        )
+    return found
+
+
+def _by_priority() -> Iterator[LoadedBackend]:
+    """Those that work, the highest priority first; says once what it fell past."""
+    for loaded in _working():
+        if loaded._native.priority < 0:
+            _warn_of_failures(loaded.name)
+        yield loaded
+
+
+def _warn_of_failures(fallback: str) -> None:
+    for name, found in _loaded.items():
+        if isinstance(found, BackendUnavailableError) and not found.absent and name not in _warned:
+            _warned.add(name)
+            warnings.warn(
+                f"falling back to the backend {fallback!r}: {name!r} is not available. {found}. "
+                f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
+def _reasons() -> str:
+    return "; ".join(f"{name}: {found}" for name, found in _loaded.items() if isinstance(found, BackendUnavailableError))
+
+
+def devices() -> Sequence[Device]:
+    """Every device of the chosen backend."""
+    return get_backend().devices()
+
+
+def device(ordinal: int = 0) -> Device:
+    """A device of the chosen backend (`get_backend`).
+
+    Raises
+    ------
+    DeviceNotFoundError, BackendNotFoundError, BackendUnavailableError
+    """
+    return get_backend().device(ordinal)
+
+
+def match_device(identity: DeviceIdentity) -> Device:
+    """The device that another API calls `identity`: by UUID, PCI bus id or LUID; a CPU matches the host backend's.
+
+    Every backend that works is looked through, in order of priority; only the chosen one where
+    ``GPUINTEROP_BACKEND`` chooses.
+
+    Raises
+    ------
+    DeviceNotFoundError
+        None is the same; the message lists those that there are.
+    """
+    if not isinstance(identity, DeviceIdentity):
+        raise ArgumentTypeError(
+            "identity", f"must be a DeviceIdentity such as gpuinterop.vulkan.identity(...) gives, not "
+            f"{type(identity).__name__}."
+        )  # fmt: skip
+    chosen = os.environ.get(_BACKEND_VARIABLE)
+    seen = []
+    for loaded in [get_backend()] if chosen else _working():
+        for candidate in loaded.devices():
+            if _same(candidate.identity, identity):
+                return candidate
+            seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}")
+    raise DeviceNotFoundError(
+        f"identity: no device is {identity.name or 'that one'} (uuid {_hex(identity.uuid)}, pci {identity.pci_bus_id}, "
+        f"luid {_hex(identity.luid)}); devices: {', '.join(seen) or 'none'}."
+    )
+
+
+def _working() -> list[LoadedBackend]:
+    working = [found for entry in _installed().values() if isinstance(found := _load(entry), LoadedBackend)]
+    return sorted(working, key=lambda loaded: -loaded._native.priority)
+
+
+def _hex(mark: bytes | None) -> str:
+    return mark.hex() if mark else "unknown"
+
+
+def _same(mine: DeviceIdentity, theirs: DeviceIdentity) -> bool:
+    """Proof of identity: both are CPUs, or a mark that both have is equal and none differs."""
+    if mine.is_cpu or theirs.is_cpu:
+        return mine.is_cpu and theirs.is_cpu
+    if mine.conflicts(theirs):
+        return False
+    pairs = ((mine.uuid, theirs.uuid), (mine.pci_bus_id, theirs.pci_bus_id), (mine.luid, theirs.luid))
+    return any(left is not None and left == right for left, right in pairs)
+
+
+__all__ = [
+    "GROUP",
+    "InstalledBackend",
+    "LoadedBackend",
+    "backends",
+    "device",
+    "devices",
+    "get_backend",
+    "match_device",
+]

@@ -1,0 +1,351 @@
+"""External semaphores and batches of them.
+
+`wait` and `signal` are the hot path: the driver call and little else. What can be decided at import is decided there
+(capability, kind, the batch of one); what is left is one check that the objects fit together.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from ..backend import HostSemaphoreBackend
+from ..capabilities import Capability, Operation
+from ..errors import (
+    ArgumentTypeError,
+    InvalidArgumentError,
+    ResourceBusyError,
+    SemaphoreTimeoutError,
+    UnsupportedError,
+)
+from ..handles import AnySemaphoreHandle, Binary, Fence, Keyed, SciSync, SemaphoreHandle, Timeline
+from .resource import Resource, Retirement
+from .stream import Stream, check_stream, check_timeout
+
+if TYPE_CHECKING:
+    from ..backend import Native
+    from .device import Device
+
+K = TypeVar("K")
+
+_MAX_VALUE = 2**64 - 1
+_VALUE_NAMES: dict[type, str] = {Timeline: "a value", Fence: "a value", Keyed: "a key", SciSync: "the address of a fence"}
+
+
+class ExternalSemaphore(Resource, Generic[K]):
+    """A semaphore that another API or process shares. Made by `Device.import_semaphore` or `create_semaphore`.
+
+    `K` is its kind: ``Binary`` calls take no value, ``Timeline`` and ``Fence`` calls one, ``Keyed`` calls a key,
+    ``SciSync`` calls the address of an ``NvSciSyncFence``.
+
+    `close()` leaves pending waits pending, as every GPU driver does; ``close(timeout=...)`` gives them that long and
+    then cancels them where the driver can (the host backend: the stream fails with `ResourceClosedError`).
+    """
+
+    _noun = "ExternalSemaphore"
+
+    def __init__(
+        self,
+        device: Device,
+        native: Native,
+        handle_type: type[SemaphoreHandle[K]],
+        *,
+        exportable: bool = False,
+        keepalive: object = None,
+    ) -> None:
+        super().__init__(device._reclaimer)
+        self._label = f"{handle_type.type_name} semaphore #{Resource._serial}"
+        self._device = device
+        self._backend = device._backend
+        self._native = native
+        self._exportable = exportable
+        self._keepalive = keepalive
+        self.handle_type = handle_type
+        self.kind: type = handle_type.kind
+        self._batch = device._backend.prepare([native])
+        self._takes_value = self.kind is not Binary
+        self._grows = self.kind is Timeline
+        self._cannot_signal = _gap(device, Operation.SIGNAL_SEMAPHORE, handle_type)
+        self._cannot_wait = _gap(device, Operation.WAIT_SEMAPHORE, handle_type)
+        self._cannot_time_out = _gap(device, Operation.WAIT_TIMEOUT, handle_type)
+        # The streams that used it, with the last value signalled on each; the release waits for them.
+        self._streams: dict[Stream, int] = {}
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    # -- on a stream -------------------------------------------------------------------------------------------
+
+    @overload
+    def wait(self: ExternalSemaphore[Binary], stream: Stream, *, timeout: float | None = None) -> None: ...
+    @overload
+    def wait(
+        self: ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed]
+        | ExternalSemaphore[SciSync],
+        stream: Stream,
+        value: int,
+        *,
+        timeout: float | None = None,
+    ) -> None: ...  # fmt: skip
+    def wait(self, stream: Stream, value: int | None = None, *, timeout: float | None = None) -> None:
+        """Enqueue: what follows on `stream` runs after the semaphore is signalled. Returns at once.
+
+        ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``
+
+        Parameters
+        ----------
+        stream : Stream
+            Of the same device.
+        value : int
+            Timeline, fence: wait until the counter is at least this. Keyed mutex: the key to acquire with. None for
+            a binary semaphore, whose signal the wait consumes.
+        timeout : float, optional
+            Seconds; only where the driver has it (`Operation.WAIT_TIMEOUT`: keyed mutexes, the host backend). On
+            expiry the stream fails with `SemaphoreTimeoutError`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A value for a binary semaphore, none for another, one below 0, or a stream of another device.
+        UnsupportedError
+            The device cannot wait for this kind, or not with a time-out.
+        """
+        if value is None and not self._takes_value and timeout is None:
+            number = 0
+        else:
+            number = self._check_value(value)
+        if (
+            self._closed
+            or self._cannot_wait is not None
+            or type(stream) is not Stream
+            or stream._device is not self._device
+            or stream._closed
+        ):
+            self._refuse(stream, self._cannot_wait)
+        milliseconds = None if timeout is None else self._milliseconds(timeout)
+        self._backend.wait(self._batch, stream._native, (number,), milliseconds)
+        stream._waits.append((self._label, value))
+        if stream not in self._streams:
+            self._streams[stream] = -1
+
+    @overload
+    def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
+    @overload
+    def signal(
+        self: ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed]
+        | ExternalSemaphore[SciSync],
+        stream: Stream,
+        value: int,
+    ) -> None: ...  # fmt: skip
+    def signal(self, stream: Stream, value: int | None = None) -> None:
+        """Enqueue: signal the semaphore when the work before it on `stream` is done. Returns at once.
+
+        ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``
+
+        Parameters
+        ----------
+        stream : Stream
+            Of the same device.
+        value : int
+            Timeline, fence: the counter's new value; a timeline only grows. Keyed mutex: the key to release with.
+            None for a binary semaphore.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A value for a binary semaphore, none for another, a timeline that would not grow on this stream (drivers
+            accept that, and later waits never return), or a stream of another device.
+        UnsupportedError
+            The device cannot signal this kind.
+        """
+        number = 0 if value is None and not self._takes_value else self._check_value(value)
+        if (
+            self._closed
+            or self._cannot_signal is not None
+            or type(stream) is not Stream
+            or stream._device is not self._device
+            or stream._closed
+        ):
+            self._refuse(stream, self._cannot_signal)
+        if self._grows and number <= (last := self._streams.get(stream, -1)):
+            raise InvalidArgumentError(
+                "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
+            )
+        self._backend.signal(self._batch, stream._native, (number,))
+        self._streams[stream] = number
+
+    # -- on the calling thread -----------------------------------------------------------------------------------
+
+    def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
+        """Block the calling thread until the semaphore is signalled; no stream is involved.
+
+        Raises
+        ------
+        UnsupportedError
+            The backend's semaphores cannot be waited for without a stream.
+        SemaphoreTimeoutError
+            `timeout` seconds passed.
+        """
+        number = self._check_value(value)
+        self._check_open()
+        if not self._host_backend().host_wait(self._native, number, check_timeout(timeout)):
+            raise SemaphoreTimeoutError(
+                f"{self._label} was not signalled{f' to {value}' if self._takes_value else ''} in {timeout:g} s; "
+                "is the other side alive?"
+            )
+
+    def host_signal(self, value: int | None = None) -> None:
+        """Signal from the calling thread, at once; no stream is involved.
+
+        Raises
+        ------
+        UnsupportedError
+            The backend's semaphores cannot be signalled without a stream.
+        """
+        number = self._check_value(value)
+        self._check_open()
+        self._host_backend().host_signal(self._native, number)
+
+    def export(self) -> SemaphoreHandle[K]:
+        """A new handle that the caller owns; only of semaphores made by `Device.create_semaphore`."""
+        self._check_open()
+        if not self._exportable:
+            raise InvalidArgumentError(
+                "semaphore",
+                f"{self._label} was imported; duplicate() the handle before the import, or create the semaphore here.",
+            )
+        return self._host_backend().export_semaphore(self._native)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use at once; see the class for pending waits, and `Resource.close` for `timeout`."""
+        try:
+            super().close(timeout)
+        except ResourceBusyError:
+            self._backend.abandon_semaphore(self._native)
+            raise
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _host_backend(self) -> HostSemaphoreBackend:
+        if not isinstance(self._backend, HostSemaphoreBackend):
+            found = self._device.capabilities.of((Operation.CREATE_SEMAPHORE, self.handle_type))
+            raise UnsupportedError(found, context=f"{self._device.name}, without a stream")
+        return self._backend
+
+    def _check_value(self, value: int | None) -> int:
+        if not self._takes_value:
+            if value is not None:
+                raise InvalidArgumentError(
+                    "value", f"a binary semaphore takes none, not {value!r}; is the handle a timeline's (TimelineFd)?"
+                )
+            return 0
+        if value is None:
+            raise InvalidArgumentError(
+                "value",
+                f"a {self.kind.__name__.lower()} semaphore wants {_VALUE_NAMES[self.kind]}; "
+                "is the handle a binary one's (OpaqueFd)?",
+            )
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise ArgumentTypeError("value", f"must be an int, not {type(value).__name__}.") from None
+        if not 0 <= number <= _MAX_VALUE:
+            raise InvalidArgumentError("value", f"must be 0 to 2**64 - 1, not {number}.")
+        return number
+
+    def _milliseconds(self, timeout: float) -> int:
+        seconds = check_timeout(timeout)
+        assert seconds is not None
+        if self._cannot_time_out is not None:
+            raise UnsupportedError(self._cannot_time_out, context=self._device.name)
+        return max(0, round(seconds * 1000))
+
+    def _refuse(self, stream: object, gap: Capability | None) -> None:
+        self._check_open()
+        if gap is not None:
+            raise UnsupportedError(gap, context=self._device.name)
+        check_stream(self._device, stream)
+
+    def _make_retirement(self, after: list[Retirement]) -> Retirement:
+        backend, native = self._backend, self._native
+        return Retirement(
+            self._label,
+            lambda: backend.destroy_semaphore(native),
+            streams=list(self._streams),
+            after=[*after, *self._reclaimer.retiring_streams()],
+        )
+
+
+def _gap(device: Device, operation: Operation, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
+    found = device.capabilities.of((operation, handle_type))
+    return None if found else found
+
+
+class SemaphoreBatch:
+    """Several semaphores of one device in one driver call.
+
+    Parameters
+    ----------
+    *semaphores : ExternalSemaphore
+        They stay their owners': the batch has nothing to close.
+    """
+
+    def __init__(self, *semaphores: ExternalSemaphore[Any]) -> None:
+        if not semaphores:
+            raise InvalidArgumentError("semaphores", "a batch has one or more.")
+        for semaphore in semaphores:
+            if not isinstance(semaphore, ExternalSemaphore):
+                raise ArgumentTypeError("semaphores", f"a {type(semaphore).__name__} is no ExternalSemaphore.")
+            semaphore._check_open()
+            if semaphore._device is not semaphores[0]._device:
+                raise InvalidArgumentError("semaphores", "belong to different devices; make a batch for each.")
+        if len(set(map(id, semaphores))) != len(semaphores):
+            raise InvalidArgumentError("semaphores", "one of them is given twice.")
+        self._semaphores = semaphores
+        self._device = semaphores[0]._device
+        self._backend = self._device._backend
+        self._batch = self._backend.prepare([semaphore._native for semaphore in semaphores])
+
+    def wait(
+        self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Wait for all; `values` in the order of the constructor, None where one is binary."""
+        numbers = self._check(stream, values, Operation.WAIT_SEMAPHORE)
+        milliseconds = None
+        if timeout is not None:
+            milliseconds = min(semaphore._milliseconds(timeout) for semaphore in self._semaphores)
+        self._backend.wait(self._batch, stream._native, numbers, milliseconds)
+        for semaphore, number in zip(self._semaphores, numbers, strict=True):
+            stream._waits.append((semaphore._label, number if semaphore._takes_value else None))
+            semaphore._streams.setdefault(stream, -1)
+
+    def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
+        """Signal all; `values` in the order of the constructor, None where one is binary.
+
+        Nothing is signalled when one value is refused.
+        """
+        numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
+        for semaphore, number in zip(self._semaphores, numbers, strict=True):
+            if semaphore._grows and number <= (last := semaphore._streams.get(stream, -1)):
+                raise InvalidArgumentError(
+                    "values", f"{number} after {last} on the same stream for {semaphore._label}: a timeline only grows."
+                )
+        self._backend.signal(self._batch, stream._native, numbers)
+        for semaphore, number in zip(self._semaphores, numbers, strict=True):
+            semaphore._streams[stream] = number
+
+    def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:
+        given = [None] * len(self._semaphores) if values is None else list(values)
+        if len(given) != len(self._semaphores):
+            raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
+        check_stream(self._device, stream)
+        numbers = []
+        for semaphore, value in zip(self._semaphores, given, strict=True):
+            semaphore._check_open()
+            gap = semaphore._cannot_wait if operation is Operation.WAIT_SEMAPHORE else semaphore._cannot_signal
+            if gap is not None:
+                raise UnsupportedError(gap, context=self._device.name)
+            numbers.append(semaphore._check_value(value))
+        return numbers

@@ -1,0 +1,279 @@
+"""Streams, events, and taking over other libraries' streams."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import (
+    ArgumentTypeError,
+    GpuInteropError,
+    InvalidArgumentError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+)
+from .resource import Resource, Retirement, StreamRetirement
+
+if TYPE_CHECKING:
+    from ..backend import Native
+    from .device import Device
+
+_DEFAULT_STREAM = 0
+_POLL_S = 0.0005  # how often an awaited event is looked at
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise ArgumentTypeError("timeout", f"must be seconds or None, not {type(timeout).__name__}.")
+    if not timeout >= 0:
+        raise InvalidArgumentError("timeout", f"must be 0 or more seconds, not {timeout!r}.")
+    return float(timeout)
+
+
+class Stream(Resource):
+    """Work that the device does in order. Made by `Device.create_stream` and `Device.wrap_stream`.
+
+    A stream of `create_stream` is ours: `close()` lets its work finish and then destroys it. A stream of
+    `wrap_stream` stays its owner's.
+    """
+
+    _noun = "Stream"
+
+    def __init__(self, device: Device, native: Native, *, owned: bool, keepalive: object = None) -> None:
+        super().__init__(device._reclaimer)
+        self._device = device
+        self._backend = device._backend
+        self._native = native
+        self._owned = owned
+        self._warns = owned  # type: ignore[misc]  # a wrapped stream owns nothing that could leak
+        self._keepalive = keepalive
+        self._ptr = device._backend.stream_pointer(native)
+        # The latest semaphore waits since the stream was last seen idle, for the message of a time-out. Labels, not
+        # semaphores: remembering must not keep anything alive.
+        self._waits: deque[tuple[str, int | None]] = deque(maxlen=16)
+        # Host memory of copies still to run, with the event behind each: the caller may drop an array at once.
+        self._kept: deque[tuple[Native, object]] = deque()
+        device._reclaimer.add_stream(self)
+
+    # -- public ------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def ptr(self) -> int:
+        """The native stream (``CUstream`` / ``hipStream_t``) as an integer."""
+        self._check_open()
+        return self._ptr
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The CUDA stream protocol: (version, stream). Only on devices whose streams are CUDA streams."""
+        if self._device.info.array_interface != "__cuda_array_interface__":
+            raise InvalidArgumentError("stream", f"{self._device.name} has no CUDA streams.")
+        return (0, self.ptr)
+
+    def query(self) -> bool:
+        """Whether all work enqueued so far is done; never blocks.
+
+        Raises
+        ------
+        GpuInteropError
+            An operation on the stream has failed.
+        """
+        self._check_open()
+        event = self._backend.record(self._native)
+        try:
+            done = self._backend.is_done(event)
+        finally:
+            self._backend.destroy_event(event)
+        if done:
+            self._waits.clear()
+        return done
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until the stream is idle.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds.
+
+        Raises
+        ------
+        SemaphoreTimeoutError
+            `timeout` passed; the message names the semaphores and values that the stream still waits for. The stream
+            goes on.
+        GpuInteropError
+            An operation on the stream has failed. On the host backend what came after it was not run, and the
+            stream stays failed.
+        """
+        timeout = check_timeout(timeout)
+        self._check_open()
+        if timeout is None and not self._backend.holds_gil:
+            self._backend.synchronize(self._native)
+        else:
+            event = self._backend.record(self._native)
+            try:
+                if not self._backend.wait_done(event, timeout):
+                    raise SemaphoreTimeoutError(f"{self._label} is not idle after {timeout:g} s{self.waiting_for()}.")
+            finally:
+                self._backend.destroy_event(event)
+        self._waits.clear()
+        self._drop_kept()
+        self._reclaimer.drain()
+
+    def waiting_for(self) -> str:
+        """The waits that may still be pending, for messages; empty when there are none."""
+        if not self._waits:
+            return ""
+        return "; it may be waiting for " + ", ".join(
+            label if value is None else f"{label} to reach {value}" for label, value in self._waits
+        )
+
+    def wait_stream(self, other: Stream) -> None:
+        """Order what follows here behind what `other` has been given so far."""
+        self._check_open()
+        if not isinstance(other, Stream):
+            raise ArgumentTypeError("other", f"must be a gpuinterop Stream, not {type(other).__name__}.")
+        other._check_open()
+        if other is self:
+            return
+        if other._backend is not self._backend:
+            raise InvalidArgumentError(
+                "other", "belongs to another backend; synchronize it, or share a semaphore between the two."
+            )
+        event = self._backend.record(other._native)
+        try:
+            self._backend.wait_event(self._native, event)
+        finally:
+            self._backend.destroy_event(event)
+        self._waits.extend(other._waits)
+
+    def record(self) -> Event:
+        """An event that is done when everything enqueued so far is."""
+        self._check_open()
+        return Event(self, self._backend.record(self._native))
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def keep_until_done(self, thing: object) -> None:
+        """Keep `thing` alive until the work enqueued so far is done."""
+        self._drop_kept()
+        self._kept.append((self._backend.record(self._native), thing))
+
+    def _drop_kept(self) -> None:
+        while self._kept:
+            try:
+                if not self._backend.is_done(self._kept[0][0]):
+                    return
+            except GpuInteropError:
+                pass  # the stream failed: what is left on it never runs
+            self._backend.destroy_event(self._kept.popleft()[0])
+
+    def _native_if_alive(self) -> Native | None:
+        """For recording events behind work: a closed stream is covered by its own retirement."""
+        return None if self._closed else self._native
+
+    def _make_retirement(self, after: list[Retirement]) -> Retirement | None:
+        if not self._owned and not self._kept:
+            return None
+        backend, native, owned = self._backend, self._native, self._owned
+        kept = self._kept
+
+        def release() -> None:
+            while kept:
+                backend.destroy_event(kept.popleft()[0])
+            if owned:
+                backend.destroy_stream(native)
+
+        retirement = StreamRetirement(self._label, release, streams=(), after=after)
+        retirement._events = [backend.record(native)]
+        return retirement
+
+
+class Event:
+    """A point in a stream's work. Made by `Stream.record`; freed when dropped."""
+
+    def __init__(self, stream: Stream, native: Native) -> None:
+        self._stream = stream
+        self._native = native
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream got there; never blocks. Raises the stream's failure, if it failed before."""
+        return self._stream._backend.is_done(self._native)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block the calling thread until the stream got there.
+
+        Raises
+        ------
+        SemaphoreTimeoutError
+            `timeout` seconds passed.
+        """
+        timeout = check_timeout(timeout)
+        if not self._stream._backend.wait_done(self._native, timeout):
+            raise SemaphoreTimeoutError(
+                f"{self._stream._label} did not reach the event in {timeout:g} s{self._stream.waiting_for()}."
+            )
+
+    def __await__(self) -> Generator[Any, None, None]:
+        while not self.done:
+            yield from asyncio.sleep(_POLL_S).__await__()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._stream._backend.destroy_event(self._native)
+
+
+def foreign_pointer(stream: object) -> tuple[int, object]:
+    """The native pointer of another library's stream, and what must stay alive with it.
+
+    Understands an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``) and CuPy (``ptr``). torch's CPU
+    stream, which has no work of its own, is the calling thread: pointer 0.
+    """
+    if isinstance(stream, bool) or stream is None:
+        raise ArgumentTypeError("stream", f"must be a stream, not {stream!r}; 0 is the device's default stream.")
+    if isinstance(stream, int):
+        if stream < 0:
+            raise InvalidArgumentError("stream", f"{stream} is no stream pointer.")
+        return stream, None
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        pair = protocol() if callable(protocol) else protocol
+        if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] == 0):
+            raise InvalidArgumentError("stream", f"__cuda_stream__ gave {pair!r}; only version 0 is known.")
+        return int(pair[1]), stream
+    for attribute in ("cuda_stream", "ptr"):
+        pointer = getattr(stream, attribute, None)
+        if isinstance(pointer, int):
+            return pointer, stream
+    if type(stream).__module__ == "torch.cpu" and type(stream).__name__ == "Stream":
+        return _DEFAULT_STREAM, stream
+    raise ArgumentTypeError(
+        "stream",
+        f"a {type(stream).__name__} is no stream: pass an int, an object with __cuda_stream__, or a stream of torch or "
+        "CuPy.",
+    )
+
+
+def check_stream(device: Device, stream: object) -> Stream:
+    """`stream` if it can be used on `device`; otherwise the error that says why not."""
+    if not isinstance(stream, Stream):
+        raise ArgumentTypeError(
+            "stream",
+            f"must be a gpuinterop Stream, not {type(stream).__name__}; use device.wrap_stream(stream).",
+        )
+    if stream._closed:
+        raise ResourceClosedError(f"{stream._label} is closed; make a new one with device.create_stream().")
+    if stream._device is not device:
+        raise InvalidArgumentError(
+            "stream", f"belongs to {stream._device.name}, the object to {device.name}; use a stream of that device."
+        )
+    return stream

@@ -1,0 +1,344 @@
+"""All that a backend implements, and all that it may import besides errors, handles and capabilities.
+
+The core has checked capability, arguments, ownership and lifetime; a backend translates and calls. It raises
+`BackendUnavailableError` (from ``__init__`` only) and `DriverError`. Any thread may call, several at once; a backend
+makes its device current where the driver wants that.
+
+A handle passed in is a duplicate made for the call: on success the driver has it, or the backend has closed it; on an
+exception the backend leaves it alone, and the core settles who owns the number. A handle returned is the caller's and
+owns its descriptor (:meth:`FdHandle.adopt`).
+
+An interface that a backend does not inherit becomes a gap by itself, with the interface's name as the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from .capabilities import Capability, Operation
+from .handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, DeviceIdentity, MemoryHandle
+
+__all__ = [
+    "Address",
+    "AllocationBackend",
+    "ArrayBackend",
+    "Backend",
+    "DeviceInfo",
+    "GraphBackend",
+    "HostSemaphoreBackend",
+    "INTERFACES",
+    "MulticastBackend",
+    "Native",
+    "StreamMemoryBackend",
+]
+
+Native: TypeAlias = Any  # opaque to the core; `Any` lets a backend narrow it under mypy --strict
+Address: TypeAlias = int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """One device as its backend sees it.
+
+    Attributes
+    ----------
+    ordinal : int
+    name : str
+    uuid : bytes, optional
+        16 bytes that equal Vulkan's ``deviceUUID``; None where the vendor's own differs (HIP).
+    pci_bus_id : str, optional
+        ``dddd:bb:dd.f``, lower case.
+    luid : bytes, optional
+        8 bytes, Windows only.
+    is_cpu : bool
+        Matches Vulkan's CPU devices.
+    dlpack : tuple of int
+        DLPack's ``(DLDeviceType, device id)`` of a mapped buffer.
+    array_interface : str
+        The attribute under which a view offers itself: ``__array_interface__`` or ``__cuda_array_interface__``.
+    """
+
+    ordinal: int
+    name: str
+    uuid: bytes | None = None
+    pci_bus_id: str | None = None
+    luid: bytes | None = None
+    is_cpu: bool = False
+    dlpack: tuple[int, int]
+    array_interface: str
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        return DeviceIdentity(
+            name=self.name, uuid=self.uuid, luid=self.luid, pci_bus_id=self.pci_bus_id, is_cpu=self.is_cpu
+        )
+
+
+class Backend(ABC):
+    """The calls every backend has: streams, events, copies, external memory, external semaphores."""
+
+    name: ClassVar[str]
+    """As in ``GPUINTEROP_BACKEND``."""
+    priority: ClassVar[int] = 0
+    """The highest that works is chosen when nobody asks for one; the host backend has -1."""
+    holds_gil: bool = False
+    """Blocking calls keep the GIL: the core then polls `is_done` and never calls `synchronize`."""
+    pageable_copies_block: ClassVar[bool] = True
+    """`copy` from or to pageable host memory blocks the caller until the stream gets there (CUDA, HIP): behind a
+    pending wait that deadlocks, and the core refuses it."""
+
+    @abstractmethod
+    def __init__(self) -> None:
+        """Load the driver, or raise `BackendUnavailableError` saying why not. Creates no context."""
+
+    @abstractmethod
+    def versions(self) -> Mapping[str, str]:
+        """Versions of driver, runtime and bindings by name."""
+
+    def libraries(self) -> Mapping[str, str]:
+        """Paths of the native libraries in use by name."""
+        return {}
+
+    @abstractmethod
+    def devices(self) -> Sequence[DeviceInfo]: ...
+
+    @abstractmethod
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        """What the device can do: UNVERIFIED where the vendor says yes, UNSUPPORTED with a reason where not.
+
+        Never SUPPORTED: the core promotes what ``verified.toml`` has shown. Cells that are not named, and cells of an
+        interface that is not inherited, become gaps. Creates no context.
+        """
+
+    @abstractmethod
+    def open_device(self, ordinal: int) -> Native:
+        """Called once a device and process; never closed."""
+
+    # -- streams and events --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def create_stream(self, device: Native) -> Native:
+        """A stream of its own that does not block on the default one."""
+
+    @abstractmethod
+    def adopt_stream(self, device: Native, pointer: int) -> Native:
+        """Wrap a stream that somebody else owns. 0 is the device's default stream."""
+
+    @abstractmethod
+    def stream_pointer(self, stream: Native) -> int:
+        """The number by which others know the stream."""
+
+    @abstractmethod
+    def destroy_stream(self, stream: Native) -> None:
+        """Only for created streams, never for adopted ones."""
+
+    @abstractmethod
+    def synchronize(self, stream: Native) -> None:
+        """Block until the stream is idle; raise its failure, if it has failed."""
+
+    @abstractmethod
+    def wait_event(self, stream: Native, event: Native) -> None:
+        """Enqueue: what follows on `stream` runs after `event`."""
+
+    @abstractmethod
+    def record(self, stream: Native) -> Native:
+        """Enqueue an event."""
+
+    @abstractmethod
+    def is_done(self, event: Native) -> bool:
+        """Never blocks; raises the failure of the stream when that has failed before the event."""
+
+    @abstractmethod
+    def destroy_event(self, event: Native) -> None: ...
+
+    def wait_done(self, event: Native, timeout: float | None) -> bool:
+        """Block the calling thread, GIL released, until the event is done; False when `timeout` seconds passed.
+
+        The default polls `is_done`, 20 us apart at first and 1 ms later on: no vendor has a wait with a time-out.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 20e-6
+        while not self.is_done(event):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+        return True
+
+    @abstractmethod
+    def copy(self, stream: Native, target: Address, source: Address, size: int) -> None:
+        """Enqueue a copy of `size` bytes between any two addresses (device, pinned or pageable)."""
+
+    @abstractmethod
+    def fill(self, stream: Native, target: Address, byte: int, size: int) -> None: ...
+
+    # -- external memory -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def import_memory(self, device: Native, handle: MemoryHandle, *, size: int, dedicated: bool) -> Native: ...
+
+    @abstractmethod
+    def map_buffer(self, memory: Native, *, offset: int, size: int) -> tuple[Native, Address]:
+        """Returns the mapping and the address of its first byte."""
+
+    @abstractmethod
+    def unmap_buffer(self, mapping: Native) -> None: ...
+
+    @abstractmethod
+    def destroy_memory(self, memory: Native) -> None:
+        """Called after every mapping was unmapped."""
+
+    # -- external semaphores -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def import_semaphore(self, device: Native, handle: AnySemaphoreHandle) -> Native: ...
+
+    @abstractmethod
+    def prepare(self, semaphores: Sequence[Native]) -> Native:
+        """A batch for `signal` and `wait`; its parameter structs are pooled, never shared by two threads."""
+
+    # values: timeline or fence value, mutex key, NvSciSyncFence address; 0 for binary
+    @abstractmethod
+    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+        """Enqueue; `timeout_ms` is None wherever WAIT_TIMEOUT is not usable."""
+
+    @abstractmethod
+    def destroy_semaphore(self, semaphore: Native) -> None: ...
+
+    def abandon_semaphore(self, semaphore: Native) -> None:  # noqa: B027 - a driver whose waits cannot be cancelled
+        """Cancel pending waits, where the driver can: ``close(timeout=...)`` has expired. Default: nothing."""
+
+
+class ArrayBackend(Backend):
+    """Mipmapped arrays."""
+
+    @abstractmethod
+    def map_array(self, memory: Native, layout: ArrayLayout) -> Native: ...
+
+    @abstractmethod
+    def copy_level(
+        self, stream: Native, array: Native, level: int, address: Address, size: int, *, to_array: bool
+    ) -> None:
+        """Enqueue a copy between a level (all its layers, tightly packed) and `size` bytes at `address`."""
+
+    @abstractmethod
+    def destroy_array(self, array: Native) -> None: ...
+
+
+class HostSemaphoreBackend(Backend):
+    """Semaphores made here, exported, and waited for by the calling thread instead of a stream."""
+
+    @abstractmethod
+    def create_semaphore(self, device: Native, handle_type: type[AnySemaphoreHandle]) -> Native: ...
+
+    @abstractmethod
+    def export_semaphore(self, semaphore: Native) -> AnySemaphoreHandle:
+        """A new handle that the caller owns."""
+
+    @abstractmethod
+    def host_signal(self, semaphore: Native, value: int) -> None: ...
+
+    @abstractmethod
+    def host_wait(self, semaphore: Native, value: int, timeout: float | None) -> bool:
+        """Block the calling thread, GIL released; False when `timeout` seconds passed."""
+
+
+class AllocationBackend(Backend):
+    """Memory allocated here that other processes and APIs can import."""
+
+    @abstractmethod
+    def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> int:
+        """Sizes are multiples of this, in bytes."""
+
+    @abstractmethod
+    def allocate(self, device: Native, size: int, handle_type: type[AllocationHandle]) -> Native: ...
+
+    @abstractmethod
+    def export_allocation(self, allocation: Native) -> AllocationHandle: ...
+
+    @abstractmethod
+    def import_allocation(self, device: Native, handle: AllocationHandle, *, size: int) -> Native: ...
+
+    @abstractmethod
+    def map_allocation(self, allocation: Native, devices: Sequence[Native]) -> tuple[Native, Address]: ...
+
+    @abstractmethod
+    def unmap_allocation(self, mapping: Native) -> None: ...
+
+    @abstractmethod
+    def release_allocation(self, allocation: Native) -> None: ...
+
+
+class StreamMemoryBackend(Backend):
+    """64-bit words that streams write and wait for; the bridge stands on it."""
+
+    @abstractmethod
+    def pin(self, device: Native, address: Address, size: int) -> Address:
+        """Make host memory usable by streams; returns the address that they use."""
+
+    @abstractmethod
+    def unpin(self, address: Address) -> None: ...
+
+    @abstractmethod
+    def write_value(self, stream: Native, word: Address, value: int) -> None: ...
+
+    @abstractmethod
+    def wait_value(self, stream: Native, word: Address, value: int) -> None:
+        """Wait until the word is `value` or more."""
+
+
+class GraphBackend(Backend):
+    """Signals and waits captured into graphs, with values set anew for each launch."""
+
+    @abstractmethod
+    def is_capturing(self, stream: Native) -> bool: ...
+
+    @abstractmethod
+    def semaphore_nodes(self, graph: int) -> Sequence[Native]: ...
+
+    @abstractmethod
+    def set_node(self, executable: int, node: Native, batch: Native, values: Sequence[int]) -> None: ...
+
+
+class MulticastBackend(AllocationBackend):
+    """Multicast objects; a group exports, maps and releases as an allocation."""
+
+    @abstractmethod
+    def multicast_granularity(self, devices: int, size: int) -> tuple[int, int]:
+        """(minimum, recommended), in bytes."""
+
+    @abstractmethod
+    def create_multicast(self, devices: int, size: int, handle_type: type[AllocationHandle]) -> Native: ...
+
+    @abstractmethod
+    def add_device(self, group: Native, device: Native) -> None: ...
+
+    @abstractmethod
+    def bind_memory(self, group: Native, offset: int, allocation: Native, start: int, size: int) -> None: ...
+
+    @abstractmethod
+    def bind_address(self, group: Native, device: Native, offset: int, address: Address, size: int) -> None: ...
+
+    @abstractmethod
+    def unbind(self, group: Native, device: Native, offset: int, size: int) -> None: ...
+
+
+INTERFACES: Mapping[Operation, type[Backend]] = {
+    Operation.MAP_MIPMAPPED_ARRAY: ArrayBackend,
+    Operation.CREATE_SEMAPHORE: HostSemaphoreBackend,
+    Operation.EXPORT_ALLOCATION: AllocationBackend,
+    Operation.IMPORT_ALLOCATION: AllocationBackend,
+    Operation.CREATE_MULTICAST: MulticastBackend,
+    Operation.EXPORT_MULTICAST: MulticastBackend,
+    Operation.IMPORT_MULTICAST: MulticastBackend,
+    Operation.STREAM_MEMORY_OPS: StreamMemoryBackend,
+    Operation.GRAPH_CAPTURE: GraphBackend,
+}
+"""Which optional interface an operation needs."""

@@ -1,0 +1,359 @@
+"""What a device can do, cell by cell: (operation, handle type) -> capability, with the reason for every gap."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TypeAlias
+
+from . import handles as _h
+from .errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+__all__ = ["DOMAIN", "Capabilities", "Capability", "Cell", "Operation", "Scope", "Support", "VerifiedRun"]
+
+HandleType: TypeAlias = type[_h.Handle]
+
+
+class Operation(Enum):
+    """What can be asked of a device. The value is the name in tables, in JSON and in ``GPUINTEROP_DISABLE``."""
+
+    IMPORT_MEMORY = "import_memory"
+    MAP_BUFFER = "map_buffer"
+    MAP_MIPMAPPED_ARRAY = "map_mipmapped_array"
+    IMPORT_SEMAPHORE = "import_semaphore"
+    SIGNAL_SEMAPHORE = "signal_semaphore"
+    WAIT_SEMAPHORE = "wait_semaphore"
+    WAIT_TIMEOUT = "wait_timeout"
+    IMPORT_BY_NAME = "import_by_name"
+    CREATE_SEMAPHORE = "create_semaphore"
+    EXPORT_ALLOCATION = "export_allocation"
+    IMPORT_ALLOCATION = "import_allocation"
+    CREATE_MULTICAST = "create_multicast"
+    EXPORT_MULTICAST = "export_multicast"
+    IMPORT_MULTICAST = "import_multicast"
+    STREAM_MEMORY_OPS = "stream_memory_ops"
+    GRAPH_CAPTURE = "graph_capture"
+
+
+class Support(Enum):
+    """How far a cell can be relied on."""
+
+    SUPPORTED = "supported"
+    """A dated run on real hardware stands in the backend's ``verified.toml``."""
+    UNVERIFIED = "unverified"
+    """The vendor says yes, nobody has shown it here. Usable."""
+    UNSUPPORTED = "unsupported"
+    """Refused before the driver is called."""
+    DISABLED = "disabled"
+    """Turned off with ``GPUINTEROP_DISABLE``."""
+
+
+class Scope(Enum):
+    """What a gap hangs on: change that, and the answer may change."""
+
+    BINDINGS = "bindings"
+    RUNTIME = "runtime"
+    DRIVER = "driver"
+    DEVICE = "device"
+    PLATFORM = "platform"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of the table: an operation and, where it takes one, a handle type."""
+
+    operation: Operation
+    handle_type: HandleType | None = None
+
+    def __str__(self) -> str:
+        name = self.operation.value
+        return f"{name}:{self.handle_type.type_name}" if self.handle_type else name
+
+    @classmethod
+    def parse(cls, text: str) -> Cell:
+        """Read back what ``str`` wrote, e.g. ``import_memory:opaque_fd``."""
+        for cell in DOMAIN:
+            if str(cell) == text:
+                return cell
+        raise InvalidArgumentError("cell", f"{text!r} is no cell of gpuinterop.capabilities.DOMAIN.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """What is known of one cell on one device.
+
+    Attributes
+    ----------
+    operation, handle_type
+        The cell.
+    support : Support
+        Usable when ``SUPPORTED`` or ``UNVERIFIED``.
+    scope : Scope, optional
+        What a gap hangs on.
+    reason, reference, workaround : str
+        Why; where that is written or measured; what to do instead. Everything but SUPPORTED has scope, reason and
+        reference.
+    """
+
+    operation: Operation
+    handle_type: HandleType | None = None
+    support: Support
+    scope: Scope | None = None
+    reason: str = ""
+    reference: str = ""
+    workaround: str = ""
+
+    def __post_init__(self) -> None:
+        if self.support is not Support.SUPPORTED and not (self.scope and self.reason and self.reference):
+            raise InvalidArgumentError(
+                "capability",
+                f"{self.cell} is {self.support.value} and so needs a scope, a reason and a reference.",
+            )
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.operation, self.handle_type)
+
+    @property
+    def usable(self) -> bool:
+        return self.support in (Support.SUPPORTED, Support.UNVERIFIED)
+
+    def __bool__(self) -> bool:
+        return self.usable
+
+    def as_dict(self) -> dict[str, str | None]:
+        """The form that ``gpuinterop info --json`` prints."""
+        return {
+            "operation": self.operation.value,
+            "handle_type": self.handle_type.type_name if self.handle_type else None,
+            "support": self.support.value,
+            "scope": self.scope.value if self.scope else None,
+            "reason": self.reason or None,
+            "reference": self.reference or None,
+            "workaround": self.workaround or None,
+        }
+
+
+_MEMORY: tuple[HandleType, ...] = (
+    _h.OpaqueFd, _h.DmaBufFd, _h.OpaqueWin32, _h.OpaqueWin32Kmt, _h.D3D12Heap, _h.D3D12Resource, _h.D3D11Resource,
+    _h.D3D11ResourceKmt, _h.NvSciBuf,
+)  # fmt: skip
+_SEMAPHORES: tuple[HandleType, ...] = (
+    _h.OpaqueFd, _h.TimelineFd, _h.OpaqueWin32, _h.OpaqueWin32Kmt, _h.TimelineWin32, _h.D3D12Fence, _h.D3D11Fence,
+    _h.KeyedMutex, _h.KeyedMutexKmt, _h.NvSciSync,
+)  # fmt: skip
+_NAMED: tuple[HandleType, ...] = (
+    _h.OpaqueWin32, _h.D3D12Heap, _h.D3D12Resource, _h.D3D11Resource, _h.TimelineWin32, _h.D3D12Fence, _h.D3D11Fence,
+    _h.KeyedMutex,
+)  # fmt: skip
+_ALLOCATIONS: tuple[HandleType, ...] = (_h.VmmFd, _h.OpaqueWin32, _h.OpaqueWin32Kmt, _h.FabricHandle)
+_CREATED: tuple[HandleType, ...] = (_h.OpaqueFd, _h.TimelineFd)
+
+_PAIRS: Mapping[Operation, tuple[HandleType | None, ...]] = {
+    Operation.IMPORT_MEMORY: _MEMORY,
+    Operation.MAP_BUFFER: _MEMORY,
+    Operation.MAP_MIPMAPPED_ARRAY: _MEMORY,
+    Operation.IMPORT_SEMAPHORE: _SEMAPHORES,
+    Operation.SIGNAL_SEMAPHORE: _SEMAPHORES,
+    Operation.WAIT_SEMAPHORE: _SEMAPHORES,
+    Operation.WAIT_TIMEOUT: _SEMAPHORES,
+    Operation.IMPORT_BY_NAME: _NAMED,
+    Operation.CREATE_SEMAPHORE: _CREATED,
+    Operation.EXPORT_ALLOCATION: _ALLOCATIONS,
+    Operation.IMPORT_ALLOCATION: _ALLOCATIONS,
+    Operation.CREATE_MULTICAST: (None,),
+    Operation.EXPORT_MULTICAST: _ALLOCATIONS,
+    Operation.IMPORT_MULTICAST: _ALLOCATIONS,
+    Operation.STREAM_MEMORY_OPS: (None,),
+    Operation.GRAPH_CAPTURE: (None,),
+}
+
+DOMAIN: tuple[Cell, ...] = tuple(Cell(operation, kind) for operation in Operation for kind in _PAIRS[operation])
+"""Every meaningful cell; a device's table has exactly these."""
+
+
+Requirement: TypeAlias = "Operation | Cell | tuple[Operation, HandleType | None]"
+
+
+def _cell(requirement: Requirement) -> Cell:
+    if isinstance(requirement, Cell):
+        return requirement
+    if isinstance(requirement, Operation):
+        return Cell(requirement)
+    try:
+        operation, handle_type = requirement
+    except (TypeError, ValueError):
+        operation = handle_type = None
+    if not isinstance(operation, Operation):
+        raise ArgumentTypeError(
+            "requirement", f"{requirement!r} is neither an Operation nor a pair (Operation, handle type)."
+        )
+    return Cell(operation, handle_type)
+
+
+class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
+    """The capability table of one device: total over :data:`DOMAIN`, and read-only.
+
+    >>> if missing := device.capabilities.missing((Operation.MAP_BUFFER, gi.OpaqueFd)):
+    ...     print(missing[0].reason)
+    """
+
+    def __init__(self, cells: Iterable[Capability], *, owner: str = "") -> None:
+        self._cells = {(capability.operation, capability.handle_type): capability for capability in cells}
+        self._owner = owner
+        if absent := [str(cell) for cell in DOMAIN if (cell.operation, cell.handle_type) not in self._cells]:
+            raise InvalidArgumentError("cells", f"the table must be total; it lacks {', '.join(absent)}.")
+        if extra := [str(c.cell) for c in self._cells.values() if c.cell not in DOMAIN]:
+            raise InvalidArgumentError("cells", f"no cells of DOMAIN: {', '.join(extra)}.")
+
+    def __getitem__(self, key: tuple[Operation, HandleType | None]) -> Capability:
+        return self._cells[key]
+
+    def __iter__(self) -> Iterator[tuple[Operation, HandleType | None]]:
+        return ((cell.operation, cell.handle_type) for cell in DOMAIN)
+
+    def __len__(self) -> int:
+        return len(DOMAIN)
+
+    def of(self, requirement: Requirement) -> Capability:
+        """The capability of a cell; a pair outside :data:`DOMAIN` is a gap by itself, never a ``KeyError``."""
+        cell = _cell(requirement)
+        found = self._cells.get((cell.operation, cell.handle_type))
+        if found is not None:
+            return found
+        return Capability(
+            operation=cell.operation,
+            handle_type=cell.handle_type,
+            support=Support.UNSUPPORTED,
+            scope=Scope.BINDINGS,
+            reason="the pair has no meaning: " + _meaning(cell),
+            reference="gpuinterop.capabilities.DOMAIN",
+        )
+
+    def supports(self, *requirements: Requirement) -> bool:
+        """Whether all of these are usable (SUPPORTED or UNVERIFIED)."""
+        return not self.missing(*requirements)
+
+    def missing(self, *requirements: Requirement) -> list[Capability]:
+        """Those of the requirements that are not usable, in the order given."""
+        return [found for found in map(self.of, requirements) if not found]
+
+    def require(self, *requirements: Requirement) -> None:
+        """Raise :class:`UnsupportedError` for the first requirement that is not usable."""
+        for requirement in requirements:
+            found = self._cells.get(requirement) if isinstance(requirement, tuple) else None
+            if found is None:
+                found = self.of(requirement)
+            if not found:
+                raise UnsupportedError(found, context=self._owner)
+
+
+def _meaning(cell: Cell) -> str:
+    kinds = [kind.type_name for kind in _PAIRS[cell.operation] if kind]
+    if not kinds:
+        return f"{cell.operation.value} takes no handle type."
+    return f"{cell.operation.value} takes one of {', '.join(kinds)}."
+
+
+def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
+    """Turn cells off by ``GPUINTEROP_DISABLE``: comma-separated globs over ``operation`` or ``operation:handle_type``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A pattern matches no cell (a typo would otherwise turn nothing off in silence).
+    """
+    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    for pattern in wanted:
+        if not any(_matches(cell, pattern) for cell in DOMAIN):
+            raise InvalidArgumentError(
+                "GPUINTEROP_DISABLE", f"the pattern {pattern!r} matches no capability; `gpuinterop info` lists them."
+            )
+    return [
+        replace(
+            found,
+            support=Support.DISABLED,
+            scope=Scope.PLATFORM,
+            reason=f"turned off by GPUINTEROP_DISABLE={patterns}.",
+            reference="environment",
+            workaround="unset GPUINTEROP_DISABLE.",
+        )
+        if found and any(_matches(found.cell, pattern) for pattern in wanted)
+        else found
+        for found in cells
+    ]
+
+
+def _matches(cell: Cell, pattern: str) -> bool:
+    return fnmatchcase(str(cell), pattern) or fnmatchcase(cell.operation.value, pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedRun:
+    """One entry of a backend's ``verified.toml``: a dated run of the conformance suite on real hardware.
+
+    Attributes
+    ----------
+    date : str
+        ISO 8601, e.g. ``2026-11-21``.
+    platform : str
+        ``sys.platform`` of that run; a run proves nothing for another platform.
+    device : str
+        The device's name.
+    versions : Mapping[str, str]
+        The driver's, the bindings' and the exporters' versions.
+    cells : frozenset of Cell
+        What was exercised and passed.
+    """
+
+    date: str
+    platform: str
+    device: str
+    versions: Mapping[str, str]
+    cells: frozenset[Cell]
+
+
+def read_verified(file: Traversable) -> list[VerifiedRun]:
+    """Read a ``verified.toml``; a file that is not there holds no runs."""
+    if not file.is_file():
+        return []
+    return [
+        VerifiedRun(
+            date=str(run["date"]),
+            platform=run["platform"],
+            device=run["device"],
+            versions=dict(run.get("versions", {})),
+            cells=frozenset(Cell.parse(text) for text in run["cells"]),
+        )
+        for run in tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])
+    ]
+
+
+def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun]) -> list[Capability]:
+    """UNVERIFIED becomes SUPPORTED where a run on this platform has shown it.
+
+    No backend says SUPPORTED by itself: only a run does, so a claim cannot outrun its proof.
+    """
+    shown: dict[Cell, VerifiedRun] = {}
+    for run in runs:
+        if run.platform == sys.platform:
+            shown.update(dict.fromkeys(run.cells, run))
+    result = []
+    for found in cells:
+        run_of = shown.get(found.cell)
+        if found.support is Support.UNVERIFIED and run_of is not None:
+            found = Capability(
+                operation=found.operation,
+                handle_type=found.handle_type,
+                support=Support.SUPPORTED,
+                reference=f"verified.toml: {run_of.date} on {run_of.device}",
+            )
+        result.append(found)
+    return result

@@ -1,0 +1,161 @@
+"""Everything that gpuinterop raises or warns of. Messages say what went wrong and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .capabilities import Capability
+
+__all__ = [
+    "ArgumentTypeError",
+    "BackendNotFoundError",
+    "BackendUnavailableError",
+    "DeviceNotFoundError",
+    "DriverError",
+    "GpuInteropError",
+    "HandleError",
+    "InvalidArgumentError",
+    "LeakedResourceWarning",
+    "OutOfMemoryError",
+    "PeerError",
+    "ResourceBusyError",
+    "ResourceClosedError",
+    "SemaphoreTimeoutError",
+    "UnsupportedError",
+]
+
+
+class GpuInteropError(Exception):
+    """Base of every error that gpuinterop raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process boundaries (multiprocessing, pytest-xdist): rebuild without calling __init__, whose
+        # signatures differ, so that the attributes survive.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[GpuInteropError], args: tuple[Any, ...], attributes: dict[str, Any]) -> GpuInteropError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class BackendNotFoundError(GpuInteropError, LookupError):
+    """No backend of that name is installed; the message lists those that are."""
+
+
+class DeviceNotFoundError(GpuInteropError, LookupError):
+    """No device has that ordinal or identity; the message lists those that there are."""
+
+
+class BackendUnavailableError(GpuInteropError, RuntimeError):
+    """A backend is installed but does not work on this machine.
+
+    Parameters
+    ----------
+    reason : str
+        Why, in one line.
+    fix : str, optional
+        What to install or set.
+    absent : bool
+        The vendor's software is not there at all, so nothing has failed: choosing another backend needs no warning.
+
+    Attributes
+    ----------
+    reason, fix, absent
+        As given.
+    """
+
+    def __init__(self, reason: str, *, fix: str = "", absent: bool = False) -> None:
+        super().__init__(f"{reason} {fix}".strip() if fix else reason)
+        self.reason = reason
+        self.fix = fix
+        self.absent = absent
+
+
+class UnsupportedError(GpuInteropError, NotImplementedError):
+    """The device cannot do this; raised before the driver is called and before anything is consumed.
+
+    Attributes
+    ----------
+    capability : Capability
+        The cell of the capability table that says so, with scope, reason, reference and workaround.
+    """
+
+    def __init__(self, capability: Capability, *, context: str = "") -> None:
+        text = f"{capability.cell} is {capability.support.value}"
+        if context:
+            text += f" on {context}"
+        text += f": {capability.reason}"
+        if capability.workaround:
+            text += f" Instead: {capability.workaround}"
+        super().__init__(text)
+        self.capability = capability
+
+
+class InvalidArgumentError(GpuInteropError, ValueError):
+    """An argument has a value that cannot work.
+
+    Attributes
+    ----------
+    argument : str
+        The name of the argument.
+    """
+
+    def __init__(self, argument: str, problem: str) -> None:
+        super().__init__(f"{argument}: {problem}")
+        self.argument = argument
+
+
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """An argument has the wrong type: a bare int where a typed handle is wanted, most often."""
+
+
+class HandleError(GpuInteropError, ValueError):
+    """A handle cannot be used: closed, consumed, not of the stated kind, or of another device."""
+
+
+class ResourceClosedError(GpuInteropError):
+    """The object was closed."""
+
+
+class ResourceBusyError(GpuInteropError):
+    """The object is still in use by pending work or by exported arrays."""
+
+
+class SemaphoreTimeoutError(GpuInteropError, TimeoutError):
+    """A wait expired; the message names the semaphores and values."""
+
+
+class PeerError(GpuInteropError, ConnectionError):
+    """Another process died, or sent something that is no gpuinterop message."""
+
+
+class DriverError(GpuInteropError):
+    """A native call failed.
+
+    Attributes
+    ----------
+    call : str
+        The native function, e.g. ``cuImportExternalMemory``.
+    code : int
+        Its status.
+    symbol : str
+        The status by name, e.g. ``CUDA_ERROR_INVALID_VALUE``.
+    """
+
+    def __init__(self, call: str, code: int, symbol: str, meaning: str = "") -> None:
+        super().__init__(f"{call} failed with {symbol} ({code})" + (f": {meaning}" if meaning else ""))
+        self.call = call
+        self.code = code
+        self.symbol = symbol
+
+
+class OutOfMemoryError(DriverError, MemoryError):
+    """A native call failed for lack of memory."""
+
+
+class LeakedResourceWarning(ResourceWarning):
+    """An object that owns a handle, a mapping or a semaphore was dropped without ``close()``."""

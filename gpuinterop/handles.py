@@ -1,0 +1,680 @@
+"""Typed operating-system handles: what they are, who owns them, and where they came from.
+
+Ownership, the same on every vendor:
+
+- A handle made by ``export()``, by an exporter or by :mod:`gpuinterop.ipc` **owns** its descriptor: dropping it
+  unclosed closes the descriptor and warns.
+- A handle wrapped around a number of the caller's **borrows** it until an import consumes it.
+- A successful import **consumes** a handle of a file descriptor, owned or borrowed: the descriptor is the driver's.
+  After a failed import it is the caller's, open and untouched.
+- NT handles stay the caller's after an import, as their APIs say; KMT handles hold no reference at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from enum import Enum
+from multiprocessing import reduction
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+
+from .errors import ArgumentTypeError, HandleError, InvalidArgumentError, LeakedResourceWarning
+
+__all__ = [
+    "AllocationHandle",
+    "ArrayLayout",
+    "Binary",
+    "D3D11Fence",
+    "D3D11Resource",
+    "D3D11ResourceKmt",
+    "D3D12Fence",
+    "D3D12Heap",
+    "D3D12Resource",
+    "DeviceIdentity",
+    "DmaBufFd",
+    "DrmSyncobjFd",
+    "EventFd",
+    "FabricHandle",
+    "FdHandle",
+    "Fence",
+    "Handle",
+    "HandleOrigin",
+    "Keyed",
+    "KeyedMutex",
+    "KeyedMutexKmt",
+    "MemoryHandle",
+    "NvSciBuf",
+    "NvSciSync",
+    "OpaqueFd",
+    "OpaqueWin32",
+    "OpaqueWin32Kmt",
+    "OriginKind",
+    "PointerHandle",
+    "SciSync",
+    "SemaphoreHandle",
+    "SyncFd",
+    "Timeline",
+    "TimelineFd",
+    "TimelineWin32",
+    "VmmFd",
+    "Win32Handle",
+    "handle_types",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceIdentity:
+    """What identifies a physical device across APIs.
+
+    Attributes
+    ----------
+    name : str
+        For messages.
+    uuid : bytes, optional
+        16 bytes: Vulkan's ``deviceUUID``, CUDA's device UUID.
+    luid : bytes, optional
+        8 bytes: Direct3D's adapter LUID.
+    pci_bus_id : str, optional
+        ``dddd:bb:dd.f``, lower case.
+    driver_uuid : bytes, optional
+        16 bytes: Vulkan's ``driverUUID``.
+    is_cpu : bool
+        A software device; it matches the host backend's device.
+    """
+
+    name: str = ""
+    uuid: bytes | None = None
+    luid: bytes | None = None
+    pci_bus_id: str | None = None
+    driver_uuid: bytes | None = None
+    is_cpu: bool = False
+
+    def conflicts(self, other: DeviceIdentity) -> bool:
+        """Whether the two are certainly different devices: some mark that both have differs.
+
+        Marks that only one side knows prove nothing.
+        """
+        if self.is_cpu and other.is_cpu:
+            return False
+        if self.is_cpu != other.is_cpu:
+            return True
+        return any(
+            mine is not None and theirs is not None and mine != theirs
+            for mine, theirs in (
+                (self.pci_bus_id, other.pci_bus_id),
+                (self.uuid, other.uuid),
+                (self.luid, other.luid),
+            )
+        )
+
+
+class OriginKind(Enum):
+    """What kind of object a handle was exported from."""
+
+    MEMORY = "memory"
+    ALLOCATION = "allocation"
+    BINARY = "binary"
+    TIMELINE = "timeline"
+    FENCE = "fence"
+    KEYED = "keyed"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandleOrigin:
+    """Where a handle came from; it lets the library refuse what drivers swallow.
+
+    Attributes
+    ----------
+    kind : OriginKind
+    device : DeviceIdentity, optional
+    size : int, optional
+        Of the memory object, in bytes.
+    dedicated : bool, optional
+        Whether the exporting allocation was a dedicated one.
+    trusted : bool
+        False when it came from another process: then it can refuse, but never vouch.
+    """
+
+    kind: OriginKind
+    device: DeviceIdentity | None = None
+    size: int | None = None
+    dedicated: bool | None = None
+    trusted: bool = True
+
+    def untrusted(self) -> HandleOrigin:
+        return replace(self, trusted=False)
+
+
+class _State(Enum):
+    OPEN = "open"
+    CLOSED = "closed"
+    CONSUMED = "consumed"
+    DETACHED = "detached"
+
+
+class Handle:
+    """Base of all handles. Never constructed itself."""
+
+    type_name: ClassVar[str] = ""
+    """The name in tables, in JSON and in ``GPUINTEROP_DISABLE``, e.g. ``timeline_fd``."""
+
+    origin: HandleOrigin | None
+
+    def __init__(self, *, origin: HandleOrigin | None) -> None:
+        self.origin = origin
+        self._state = _State.OPEN
+        self._user = ""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the handle was closed, consumed or detached."""
+        return self._state is not _State.OPEN
+
+    def close(self) -> None:
+        """End use. Idempotent. Closes what the handle owns; a borrowed number stays open."""
+        if self._state is _State.OPEN:
+            self._state = _State.CLOSED
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._state is _State.OPEN:
+            return
+        name = type(self).__name__
+        if self._state is _State.CONSUMED:
+            raise HandleError(
+                f"handle: this {name} was consumed by {self._user or 'an import'}; "
+                "use handle.duplicate() before the first import to import it twice."
+            )
+        raise HandleError(f"handle: this {name} is {self._state.value}; make or export a new one.")
+
+    def _consume(self, user: str) -> None:
+        """Mark as given away to `user`: called by an import that succeeded, under the import lock."""
+        self._state = _State.CONSUMED
+        self._user = user
+
+    def __reduce__(self) -> Any:
+        raise ArgumentTypeError(
+            "handle",
+            f"a {type(self).__name__} cannot be pickled: a number means nothing in another process. Send it with "
+            "gpuinterop.ipc.send_handle, or through multiprocessing (Process arguments, Pipe, Queue), which pass "
+            "the descriptor itself.",
+        )
+
+
+class FdHandle(Handle):
+    """A POSIX file descriptor.
+
+    Parameters
+    ----------
+    fd : int
+        Borrowed: it stays the caller's until an import consumes the handle.
+    origin : HandleOrigin, optional
+        Where it came from.
+
+    Raises
+    ------
+    ArgumentTypeError
+        `fd` is not an int.
+    HandleError
+        `fd` is negative or not open.
+    """
+
+    def __init__(self, fd: int, *, origin: HandleOrigin | None = None) -> None:
+        self._owned = False
+        self._state = _State.CLOSED  # until the checks below have passed: __del__ may see us
+        if isinstance(fd, bool) or not isinstance(fd, int):
+            raise ArgumentTypeError("fd", f"must be an int, not {type(fd).__name__}.")
+        if fd < 0:
+            raise HandleError(f"fd: {fd} is no file descriptor; the call that made it failed.")
+        try:
+            os.fstat(fd)
+        except OSError as error:
+            raise HandleError(f"fd: {fd} is not open ({error.strerror}); was it closed or consumed already?") from None
+        super().__init__(origin=origin)
+        self._fd = fd
+
+    @classmethod
+    def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
+        """Wrap an fd and **own** it: from now on the handle closes it. For backends and exporters."""
+        handle = cls(fd, origin=origin)
+        handle._owned = True
+        return handle
+
+    @property
+    def fd(self) -> int:
+        """The number. Raises `HandleError` once the handle is closed, consumed or detached."""
+        self._check_open()
+        return self._fd
+
+    def fileno(self) -> int:
+        return self.fd
+
+    @property
+    def owned(self) -> bool:
+        """Whether closing the handle closes the fd."""
+        return self._owned
+
+    def close(self) -> None:
+        if self._state is _State.OPEN:
+            self._state = _State.CLOSED
+            if self._owned:
+                os.close(self._fd)
+
+    def detach(self) -> int:
+        """Return the fd; it is the caller's to close from now on, and the handle is done."""
+        fd = self.fd
+        self._state = _State.DETACHED
+        return fd
+
+    def duplicate(self) -> Self:
+        """A second handle that owns a duplicate of the fd (close-on-exec)."""
+        return type(self).adopt(os.dup(self.fd), origin=self.origin)
+
+    def __del__(self) -> None:
+        if self._owned and self._state is _State.OPEN:
+            self._state = _State.CLOSED
+            try:
+                os.close(self._fd)
+            except OSError:  # the interpreter or the user was faster; nothing of ours is left open
+                return
+            warnings.warn(
+                f"{type(self).__name__}(fd={self._fd}) was dropped without close(), detach() or an import",
+                LeakedResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<{type(self).__name__} {self._state.value}>"
+        return f"<{type(self).__name__} fd={self._fd}{' owned' if self._owned else ''}>"
+
+
+class Win32Handle(Handle):
+    """An NT handle, or the name of one.
+
+    Parameters
+    ----------
+    handle : int, optional
+        The NT handle's value. Stays the caller's, also after an import.
+    name : str, optional
+        The object's name. Exactly one of the two is given.
+    """
+
+    nameable: ClassVar[bool] = True
+
+    def __init__(
+        self, *, handle: int | None = None, name: str | None = None, origin: HandleOrigin | None = None
+    ) -> None:
+        self._state = _State.CLOSED
+        if (handle is None) == (name is None):
+            raise InvalidArgumentError("handle", "give exactly one of handle= and name=.")
+        if handle is not None and (isinstance(handle, bool) or not isinstance(handle, int)):
+            raise ArgumentTypeError("handle", f"must be an int, not {type(handle).__name__}.")
+        if handle is not None and handle <= 0:
+            raise HandleError(f"handle: {handle} is no NT handle; the call that made it failed.")
+        if name is not None and not isinstance(name, str):
+            raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
+        if name is not None and (not name or "\0" in name):
+            raise InvalidArgumentError("name", "must be neither empty nor contain NUL.")
+        if name is not None and not self.nameable:
+            raise InvalidArgumentError("name", f"{type(self).__name__} objects have no name; give handle=.")
+        super().__init__(origin=origin)
+        self._handle = handle
+        self._name = name
+
+    @property
+    def handle(self) -> int | None:
+        self._check_open()
+        return self._handle
+
+    @property
+    def name(self) -> str | None:
+        self._check_open()
+        return self._name
+
+    def detach(self) -> int | None:
+        """Return the handle's value; the caller closes it."""
+        handle = self.handle
+        self._state = _State.DETACHED
+        return handle
+
+    def duplicate(self) -> Self:
+        """A second wrapper of the same NT handle: imports do not consume it, so nothing is duplicated."""
+        self._check_open()
+        return type(self)(handle=self._handle, name=self._name, origin=self.origin)
+
+    def __repr__(self) -> str:
+        what = f"name={self._name!r}" if self._name is not None else f"handle={self._handle:#x}"
+        return f"<{type(self).__name__} {what}>"
+
+
+class KmtHandle(Win32Handle):
+    """A global share handle. It holds no reference: keep the exporting object alive.
+
+    Parameters
+    ----------
+    handle : int
+        The handle's value.
+    keepalive : object, optional
+        Kept alive as long as what is imported from this handle.
+    """
+
+    nameable = False
+
+    def __init__(self, *, handle: int, keepalive: object = None, origin: HandleOrigin | None = None) -> None:
+        super().__init__(handle=handle, origin=origin)
+        self.keepalive = keepalive
+
+    def duplicate(self) -> Self:
+        self._check_open()
+        assert self._handle is not None  # a KMT handle has no name
+        return type(self)(handle=self._handle, keepalive=self.keepalive, origin=self.origin)
+
+
+class PointerHandle(Handle):
+    """The address of an object of another library in this process (NvSci).
+
+    Parameters
+    ----------
+    pointer : int
+        The object's address; the object stays the caller's.
+    keepalive : object, optional
+        Kept alive as long as what is imported from this handle.
+    """
+
+    def __init__(self, pointer: int, *, keepalive: object = None, origin: HandleOrigin | None = None) -> None:
+        self._state = _State.CLOSED
+        if isinstance(pointer, bool) or not isinstance(pointer, int):
+            raise ArgumentTypeError("pointer", f"must be an int, not {type(pointer).__name__}.")
+        if pointer <= 0:
+            raise HandleError("pointer: is null; the call that made the object failed.")
+        super().__init__(origin=origin)
+        self._pointer = pointer
+        self.keepalive = keepalive
+
+    @property
+    def pointer(self) -> int:
+        self._check_open()
+        return self._pointer
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} pointer={self._pointer:#x}>"
+
+
+# -- kinds of semaphore: what values their calls take ------------------------------------------------------------
+
+
+class Binary:
+    """Signalled or not; calls take no value."""
+
+
+class Timeline:
+    """A counter that only grows; calls take a value."""
+
+
+class Fence:
+    """A Direct3D fence; calls take a value."""
+
+
+class Keyed:
+    """A keyed mutex; calls take a key, waits a time-out."""
+
+
+class SciSync:
+    """NvSciSync; calls take the address of an ``NvSciSyncFence``."""
+
+
+K = TypeVar("K")
+
+
+class MemoryHandle(Handle):
+    """Can be given to ``Device.import_memory``."""
+
+
+class SemaphoreHandle(Handle, Generic[K]):
+    """Can be given to ``Device.import_semaphore``; `K` is the kind."""
+
+    kind: ClassVar[type]
+
+
+class AllocationHandle(Handle):
+    """Can be given to ``Device.import_allocation``."""
+
+
+class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary]):
+    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_FD``: memory, or a binary semaphore."""
+
+    type_name = "opaque_fd"
+    kind = Binary
+
+
+class TimelineFd(FdHandle, SemaphoreHandle[Timeline]):
+    """A timeline semaphore's ``OPAQUE_FD``. The driver does not tell it from a binary one's: you must."""
+
+    type_name = "timeline_fd"
+    kind = Timeline
+
+
+class DmaBufFd(FdHandle, MemoryHandle):
+    """A Linux dma-buf."""
+
+    type_name = "dma_buf_fd"
+
+
+class VmmFd(FdHandle, AllocationHandle):
+    """A shareable virtual-memory allocation (``cuMemExportToShareableHandle``), or the host backend's memfd."""
+
+    type_name = "vmm_fd"
+
+
+class DrmSyncobjFd(FdHandle):
+    """A DRM syncobj. Only :mod:`gpuinterop.bridge` takes it."""
+
+    type_name = "drm_syncobj_fd"
+
+
+class SyncFd(FdHandle):
+    """A Linux sync file. Only :mod:`gpuinterop.bridge` takes it."""
+
+    type_name = "sync_fd"
+
+
+class EventFd(FdHandle):
+    """An eventfd. Only :mod:`gpuinterop.bridge` takes it."""
+
+    type_name = "event_fd"
+
+
+class OpaqueWin32(Win32Handle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle):
+    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32``."""
+
+    type_name = "opaque_win32"
+    kind = Binary
+
+
+class OpaqueWin32Kmt(KmtHandle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle):
+    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32_KMT``."""
+
+    type_name = "opaque_win32_kmt"
+    kind = Binary
+
+
+class TimelineWin32(Win32Handle, SemaphoreHandle[Timeline]):
+    """A timeline semaphore's NT handle."""
+
+    type_name = "timeline_win32"
+    kind = Timeline
+
+
+class D3D12Heap(Win32Handle, MemoryHandle):
+    """A shared ``ID3D12Heap``."""
+
+    type_name = "d3d12_heap"
+
+
+class D3D12Resource(Win32Handle, MemoryHandle):
+    """A shared committed ``ID3D12Resource``; always dedicated."""
+
+    type_name = "d3d12_resource"
+
+
+class D3D12Fence(Win32Handle, SemaphoreHandle[Fence]):
+    """A shared ``ID3D12Fence``."""
+
+    type_name = "d3d12_fence"
+    kind = Fence
+
+
+class D3D11Resource(Win32Handle, MemoryHandle):
+    """A shared ``ID3D11Resource``'s NT handle; always dedicated."""
+
+    type_name = "d3d11_resource"
+
+
+class D3D11ResourceKmt(KmtHandle, MemoryHandle):
+    """A shared ``ID3D11Resource``'s global share handle; always dedicated."""
+
+    type_name = "d3d11_resource_kmt"
+
+
+class D3D11Fence(Win32Handle, SemaphoreHandle[Fence]):
+    """A shared ``ID3D11Fence``."""
+
+    type_name = "d3d11_fence"
+    kind = Fence
+
+
+class KeyedMutex(Win32Handle, SemaphoreHandle[Keyed]):
+    """An ``IDXGIKeyedMutex``'s NT handle."""
+
+    type_name = "keyed_mutex"
+    kind = Keyed
+
+
+class KeyedMutexKmt(KmtHandle, SemaphoreHandle[Keyed]):
+    """An ``IDXGIKeyedMutex``'s global share handle."""
+
+    type_name = "keyed_mutex_kmt"
+    kind = Keyed
+
+
+class NvSciBuf(PointerHandle, MemoryHandle):
+    """An ``NvSciBufObj``."""
+
+    type_name = "nvscibuf"
+
+
+class NvSciSync(PointerHandle, SemaphoreHandle[SciSync]):
+    """An ``NvSciSyncObj``."""
+
+    type_name = "nvscisync"
+    kind = SciSync
+
+
+class FabricHandle(AllocationHandle):
+    """A fabric handle: 64 bytes that mean the same on every node of an NVLink domain.
+
+    Parameters
+    ----------
+    data : bytes
+        64 bytes.
+    """
+
+    type_name = "fabric"
+    SIZE: ClassVar[int] = 64
+
+    def __init__(self, data: bytes, *, origin: HandleOrigin | None = None) -> None:
+        self._state = _State.CLOSED
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ArgumentTypeError("data", f"must be bytes, not {type(data).__name__}.")
+        if len(data) != self.SIZE:
+            raise InvalidArgumentError("data", f"a fabric handle has {self.SIZE} bytes, not {len(data)}.")
+        super().__init__(origin=origin)
+        self._data = bytes(data)
+
+    @property
+    def data(self) -> bytes:
+        self._check_open()
+        return self._data
+
+    def duplicate(self) -> Self:
+        return type(self)(self.data, origin=self.origin)
+
+    def __reduce__(self) -> Any:
+        return _rebuild_fabric, (self.data, self.origin.untrusted() if self.origin else None)
+
+
+def _rebuild_fabric(data: bytes, origin: HandleOrigin | None) -> FabricHandle:
+    return FabricHandle(data, origin=origin)
+
+
+AnySemaphoreHandle: TypeAlias = SemaphoreHandle[Any]
+
+_CONCRETE: tuple[type[Handle], ...] = (
+    OpaqueFd, TimelineFd, DmaBufFd, VmmFd, OpaqueWin32, OpaqueWin32Kmt, TimelineWin32, D3D12Heap, D3D12Resource,
+    D3D12Fence, D3D11Resource, D3D11ResourceKmt, D3D11Fence, KeyedMutex, KeyedMutexKmt, NvSciBuf, NvSciSync,
+    FabricHandle, DrmSyncobjFd, SyncFd, EventFd,
+)  # fmt: skip
+
+
+def handle_types() -> dict[str, type[Handle]]:
+    """Every concrete handle type by its :attr:`Handle.type_name`."""
+    return {kind.type_name: kind for kind in _CONCRETE}
+
+
+# -- multiprocessing passes the descriptor itself ----------------------------------------------------------------
+# ForkingPickler (Process arguments, Pipe, Queue, Manager) consults this table; plain pickle does not, and meets
+# Handle.__reduce__, which refuses.
+
+
+def _rebuild_fd(kind: type[FdHandle], duplicate: Any, origin: HandleOrigin | None) -> FdHandle:
+    return kind.adopt(duplicate.detach(), origin=origin)
+
+
+def _reduce_fd(handle: FdHandle) -> Any:
+    origin = handle.origin.untrusted() if handle.origin else None
+    return _rebuild_fd, (type(handle), reduction.DupFd(handle.fd), origin)
+
+
+if sys.platform != "win32":
+    for _kind in _CONCRETE:
+        if issubclass(_kind, FdHandle):
+            reduction.register(_kind, _reduce_fd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayLayout:
+    """How an image lies in external memory, as ``map_mipmapped_array`` takes it.
+
+    Attributes
+    ----------
+    format : str
+        A Vulkan format's name without the prefix, e.g. ``R32G32B32A32_SFLOAT``.
+    extent : tuple of int
+        Width, height, depth in texels; height and depth are 0 where the image has none.
+    levels, layers : int
+        Mip levels; array layers (0: no array).
+    offset : int
+        In bytes, from the start of the memory.
+    cubemap, color_attachment, surface : bool
+        What the image is used as.
+    """
+
+    format: str
+    extent: tuple[int, int, int]
+    levels: int = 1
+    layers: int = 0
+    offset: int = 0
+    cubemap: bool = False
+    color_attachment: bool = False
+    surface: bool = True

@@ -1,0 +1,153 @@
+"""Handing one object back and forth between a graphics API and a stream, frame by frame.
+
+Binary: one semaphore each way. Timeline: one semaphore, the graphics side signals ``2 k + 1`` for frame k (from 0), the
+compute side ``2 k + 2``. The order submit, acquire, release is kept for the user: out of order it raises at once,
+instead of a wait that never returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ._core.semaphore import ExternalSemaphore
+from ._core.stream import Stream
+from .errors import ArgumentTypeError, InvalidArgumentError
+from .handles import Binary, Timeline
+
+__all__ = ["Handoff", "HandoffStep"]
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffStep:
+    """What the graphics side's next submission waits for and signals.
+
+    Attributes
+    ----------
+    frame : int
+        From 0.
+    wait_value : int or None
+        None: nothing to wait for (the first frame). 0 for a binary semaphore.
+    signal_value : int
+        0 for a binary semaphore.
+    """
+
+    frame: int
+    wait_value: int | None
+    signal_value: int
+
+
+class _Turn(Enum):
+    SUBMIT = "the graphics side's submit"
+    ACQUIRE = "acquire"
+    RELEASE = "release"
+
+
+class Handoff:
+    """The compute side of a handoff; it owns no semaphore.
+
+    Parameters
+    ----------
+    to_compute : ExternalSemaphore
+        Signalled by the graphics side. Binary, or a timeline that serves both directions.
+    to_graphics : ExternalSemaphore, optional
+        Signalled by the compute side; for binary ones only.
+    tracks_submits : bool
+        Whether the graphics side asks `next_submit` here. False when it lives in another process: then only acquire
+        and release are kept in order.
+    """
+
+    def __init__(
+        self,
+        to_compute: ExternalSemaphore[Any],
+        to_graphics: ExternalSemaphore[Any] | None = None,
+        *,
+        tracks_submits: bool = True,
+    ) -> None:
+        for argument, semaphore in (("to_compute", to_compute), ("to_graphics", to_graphics)):
+            if semaphore is not None and not isinstance(semaphore, ExternalSemaphore):
+                raise ArgumentTypeError(argument, f"a {type(semaphore).__name__} is no ExternalSemaphore.")
+        if to_compute.kind is Timeline:
+            if to_graphics is not None:
+                raise InvalidArgumentError("to_graphics", "one timeline serves both directions; leave it out.")
+        elif to_compute.kind is Binary:
+            if to_graphics is None or to_graphics.kind is not Binary:
+                raise InvalidArgumentError("to_graphics", "a binary handoff takes a second binary semaphore.")
+            if to_graphics is to_compute:
+                raise InvalidArgumentError("to_graphics", "must be another semaphore than to_compute.")
+        else:
+            raise InvalidArgumentError("to_compute", "must be binary or a timeline.")
+        self._to_compute = to_compute
+        self._to_graphics = to_graphics
+        self._timeline = to_compute.kind is Timeline
+        self._tracks_submits = tracks_submits
+        self._turn = _Turn.SUBMIT if tracks_submits else _Turn.ACQUIRE
+        self._frame = 0
+
+    @property
+    def mode(self) -> str:
+        """``timeline`` or ``binary``."""
+        return "timeline" if self._timeline else "binary"
+
+    @property
+    def frame(self) -> int:
+        """The frame that is under way, from 0."""
+        return self._frame
+
+    def next_submit(self) -> HandoffStep:
+        """What the graphics side's next submission must wait for and signal; call it once a frame.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The frame before was not released yet.
+        """
+        self._take(_Turn.SUBMIT, _Turn.ACQUIRE)
+        frame = self._frame
+        if self._timeline:
+            return HandoffStep(frame, 2 * frame if frame else None, 2 * frame + 1)
+        return HandoffStep(frame, 0 if frame else None, 0)
+
+    def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
+        """Enqueue: `stream` waits for the graphics side. Returns at once.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Nothing was submitted for this frame: the wait would never return.
+        """
+        self._check(_Turn.ACQUIRE)
+        if self._timeline:
+            self._to_compute.wait(stream, 2 * self._frame + 1, timeout=timeout)
+        else:
+            self._to_compute.wait(stream, timeout=timeout)
+        self._turn = _Turn.RELEASE
+
+    def release(self, stream: Stream) -> None:
+        """Enqueue: `stream` signals the graphics side. Returns at once.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The frame was not acquired.
+        """
+        self._check(_Turn.RELEASE)
+        if self._to_graphics is not None:
+            self._to_graphics.signal(stream)
+        else:
+            self._to_compute.signal(stream, 2 * self._frame + 2)
+        self._turn = _Turn.SUBMIT if self._tracks_submits else _Turn.ACQUIRE
+        self._frame += 1
+
+    def _check(self, turn: _Turn) -> None:
+        if self._turn is not turn:
+            raise InvalidArgumentError(
+                "handoff", f"{turn.value} is out of turn: frame {self._frame} is due for {self._turn.value}."
+            )
+
+    def _take(self, turn: _Turn, following: _Turn) -> None:
+        if not self._tracks_submits:
+            raise InvalidArgumentError("handoff", "the graphics side is elsewhere (tracks_submits=False).")
+        self._check(turn)
+        self._turn = following

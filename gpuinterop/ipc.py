@@ -1,0 +1,226 @@
+"""Sending handles to another process over a Unix socket, the descriptors beside a fixed binary message.
+
+The message, little-endian: magic ``GIPH``, u16 version 1, u16 count, then for each handle 128 bytes: u16 handle type (the
+index in `WIRE_TYPES`), u8 origin kind (0: no origin), u8 flags (1 dedicated known, 2 dedicated, 4 size known, 8 uuid
+known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus id (NUL
+padded), 64 bytes fabric data, 8 bytes zero. No pickle, nothing of variable length: a hostile peer can send wrong handles,
+which imports check, but nothing that runs.
+
+``multiprocessing`` (Process arguments, Pipe, Queue) passes handles too; plain pickle is refused.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from .errors import ArgumentTypeError, InvalidArgumentError, PeerError
+from .handles import (
+    DeviceIdentity,
+    DmaBufFd,
+    DrmSyncobjFd,
+    EventFd,
+    FabricHandle,
+    FdHandle,
+    Handle,
+    HandleOrigin,
+    OpaqueFd,
+    OriginKind,
+    SyncFd,
+    TimelineFd,
+    VmmFd,
+)
+
+__all__ = ["WIRE_TYPES", "receive_handle", "receive_handles", "send_handle", "send_handles"]
+
+# The order is the wire format: append only.
+WIRE_TYPES: tuple[type[Handle], ...] = (
+    OpaqueFd, TimelineFd, DmaBufFd, VmmFd, DrmSyncobjFd, SyncFd, EventFd, FabricHandle,
+)  # fmt: skip
+_KINDS: tuple[OriginKind | None, ...] = (
+    None, OriginKind.MEMORY, OriginKind.ALLOCATION, OriginKind.BINARY, OriginKind.TIMELINE, OriginKind.FENCE,
+    OriginKind.KEYED, OriginKind.OTHER,
+)  # fmt: skip
+
+_MAGIC = b"GIPH"
+_VERSION = 1
+_HEADER = struct.Struct("<4sHH")
+_ENTRY = struct.Struct("<HBBIQ16s8s16s64s8x")
+MAX_HANDLES = 64
+_DEDICATED_KNOWN, _DEDICATED, _SIZE_KNOWN, _UUID_KNOWN, _LUID_KNOWN, _IS_CPU = 1, 2, 4, 8, 16, 32
+
+H = TypeVar("H", bound=Handle)
+
+
+def send_handle(connection: socket.socket, handle: Handle) -> None:
+    """Send one handle; see `send_handles`."""
+    send_handles(connection, [handle])
+
+
+def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
+    """Send handles over a Unix stream socket. They stay the caller's: the peer gets duplicates.
+
+    Raises
+    ------
+    ArgumentTypeError
+        A handle that means nothing in another process (Win32, NvSci), or no handle.
+    PeerError
+        The peer is gone, or did not read within the socket's own time-out.
+    """
+    if not 1 <= len(handles) <= MAX_HANDLES:
+        raise InvalidArgumentError("handles", f"1 to {MAX_HANDLES} at once, not {len(handles)}.")
+    body = bytearray(_HEADER.pack(_MAGIC, _VERSION, len(handles)))
+    fds = array.array("i")
+    for handle in handles:
+        body += _pack(handle)
+        if isinstance(handle, FdHandle):
+            fds.append(handle.fd)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
+    try:
+        sent = connection.sendmsg([body], rights)
+        if sent < len(body):  # the descriptors went with the first byte
+            connection.sendall(memoryview(body)[sent:])
+    except OSError as error:
+        raise PeerError(f"the handles could not be sent: {error.strerror or error}; is the peer alive?") from error
+
+
+def receive_handle(connection: socket.socket, expect: type[H]) -> H:
+    """Receive one handle of the type that the caller expects; see `receive_handles`."""
+    handle: H = receive_handles(connection, [expect])[0]
+    return handle
+
+
+def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> list[Any]:
+    """Receive handles over a Unix stream socket; they are the caller's and own their descriptors.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        Blocking, or with a time-out set by the caller.
+    expect : sequence of type
+        The handle types in order: a peer must not choose what kind of object we take its descriptor for.
+
+    Raises
+    ------
+    PeerError
+        The peer is gone, timed out, or sent something else. Every descriptor that came is closed again.
+    """
+    size = _HEADER.size + _ENTRY.size * len(expect)
+    fds: list[int] = []
+    try:
+        data = _receive(connection, size, fds)
+        handles = _unpack(data, expect, fds)
+    except BaseException:
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        raise
+    return handles
+
+
+def _receive(connection: socket.socket, size: int, fds: list[int]) -> bytes:
+    data = bytearray()
+    item = array.array("i").itemsize
+    while len(data) < size:
+        try:
+            part, ancillary, flags, _ = connection.recvmsg(
+                size - len(data), socket.CMSG_SPACE(MAX_HANDLES * item), socket.MSG_CMSG_CLOEXEC
+            )
+        except TimeoutError as error:
+            raise PeerError("no handles came within the socket's time-out.") from error
+        except OSError as error:
+            raise PeerError(f"the handles could not be received: {error.strerror or error}.") from error
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(content[: len(content) - len(content) % item])
+                fds.extend(numbers)
+        if flags & socket.MSG_CTRUNC:
+            raise PeerError("the peer sent more descriptors than a message can have.")
+        if not part:
+            raise PeerError(f"the peer closed the connection after {len(data)} of {size} bytes.")
+        data += part
+        if len(data) >= _HEADER.size:
+            magic, version, count = _HEADER.unpack_from(data)
+            if magic != _MAGIC or version != _VERSION:
+                raise PeerError(f"the peer sent no gpuinterop handles (magic {magic!r}, version {version}).")
+            if _HEADER.size + _ENTRY.size * count != size:
+                raise PeerError(f"the peer sent {count} handle(s), {(size - _HEADER.size) // _ENTRY.size} expected.")
+    return bytes(data)
+
+
+def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[Any]:
+    entries = [_ENTRY.unpack_from(data, _HEADER.size + _ENTRY.size * index) for index in range(len(expect))]
+    kinds = []
+    for wanted, entry in zip(expect, entries, strict=True):
+        if entry[0] >= len(WIRE_TYPES) or WIRE_TYPES[entry[0]] is not wanted:
+            got = WIRE_TYPES[entry[0]].__name__ if entry[0] < len(WIRE_TYPES) else f"type {entry[0]}"
+            raise PeerError(f"the peer sent a {got}, {wanted.__name__} expected.")
+        kinds.append(wanted)
+    if len(fds) != sum(issubclass(kind, FdHandle) for kind in kinds):
+        raise PeerError(f"{len(fds)} descriptor(s) came beside {len(kinds)} handle(s); they do not fit.")
+    origins = [_unpack_origin(entry) for entry in entries]
+    handles: list[Any] = []
+    remaining = iter(list(fds))
+    for kind, entry, origin in zip(kinds, entries, origins, strict=True):
+        if issubclass(kind, FdHandle):
+            fd = next(remaining)
+            handles.append(kind.adopt(fd, origin=origin))
+            fds.remove(fd)  # the handle's now
+        else:
+            handles.append(kind(entry[8], origin=origin))
+    return handles
+
+
+def _pack(handle: Handle) -> bytes:
+    if type(handle) not in WIRE_TYPES:
+        known = ", ".join(kind.__name__ for kind in WIRE_TYPES)
+        raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; {known} can.")
+    origin, device = handle.origin, None
+    kind = flags = size = 0
+    if origin is not None:
+        kind = _KINDS.index(origin.kind)
+        device = origin.device
+        if origin.dedicated is not None:
+            flags |= _DEDICATED_KNOWN | (_DEDICATED if origin.dedicated else 0)
+        if origin.size is not None:
+            flags |= _SIZE_KNOWN
+            size = origin.size
+    uuid = luid = pci = b""
+    if device is not None:
+        uuid, luid = device.uuid or b"", device.luid or b""
+        pci = (device.pci_bus_id or "").encode()
+        flags |= (_UUID_KNOWN if uuid else 0) | (_LUID_KNOWN if luid else 0) | (_IS_CPU if device.is_cpu else 0)
+    fabric = handle.data if isinstance(handle, FabricHandle) else b""
+    return _ENTRY.pack(WIRE_TYPES.index(type(handle)), kind, flags, 0, size, uuid, luid, pci, fabric)
+
+
+def _unpack_origin(entry: tuple[Any, ...]) -> HandleOrigin | None:
+    _, kind, flags, _, size, uuid, luid, pci, _ = entry
+    if kind >= len(_KINDS):
+        raise PeerError(f"the peer sent an unknown kind of origin, {kind}.")
+    found = _KINDS[kind]
+    if found is None:
+        return None
+    pci_text = pci.rstrip(b"\0").decode("ascii", "replace") or None
+    device = None
+    if flags & (_UUID_KNOWN | _LUID_KNOWN | _IS_CPU) or pci_text:
+        device = DeviceIdentity(
+            name="a device of another process",
+            uuid=uuid if flags & _UUID_KNOWN else None,
+            luid=luid if flags & _LUID_KNOWN else None,
+            pci_bus_id=pci_text,
+            is_cpu=bool(flags & _IS_CPU),
+        )
+    return HandleOrigin(
+        kind=found,
+        device=device,
+        size=size if flags & _SIZE_KNOWN else None,
+        dedicated=bool(flags & _DEDICATED) if flags & _DEDICATED_KNOWN else None,
+        trusted=False,
+    )
