@@ -42,56 +42,108 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *_MODULES, *_HOME]  # noqa: PLE0604 - every entry is a str
 
 if TYPE_CHECKING:
-    from . import backend, capabilities, errors, handles, handoff, ipc, vulkan
-    from ._core.allocation import Allocation
-    from ._core.array import ArrayLevel, MipmappedArray
-    from ._core.device import Device
-    from ._core.interchange import View
-    from ._core.memory import Buffer, ExternalMemory
+    # For type checkers; tests/core holds this list equal to _NAMES.
+    from . import (
+        backend as backend,
+        capabilities as capabilities,
+        errors as errors,
+        handles as handles,
+        handoff as handoff,
+        ipc as ipc,
+        vulkan as vulkan,
+    )
+    from ._core.allocation import (
+        Allocation as Allocation,
+    )
+    from ._core.array import (
+        ArrayLevel as ArrayLevel,
+        MipmappedArray as MipmappedArray,
+    )
+    from ._core.device import (
+        Device as Device,
+    )
+    from ._core.interchange import (
+        View as View,
+    )
+    from ._core.memory import (
+        Buffer as Buffer,
+        ExternalMemory as ExternalMemory,
+    )
     from ._core.registry import (
-        InstalledBackend,
-        LoadedBackend,
-        backends,
-        device,
-        devices,
-        get_backend,
-        match_device,
+        InstalledBackend as InstalledBackend,
+        LoadedBackend as LoadedBackend,
+        backends as backends,
+        device as device,
+        devices as devices,
+        get_backend as get_backend,
+        match_device as match_device,
     )
-    from ._core.semaphore import ExternalSemaphore, SemaphoreBatch
-    from ._core.stream import Event, Stream
-    from .capabilities import Capabilities, Capability, Cell, Operation, Scope, Support
-    from .errors import *
+    from ._core.semaphore import (
+        ExternalSemaphore as ExternalSemaphore,
+        SemaphoreBatch as SemaphoreBatch,
+    )
+    from ._core.stream import (
+        Event as Event,
+        Stream as Stream,
+    )
+    from .capabilities import (
+        Capabilities as Capabilities,
+        Capability as Capability,
+        Cell as Cell,
+        Operation as Operation,
+        Scope as Scope,
+        Support as Support,
+    )
+    from .errors import (
+        ArgumentTypeError as ArgumentTypeError,
+        BackendNotFoundError as BackendNotFoundError,
+        BackendUnavailableError as BackendUnavailableError,
+        DeviceNotFoundError as DeviceNotFoundError,
+        DriverError as DriverError,
+        GpuInteropError as GpuInteropError,
+        HandleError as HandleError,
+        InvalidArgumentError as InvalidArgumentError,
+        LeakedResourceWarning as LeakedResourceWarning,
+        OutOfMemoryError as OutOfMemoryError,
+        PeerError as PeerError,
+        ResourceBusyError as ResourceBusyError,
+        ResourceClosedError as ResourceClosedError,
+        SemaphoreTimeoutError as SemaphoreTimeoutError,
+        UnsupportedError as UnsupportedError,
+    )
     from .handles import (
-        Binary,
-        D3D11Fence,
-        D3D11Resource,
-        D3D11ResourceKmt,
-        D3D12Fence,
-        D3D12Heap,
-        D3D12Resource,
-        DeviceIdentity,
-        DmaBufFd,
-        DrmSyncobjFd,
-        EventFd,
-        FabricHandle,
-        Fence,
-        HandleOrigin,
-        Keyed,
-        KeyedMutex,
-        KeyedMutexKmt,
-        NvSciBuf,
-        NvSciSync,
-        OpaqueFd,
-        OpaqueWin32,
-        OpaqueWin32Kmt,
-        SciSync,
-        SyncFd,
-        Timeline,
-        TimelineFd,
-        TimelineWin32,
-        VmmFd,
+        Binary as Binary,
+        D3D11Fence as D3D11Fence,
+        D3D11Resource as D3D11Resource,
+        D3D11ResourceKmt as D3D11ResourceKmt,
+        D3D12Fence as D3D12Fence,
+        D3D12Heap as D3D12Heap,
+        D3D12Resource as D3D12Resource,
+        DeviceIdentity as DeviceIdentity,
+        DmaBufFd as DmaBufFd,
+        DrmSyncobjFd as DrmSyncobjFd,
+        EventFd as EventFd,
+        FabricHandle as FabricHandle,
+        Fence as Fence,
+        HandleOrigin as HandleOrigin,
+        Keyed as Keyed,
+        KeyedMutex as KeyedMutex,
+        KeyedMutexKmt as KeyedMutexKmt,
+        NvSciBuf as NvSciBuf,
+        NvSciSync as NvSciSync,
+        OpaqueFd as OpaqueFd,
+        OpaqueWin32 as OpaqueWin32,
+        OpaqueWin32Kmt as OpaqueWin32Kmt,
+        SciSync as SciSync,
+        SyncFd as SyncFd,
+        Timeline as Timeline,
+        TimelineFd as TimelineFd,
+        TimelineWin32 as TimelineWin32,
+        VmmFd as VmmFd,
     )
-    from .handoff import Handoff
+    from .handoff import (
+        Handoff as Handoff,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ from .capabilities import Capability, Operation
 from .handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, DeviceIdentity, MemoryHandle
 
 __all__ = [
+    "INTERFACES",
     "Address",
     "AllocationBackend",
     "ArrayBackend",
@@ -30,7 +31,6 @@ __all__ = [
     "DeviceInfo",
     "GraphBackend",
     "HostSemaphoreBackend",
-    "INTERFACES",
     "MulticastBackend",
     "Native",
     "StreamMemoryBackend",

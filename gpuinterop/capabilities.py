@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import handles as _h
 from .errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -187,15 +187,12 @@ def _cell(requirement: Requirement) -> Cell:
         return requirement
     if isinstance(requirement, Operation):
         return Cell(requirement)
-    try:
-        operation, handle_type = requirement
-    except (TypeError, ValueError):
-        operation = handle_type = None
-    if not isinstance(operation, Operation):
+    pair: Any = requirement  # whatever a caller passed
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Operation):
         raise ArgumentTypeError(
             "requirement", f"{requirement!r} is neither an Operation nor a pair (Operation, handle type)."
         )
-    return Cell(operation, handle_type)
+    return Cell(*pair)
 
 
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):

@@ -1,10 +1,10 @@
 """Sending handles to another process over a Unix socket, the descriptors beside a fixed binary message.
 
-The message, little-endian: magic ``GIPH``, u16 version 1, u16 count, then for each handle 128 bytes: u16 handle type (the
-index in `WIRE_TYPES`), u8 origin kind (0: no origin), u8 flags (1 dedicated known, 2 dedicated, 4 size known, 8 uuid
-known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus id (NUL
-padded), 64 bytes fabric data, 8 bytes zero. No pickle, nothing of variable length: a hostile peer can send wrong handles,
-which imports check, but nothing that runs.
+The message, little-endian: magic ``GIPH``, u16 version 1, u16 count, then for each handle 128 bytes: u16 handle type
+(the index in `WIRE_TYPES`), u8 origin kind (0: no origin), u8 flags (1 dedicated known, 2 dedicated, 4 size known, 8
+uuid known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus
+id (NUL padded), 64 bytes fabric data, 8 bytes zero. No pickle, nothing of variable length: a hostile peer can send
+wrong handles, which imports check, but nothing that runs.
 
 ``multiprocessing`` (Process arguments, Pipe, Queue) passes handles too; plain pickle is refused.
 """

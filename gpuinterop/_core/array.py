@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..backend import ArrayBackend
-from ..errors import InvalidArgumentError, ResourceBusyError
+from ..errors import InvalidArgumentError
 from ..handles import ArrayLayout
 from .interchange import HostArray
 from .resource import Resource, Retirement
@@ -113,11 +113,8 @@ class ArrayLevel:
         if host.nbytes != self.nbytes:
             raise InvalidArgumentError(argument, f"has {host.nbytes} bytes, level {self.index} has {self.nbytes}.")
         check_stream(self._array._device, stream)
-        if host.pageable and self._array._backend.pageable_copies_block and stream._waits and not stream.query():
-            raise ResourceBusyError(
-                f"a copy of pageable memory would block behind {stream._label}{stream.waiting_for()}: use pinned memory, "
-                "or synchronize the stream first."
-            )
+        if host.pageable:
+            stream.refuse_blocking_copy()
         self._enqueue(host.ptr, stream, to_array=to_array)
         stream.keep_until_done(host)
 
@@ -139,7 +136,9 @@ def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> Mipmappe
         raise InvalidArgumentError("extent", f"{layout.extent} is no extent of an image.")
     most = max(layout.extent).bit_length()
     if not 1 <= layout.levels <= most:
-        raise InvalidArgumentError("levels", f"an image of {layout.extent} has 1 to {most} levels, not {layout.levels}.")
+        raise InvalidArgumentError(
+            "levels", f"an image of {layout.extent} has 1 to {most} levels, not {layout.levels}."
+        )
     if layout.layers < 0 or (layout.cubemap and layout.layers % 6):
         raise InvalidArgumentError("layers", f"{layout.layers} does not fit; a cube map has a multiple of 6.")
     least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * texel_bytes(layout.format)

@@ -200,7 +200,9 @@ class Device:
         backend = self._allocations()
         step = backend.granularity(self._native, kind)
         if count % step:
-            raise InvalidArgumentError("size", f"{count} is no multiple of the granularity, {step}; pass Allocation.size.")
+            raise InvalidArgumentError(
+                "size", f"{count} is no multiple of the granularity, {step}; pass Allocation.size."
+            )
         self._reclaimer.drain()
         native = lend(
             handle,

@@ -39,7 +39,9 @@ class DType:
             try:
                 parsed = np.dtype(name if name in np.sctypeDict else dtype)  # type: ignore[call-overload]
             except TypeError:
-                raise ArgumentTypeError("dtype", f"{dtype!r} is no element type; use a name such as 'float32'.") from None
+                raise ArgumentTypeError(
+                    "dtype", f"{dtype!r} is no element type; use a name such as 'float32'."
+                ) from None
             if parsed.kind not in _KINDS or parsed.byteorder == ">":
                 raise InvalidArgumentError("dtype", f"{parsed} cannot be shared; use a native number type.")
             self.name, self.code, self.bits = parsed.name, _KINDS[parsed.kind], parsed.itemsize * 8
@@ -245,7 +247,7 @@ class View:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         """A DLPack capsule, by the array API's rules.
 
         Parameters

@@ -205,15 +205,14 @@ class Buffer(Resource):
             array=array,
         )
 
-    def fill(
-        self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None
-    ) -> None:
+    def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done."""
         value = operator.index(byte)
         if not 0 <= value <= 255:
             raise InvalidArgumentError("byte", f"must be 0 to 255, not {value}.")
-        count = self._size - offset if size is None else check_size_argument(size)
-        start = self._range(offset, count, "size")
+        start = check_size_argument(offset, "offset", minimum=0)
+        count = check_size_argument(self._size - start if size is None else size)
+        self._range(start, count, "size")
         self._on(stream, lambda native: self._backend.fill(native, self._address + start, value, count), array=None)
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -231,12 +230,8 @@ class Buffer(Resource):
         """Enqueue on the given stream, or on our own and wait for it."""
         if stream is not None:
             check_stream(self._device, stream)
-            if array is not None and array.pageable and self._backend.pageable_copies_block and stream._waits:
-                if not stream.query():
-                    raise ResourceBusyError(
-                        f"a copy of pageable memory would block behind {stream._label}{stream.waiting_for()}, and could "
-                        "deadlock: use pinned memory, or synchronize the stream first."
-                    )
+            if array is not None and array.pageable:
+                stream.refuse_blocking_copy()
             enqueue(stream._native)
             self._mapping.used_on(stream)
             if array is not None:

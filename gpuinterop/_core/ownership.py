@@ -136,5 +136,6 @@ def check_size(handle: Handle, size: int) -> None:
     for who, limit in known:
         if size > limit:
             raise InvalidArgumentError(
-                "size", f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size."
+                "size",
+                f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size.",
             )

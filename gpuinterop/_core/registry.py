@@ -240,9 +240,9 @@ def _by_name(name: str, source: str) -> LoadedBackend:
     found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
         # A new error each time: a kept one would collect the tracebacks of all who asked.
-        raise BackendUnavailableError(f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix) from (
-            found.__cause__
-        )
+        raise BackendUnavailableError(
+            f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix
+        ) from (found.__cause__)
     return found
 
 
@@ -267,7 +267,8 @@ def _warn_of_failures(fallback: str) -> None:
 
 
 def _reasons() -> str:
-    return "; ".join(f"{name}: {found}" for name, found in _loaded.items() if isinstance(found, BackendUnavailableError))
+    failures = {name: found for name in _installed() if isinstance(found := _loaded.get(name), BackendUnavailableError)}
+    return "; ".join(f"{name}: {failure}" for name, failure in failures.items())
 
 
 def devices() -> Sequence[Device]:

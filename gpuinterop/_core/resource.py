@@ -17,7 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from ..errors import GpuInteropError, InvalidArgumentError, LeakedResourceWarning, ResourceBusyError, ResourceClosedError
+from ..errors import (
+    GpuInteropError,
+    InvalidArgumentError,
+    LeakedResourceWarning,
+    ResourceBusyError,
+    ResourceClosedError,
+)
 
 if TYPE_CHECKING:
     from ..backend import Backend, Native
@@ -279,7 +285,9 @@ class Resource:
         if not once or sys.is_finalizing():
             return
         if self._warns:
-            warnings.warn(f"{self._label} was dropped without close()", LeakedResourceWarning, stacklevel=2, source=self)
+            warnings.warn(
+                f"{self._label} was dropped without close()", LeakedResourceWarning, stacklevel=2, source=self
+            )
         self._retire()
 
     def __repr__(self) -> str:

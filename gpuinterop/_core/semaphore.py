@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _MAX_VALUE = 2**64 - 1
-_VALUE_NAMES: dict[type, str] = {Timeline: "a value", Fence: "a value", Keyed: "a key", SciSync: "the address of a fence"}
+_VALUE_NAMES: dict[type, str] = {
+    Timeline: "a value",
+    Fence: "a value",
+    Keyed: "a key",
+    SciSync: "the address of a fence",
+}
 
 
 class ExternalSemaphore(Resource, Generic[K]):
@@ -112,10 +117,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         UnsupportedError
             The device cannot wait for this kind, or not with a time-out.
         """
-        if value is None and not self._takes_value and timeout is None:
-            number = 0
-        else:
-            number = self._check_value(value)
+        number = 0 if value is None and not self._takes_value else self._check_value(value)
         if (
             self._closed
             or self._cannot_wait is not None
@@ -308,9 +310,7 @@ class SemaphoreBatch:
         self._backend = self._device._backend
         self._batch = self._backend.prepare([semaphore._native for semaphore in semaphores])
 
-    def wait(
-        self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None
-    ) -> None:
+    def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
         """Wait for all; `values` in the order of the constructor, None where one is binary."""
         numbers = self._check(stream, values, Operation.WAIT_SEMAPHORE)
         milliseconds = None

@@ -12,6 +12,7 @@ from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
     InvalidArgumentError,
+    ResourceBusyError,
     ResourceClosedError,
     SemaphoreTimeoutError,
 )
@@ -161,6 +162,14 @@ class Stream(Resource):
         return Event(self, self._backend.record(self._native))
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def refuse_blocking_copy(self) -> None:
+        """Refuse a copy of pageable host memory that would block the caller behind a pending semaphore wait."""
+        if self._backend.pageable_copies_block and self._waits and not self.query():
+            raise ResourceBusyError(
+                f"a copy of pageable memory blocks the caller until {self._label} gets there{self.waiting_for()}, "
+                "which can deadlock: use pinned memory, or synchronize the stream first."
+            )
 
     def keep_until_done(self, thing: object) -> None:
         """Keep `thing` alive until the work enqueued so far is done."""

@@ -131,15 +131,15 @@ class Wave(_Closing):
     Attributes
     ----------
     parameters : WaveParameters
-    kind : type
-        ``Binary`` or ``Timeline``.
+    kind : type or None
+        ``Binary`` or ``Timeline``; None: no semaphores (a driver that shares none), the host orders the frames.
     memory_size : int
         Of the whole allocation, in bytes.
     dedicated : bool
     """
 
     parameters: WaveParameters
-    kind: type
+    kind: type | None
     memory_size: int
     dedicated: bool
 
@@ -148,7 +148,10 @@ class Wave(_Closing):
 
     @abstractmethod
     def export_semaphores(self) -> tuple[AnySemaphoreHandle, AnySemaphoreHandle | None]:
-        """(signalled by the exporter, signalled by the consumer); the second is None for a timeline."""
+        """(signalled by the exporter, signalled by the consumer); the second is None for a timeline.
+
+        Raises `InvalidArgumentError` on a wave without semaphores, whose `submit` takes ``wait=False, signal=False``.
+        """
 
     @abstractmethod
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
@@ -207,4 +210,4 @@ class Exporter(_Closing):
         """Enqueue: after `wait`, do `fill`, then `signal`. Returns at once."""
 
     @abstractmethod
-    def create_wave(self, parameters: WaveParameters, kind: type) -> Wave: ...
+    def create_wave(self, parameters: WaveParameters, kind: type | None) -> Wave: ...

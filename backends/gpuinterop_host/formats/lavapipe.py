@@ -1,0 +1,47 @@
+"""lavapipe's memory, as its OPAQUE_FD hands it out (Mesa's ``os_memory_fd.c``).
+
+A memfd named ``llvmpipe memory fd``, sealed against shrinking and growing, with a header before the data:
+
+===============  ==================================================================================================
+offset           content
+===============  ==================================================================================================
+0                size_t total: the object's size, header included
+8                size_t data: where the data begins (4096 where pages are that long; read it, do not assume it)
+16               16 bytes: SHA-1 of ``llvmpipe`` and Mesa's revision; it differs between builds
+data - 8         size_t data, again
+===============  ==================================================================================================
+
+The total is the allocation's size, plus a page, plus 40: so up to 40 bytes lie behind the allocation's end.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Final
+
+from gpuinterop.errors import HandleError
+
+NAME: Final = "llvmpipe memory fd"
+_HEADER = struct.Struct("=QQ16s")
+
+
+def data_offset(fd: int, total: int) -> int:
+    """Where the data begins in an object of `total` bytes.
+
+    Raises
+    ------
+    HandleError
+        The object has lavapipe's name, but not the header that is known: another version of Mesa, or no lavapipe.
+    """
+    header = os.pread(fd, _HEADER.size, 0)  # pread: the file position is shared with the exporter, who reads there
+    if len(header) == _HEADER.size:
+        size, offset, _ = _HEADER.unpack(header)
+        if size == total and _HEADER.size + 8 <= offset <= total:
+            (again,) = struct.unpack("=Q", os.pread(fd, 8, offset - 8))
+            if again == offset:
+                return int(offset)
+    raise HandleError(
+        f"handle: a memfd named {NAME!r} without the header that lavapipe is known to write (Mesa 22.3 to 25.0); "
+        "this version of Mesa may lay its memory out differently."
+    )

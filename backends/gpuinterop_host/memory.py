@@ -1,0 +1,218 @@
+"""Shared memory: which objects are taken, how they are mapped, and allocations of our own.
+
+**The rule.** What is mapped must not shrink under the mapping: a page beyond the end of the object kills the process
+with SIGBUS. So an object is taken only
+
+1. if it is sealed against shrinking (F_SEAL_SHRINK): lavapipe's memory is, and so is everything made here;
+2. or if it can be sealed (made with MFD_ALLOW_SEALING and not F_SEAL_SEAL): then F_SEAL_SHRINK is added, which its
+   owner will notice only if he wanted to truncate it; growing stays allowed;
+3. or if it can never be sealed, but is known by its name as a driver's that does not truncate it: SwiftShader's.
+   A name proves nothing against a peer of bad will, as little as the layout behind it: trusted peers only.
+
+Everything else is refused: regular files and /dev/shm objects (anybody who can open them can truncate them), other
+memfds that cannot be sealed, pipes, sockets, devices; descriptors that are not open for reading and writing; memfds
+sealed against writing. The seal is added last, when nothing else speaks against the object, and the size is looked at
+again behind it; then the whole object is mapped once. Timelines and allocations must bring their seals along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from gpuinterop.errors import HandleError
+
+from . import system
+from .formats import lavapipe, swiftshader, timeline
+
+if sys.platform != "win32":
+    import fcntl
+
+MEMORY_DRIVERS: Final = (swiftshader.MEMORY_NAME,)
+SEMAPHORE_DRIVERS: Final = (swiftshader.SEMAPHORE_NAME,)
+BINARY_NAME: Final = "gpuinterop.binary"
+ALLOCATION_NAME: Final = "gpuinterop.allocation"
+_NO_MEMORY = (swiftshader.SEMAPHORE_NAME, BINARY_NAME, timeline.NAME)
+_LINK = "/memfd:"
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """What was found behind a descriptor; nothing has been changed yet."""
+
+    fd: int
+    size: int
+    seals: int
+    name: str
+    """The memfd's; "" where /proc is not mounted."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it can neither shrink nor grow."""
+        return self.seals & _FIXED == _FIXED
+
+    def secure(self) -> None:
+        """Make sure that it does not shrink from now on. Called last, when nothing else speaks against it."""
+        if not self.seals & (system.SEAL_SHRINK | system.SEAL_SEAL):
+            try:
+                fcntl.fcntl(self.fd, system.F_ADD_SEALS, system.SEAL_SHRINK)
+            except OSError as error:
+                raise system.driver_error("fcntl(F_ADD_SEALS)", error.errno or 0) from error
+        if os.fstat(self.fd).st_size < self.size:
+            raise HandleError("handle: the memfd was truncated while it was being imported.")
+
+
+_FIXED = system.SEAL_SHRINK | system.SEAL_GROW
+
+
+def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
+    """Apply the rule above to `fd`, which is to be `what` ("memory", "a binary semaphore").
+
+    Raises
+    ------
+    HandleError
+        The object is refused; the message says why, and what would be taken.
+    """
+    link = _link(fd)
+    status = os.fstat(fd)
+    try:
+        seals = fcntl.fcntl(fd, system.F_GET_SEALS)
+    except OSError:
+        raise HandleError(
+            f"handle: {_describe(status.st_mode, link)} cannot be {what} on the host, which takes memfds; "
+            "make it with memfd_create(MFD_ALLOW_SEALING)."
+        ) from None
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if flags & os.O_ACCMODE != os.O_RDWR:
+        raise HandleError("handle: the descriptor is not open for reading and writing; export it with O_RDWR.")
+    if seals & system.SEAL_WRITE:
+        raise HandleError("handle: the memfd is sealed against writing (F_SEAL_WRITE); it cannot be shared both ways.")
+    name = link.removeprefix(_LINK).removesuffix(" (deleted)") if link.startswith(_LINK) else ""
+    never = seals & system.SEAL_SEAL and not seals & system.SEAL_SHRINK
+    if never and not (status.st_nlink == 0 and name.startswith(drivers)):
+        raise HandleError(
+            f"handle: {_describe(status.st_mode, link)} is not sealed against shrinking, cannot be, and is not "
+            f"known as a driver's: whoever truncates it would kill this process. As {what} the host takes memfds "
+            "made with MFD_ALLOW_SEALING."
+        )
+    return Object(fd, status.st_size, seals, name)
+
+
+def _link(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _describe(mode: int, link: str) -> str:
+    if link.startswith(_LINK):
+        return f"the memfd {link!r}"
+    kinds = (
+        (stat.S_ISREG, "the file"),
+        (stat.S_ISFIFO, "the pipe"),
+        (stat.S_ISSOCK, "the socket"),
+        (stat.S_ISCHR, "the device"),
+        (stat.S_ISBLK, "the device"),
+        (stat.S_ISDIR, "the directory"),
+    )
+    kind = next((text for test, text in kinds if test(mode)), "the object")
+    return f"{kind} {link!r}"
+
+
+def check_size(size: int, there: int, what: str) -> None:
+    if size > there:
+        raise HandleError(
+            f"size: {size} bytes is beyond the {what}, which has {there}; pass the allocation's own size."
+        )
+
+
+class Memory:
+    """Imported memory: the whole object mapped once, from import to destruction."""
+
+    __slots__ = ("_base", "_mapped", "data", "size")
+
+    def __init__(self, base: int, mapped: int, offset: int) -> None:
+        self._base = base
+        self._mapped = mapped
+        self.data = base + offset
+        """The address of the first byte of data."""
+        self.size = mapped - offset
+
+    def destroy(self) -> None:
+        base, self._base = self._base, 0
+        if base:
+            system.unmap(base, self._mapped)
+
+
+def import_memory(fd: int, size: int) -> Memory:
+    """Map the memory behind `fd` and close it; on an exception `fd` is left alone."""
+    found = examine(fd, "memory", MEMORY_DRIVERS)
+    if found.name.startswith(_NO_MEMORY):
+        raise HandleError(f"handle: the memfd {found.name!r} is a semaphore, not memory.")
+    offset = lavapipe.data_offset(fd, found.size) if found.name == lavapipe.NAME else 0
+    check_size(size, found.size - offset, "memory object")
+    found.secure()
+    memory = Memory(system.map_shared(fd, found.size), found.size, offset)
+    os.close(fd)
+    return memory
+
+
+class Allocation:
+    """Shareable memory: a sealed memfd, mapped on demand."""
+
+    __slots__ = ("fd", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    def map(self) -> tuple[tuple[int, int], int]:
+        address = system.map_shared(self.fd, self.size)
+        return (address, self.size), address
+
+    def release(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def allocate(size: int) -> Allocation:
+    """Zeroed memory. Pages are there from the first touch on, as for every allocation on the CPU.
+
+    Raises
+    ------
+    OutOfMemoryError
+        `size` is more than the machine has left: the kernel would agree, and kill the process at the touch.
+    """
+    if (available := _available()) is not None and size > available:
+        meaning = f"{size} bytes are wanted, {available} are available"
+        raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
+    return Allocation(system.create_memfd(ALLOCATION_NAME, size), size)
+
+
+def _available() -> int | None:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def import_allocation(fd: int, size: int) -> Allocation:
+    """Take over `fd`; on an exception it is left alone."""
+    found = examine(fd, "an allocation", ())
+    if found.name.startswith((*_NO_MEMORY, lavapipe.NAME)):
+        raise HandleError(f"handle: the memfd {found.name!r} is no allocation; import it as an OpaqueFd.")
+    if not found.fixed:
+        raise HandleError(
+            "handle: this memfd is no shareable allocation of the host's: those are sealed against shrinking and "
+            "growing. Import it as memory (OpaqueFd) instead."
+        )
+    check_size(size, found.size, "allocation")
+    return Allocation(fd, size)

@@ -1,0 +1,384 @@
+"""Binary semaphores in SwiftShader's layout, timeline semaphores in our own.
+
+Waits block the calling thread in pieces of at most 50 ms (:data:`.system.SLICE`), the GIL released, and look between
+them whether they were cancelled.
+
+**Why a binary wait looks instead of sleeping on the condition.** ``pthread_cond_timedwait`` takes the mutex again
+before it returns, without any limit: a peer that dies inside the lock would hang every waiter for good. And a waiter
+killed inside it leaves its mark in the condition, over which a later broadcast of SwiftShader's stumbles. So a wait
+here reads `signaled`, lock-free, at first all the time, then with growing pauses (20 us to 1 ms), and locks, with a
+limit, only to take the signal. Nobody who waits here can harm his peer by dying.
+
+**What remains**, because the layout is SwiftShader's and its mutex not robust: a peer that dies inside the lock makes
+the semaphore unusable. That is noticed after :data:`LOCK_LIMIT` seconds, the semaphore is marked, and from then on
+everything that is done with it here raises the same `PeerError`; nothing is repaired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, Final, TypeAlias
+
+from gpuinterop.errors import (
+    DriverError,
+    GpuInteropError,
+    HandleError,
+    PeerError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+)
+
+from . import memory, system
+from .failures import again
+from .formats import swiftshader, timeline
+
+LOCK_LIMIT: Final = 1.0
+"""Seconds that a lock may be held by somebody else: its holders need microseconds."""
+
+_SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
+_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
+
+Check: TypeAlias = Callable[[], None]
+"""Raises when whoever waits is to stop waiting."""
+
+
+class Semaphore(ABC):
+    """One page of shared memory and the fd of it, which is kept for `export`."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, fd: int, address: int) -> None:
+        self.fd = fd
+        self._address = address
+        self.label = f"{self.kind} semaphore {os.fstat(fd).st_ino}"
+        """For messages. The number is the memfd's inode, the same in every process."""
+        # Reentrant: the garbage collector may run a finalizer that closes us while we hold it.
+        self._lock = threading.RLock()
+        self._users = 0
+        self._closed = False
+        self._released = False
+        self._failure: GpuInteropError | None = None
+
+    @abstractmethod
+    def signal(self, value: int) -> None: ...
+
+    @abstractmethod
+    def wait(self, value: int, deadline: float | None, check: Check) -> bool:
+        """Block until it is signalled; False when ``time.monotonic()`` has reached `deadline`."""
+
+    @abstractmethod
+    def describe(self, value: int) -> str:
+        """What a wait for `value` waits for, and how it stands."""
+
+    def abandon(self) -> None:
+        """Make pending and later operations raise `ResourceClosedError`."""
+        failure = ResourceClosedError(f"{self.label} was abandoned: it was closed while operations were pending.")
+        with self._lock:
+            self._failure = self._failure or failure
+            if not self._closed:
+                self._wake()
+
+    def close(self) -> None:
+        """End use. The page is unmapped at once, or by the last thread that still looks at it."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake()
+        self._release_if_last()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the page mapped."""
+        with self._lock:
+            self._users += 1
+        try:
+            self._check()  # behind the count: from here on nobody unmaps
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            self._release_if_last()
+
+    def _release_if_last(self) -> None:
+        with self._lock:
+            if self._users or not self._closed or self._released:
+                return
+            self._released = True
+        self._release()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise again(self._failure)
+        if self._closed:
+            raise ResourceClosedError(f"{self.label} is closed.")
+
+    def _wake(self) -> None:  # noqa: B027 - only what sleeps has to be woken
+        """Wake this process's waiters, who then look at `_check`. Called with the page mapped."""
+
+    def _release(self) -> None:
+        system.unmap(self._address, system.PAGE)
+        os.close(self.fd)
+
+
+class BinarySemaphore(Semaphore):
+    """A semaphore in SwiftShader's layout."""
+
+    kind = "binary"
+
+    def __init__(self, fd: int, address: int) -> None:
+        super().__init__(fd, address)
+        self._page = swiftshader.Page(address)
+
+    @classmethod
+    def create(cls) -> BinarySemaphore:
+        fd, address = _new_page(memory.BINARY_NAME, swiftshader.initialise)
+        return cls(fd, address)
+
+    @classmethod
+    def load(cls, fd: int) -> BinarySemaphore:
+        """Import; `fd` is ours on success, and left alone on an exception."""
+        found = memory.examine(fd, "a binary semaphore", memory.SEMAPHORE_DRIVERS)
+        if problem := _wrong_size(found.size) or swiftshader.problem(os.pread(fd, system.PAGE, 0)):
+            raise HandleError(_no_binary(problem))
+        found.secure()
+        address = system.map_shared(fd, system.PAGE)
+        try:
+            semaphore = cls(fd, address)
+            semaphore._locked(semaphore._add_reference)
+        except BaseException:
+            system.unmap(address, system.PAGE)
+            raise
+        return semaphore
+
+    def signal(self, value: int) -> None:
+        with self._in_use():
+            self._locked(self._set)
+
+    def wait(self, value: int, deadline: float | None, check: Check) -> bool:
+        with self._in_use():
+            spins = _SPINS
+            pause = _FIRST_PAUSE
+            looked = time.monotonic()
+            while True:
+                if self._page.signaled and self._locked(self._take):
+                    return True
+                if spins:
+                    spins -= 1
+                    os.sched_yield()
+                    continue
+                now = time.monotonic()
+                if deadline is not None:
+                    if now >= deadline:
+                        return False
+                    pause = min(pause, deadline - now)
+                if now - looked >= system.SLICE:
+                    looked = now
+                    # a peer that died inside the lock will never signal: this is where it is noticed
+                    if self._page.mutex.held and self._locked(self._take):
+                        return True
+                self._check()
+                check()
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    def describe(self, value: int) -> str:
+        return f"{self.label} to be signalled"
+
+    def _add_reference(self) -> None:
+        self._page.ref_count += 1
+
+    def _drop_reference(self) -> None:
+        self._page.ref_count -= 1
+
+    def _set(self) -> None:
+        self._page.signaled = True
+        system.broadcast(self._page.cond)
+
+    def _take(self) -> bool:
+        taken = self._page.signaled
+        if taken:
+            self._page.signaled = False
+        return taken
+
+    def _locked(self, action: Callable[[], bool | None]) -> bool | None:
+        return self._page.mutex.run(action, self._lost, LOCK_LIMIT)
+
+    def _lost(self, code: int) -> None:
+        if code == errno.ETIMEDOUT:
+            owner = self._page.mutex.owner
+            what = f"thread {owner} has held its lock for more than {LOCK_LIMIT:g} s"
+            if owner and not os.path.exists(f"/proc/{owner}"):
+                what = f"thread {owner}, which no longer exists here, holds its lock"
+            what += ": that process died or was stopped between lock and unlock"
+        elif problem := swiftshader.problem(ctypes.string_at(self._address, system.PAGE)):
+            what = problem
+        else:
+            what = f"its lock cannot be taken ({errno.errorcode.get(code, code)})"
+        self._failure = self._failure or PeerError(f"{self.label} is unusable: {what}. Make a new one on both sides.")
+        raise again(self._failure)
+
+    def _release(self) -> None:
+        if self._failure is None or isinstance(self._failure, ResourceClosedError):
+            with contextlib.suppress(GpuInteropError):  # the count is of no use to a semaphore whose lock is lost
+                self._locked(self._drop_reference)
+        super()._release()
+
+
+class TimelineSemaphore(Semaphore):
+    """A semaphore in the layout of :mod:`.formats.timeline`."""
+
+    kind = "timeline"
+
+    def __init__(self, fd: int, address: int) -> None:
+        super().__init__(fd, address)
+        self._value = ctypes.c_uint64.from_address(address + timeline.VALUE)
+        self._sequence = ctypes.c_uint32.from_address(address + timeline.SEQUENCE)
+        self._futex = address + timeline.SEQUENCE
+        self._mutex = system.SharedMutex(address + timeline.MUTEX)
+
+    @classmethod
+    def create(cls) -> TimelineSemaphore:
+        fd, address = _new_page(timeline.NAME, timeline.initialise)
+        return cls(fd, address)
+
+    @classmethod
+    def load(cls, fd: int) -> TimelineSemaphore:
+        """Import; `fd` is ours on success, and left alone on an exception."""
+        found = memory.examine(fd, "a timeline semaphore", ())
+        if not found.fixed:
+            raise HandleError(_no_timeline("it is not sealed against shrinking and growing"))
+        if problem := _wrong_size(found.size) or timeline.problem(os.pread(fd, system.PAGE, 0)):
+            raise HandleError(_no_timeline(problem))
+        address = system.map_shared(fd, system.PAGE)
+        try:
+            return cls(fd, address)
+        except BaseException:
+            system.unmap(address, system.PAGE)
+            raise
+
+    @property
+    def value(self) -> int:
+        with self._in_use():
+            return self._value.value
+
+    def signal(self, value: int) -> None:
+        def store() -> None:
+            current = self._value.value
+            if value <= current:
+                raise DriverError(
+                    "host timeline signal",
+                    errno.EINVAL,
+                    "VALUE_NOT_GREATER",
+                    f"{self.label} stands at {current}; a signal must be greater, and {value} is not.",
+                )
+            self._value.value = value  # one aligned 8-byte store
+            self._advance()
+
+        with self._in_use():
+            self._mutex.run(store, self._lost, LOCK_LIMIT)
+            system.futex_wake_all(self._futex)
+
+    def wait(self, value: int, deadline: float | None, check: Check) -> bool:
+        with self._in_use():
+            spins = _SPINS
+            while True:
+                sequence = self._sequence.value  # before the value: a signal in between ends the sleep at once
+                if self._value.value >= value:
+                    self._acquire()
+                    return True
+                if spins:
+                    spins -= 1
+                    os.sched_yield()
+                    continue
+                self._check()
+                check()
+                piece = system.SLICE
+                if deadline is not None:
+                    piece = min(piece, deadline - time.monotonic())
+                    if piece <= 0:
+                        return False
+                system.futex_wait(self._futex, sequence, piece)
+
+    def describe(self, value: int) -> str:
+        return f"{self.label} to reach {value} (it stands at {self.value})"
+
+    def _advance(self) -> None:
+        self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
+
+    def _acquire(self) -> None:
+        """Order what is read from now on behind the value that was just seen."""
+        assert system.LAYOUT is not None
+        if not system.LAYOUT.strongly_ordered:
+            self._mutex.run(lambda: None, self._lost, LOCK_LIMIT)
+
+    def _lost(self, code: int) -> None:
+        if code == errno.EOWNERDEAD:
+            self._advance()  # the dead writer may have stored the value and not this
+            return
+        owner = self._mutex.owner
+        if code == errno.ETIMEDOUT:
+            raise PeerError(
+                f"{self.label}: thread {owner} has held its lock for more than {LOCK_LIMIT:g} s; was it stopped?"
+            )
+        raise PeerError(f"{self.label}: its lock cannot be taken ({errno.errorcode.get(code, code)}).")
+
+    def _wake(self) -> None:
+        system.futex_wake_all(self._futex)
+
+
+def _new_page(name: str, initialise: Callable[[int], None]) -> tuple[int, int]:
+    fd = system.create_memfd(name, system.PAGE)
+    try:
+        address = system.map_shared(fd, system.PAGE)
+        try:
+            initialise(address)
+        except BaseException:
+            system.unmap(address, system.PAGE)
+            raise
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, address
+
+
+def _wrong_size(size: int) -> str | None:
+    return None if size == system.PAGE else f"it has {size} bytes, not one page ({system.PAGE})"
+
+
+def _no_binary(why: str) -> str:
+    return (
+        f"handle: this is no binary semaphore as SwiftShader and the host share them: {why}. "
+        "Memory is imported with import_memory, a timeline semaphore as a TimelineFd."
+    )
+
+
+def _no_timeline(why: str) -> str:
+    return (
+        f"handle: this is no timeline semaphore of the host's: {why}. "
+        "A binary semaphore is imported as an OpaqueFd, memory with import_memory."
+    )
+
+
+def signal_all(semaphores: Sequence[Semaphore], values: Sequence[int]) -> None:
+    for semaphore, value in zip(semaphores, values, strict=True):
+        semaphore.signal(value)
+
+
+def wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], timeout_ms: int | None, check: Check) -> None:
+    """Wait for one after the other; `timeout_ms` is for all of them, from now on.
+
+    After a time-out or a failure the binary ones waited for by then have been consumed.
+    """
+    deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+    for semaphore, value in zip(semaphores, values, strict=True):
+        if not semaphore.wait(value, deadline, check):
+            raise SemaphoreTimeoutError(f"waited {timeout_ms} ms for {semaphore.describe(value)}.")

@@ -1,0 +1,222 @@
+"""Streams: one daemon thread each, in order; events; and the calling thread as the default stream.
+
+An operation that fails stops its stream: the error is kept, what follows is skipped (a signal is not sent: a peer must
+not take unfinished work for finished), events recorded behind it are done, with that error, and `synchronize` raises
+it every time. Only destroying the stream ends that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import itertools
+import os
+import threading
+import time
+from _thread import LockType, allocate_lock
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeAlias
+
+from gpuinterop.errors import ResourceClosedError
+
+from . import system
+from .failures import again
+
+FIRST_POINTER: Final = 16
+"""Below lie the numbers that CUDA and HIP give their default streams; 0 is ours."""
+_EXIT_LIMIT = 0.5  # seconds that interpreter exit waits for all the workers together
+
+
+class Event:
+    """Done once, with or without a failure. Each waiter brings its own lock, so making one costs next to nothing."""
+
+    __slots__ = ("_waiters", "done", "failure")
+
+    def __init__(self, *, done: bool = False) -> None:
+        self.done = done
+        self.failure: BaseException | None = None
+        self._waiters: list[LockType] = []
+
+    def finish(self, failure: BaseException | None) -> None:
+        self.failure = failure
+        self.done = True
+        for waiter in tuple(self._waiters):
+            waiter.release()
+
+    def query(self) -> bool:
+        if self.done and self.failure is not None:
+            raise again(self.failure)
+        return self.done
+
+    def wait(self, timeout: float | None) -> bool:
+        """Block until done; False when `timeout` seconds passed. Raises the failure."""
+        if not self.done and not self._block(-1 if timeout is None else timeout):
+            return False
+        return self.query()
+
+    def join(self, check: Callable[[], None]) -> None:
+        """Block until done, in cancellable pieces. Raises the failure, or what `check` raises."""
+        while not self.done and not self._block(system.SLICE):
+            check()
+        self.query()
+
+    def _block(self, timeout: float) -> bool:
+        gate = allocate_lock()
+        gate.acquire()
+        self._waiters.append(gate)
+        try:
+            # `finish` may have come between the caller's look and the append; then nobody opens the gate
+            if self.done:
+                return True
+            if timeout < 0:
+                return gate.acquire()
+            return gate.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)) or self.done
+        finally:
+            self._waiters.remove(gate)
+
+
+Work: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
+
+
+class Stream:
+    """A worker thread behind a queue."""
+
+    def __init__(self) -> None:
+        self.pointer = next(_pointers)
+        self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
+        self._destroyed = False
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"gpuinterop-host-{self.pointer}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # "can't start new thread"
+            raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
+        _live[self.pointer] = self
+
+    def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._queue.put((function, arguments))
+        if self._ended:
+            self._refuse()
+
+    def record(self) -> Event:
+        event = Event()
+        self._queue.put(event)
+        if self._ended:
+            self._refuse()
+        return event
+
+    def synchronize(self) -> None:
+        self.record().wait(None)
+
+    def check(self) -> None:
+        """Raise if what this stream's thread waits for is of no use any more."""
+        if self._destroyed:
+            raise ResourceClosedError(f"the host stream {self.pointer} was destroyed with work pending.")
+        check_exit()
+
+    def destroy(self) -> None:
+        """End the worker. What still waits in it is cancelled; what is still queued behind that is skipped."""
+        self._destroyed = True
+        _live.pop(self.pointer, None)
+        self._queue.put(None)
+
+    def end(self, limit: float) -> None:
+        self._queue.put(None)
+        self._thread.join(limit)
+
+    def _run(self) -> None:
+        get = self._queue.get
+        while (item := get()) is not None:
+            if isinstance(item, Event):
+                item.finish(self._failure)
+            elif self._failure is None:
+                try:
+                    function, arguments = item
+                    function(*arguments)
+                except BaseException as error:
+                    self._failure = error
+            item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
+        self._ended = True
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """The worker has gone: let nobody wait for what was queued after it."""
+        failure = self._failure or ResourceClosedError(f"the host stream {self.pointer} was destroyed.")
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                return
+            if isinstance(item, Event):
+                item.finish(failure)
+
+    def _forked(self) -> None:
+        # The thread stayed in the parent, and perhaps holds the queue's lock for ever.
+        self._queue = SimpleQueue()
+        self._failure = ResourceClosedError(
+            f"the host stream {self.pointer} belongs to the parent process; create a stream after the fork."
+        )
+        self._ended = True
+
+
+class CallingThread:
+    """The default stream: what it is given runs in the caller, at once.
+
+    NumPy and the CPU side of other libraries run in the calling thread, so this is the stream that they are ordered
+    on. Failures are raised where they happen and do not stick.
+    """
+
+    pointer = 0
+
+    def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        function(*arguments)
+
+    def record(self) -> Event:
+        return Event(done=True)
+
+    def synchronize(self) -> None:
+        """Nothing can be pending."""
+
+    def check(self) -> None:
+        check_exit()
+
+    def destroy(self) -> None:
+        """It is nobody's."""
+
+
+AnyStream: TypeAlias = Stream | CallingThread
+
+_pointers = itertools.count(FIRST_POINTER)
+_live: dict[int, Stream] = {}
+_exiting = threading.Event()
+
+
+def find(pointer: int) -> Stream | None:
+    return _live.get(pointer)
+
+
+def check_exit() -> None:
+    """Raise when the interpreter exits: what is not signalled by now will not be waited for."""
+    if _exiting.is_set():
+        raise ResourceClosedError("the interpreter is exiting.")
+
+
+def _exit() -> None:
+    # The threads are daemons and could be left alone; but one that returns from libc while the interpreter is being
+    # taken down may crash it, so those that wait are told to stop first.
+    _exiting.set()
+    deadline = time.monotonic() + _EXIT_LIMIT
+    for stream in tuple(_live.values()):
+        stream.end(max(0.0, deadline - time.monotonic()))
+
+
+def _forked() -> None:
+    for stream in _live.values():
+        stream._forked()
+
+
+atexit.register(_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

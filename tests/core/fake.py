@@ -1,0 +1,173 @@
+"""A scripted backend: it does its work on the CPU at once, records every call, and fails where a test says so.
+
+It stands for a driver whose habits the core must bear: one that closes the fd of a failed import, keeps that of a
+successful one, never finishes an event.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gpuinterop._core.device import Device
+from gpuinterop.backend import ArrayBackend, DeviceInfo, Native
+from gpuinterop.capabilities import DOMAIN, Capabilities, Capability, Operation, Scope, Support
+from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, FdHandle, MemoryHandle
+
+
+class FakeBackend(ArrayBackend):
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.blocked: set[int] = set()  # streams whose events are not done
+        self.live: set[tuple[str, int]] = set()
+        self.on_import: Callable[[FdHandle], None] = lambda handle: os.close(handle.fd)
+        self.memory = ctypes.create_string_buffer(1 << 16)
+        self._serial = itertools.count(1)
+        self.event_streams: dict[Native, Native] = {}
+
+    def _new(self, what: str) -> tuple[str, int]:
+        native = (what, next(self._serial))
+        self.live.add(native)
+        return native
+
+    def _drop(self, native: tuple[str, int]) -> None:
+        self.calls.append(("destroy", native[0]))
+        self.live.remove(native)
+
+    def count(self, what: str) -> int:
+        return sum(kind == what for kind, _ in self.live)
+
+    # -- backend --
+
+    def versions(self) -> Mapping[str, str]:
+        return {}
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        return [fake_info()]
+
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        return ()
+
+    def open_device(self, ordinal: int) -> Native:
+        return ordinal
+
+    def create_stream(self, device: Native) -> Native:
+        return self._new("stream")
+
+    def adopt_stream(self, device: Native, pointer: int) -> Native:
+        return ("adopted", pointer)
+
+    def stream_pointer(self, stream: Native) -> int:
+        return int(stream[1])
+
+    def destroy_stream(self, stream: Native) -> None:
+        self._drop(stream)
+
+    def synchronize(self, stream: Native) -> None:
+        self.calls.append(("synchronize", stream))
+
+    def wait_event(self, stream: Native, event: Native) -> None:
+        self.calls.append(("wait_event", stream, self.event_streams[event]))
+
+    def record(self, stream: Native) -> Native:
+        event = self._new("event")
+        self.event_streams[event] = stream
+        return event
+
+    def is_done(self, event: Native) -> bool:
+        return self.event_streams[event][1] not in self.blocked
+
+    def destroy_event(self, event: Native) -> None:
+        self.live.remove(event)
+
+    def copy(self, stream: Native, target: int, source: int, size: int) -> None:
+        self.calls.append(("copy", stream, size))
+        ctypes.memmove(target, source, size)
+
+    def fill(self, stream: Native, target: int, byte: int, size: int) -> None:
+        self.calls.append(("fill", stream, byte, size))
+        ctypes.memset(target, byte, size)
+
+    def import_memory(self, device: Native, handle: MemoryHandle, *, size: int, dedicated: bool) -> Native:
+        self.calls.append(("import_memory", type(handle).__name__, size, dedicated))
+        if isinstance(handle, FdHandle):
+            self.on_import(handle)
+        return self._new("memory")
+
+    def map_buffer(self, memory: Native, *, offset: int, size: int) -> tuple[Native, int]:
+        self.calls.append(("map_buffer", offset, size))
+        return self._new("mapping"), ctypes.addressof(self.memory) + offset
+
+    def unmap_buffer(self, mapping: Native) -> None:
+        self._drop(mapping)
+
+    def destroy_memory(self, memory: Native) -> None:
+        self._drop(memory)
+
+    def import_semaphore(self, device: Native, handle: AnySemaphoreHandle) -> Native:
+        self.calls.append(("import_semaphore", type(handle).__name__))
+        if isinstance(handle, FdHandle):
+            self.on_import(handle)
+        return self._new("semaphore")
+
+    def prepare(self, semaphores: Sequence[Native]) -> Native:
+        return tuple(semaphores)
+
+    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+        self.calls.append(("signal", stream, tuple(values)))
+
+    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+        self.calls.append(("wait", stream, tuple(values), timeout_ms))
+
+    def destroy_semaphore(self, semaphore: Native) -> None:
+        self._drop(semaphore)
+
+    def abandon_semaphore(self, semaphore: Native) -> None:
+        self.calls.append(("abandon", semaphore))
+
+    def map_array(self, memory: Native, layout: ArrayLayout) -> Native:
+        self.calls.append(("map_array", layout))
+        return self._new("array")
+
+    def copy_level(self, stream: Native, array: Native, level: int, address: int, size: int, *, to_array: bool) -> None:
+        self.calls.append(("copy_level", level, size, to_array))
+
+    def destroy_array(self, array: Native) -> None:
+        self._drop(array)
+
+
+def fake_info(dlpack: tuple[int, int] = (1, 0)) -> DeviceInfo:
+    interface = "__array_interface__" if dlpack[0] == 1 else "__cuda_array_interface__"
+    return DeviceInfo(
+        ordinal=0, name="fake", uuid=b"f" * 16, pci_bus_id="0000:01:00.0", dlpack=dlpack, array_interface=interface
+    )
+
+
+def table(*gaps: Operation) -> Capabilities:
+    """Everything usable but `gaps`."""
+    return Capabilities(
+        [
+            Capability(
+                operation=cell.operation,
+                handle_type=cell.handle_type,
+                support=Support.UNSUPPORTED if cell.operation in gaps else Support.UNVERIFIED,
+                scope=Scope.DRIVER,
+                reason="the test says so.",
+                reference="tests",
+            )
+            for cell in DOMAIN
+        ],
+        owner="fake",
+    )
+
+
+def fake_device(
+    *gaps: Operation, dlpack: tuple[int, int] = (1, 0), backend: FakeBackend | None = None
+) -> tuple[Device, FakeBackend]:
+    found = backend or FakeBackend()
+    return Device(found, fake_info(dlpack), table(*gaps)), found

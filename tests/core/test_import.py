@@ -1,0 +1,89 @@
+"""`import gpuinterop` is free: no binding, no NumPy, no environment, no driver; and it never raises."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpuinterop
+
+PROBE = """
+import builtins, os, sys
+
+reads = []
+class Watched(dict):
+    def __getitem__(self, key): reads.append(key); return super().__getitem__(key)
+    def get(self, key, default=None): reads.append(key); return super().get(key, default)
+    def __contains__(self, key): reads.append(key); return super().__contains__(key)
+
+os.environ._data = Watched(os.environ._data)
+before = set(sys.modules)
+opened = []
+sys.addaudithook(lambda event, args: opened.append(args[0]) if event in ("ctypes.dlopen", "open") else None)
+import gpuinterop
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+forbidden = {"numpy", "vulkan", "cuda", "hip", "rocm", "torch", "cupy", "cffi", "gpuinterop_host", "multiprocessing"}
+assert not new & forbidden, new & forbidden
+ours = [key for key in reads if b"GPUINTEROP" in key or b"VK_" in key]
+assert not ours, ours
+libraries = [name for name in opened if ".so" in str(name)]
+assert not libraries, libraries
+print("clean")
+"""
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_import_loads_nothing_and_reads_nothing() -> None:
+    result = run(PROBE)
+    assert result.stdout.strip() == "clean", result.stderr
+
+
+def test_a_wrong_backend_breaks_no_import() -> None:
+    result = run("import gpuinterop; print(gpuinterop.__version__)", GPUINTEROP_BACKEND="nonsense")
+    assert result.returncode == 0, result.stderr
+    result = run("import gpuinterop; gpuinterop.device()", GPUINTEROP_BACKEND="nonsense")
+    assert "BackendNotFoundError" in result.stderr
+    assert "host" in result.stderr  # names what is installed
+
+
+def test_a_wrong_backend_breaks_no_other_pytest_run(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_nothing():\n    pass\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "GPUINTEROP_BACKEND": "nonsense", "GPUINTEROP_DISABLE": "no_such_thing"},
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 passed" in result.stdout
+
+
+def test_every_public_name_resolves() -> None:
+    for name in gpuinterop.__all__:
+        assert getattr(gpuinterop, name) is not None
+    assert set(gpuinterop.__all__) <= set(dir(gpuinterop))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(gpuinterop.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(gpuinterop.__all__) - {"__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(gpuinterop, "nonsense")

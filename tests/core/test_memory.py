@@ -1,0 +1,265 @@
+"""Mapping rules, views, copies, arrays."""
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+
+from .fake import FakeBackend, fake_device
+
+SIZE = 4096
+Call = Callable[[], object]
+
+
+def memory_of(device: Device, size: int = SIZE) -> gi.ExternalMemory:
+    return device.import_memory(gi.OpaqueWin32(handle=8), size=size)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 63), st.integers(1, 64)), max_size=12))
+def test_live_mappings_never_overlap(ranges: list[tuple[int, int]]) -> None:
+    """A model of the rule: contained ranges share a mapping, partial overlaps raise, the rest is mapped."""
+    device, backend = fake_device()
+    with memory_of(device, 64) as memory:
+        mapped: list[tuple[int, int]] = []
+        keep = []
+        for offset, size in ranges:
+            end = offset + size
+            touching = [(low, high) for low, high in mapped if not (end <= low or offset >= high)]
+            inside = any(low <= offset and end <= high for low, high in mapped)
+            before = len(backend.calls)
+            if end > 64:
+                with pytest.raises(gi.InvalidArgumentError, match="outside"):
+                    memory.map_buffer(offset, size)
+            elif touching and not inside:
+                with pytest.raises(gi.InvalidArgumentError, match="map offset="):
+                    memory.map_buffer(offset, size)
+            else:
+                keep.append(memory.map_buffer(offset, size))
+                if not inside:
+                    mapped.append((offset, end))
+                    assert backend.calls[-1] == ("map_buffer", offset, size)
+            assert len(backend.calls) - before == (1 if not inside and not touching and end <= 64 else 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        ({"size": 0}, "size"),
+        ({"size": -1}, "size"),
+        ({"size": 2**63}, "size"),
+        ({"size": SIZE + 1}, "size"),
+        ({"offset": -1}, "offset"),
+        ({"offset": SIZE}, "offset"),
+        ({"offset": 2**62, "size": 2**62}, "size"),
+        ({"offset": 1.5}, "offset"),
+        ({"size": "4"}, "size"),
+    ],
+)
+def test_bad_ranges_name_the_argument(arguments: dict[str, int], argument: str) -> None:
+    device, backend = fake_device()
+    with memory_of(device) as memory:
+        with pytest.raises(gi.InvalidArgumentError, match=f"^{argument}:") as caught:
+            memory.map_buffer(**arguments)
+        assert caught.value.argument == argument
+        assert backend.calls[-1][0] == "import_memory"
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    shape=st.lists(st.integers(0, 5), min_size=0, max_size=3),
+    strides=st.lists(st.integers(-96, 96), min_size=3, max_size=3),
+    offset=st.integers(0, 300),
+)
+def test_a_view_reaches_exactly_what_numpy_says(shape: list[int], strides: list[int], offset: int) -> None:
+    device, _backend = fake_device()
+    steps = strides[: len(shape)]
+    with memory_of(device, 256) as memory:
+        buffer = memory.map_buffer()
+        touched = [
+            offset + sum(index * step for index, step in zip(indices, steps, strict=True))
+            for indices in np.ndindex(*shape)
+        ]
+        fits = all(start >= 0 and start + 1 <= 256 for start in touched) and offset <= 256
+        with contextlib.nullcontext() if fits else pytest.raises(gi.InvalidArgumentError):
+            view = buffer.view(shape, "uint8", offset, steps)
+            array = np.asarray(view)
+            for indices, start in zip(np.ndindex(*shape), touched, strict=True):
+                element = array[tuple(slice(i, i + 1) for i in indices)] if shape else array
+                assert element.__array_interface__["data"][0] == buffer.ptr + start
+
+
+def test_views_carry_every_type_and_both_protocols() -> None:
+    device, _backend = fake_device()
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64"):
+            view = buffer.view((2, 3), name)
+            for array in (np.from_dlpack(view), np.asarray(view)):
+                assert array.dtype == np.dtype(name)
+                assert array.shape == (2, 3)
+                assert array.__array_interface__["data"][0] == buffer.ptr
+            assert view.nbytes == 6 * np.dtype(name).itemsize
+        assert buffer.view(4, np.float32).dtype == "float32"
+        assert buffer.view(4, np.dtype("int16")).dtype == "int16"
+        assert buffer.view(4, "bfloat16").dtype == "bfloat16"
+        for bad in ("nonsense", object, ">f4", "U4"):
+            with pytest.raises(gi.InvalidArgumentError, match="dtype"):
+                buffer.view(4, bad)
+        with pytest.raises(gi.InvalidArgumentError, match="aligned"):
+            buffer.view(4, "float32", offset=2)
+
+
+def test_strided_views_are_writable_windows() -> None:
+    device, _backend = fake_device()
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        image = np.from_dlpack(buffer.view((5, 4, 2), "uint8", strides=(448 // 4, 2, 1)))
+        image[3, 2, 1] = 77
+        flat = np.from_dlpack(buffer.view(SIZE))
+        assert flat[3 * 112 + 2 * 2 + 1] == 77
+
+
+def test_dlpack_by_the_array_api() -> None:
+    device, _backend = fake_device()
+    with memory_of(device) as memory:
+        view = memory.map_buffer().view((2, 2), "float32")
+        assert view.__dlpack_device__() == (1, 0)
+        assert "dltensor_versioned" in repr(view.__dlpack__(max_version=(1, 0)))
+        assert '"dltensor"' in repr(view.__dlpack__())
+        for refused in ({"copy": True}, {"dl_device": (2, 0)}):
+            with pytest.raises(BufferError):
+                view.__dlpack__(**refused)
+        with pytest.raises(gi.InvalidArgumentError, match="stream"):
+            view.__dlpack__(stream=3)
+        odd = memory.map_buffer().view((2, 2), "float32", strides=(10, 4))
+        with pytest.raises(BufferError, match="multiple of 4"):
+            odd.__dlpack__()
+        assert np.asarray(odd).strides == (10, 4)
+
+
+@pytest.mark.parametrize(("kind", "default", "refused"), [(2, 1, (0,)), (10, 0, (1, 2))])
+def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
+    kind: int, default: int, refused: tuple[int, ...]
+) -> None:
+    device, backend = fake_device(dlpack=(kind, 0))
+    with memory_of(device) as memory, device.create_stream() as stream:
+        buffer = memory.map_buffer()
+        view = buffer.view(4)
+        view.__dlpack__(stream=default)
+        assert not [call for call in backend.calls if call[0] == "wait_event"]  # nothing was written yet
+        buffer.fill(7, stream=stream)
+        for given_, pointer in ((None, default), (40, 40)):
+            view.__dlpack__(stream=given_)
+            assert backend.calls[-1] == ("wait_event", ("adopted", pointer), stream._native)
+        before = len(backend.calls)
+        view.__dlpack__(stream=-1)
+        assert len(backend.calls) == before
+        for pointer in refused:
+            with pytest.raises(gi.InvalidArgumentError, match="array API"):
+                view.__dlpack__(stream=pointer)
+        assert not hasattr(view, "__array_interface__")
+        assert view.__cuda_array_interface__["stream"] == stream.ptr
+
+
+def test_host_consumers_wait_for_the_last_write() -> None:
+    device, backend = fake_device()
+    with memory_of(device) as memory, device.create_stream() as stream:
+        buffer = memory.map_buffer()
+        buffer.fill(7, size=4, stream=stream)
+        assert np.from_dlpack(buffer.view(4)).tolist() == [7] * 4
+        assert backend.calls[-1] == ("synchronize", stream._native)
+        assert not hasattr(buffer.view(4), "__cuda_array_interface__")
+
+
+def test_copies_both_ways_and_their_bounds() -> None:
+    device, backend = fake_device()
+    with memory_of(device) as memory, device.create_stream() as stream:
+        buffer = memory.map_buffer()
+        data = np.arange(16, dtype="float32")
+        buffer.copy_from_host(data, offset=64)
+        back = np.zeros_like(data)
+        buffer.copy_to_host(back, offset=64, stream=stream)
+        assert (back == data).all()
+        buffer.copy_from_host(bytes(8), offset=64, stream=stream)
+        target = bytearray(8)
+        buffer.copy_to_host(target, offset=64)
+        assert bytes(target) == bytes(8)
+        count = len(backend.calls)
+        calls: list[Call] = [
+            lambda: buffer.copy_from_host(data, offset=SIZE - 60),
+            lambda: buffer.copy_from_host([1, 2]),
+            lambda: buffer.copy_to_host(b"read-only"),
+            lambda: buffer.copy_to_host(np.zeros((4, 4))[:, 1]),
+            lambda: buffer.fill(256),
+            lambda: buffer.fill(offset=SIZE),
+            lambda: buffer.fill(stream=0),  # type: ignore[arg-type]
+        ]
+        for call in calls:
+            with pytest.raises(gi.InvalidArgumentError):
+                call()
+        assert len(backend.calls) == count
+
+
+def test_a_pageable_copy_behind_a_pending_wait_is_refused() -> None:
+    device, backend = fake_device()
+    with (
+        memory_of(device) as memory,
+        device.create_stream() as stream,
+        device.import_semaphore(gi.TimelineWin32(handle=8)) as semaphore,
+    ):
+        buffer = memory.map_buffer()
+        semaphore.wait(stream, 4)
+        backend.blocked.add(stream.ptr)
+        with pytest.raises(gi.ResourceBusyError, match=r"deadlock") as caught:
+            buffer.copy_to_host(bytearray(4), stream=stream)
+        assert "to reach 4" in str(caught.value)
+        assert not [call for call in backend.calls if call[0] == "copy"]
+        backend.blocked.clear()
+        buffer.copy_to_host(bytearray(4), stream=stream)
+
+
+def test_arrays_are_laid_out_checked_and_copied() -> None:
+    device, backend = fake_device()
+    with memory_of(device, 1 << 16) as memory, device.create_stream() as stream:
+        array = memory.map_mipmapped_array("R32G32B32A32_SFLOAT", (32, 16), levels=3)
+        assert [array.level(n).nbytes for n in range(3)] == [8192, 2048, 512]
+        assert array.level(2).extent == (8, 4, 0)
+        array.level(1).copy_from_host(np.zeros(2048, "uint8"), stream=stream)
+        buffer = device.import_memory(gi.OpaqueWin32(handle=9), size=8192).map_buffer()
+        array.level(0).copy_to_buffer(buffer, stream=stream)
+        assert backend.calls[-1] == ("copy_level", 0, 8192, False)
+        bad: list[Call] = [
+            lambda: array.level(3),
+            lambda: array.level(0).copy_from_host(bytes(4), stream=stream),
+            lambda: memory.map_mipmapped_array("R64_SFLOAT", (4, 4)),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (0, 4)),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), levels=9),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), layers=5, cubemap=True),
+            lambda: memory.map_mipmapped_array("R32G32B32A32_SFLOAT", (512, 512)),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4, 4, 4)),
+        ]
+        for call in bad:
+            with pytest.raises(gi.InvalidArgumentError):
+                call()
+        buffer._mapping._parent.close()  # type: ignore[union-attr]
+    assert not [native for native in backend.live if native[0] == "array"]
+
+
+def test_a_gap_is_refused_before_the_driver(fake_gap: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake_gap
+    with memory_of(device) as memory, pytest.raises(gi.UnsupportedError, match="the test says so") as caught:
+        memory.map_mipmapped_array("R8_UNORM", (4, 4))
+    assert caught.value.capability == device.capabilities[gi.Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueWin32]
+    assert isinstance(caught.value, NotImplementedError)
+    assert not [call for call in backend.calls if call[0] == "map_array"]
+
+
+@pytest.fixture
+def fake_gap() -> tuple[Device, FakeBackend]:
+    return fake_device(gi.Operation.MAP_MIPMAPPED_ARRAY)

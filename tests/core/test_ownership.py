@@ -1,0 +1,182 @@
+"""One rule on top of drivers that have none: success consumes, failure leaves the caller's fd alone."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core import ownership
+from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind
+
+from .fake import fake_device
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    number = os.memfd_create("lent", os.MFD_CLOEXEC)
+    os.ftruncate(number, 8192)
+    yield number
+    with contextlib.suppress(OSError):  # consumed
+        os.close(number)
+
+
+def open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_success_consumes_whether_the_driver_closes_or_not(fd: int) -> None:
+    device, backend = fake_device()
+    for on_import in (lambda handle: os.close(handle.fd), lambda handle: os.close(handle.detach())):
+        before = open_fds()
+        backend.on_import = on_import
+        handle = gi.OpaqueFd.adopt(os.dup(fd))
+        device.import_memory(handle, size=4096).close(timeout=5)
+        assert handle.closed
+        assert open_fds() == before
+        with pytest.raises(gi.HandleError, match=r"consumed.*duplicate"):
+            device.import_memory(handle, size=4096)
+
+
+def fail_keeping(handle: FdHandle) -> None:
+    raise gi.DriverError("cuImportExternalMemory", 1, "CUDA_ERROR_INVALID_VALUE")
+
+
+def fail_closing(handle: FdHandle) -> None:
+    os.close(handle.fd)
+    raise gi.DriverError("cuImportExternalMemory", 999, "CUDA_ERROR_UNKNOWN")
+
+
+@pytest.mark.parametrize("failure", [fail_keeping, fail_closing])
+@pytest.mark.parametrize("kind", ["memory", "semaphore"])
+def test_failure_leaves_the_fd_open_and_nothing_leaks(fd: int, failure: object, kind: str) -> None:
+    device, backend = fake_device()
+    backend.on_import = failure  # type: ignore[assignment]
+    before = open_fds()
+    handle = gi.OpaqueFd(fd)
+    with pytest.raises(gi.DriverError, match="cuImportExternalMemory"):
+        device.import_memory(handle, size=4096) if kind == "memory" else device.import_semaphore(handle)
+    assert open_fds() == before
+    os.write(handle.fd, b"still ours")
+    backend.on_import = lambda handle: os.close(handle.fd)
+    device.import_memory(handle, size=4096).close(timeout=5)  # and it can be tried again
+
+
+def test_a_number_that_became_somebody_elses_is_not_closed(fd: int) -> None:
+    device, backend = fake_device()
+    stranger = os.memfd_create("stranger")
+    reused = []
+
+    def fail_and_reuse(handle: FdHandle) -> None:
+        os.dup2(stranger, handle.fd)
+        reused.append(handle.fd)
+        raise gi.DriverError("cuImportExternalMemory", 999, "CUDA_ERROR_UNKNOWN")
+
+    backend.on_import = fail_and_reuse
+    with pytest.raises(gi.DriverError):
+        device.import_memory(gi.OpaqueFd(fd), size=4096)
+    assert os.fstat(reused[0]).st_ino == os.fstat(stranger).st_ino
+    os.close(reused[0])
+    os.close(stranger)
+
+
+@pytest.mark.parametrize("query", [True, False])
+@pytest.mark.parametrize("kcmp", [True, False])
+def test_same_open_file_by_whatever_the_kernel_has(
+    fd: int, query: bool, kcmp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not query:
+        monkeypatch.setattr(ownership, "_F_DUPFD_QUERY", 99999)
+    if not kcmp:
+        monkeypatch.setattr(ownership, "_KCMP", None)
+    duplicate, other = os.dup(fd), os.memfd_create("other")
+    assert ownership.same_open_file(fd, duplicate) is True
+    assert ownership.same_open_file(fd, other) is False
+    os.close(duplicate)
+    assert ownership.same_open_file(fd, duplicate) is False
+    os.close(other)
+
+
+def test_where_nothing_can_prove_it_the_duplicate_is_left_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "_F_DUPFD_QUERY", 99999)
+    monkeypatch.setattr(ownership, "_KCMP", None)
+    left = []
+
+    def fail(handle: FdHandle) -> None:
+        left.append(handle.fd)
+        raise gi.DriverError("cuImportExternalSemaphore", 1, "CUDA_ERROR_INVALID_VALUE")
+
+    device, backend = fake_device()
+    backend.on_import = fail
+    number = os.open("/dev/null", os.O_RDWR)
+    with pytest.warns(gi.LeakedResourceWarning, match="left open"), pytest.raises(gi.DriverError):
+        device.import_semaphore(gi.TimelineFd(number))
+    os.fstat(left[0])
+    os.close(left[0])
+    os.close(number)
+
+
+def test_threads_that_import_at_once_lose_no_descriptor(fd: int) -> None:
+    device, backend = fake_device()
+    backend.on_import = fail_closing
+    before = open_fds()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        for _ in range(200):
+            try:
+                device.import_memory(gi.OpaqueFd(fd), size=4096)
+            except gi.DriverError:
+                continue
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert open_fds() == before
+
+
+def test_a_size_beyond_the_object_is_refused_before_the_driver_sees_it(fd: int) -> None:
+    device, backend = fake_device()
+    for handle in (gi.OpaqueFd(fd), gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY, size=4096))):
+        with pytest.raises(gi.InvalidArgumentError, match="beyond the object") as caught:
+            device.import_memory(handle, size=8193)
+        assert caught.value.argument == "size"
+    with pytest.raises(gi.InvalidArgumentError, match="4096 as the exporter says"):
+        device.import_memory(handle, size=8192)
+    assert not backend.calls
+
+
+def test_what_the_origin_contradicts_is_refused(fd: int) -> None:
+    device, backend = fake_device()
+    other = gi.DeviceIdentity(name="another GPU", uuid=b"x" * 16)
+    with pytest.raises(gi.HandleError, match=r"another GPU.*match_device"):
+        device.import_memory(gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY, device=other)), size=1)
+    with pytest.raises(gi.HandleError, match="timeline"):
+        device.import_semaphore(gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.TIMELINE)))
+    with pytest.raises(gi.HandleError, match="memory"):
+        device.import_semaphore(gi.TimelineFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY)))
+    with pytest.raises(gi.InvalidArgumentError, match="dedicated"):
+        device.import_memory(
+            gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY, dedicated=True)), size=1, dedicated=False
+        )
+    assert not backend.calls
+    same = gi.DeviceIdentity(name="the same, less known", pci_bus_id="0000:01:00.0")
+    device.import_memory(
+        gi.OpaqueFd(os.dup(fd), origin=HandleOrigin(kind=OriginKind.MEMORY, device=same, dedicated=True)), size=1
+    ).close(timeout=5)
+    assert backend.calls[0] == ("import_memory", "OpaqueFd", 1, True)
+
+
+def test_direct3d_resources_are_always_dedicated() -> None:
+    device, backend = fake_device()
+    device.import_memory(gi.D3D12Resource(handle=8), size=64).close(timeout=5)
+    assert backend.calls[0] == ("import_memory", "D3D12Resource", 64, True)
+    with pytest.raises(gi.InvalidArgumentError, match="dedicated"):
+        device.import_memory(gi.D3D11ResourceKmt(handle=8), size=64, dedicated=False)

@@ -1,0 +1,253 @@
+"""Which backend is chosen, and what is said when none is."""
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core import registry
+from gpuinterop.backend import Backend, DeviceInfo
+from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support
+
+from . import fake
+from .fake import FakeBackend
+
+
+class Low(FakeBackend):
+    name = "low"
+    priority = -1
+
+
+class High(FakeBackend):
+    name = "high"
+    priority = 5
+
+
+class Absent(FakeBackend):
+    name = "absent"
+    priority = 9
+
+    def __init__(self) -> None:
+        raise gi.BackendUnavailableError("absent has no driver.", fix="Install one.", absent=True)
+
+
+class Broken(Absent):
+    name = "broken"
+
+    def __init__(self) -> None:
+        raise gi.BackendUnavailableError("broken's driver is too old.", fix="Update it.")
+
+
+class Crashing(Absent):
+    name = "crashing"
+
+    def __init__(self) -> None:
+        raise OSError("libfoo.so: undefined symbol")
+
+
+class Empty(High):
+    name = "empty"
+    priority = 20
+
+    def devices(self) -> list[DeviceInfo]:
+        return []
+
+
+class Boastful(High):
+    name = "boastful"
+
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        return [Capability(operation=Operation.GRAPH_CAPTURE, support=Support.SUPPORTED)]
+
+
+class Usable(High):
+    name = "usable"
+    said: ClassVar[list[Operation]] = [Operation.GRAPH_CAPTURE, Operation.STREAM_MEMORY_OPS]
+
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        for cell in DOMAIN:
+            if cell.operation is not Operation.EXPORT_MULTICAST:
+                yield Capability(
+                    operation=cell.operation, handle_type=cell.handle_type, support=Support.UNVERIFIED,
+                    scope=Scope.DRIVER, reason="says so.", reference="its manual",
+                )  # fmt: skip
+
+
+class Misnamed(High):
+    name = "somebody"
+
+
+class NoBackend:
+    name = "nobackend"
+
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install exactly these backends; forget what was loaded."""
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.delenv("GPUINTEROP_BACKEND", raising=False)
+    monkeypatch.delenv("GPUINTEROP_DISABLE", raising=False)
+
+    def put(*classes: type[Any], extra: Iterable[EntryPoint] = ()) -> None:
+        points = [
+            EntryPoint(getattr(cls, "entry", cls.name), f"{cls.__module__}:{cls.__qualname__}", registry.GROUP)
+            for cls in classes
+        ]
+        monkeypatch.setattr(registry, "entry_points", lambda group: [*points, *extra])
+
+    return put
+
+
+def test_priority_decides_and_an_explicit_choice_never_falls_back(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(Low, High, Absent)
+    assert gi.get_backend().name == "high"
+    assert gi.get_backend("low").name == "low"
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "low")
+    assert gi.get_backend().name == "low"
+    assert gi.get_backend("high").name == "high"
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "absent")
+    with pytest.raises(gi.BackendUnavailableError, match=r"absent has no driver\. Install one\.") as caught:
+        gi.device()
+    assert caught.value.fix == "Install one."
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "nonsense")
+    with pytest.raises(gi.BackendNotFoundError, match=r"GPUINTEROP_BACKEND: .*'nonsense'.*absent, high, low"):
+        gi.device()
+    with pytest.raises(LookupError):
+        gi.get_backend("other")
+    with pytest.raises(gi.ArgumentTypeError):
+        gi.get_backend(3)  # type: ignore[arg-type]
+
+
+def test_falling_to_the_host_past_a_failed_backend_warns_once_with_its_reason(install: Install) -> None:
+    install(Low, Broken, Absent)
+    with pytest.warns(RuntimeWarning, match=r"'broken' is not available.*too old") as caught:
+        assert gi.get_backend().name == "low"
+    assert len(caught) == 1  # a vendor whose software is not there at all has not failed
+    assert gi.get_backend().name == "low"
+
+
+def test_past_a_backend_that_works_nothing_is_said(install: Install) -> None:
+    install(Low, Broken, High)
+    assert gi.get_backend().name == "high"
+
+
+def test_a_backend_without_devices_is_passed_over(install: Install) -> None:
+    install(Low, Empty)
+    assert gi.get_backend().name == "low"
+    with pytest.raises(gi.DeviceNotFoundError, match="none"):
+        gi.get_backend("empty").device()
+
+
+def test_none_that_works_says_why_each_does_not(install: Install) -> None:
+    install(Absent, Broken)
+    with pytest.raises(gi.BackendUnavailableError, match=r"no driver.*too old|too old.*no driver"):
+        gi.device()
+    install()
+    with pytest.raises(gi.BackendUnavailableError, match="none is installed"):
+        gi.device()
+
+
+def test_what_is_broken_is_shown_and_takes_nobody_down(install: Install) -> None:
+    missing = EntryPoint("missing", "no_such_module_at_all:Backend", registry.GROUP)
+    misnamed = EntryPoint("nobody", f"{__name__}:Misnamed", registry.GROUP)
+    install(High, Crashing, NoBackend, extra=[missing, misnamed])
+    found = gi.backends()
+    assert sorted(found) == ["crashing", "high", "missing", "nobackend", "nobody"]
+    assert found["high"].available
+    assert found["high"].error is None
+    reasons = {name: str(backend.error) for name, backend in found.items()}
+    assert "undefined symbol" in reasons["crashing"]
+    assert "no_such_module_at_all" in reasons["missing"]
+    assert "no subclass" in reasons["nobackend"]
+    assert "somebody" in reasons["nobody"]
+    with pytest.raises(gi.BackendUnavailableError) as caught:
+        gi.get_backend("crashing")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_two_backends_of_one_name_are_an_error_not_a_lottery(install: Install) -> None:
+    install(High, extra=[EntryPoint("high", f"{__name__}:Low", registry.GROUP)])
+    with pytest.raises(gi.BackendUnavailableError, match=r"two distributions.*Uninstall"):
+        gi.backends()
+
+
+def test_devices_are_made_once(install: Install) -> None:
+    install(High)
+    assert gi.device() is gi.device(0) is gi.devices()[0] is gi.get_backend("high").device()
+    with pytest.raises(gi.DeviceNotFoundError, match=r"no device 3; devices: 0: fake"):
+        gi.device(3)
+
+
+def test_only_a_run_can_say_supported(install: Install) -> None:
+    install(Boastful)
+    with pytest.raises(gi.BackendUnavailableError, match=r"verified\.toml"):
+        gi.device()
+
+
+def test_the_table_is_total_and_missing_interfaces_are_gaps(install: Install) -> None:
+    install(Usable)
+    table = gi.device().capabilities
+    assert len(table) == len(DOMAIN)
+    assert table[Operation.IMPORT_MEMORY, gi.OpaqueFd].support is Support.UNVERIFIED
+    assert table[Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd].usable  # FakeBackend is an ArrayBackend
+    graph = table[Operation.GRAPH_CAPTURE, None]  # usable in its words, but it has no such interface
+    assert graph.support is Support.UNSUPPORTED
+    assert "GraphBackend" in graph.reason
+    assert table[Operation.EXPORT_MULTICAST, gi.VmmFd].support is Support.UNSUPPORTED
+    assert all(found.scope and found.reason and found.reference for found in table.values())
+
+
+def test_disable_turns_cells_off_and_knows_typos(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(Usable)
+    monkeypatch.setenv("GPUINTEROP_DISABLE", "*semaphore:timeline_fd, map_buffer")
+    table = gi.device().capabilities
+    assert table[Operation.SIGNAL_SEMAPHORE, gi.TimelineFd].support is Support.DISABLED
+    assert table[Operation.SIGNAL_SEMAPHORE, gi.OpaqueFd].usable
+    assert table[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.DISABLED
+    assert "GPUINTEROP_DISABLE" in table[Operation.MAP_BUFFER, gi.OpaqueFd].reason
+    with pytest.raises(gi.UnsupportedError, match="turned off"):
+        table.require((Operation.MAP_BUFFER, gi.OpaqueFd))
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setenv("GPUINTEROP_DISABLE", "map_bufer")
+    with pytest.raises(gi.InvalidArgumentError, match="map_bufer"):
+        gi.device()
+
+
+def identity(**marks: Any) -> gi.DeviceIdentity:
+    return gi.DeviceIdentity(name="theirs", **marks)
+
+
+def test_matching_wants_proof(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(Low, High)
+    assert gi.match_device(identity(uuid=b"f" * 16)).backend == "high"
+    assert gi.match_device(identity(pci_bus_id="0000:01:00.0")).backend == "high"
+    for other in (
+        identity(),
+        identity(uuid=b"x" * 16),
+        identity(uuid=b"x" * 16, pci_bus_id="0000:01:00.0"),
+        identity(is_cpu=True),
+        identity(luid=b"12345678"),
+    ):
+        with pytest.raises(gi.DeviceNotFoundError, match="high:0 fake"):
+            gi.match_device(other)
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "low")
+    assert gi.match_device(identity(uuid=b"f" * 16)).backend == "low"
+    monkeypatch.setattr(
+        fake, "fake_info", lambda: DeviceInfo(ordinal=0, name="cpu", is_cpu=True, dlpack=(1, 0), array_interface="x")
+    )
+    monkeypatch.setattr(registry, "_loaded", {})
+    assert gi.match_device(identity(is_cpu=True, uuid=b"llvmpipe".ljust(16))).backend == "low"
+    with pytest.raises(gi.ArgumentTypeError):
+        gi.match_device("GPU 0")  # type: ignore[arg-type]
+
+
+def test_every_backend_class_here_is_a_backend() -> None:
+    assert issubclass(High, Backend)

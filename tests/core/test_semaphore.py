@@ -1,0 +1,200 @@
+"""Which calls fit which semaphore; batches; what reaches the driver."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+
+from .fake import fake_device
+
+Call = Callable[[], object]
+
+BINARY = gi.OpaqueWin32
+TIMELINE = gi.TimelineWin32
+
+
+def semaphore_of(device: Device, kind: Any = TIMELINE) -> Any:
+    return device.import_semaphore(kind(handle=8))
+
+
+def test_every_kind_has_its_calls() -> None:
+    device, backend = fake_device()
+    with device.create_stream() as stream:
+        for kind, value in ((BINARY, None), (TIMELINE, 3), (gi.D3D12Fence, 3), (gi.KeyedMutex, 3)):
+            with semaphore_of(device, kind) as semaphore:
+                arguments = () if value is None else (value,)
+                semaphore.signal(stream, *arguments)
+                semaphore.wait(stream, *arguments)
+                assert [call[2] for call in backend.calls[-2:]] == [(value or 0,)] * 2
+                wrong: tuple[int, ...] = (1,) if value is None else ()
+                for call in (semaphore.signal, semaphore.wait):
+                    count = len(backend.calls)
+                    with pytest.raises(gi.InvalidArgumentError, match=r"^value: .*(TimelineFd|OpaqueFd)"):
+                        call(stream, *wrong)
+                    assert len(backend.calls) == count
+
+
+@pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5])
+def test_impossible_values_are_refused(value: Any) -> None:
+    device, backend = fake_device()
+    with device.create_stream() as stream, semaphore_of(device) as semaphore:
+        for call in (semaphore.signal, semaphore.wait):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^value:"):
+                call(stream, value)
+        assert not [call for call in backend.calls if call[0] in ("wait", "signal")]
+
+
+def test_a_timeline_does_not_go_back_on_its_stream() -> None:
+    device, backend = fake_device()
+    with device.create_stream() as one, device.create_stream() as two, semaphore_of(device) as semaphore:
+        semaphore.signal(one, 5)
+        for value in (3, 5):
+            with pytest.raises(gi.InvalidArgumentError, match="only grows; signal 6"):
+                semaphore.signal(one, value)
+        assert backend.calls[-1] == ("signal", one._native, (5,))
+        semaphore.signal(two, 3)  # across streams an order may be legal
+        with semaphore_of(device, gi.D3D12Fence) as fence:
+            fence.signal(one, 5)
+            fence.signal(one, 3)  # Direct3D fences may go back
+
+
+def test_streams_must_be_ours_open_and_of_the_device() -> None:
+    device, _ = fake_device()
+    other, _ = fake_device()
+    closed = device.create_stream()
+    closed.close()
+    with other.create_stream() as foreign, semaphore_of(device) as semaphore:
+        for stream, error in (
+            (None, gi.ArgumentTypeError),
+            (0, gi.ArgumentTypeError),
+            (foreign, gi.InvalidArgumentError),
+            (closed, gi.ResourceClosedError),
+        ):
+            with pytest.raises(error, match=r"stream|Stream"):
+                semaphore.wait(stream, 1)
+            with pytest.raises(error, match=r"stream|Stream"):
+                semaphore.signal(stream, 1)
+
+
+def test_gaps_are_refused_per_operation() -> None:
+    device, backend = fake_device(gi.Operation.SIGNAL_SEMAPHORE, gi.Operation.WAIT_TIMEOUT)
+    with device.create_stream() as stream, semaphore_of(device) as semaphore:
+        semaphore.wait(stream, 1)
+        with pytest.raises(gi.UnsupportedError) as caught:
+            semaphore.signal(stream, 1)
+        assert caught.value.capability is device.capabilities[gi.Operation.SIGNAL_SEMAPHORE, TIMELINE]
+        with pytest.raises(gi.UnsupportedError, match="wait_timeout"):
+            semaphore.wait(stream, 1, timeout=1)
+        assert len([call for call in backend.calls if call[0] in ("wait", "signal")]) == 1
+
+
+def test_timeouts_reach_the_driver_in_milliseconds() -> None:
+    device, backend = fake_device()
+    with device.create_stream() as stream, semaphore_of(device, gi.KeyedMutex) as mutex:
+        mutex.wait(stream, 7, timeout=1.5)
+        assert backend.calls[-1] == ("wait", stream._native, (7,), 1500)
+        for bad in (-1, "1", float("nan")):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^timeout:"):
+                mutex.wait(stream, 7, timeout=bad)
+
+
+def test_batches_are_one_call_or_none() -> None:
+    device, backend = fake_device()
+    with (
+        device.create_stream() as stream,
+        semaphore_of(device) as one,
+        semaphore_of(device) as two,
+        semaphore_of(device, BINARY) as flag,
+    ):
+        batch = gi.SemaphoreBatch(one, two, flag)
+        batch.wait(stream, (1, 2, None))
+        batch.signal(stream, (2, 3, None))
+        assert [call[0] for call in backend.calls[-2:]] == ["wait", "signal"]
+        assert list(backend.calls[-1][2]) == [2, 3, 0]
+        count = len(backend.calls)
+        for values in ((3, 3, None), (3, 4), None, (3, 4, 5), (None, 4, None)):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^values?:"):
+                batch.signal(stream, values)
+        assert len(backend.calls) == count
+        with pytest.raises(gi.InvalidArgumentError, match="only grows"):
+            one.signal(stream, 2)  # the batch counts for its members
+        for wrong in ((), (one, one), (one, stream), (one, semaphore_of(fake_device()[0]))):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^semaphores:"):
+                gi.SemaphoreBatch(*wrong)
+            if len(wrong) == 2 and wrong[1] not in (one, stream):
+                wrong[1].close()
+        two.close()
+        with pytest.raises(gi.ResourceClosedError):
+            batch.wait(stream, (4, 4, None))
+
+
+def test_what_a_stream_waits_for_is_named() -> None:
+    device, backend = fake_device()
+    with device.create_stream() as stream, semaphore_of(device) as semaphore:
+        semaphore.wait(stream, 42)
+        backend.blocked.add(stream.ptr)
+        with pytest.raises(gi.SemaphoreTimeoutError, match=r"timeline_win32 semaphore #\d+ to reach 42"):
+            stream.synchronize(timeout=0)
+        with pytest.raises(TimeoutError):
+            stream.record().wait(timeout=0)
+        backend.blocked.clear()
+        stream.synchronize()
+        assert stream.waiting_for() == ""
+
+
+def test_without_host_semaphores_the_host_calls_are_gaps() -> None:
+    device, _ = fake_device(gi.Operation.CREATE_SEMAPHORE)
+    with semaphore_of(device) as semaphore:
+        calls: list[Call] = [lambda: semaphore.host_wait(1), lambda: semaphore.host_signal(1)]
+        for call in calls:
+            with pytest.raises(gi.UnsupportedError):
+                call()
+        with pytest.raises(gi.InvalidArgumentError, match="duplicate"):
+            semaphore.export()
+    with pytest.raises(gi.UnsupportedError):
+        device.create_semaphore(gi.TimelineFd)
+    with pytest.raises(gi.ArgumentTypeError, match="handle_type"):
+        device.create_semaphore(gi.DmaBufFd)  # type: ignore[arg-type]
+    with pytest.raises(gi.ArgumentTypeError, match="handle_type"):
+        device.allocate(4096, gi.OpaqueFd)  # type: ignore[arg-type]
+
+
+def test_eight_threads_each_see_their_own_value() -> None:
+    device, backend = fake_device()
+    with semaphore_of(device, gi.D3D12Fence) as fence:
+        streams = [device.create_stream() for _ in range(8)]
+
+        def work(index: int) -> None:
+            for value in range(200):
+                fence.signal(streams[index], index * 1000 + value)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for index, stream in enumerate(streams):
+            mine = [call[2][0] for call in backend.calls if call[0] == "signal" and call[1] == stream._native]
+            assert mine == [index * 1000 + value for value in range(200)]
+            stream.close()
+
+
+def test_bare_numbers_and_wrong_types_are_no_handles() -> None:
+    device, backend = fake_device()
+    with pytest.raises(TypeError, match=r"handle: .*OpaqueFd\(fd\)") as caught:
+        device.import_memory(7, size=4096)  # type: ignore[arg-type]
+    assert isinstance(caught.value, gi.InvalidArgumentError)
+    calls: list[Call] = [
+        lambda: device.import_semaphore(7),  # type: ignore[arg-type]
+        lambda: device.import_semaphore(gi.D3D12Heap(handle=8)),  # type: ignore[arg-type]
+        lambda: device.import_memory(TIMELINE(handle=8), size=8),  # type: ignore[arg-type]
+        lambda: device.import_allocation(None, size=8),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(gi.ArgumentTypeError, match=r"^handle:"):
+            call()
+    assert not backend.calls

@@ -1,0 +1,83 @@
+"""What other processes do in these tests: started by multiprocessing's spawn, given handles."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd, VmmFd
+from gpuinterop_host.backend import HostBackend
+from gpuinterop_host.semaphores import BinarySemaphore
+
+LIMIT = 30.0
+
+
+def _import(backend: HostBackend, handle: OpaqueFd | TimelineFd) -> Any:
+    semaphore = backend.import_semaphore(backend.open_device(0), handle)
+    handle.detach()
+    return semaphore
+
+
+def answer(handle: OpaqueFd | TimelineFd, back: OpaqueFd | TimelineFd, rounds: int) -> None:
+    """Wait for 1, 2, ... on the one and signal the same on the other."""
+    backend = HostBackend()
+    first, second = _import(backend, handle), _import(backend, back)
+    for value in range(1, rounds + 1):
+        assert backend.host_wait(first, value, LIMIT)
+        backend.host_signal(second, value)
+    backend.destroy_semaphore(first)
+    backend.destroy_semaphore(second)
+
+
+def die_in_lock(handle: OpaqueFd | TimelineFd, value: int | None) -> None:
+    """Be killed while holding the semaphore's lock, after storing `value` if there is one."""
+    semaphore = _import(HostBackend(), handle)
+
+    def die() -> None:
+        if value is not None:
+            semaphore._value.value = value
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    mutex = semaphore._page.mutex if isinstance(semaphore, BinarySemaphore) else semaphore._mutex
+    mutex.run(die, lambda code: None, LIMIT)
+
+
+def die_in_wait(handle: OpaqueFd | TimelineFd, ready: TimelineFd) -> None:
+    """Say that it is there, then wait for ever; to be killed."""
+    backend = HostBackend()
+    semaphore = _import(backend, handle)
+    backend.host_signal(_import(backend, ready), 1)
+    backend.host_wait(semaphore, 1 << 40, None)
+
+
+def write_allocation(handle: VmmFd, size: int, byte: int, done: TimelineFd) -> None:
+    backend = HostBackend()
+    device = backend.open_device(0)
+    allocation = backend.import_allocation(device, handle, size=size)
+    handle.detach()
+    mapping, address = backend.map_allocation(allocation, [device])
+    stream = backend.create_stream(device)
+    backend.fill(stream, address, byte, size)
+    backend.signal(backend.prepare([_import(backend, done)]), stream, [1])
+    backend.synchronize(stream)
+    backend.unmap_allocation(mapping)
+    backend.release_allocation(allocation)
+
+
+def vulkan_answer(memory: FdHandle, size: int, begin: OpaqueFd, end: OpaqueFd, rounds: int) -> None:
+    """SwiftShader, in a process of its own: wait, copy the first half to the second, signal."""
+    from .software_vulkan import Driver
+
+    driver = Driver("SwiftShader")
+    buffer, _ = driver.buffer(size)
+    allocation = driver.adopt(buffer, size, memory.detach())
+    first, second = driver.import_semaphore(begin.detach()), driver.import_semaphore(end.detach())
+    commands = driver.record_copy(buffer, 0, size // 2, size // 2)
+    for _ in range(rounds):
+        driver.submit(commands, wait=first, signal=second)
+        driver.idle()
+    driver.destroy(first)
+    driver.destroy(second)
+    driver.free(buffer, allocation)
+    driver.close()

@@ -1,0 +1,95 @@
+"""The table is total and true, the imports are few, and other platforms are refused with a reason."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpuinterop_host
+from gpuinterop import handles as h
+from gpuinterop.capabilities import DOMAIN, Capabilities, Operation, Support
+from gpuinterop.errors import BackendUnavailableError
+from gpuinterop_host import system
+from gpuinterop_host.backend import HostBackend
+
+PACKAGE = Path(gpuinterop_host.__file__).parent
+USABLE = {
+    *((operation, h.OpaqueFd) for operation in (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER)),
+    *(
+        (operation, kind)
+        for kind in (h.OpaqueFd, h.TimelineFd)
+        for operation in (
+            Operation.IMPORT_SEMAPHORE,
+            Operation.SIGNAL_SEMAPHORE,
+            Operation.WAIT_SEMAPHORE,
+            Operation.WAIT_TIMEOUT,
+            Operation.CREATE_SEMAPHORE,
+        )
+    ),
+    (Operation.EXPORT_ALLOCATION, h.VmmFd),
+    (Operation.IMPORT_ALLOCATION, h.VmmFd),
+}
+
+
+def test_table(backend: HostBackend) -> None:
+    cells = list(backend.capabilities(0))
+    assert len(cells) == len(DOMAIN)
+    table = Capabilities(cells)
+    assert {key for key, found in table.items() if found} == USABLE
+    assert {found.support for found in table.values()} == {Support.UNVERIFIED, Support.UNSUPPORTED}
+    for found in table.values():
+        assert found.reason.endswith("."), found
+        if not found:
+            assert found.workaround, found
+
+
+def test_without_glibc_there_are_no_semaphores(backend: HostBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "LAYOUT", None)
+    table = Capabilities(backend.capabilities(0))
+    assert {key for key, found in table.items() if found} == {
+        (operation, kind) for operation, kind in USABLE if "semaphore" not in operation.value
+    } - {(Operation.WAIT_TIMEOUT, h.OpaqueFd), (Operation.WAIT_TIMEOUT, h.TimelineFd)}
+
+
+def test_device(backend: HostBackend) -> None:
+    (info,) = backend.devices()
+    assert info.ordinal == 0
+    assert info.name
+    assert info.is_cpu
+    assert info.dlpack == (1, 0)
+    assert info.array_interface == "__array_interface__"
+    assert info.uuid is None
+    assert info.identity.is_cpu
+    assert {"python", "libc", "kernel"} <= set(backend.versions())
+    for path in backend.libraries().values():
+        assert Path(path).exists()
+
+
+def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(BackendUnavailableError, match="win32"):
+        HostBackend()
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports(path: Path) -> None:
+    """Only the contract and the standard library."""
+    allowed = {"errors", "handles", "capabilities", "backend"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+            if node.module == "gpuinterop":
+                names = [f"gpuinterop.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "gpuinterop":
+                assert rest in allowed, name
+            else:
+                assert top in sys.stdlib_module_names, name

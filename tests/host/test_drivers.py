@@ -1,0 +1,238 @@
+"""Against the real drivers: SwiftShader and lavapipe, in this process and in others."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpuinterop.errors import HandleError, PeerError
+from gpuinterop.handles import OpaqueFd, TimelineFd, VmmFd
+from gpuinterop_host import semaphores, system
+from gpuinterop_host.backend import Device, HostBackend
+from gpuinterop_host.formats import lavapipe as lavapipe_format, swiftshader as swiftshader_format
+
+from . import peers
+
+if TYPE_CHECKING:
+    from .software_vulkan import Driver
+
+SIZE = 64 * 1024
+LIMIT = 30.0
+
+
+def test_memory_both_ways(backend: HostBackend, device: Device, driver: Driver) -> None:
+    """Vulkan fills, we read and write, Vulkan copies: one memory, no copy of it."""
+    buffer, size = driver.buffer(SIZE)
+    memory, fd = driver.allocate(buffer, size)
+    imported = backend.import_memory(device, OpaqueFd(fd), size=size, dedicated=False)
+    _, address = backend.map_buffer(imported, offset=0, size=SIZE)
+    driver.submit(driver.record_fill(buffer, 0, SIZE, 0x01020304))
+    driver.idle()
+    assert ctypes.string_at(address, SIZE) == bytes([4, 3, 2, 1]) * (SIZE // 4)
+    half = SIZE // 2
+    pattern = os.urandom(half)
+    ctypes.memmove(address, pattern, half)
+    driver.submit(driver.record_copy(buffer, 0, half, half))
+    driver.idle()
+    assert ctypes.string_at(address + half, half) == pattern
+    driver.free(buffer, memory)
+    assert ctypes.string_at(address, half) == pattern  # ours holds the object alive
+    backend.destroy_memory(imported)
+
+
+def test_memory_through_a_stream(backend: HostBackend, device: Device, stream: Any, driver: Driver) -> None:
+    buffer, size = driver.buffer(SIZE)
+    memory, fd = driver.allocate(buffer, size)
+    imported = backend.import_memory(device, OpaqueFd(fd), size=size, dedicated=False)
+    _, address = backend.map_buffer(imported, offset=4096, size=4096)
+    driver.submit(driver.record_fill(buffer, 4096, 4096, 0x05050505))
+    driver.idle()
+    out = ctypes.create_string_buffer(4096)
+    backend.copy(stream, ctypes.addressof(out), address, 4096)
+    backend.fill(stream, address, 6, 4096)
+    backend.synchronize(stream)
+    assert out.raw == bytes([5]) * 4096
+    backend.destroy_memory(imported)
+    driver.free(buffer, memory)
+
+
+def test_how_the_drivers_make_memory(driver: Driver) -> None:
+    """What the rule rests on; when a driver changes it, this says so first."""
+    buffer, size = driver.buffer(SIZE)
+    memory, fd = driver.allocate(buffer, size)
+    link = os.readlink(f"/proc/self/fd/{fd}")
+    seals = fcntl.fcntl(fd, system.F_GET_SEALS)
+    total = os.fstat(fd).st_size
+    if lavapipe_format.NAME in link:
+        assert seals == system.SEAL_SEAL | system.SEAL_SHRINK | system.SEAL_GROW
+        assert lavapipe_format.data_offset(fd, total) + size <= total
+    else:
+        assert link.startswith(f"/memfd:{swiftshader_format.MEMORY_NAME}")
+        assert seals == system.SEAL_SEAL
+        assert total >= size
+    os.close(fd)
+    driver.free(buffer, memory)
+
+
+def test_size_beyond_the_object(backend: HostBackend, device: Device, driver: Driver) -> None:
+    buffer, size = driver.buffer(SIZE)
+    memory, fd = driver.allocate(buffer, size)
+    with pytest.raises(HandleError, match="size"):
+        backend.import_memory(device, OpaqueFd(fd), size=size + 4096, dedicated=False)
+    os.close(fd)  # still open
+    driver.free(buffer, memory)
+
+
+def test_memory_is_no_semaphore(backend: HostBackend, device: Device, driver: Driver) -> None:
+    buffer, size = driver.buffer(4096)
+    memory, fd = driver.allocate(buffer, size)
+    for kind in (OpaqueFd, TimelineFd):
+        with pytest.raises(HandleError):
+            backend.import_semaphore(device, kind(fd))
+    with pytest.raises(HandleError):
+        backend.import_allocation(device, VmmFd(fd), size=size)
+    os.close(fd)
+    driver.free(buffer, memory)
+
+
+def test_two_hundred_rounds(
+    backend: HostBackend, device: Device, driver: Driver, no_leak: Callable[[], AbstractContextManager[None]]
+) -> None:
+    buffer, size = driver.buffer(4096)
+
+    memory, fd = driver.allocate(buffer, size)
+    with no_leak():
+        for _ in range(200):
+            imported = backend.import_memory(device, OpaqueFd(os.dup(fd)), size=size, dedicated=False)
+            backend.destroy_memory(imported)
+    os.close(fd)
+    driver.free(buffer, memory)
+
+
+# -- semaphores --------------------------------------------------------------------------------------------------
+
+
+def test_swiftshader_signals_us(backend: HostBackend, device: Device, stream: Any, swiftshader: Driver) -> None:
+    native, fd = swiftshader.semaphore()
+    assert os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{swiftshader_format.SEMAPHORE_NAME}")
+    assert fcntl.fcntl(fd, system.F_GET_SEALS) == system.SEAL_SEAL
+    semaphore: Any = backend.import_semaphore(device, OpaqueFd(fd))
+    assert semaphore._page.ref_count == 2
+    backend.wait(backend.prepare([semaphore]), stream, [0], 30_000)
+    event = backend.record(stream)
+    swiftshader.submit(signal=native)
+    assert backend.wait_done(event, LIMIT)
+    assert not semaphore._page.signaled  # consumed
+    swiftshader.idle()
+    swiftshader.destroy(native)
+    assert semaphore._page.ref_count == 1
+    backend.destroy_semaphore(semaphore)
+
+
+def test_we_signal_swiftshader(backend: HostBackend, device: Device, stream: Any, swiftshader: Driver) -> None:
+    """The semaphore is made here; SwiftShader's queue waits for it before we signal."""
+    semaphore: Any = backend.create_semaphore(device, OpaqueFd)
+    handle = backend.export_semaphore(semaphore)
+    assert isinstance(handle, OpaqueFd)
+    native = swiftshader.import_semaphore(handle.detach())
+    assert semaphore._page.ref_count == 3
+    back, fd = swiftshader.semaphore()
+    answer: Any = backend.import_semaphore(device, OpaqueFd(fd))
+    for _ in range(20):
+        swiftshader.submit(wait=native, signal=back)
+        backend.signal(backend.prepare([semaphore]), stream, [0])
+        backend.wait(backend.prepare([answer]), stream, [0], 30_000)
+        backend.synchronize(stream)
+        swiftshader.idle()
+    swiftshader.destroy(native)
+    swiftshader.destroy(back)
+    assert semaphore._page.ref_count == 2
+    assert swiftshader_format.problem(ctypes.string_at(semaphore._address, system.PAGE)) is None
+    backend.destroy_semaphore(answer)
+    backend.destroy_semaphore(semaphore)
+
+
+def test_swiftshader_last(backend: HostBackend, device: Device, swiftshader: Driver) -> None:
+    """Its own semaphore dies with its last user; one made here does not, while descriptors are under way."""
+    native, fd = swiftshader.semaphore()
+    swiftshader.destroy(native)
+    with pytest.raises(HandleError, match="last user has destroyed it"):
+        backend.import_semaphore(device, OpaqueFd(fd))
+    os.close(fd)
+
+    semaphore: Any = backend.create_semaphore(device, OpaqueFd)
+    handle = backend.export_semaphore(semaphore)
+    assert isinstance(handle, OpaqueFd)
+    native = swiftshader.import_semaphore(os.dup(handle.fd))
+    backend.destroy_semaphore(semaphore)
+    swiftshader.destroy(native)
+    again = backend.import_semaphore(device, OpaqueFd(handle.detach()))
+    backend.host_signal(again, 0)
+    assert backend.host_wait(again, 0, 0)
+    backend.destroy_semaphore(again)
+
+
+def test_swiftshader_in_another_process(
+    backend: HostBackend, device: Device, stream: Any, swiftshader: Driver, start: Any
+) -> None:
+    """Memory and semaphores made here, used by Vulkan there; fifty rounds, no idle wait between."""
+    memory = backend.allocate(device, SIZE, VmmFd)
+    shared = backend.export_allocation(memory)
+    mapping, address = backend.map_allocation(memory, [device])
+    begin, end = (backend.create_semaphore(device, OpaqueFd) for _ in range(2))
+    handles = [backend.export_semaphore(begin), backend.export_semaphore(end)]
+    process = start(peers.vulkan_answer, shared, SIZE, *handles, 50)
+    half = SIZE // 2
+    for index in range(50):
+        backend.fill(stream, address, index, half)
+        backend.signal(backend.prepare([begin]), stream, [0])
+        backend.wait(backend.prepare([end]), stream, [0], 30_000)
+        backend.synchronize(stream)
+        assert ctypes.string_at(address + half, half) == bytes([index]) * half
+    process.join()
+    assert process.exitcode == 0
+    for handle in (shared, *handles):
+        handle.close()
+    backend.unmap_allocation(mapping)
+    backend.release_allocation(memory)
+    backend.destroy_semaphore(begin)
+    backend.destroy_semaphore(end)
+
+
+def test_semaphores_made_by_swiftshader_here_used_there(
+    backend: HostBackend, device: Device, swiftshader: Driver, start: Any
+) -> None:
+    """Vulkan here, a host in another process."""
+    there, there_fd = swiftshader.semaphore()
+    back, back_fd = swiftshader.semaphore()
+    with OpaqueFd.adopt(there_fd) as first, OpaqueFd.adopt(back_fd) as second:
+        process = start(peers.answer, first, second, 20)
+    for _ in range(20):
+        swiftshader.submit(signal=there)
+        swiftshader.submit(wait=back)
+        swiftshader.idle()
+    process.join()
+    assert process.exitcode == 0
+    swiftshader.destroy(there)
+    swiftshader.destroy(back)
+
+
+def test_a_peer_dies_in_swiftshaders_lock(
+    backend: HostBackend, device: Device, swiftshader: Driver, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """We notice. (SwiftShader would hang: its semaphore is left alone from here on, and leaked.)"""
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.1)
+    _, fd = swiftshader.semaphore()
+    semaphore: Any = backend.import_semaphore(device, OpaqueFd(os.dup(fd)))
+    with OpaqueFd.adopt(fd) as handle:
+        start(peers.die_in_lock, handle, None).join()
+    for _ in range(2):
+        with pytest.raises(PeerError, match="unusable"):
+            backend.host_signal(semaphore, 0)
+    backend.destroy_semaphore(semaphore)

@@ -1,0 +1,367 @@
+"""Which objects are taken as memory, what happens to the descriptor, and that nothing leaks."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from gpuinterop.errors import HandleError, InvalidArgumentError, OutOfMemoryError
+from gpuinterop.handles import OpaqueFd, OriginKind, TimelineFd, VmmFd
+from gpuinterop_host import memory, system
+from gpuinterop_host.backend import Device, HostBackend
+from gpuinterop_host.formats import lavapipe, swiftshader
+
+from . import peers
+
+Leak = Callable[[], AbstractContextManager[None]]
+SEALABLE = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+SIZE = 3 * system.PAGE + 100
+
+
+def memfd(size: int = SIZE, *, name: str = "test", flags: int = SEALABLE, seals: int = 0) -> int:
+    fd = os.memfd_create(name, flags)
+    os.ftruncate(fd, size)
+    if seals:
+        fcntl.fcntl(fd, system.F_ADD_SEALS, seals)
+    return fd
+
+
+def seals_of(fd: int) -> int:
+    return fcntl.fcntl(fd, system.F_GET_SEALS)
+
+
+def _state(fd: int) -> tuple[int, int | None]:
+    """Its size and seals."""
+    try:
+        return os.fstat(fd).st_size, seals_of(fd)
+    except OSError:
+        return os.fstat(fd).st_size, None
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def take(backend: HostBackend, device: Device, fd: int, size: int = SIZE) -> Any:
+    return backend.import_memory(device, OpaqueFd(fd), size=size, dedicated=False)
+
+
+def test_plain_memfd(backend: HostBackend, device: Device) -> None:
+    fd = memfd()
+    other = os.dup(fd)
+    os.pwrite(other, b"from the file", 4096)
+    imported = take(backend, device, fd)
+    assert not is_open(fd)  # consumed
+    mapping, address = backend.map_buffer(imported, offset=4096, size=100)
+    assert ctypes.string_at(address, 13) == b"from the file"
+    ctypes.memmove(address + 20, b"from the map", 12)
+    assert os.pread(other, 12, 4096 + 20) == b"from the map"
+    with pytest.raises(InvalidArgumentError, match="size"):
+        backend.map_buffer(imported, offset=4096, size=SIZE)
+    backend.unmap_buffer(mapping)
+    backend.destroy_memory(imported)
+    os.close(other)
+
+
+def test_it_is_sealed_against_shrinking_only(backend: HostBackend, device: Device) -> None:
+    fd = memfd()
+    other = os.dup(fd)
+    imported = take(backend, device, fd)
+    assert seals_of(other) == system.SEAL_SHRINK
+    with pytest.raises(PermissionError):
+        os.ftruncate(other, system.PAGE)
+    os.ftruncate(other, 2 * SIZE)  # its owner may still grow it
+    backend.destroy_memory(imported)
+    os.close(other)
+
+
+def test_a_sealed_one_is_left_as_it_is(backend: HostBackend, device: Device) -> None:
+    fd = memfd(seals=system.SEAL_SHRINK | system.SEAL_SEAL)
+    other = os.dup(fd)
+    imported = take(backend, device, fd)
+    assert seals_of(other) == system.SEAL_SHRINK | system.SEAL_SEAL
+    backend.destroy_memory(imported)
+    os.close(other)
+
+
+def test_destroy_is_idempotent(backend: HostBackend, device: Device) -> None:
+    imported = take(backend, device, memfd())
+    backend.destroy_memory(imported)
+    backend.destroy_memory(imported)
+
+
+def _read_only() -> int:
+    fd = memfd()
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    finally:
+        os.close(fd)
+
+
+def _regular_file() -> int:
+    return os.open(os.environ["TEST_FILE"], os.O_RDWR | os.O_CREAT)
+
+
+def _shm() -> int:
+    path = f"/dev/shm/gpuinterop-test-{os.getpid()}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.ftruncate(fd, SIZE)
+    os.unlink(path)
+    return fd
+
+
+def _pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def _semaphore() -> int:
+    backend = HostBackend()
+    semaphore = backend.create_semaphore(backend.open_device(0), OpaqueFd)
+    handle = backend.export_semaphore(semaphore)
+    backend.destroy_semaphore(semaphore)
+    assert isinstance(handle, OpaqueFd)
+    return handle.detach()
+
+
+def _timeline() -> int:
+    backend = HostBackend()
+    semaphore = backend.create_semaphore(backend.open_device(0), TimelineFd)
+    handle = backend.export_semaphore(semaphore)
+    backend.destroy_semaphore(semaphore)
+    assert isinstance(handle, TimelineFd)
+    return handle.detach()
+
+
+REFUSED: list[tuple[str, Callable[[], int], str]] = [
+    ("regular file", _regular_file, "the file .*MFD_ALLOW_SEALING"),
+    ("dev shm", _shm, "the file '/dev/shm/.* is not sealed against shrinking"),
+    ("pipe", _pipe, "the pipe"),
+    ("socket", lambda: socket.socket().detach(), "the socket"),
+    ("device", lambda: os.open("/dev/zero", os.O_RDWR), "the device '/dev/zero'"),
+    ("directory", lambda: os.open("/", os.O_RDONLY), "the directory '/'"),
+    ("unsealable memfd", lambda: memfd(flags=os.MFD_CLOEXEC), "the memfd .*cannot be"),
+    ("nearly SwiftShader's", lambda: memfd(flags=os.MFD_CLOEXEC, name="SwiftShader"), "cannot be"),
+    ("read only", _read_only, "not open for reading and writing"),
+    ("sealed against writing", lambda: memfd(seals=0x8), "F_SEAL_WRITE"),
+    ("binary semaphore", _semaphore, "is a semaphore"),
+    ("timeline semaphore", _timeline, "is a semaphore"),
+    ("too small", lambda: memfd(SIZE - 1), "size: .* beyond the memory object"),
+    ("empty", lambda: memfd(0), "size: "),
+    ("memory as such", lambda: memfd(system.PAGE), "size: .* beyond the memory object"),
+    ("no lavapipe", lambda: memfd(name=lavapipe.NAME), "without the header"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
+def test_refused(
+    backend: HostBackend,
+    device: Device,
+    no_leak: Leak,
+    make: Callable[[], int],
+    message: str,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
+    fd = make()
+    before = _state(fd)
+    with no_leak(), pytest.raises(HandleError, match=message):
+        take(backend, device, fd)
+    assert _state(fd) == before  # open and untouched: not even sealed
+    os.close(fd)
+
+
+@pytest.mark.parametrize(("make", "message"), [c[1:] for c in REFUSED[:10]], ids=[c[0] for c in REFUSED[:10]])
+@pytest.mark.parametrize("kind", [OpaqueFd, TimelineFd])
+def test_refused_as_semaphores_too(
+    backend: HostBackend,
+    device: Device,
+    no_leak: Leak,
+    kind: type[OpaqueFd] | type[TimelineFd],
+    make: Callable[[], int],
+    message: str,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
+    fd = make()
+    before = _state(fd)
+    with no_leak(), pytest.raises(HandleError):
+        backend.import_semaphore(device, kind(fd))
+    assert _state(fd) == before
+    os.close(fd)
+
+
+def test_truncated_meanwhile(backend: HostBackend, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the size and the seal: noticed behind the seal."""
+    fd = memfd()
+    secure = memory.Object.secure
+
+    def truncated(found: memory.Object) -> None:
+        os.ftruncate(fd, 100)
+        secure(found)
+
+    monkeypatch.setattr(memory.Object, "secure", truncated)
+    with pytest.raises(HandleError, match="truncated while"):
+        take(backend, device, fd)
+    os.close(fd)
+
+
+def test_names_are_not_taken_from_other_objects(backend: HostBackend, device: Device, tmp_path: Any) -> None:
+    """A file in /dev/shm called like SwiftShader's memfd is still a file."""
+    path = f"/dev/shm/{swiftshader.MEMORY_NAME}{os.getpid()}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        os.ftruncate(fd, SIZE)
+        with pytest.raises(HandleError, match="the file"):
+            take(backend, device, fd)
+    finally:
+        os.unlink(path)
+        os.close(fd)
+
+
+@pytest.mark.parametrize("offset", [system.PAGE, 2 * system.PAGE, 64])
+def test_lavapipe_header(backend: HostBackend, device: Device, offset: int) -> None:
+    """The offset is the header's, whatever it is."""
+    fd = memfd(name=lavapipe.NAME, seals=7)
+    other = os.dup(fd)
+    os.pwrite(other, struct.pack("QQ16s", SIZE, offset, b"any build's hash"), 0)
+    os.pwrite(other, struct.pack("Q", offset) + b"data", offset - 8)
+    imported = take(backend, device, fd, SIZE - offset)
+    _, address = backend.map_buffer(imported, offset=0, size=4)
+    assert ctypes.string_at(address, 4) == b"data"
+    backend.destroy_memory(imported)
+    with pytest.raises(HandleError, match="size"):
+        take(backend, device, other, SIZE - offset + 1)
+    os.close(other)
+
+
+@pytest.mark.parametrize(
+    ("total", "offset", "again"),
+    [(SIZE + 1, 4096, 4096), (SIZE, SIZE + 8, 0), (SIZE, 32, 32), (SIZE, 4096, 4095), (SIZE, 1 << 63, 0)],
+)
+def test_lavapipe_header_wrong(backend: HostBackend, device: Device, total: int, offset: int, again: int) -> None:
+    fd = memfd(name=lavapipe.NAME, seals=7)
+    os.pwrite(fd, struct.pack("QQ16s", total, offset, b"hash"), 0)
+    if 8 < offset <= SIZE:
+        os.pwrite(fd, struct.pack("Q", again), offset - 8)
+    with pytest.raises(HandleError, match="without the header"):
+        take(backend, device, fd, 100)
+    os.close(fd)
+
+
+def test_memory_does_not_leak(backend: HostBackend, device: Device, no_leak: Leak) -> None:
+    with no_leak():
+        for _ in range(200):
+            imported = take(backend, device, memfd())
+            mapping, _ = backend.map_buffer(imported, offset=0, size=SIZE)
+            backend.unmap_buffer(mapping)
+            backend.destroy_memory(imported)
+
+
+# -- allocations -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def allocation(backend: HostBackend, device: Device) -> Iterator[Any]:
+    made = backend.allocate(device, 4 * system.PAGE, VmmFd)
+    yield made
+    backend.release_allocation(made)
+
+
+def test_allocation(backend: HostBackend, device: Device, allocation: Any) -> None:
+    assert backend.granularity(device, VmmFd) == system.PAGE
+    handle = backend.export_allocation(allocation)
+    assert isinstance(handle, VmmFd)
+    assert handle.owned
+    assert handle.origin is not None
+    assert (handle.origin.kind, handle.origin.size) == (OriginKind.ALLOCATION, 4 * system.PAGE)
+    assert handle.origin.device is not None
+    assert handle.origin.device.is_cpu
+    assert seals_of(handle.fd) == 7
+    assert not os.get_inheritable(handle.fd)
+    imported = backend.import_allocation(device, handle, size=4 * system.PAGE)
+    first, here = backend.map_allocation(allocation, [device])
+    second, there = backend.map_allocation(imported, [device])
+    assert ctypes.string_at(here, 4 * system.PAGE) == bytes(4 * system.PAGE)
+    ctypes.memset(here, 7, 4 * system.PAGE)
+    assert ctypes.string_at(there, 4 * system.PAGE) == bytes([7]) * 4 * system.PAGE
+    backend.unmap_allocation(first)
+    backend.unmap_allocation(second)
+    backend.release_allocation(imported)
+    assert not is_open(handle.detach())  # the import took it over
+
+
+def test_allocation_across_processes(backend: HostBackend, device: Device, allocation: Any, start: Any) -> None:
+    handle = backend.export_allocation(allocation)
+    done = backend.create_semaphore(device, TimelineFd)
+    signal = backend.export_semaphore(done)
+    process = start(peers.write_allocation, handle, 4 * system.PAGE, 9, signal)
+    assert backend.host_wait(done, 1, 30)
+    mapping, address = backend.map_allocation(allocation, [device])
+    assert ctypes.string_at(address, 4 * system.PAGE) == bytes([9]) * 4 * system.PAGE
+    process.join()
+    assert process.exitcode == 0
+    backend.unmap_allocation(mapping)
+    backend.destroy_semaphore(done)
+    handle.close()
+    signal.close()
+
+
+@pytest.mark.parametrize(
+    ("seals", "size", "message"),
+    [
+        (0, SIZE, "no shareable allocation"),
+        (system.SEAL_SHRINK, SIZE, "no shareable allocation"),
+        (6, SIZE + 1, "size"),
+    ],
+)
+def test_import_allocation_refused(
+    backend: HostBackend, device: Device, no_leak: Leak, seals: int, size: int, message: str
+) -> None:
+    fd = memfd(seals=seals)
+    before = _state(fd)
+    with no_leak(), pytest.raises(HandleError, match=message):
+        backend.import_allocation(device, VmmFd(fd), size=size)
+    assert _state(fd) == before
+    os.close(fd)
+
+
+def test_semaphore_is_no_allocation(backend: HostBackend, device: Device) -> None:
+    fd = _timeline()
+    with pytest.raises(HandleError, match="no allocation"):
+        backend.import_allocation(device, VmmFd(fd), size=system.PAGE)
+    os.close(fd)
+
+
+def test_too_much(backend: HostBackend, device: Device, no_leak: Leak) -> None:
+    with no_leak(), pytest.raises(OutOfMemoryError, match="available") as caught:
+        backend.allocate(device, 1 << 50, VmmFd)
+    assert caught.value.symbol == "ENOMEM"
+
+
+def test_allocations_do_not_leak(backend: HostBackend, device: Device, no_leak: Leak) -> None:
+    with no_leak():
+        for _ in range(200):
+            made = backend.allocate(device, system.PAGE, VmmFd)
+            handle = backend.export_allocation(made)
+            assert isinstance(handle, VmmFd)
+            other = backend.import_allocation(device, VmmFd(handle.detach()), size=system.PAGE)
+            mapping, _ = backend.map_allocation(other, [device])
+            backend.unmap_allocation(mapping)
+            backend.release_allocation(other)
+            backend.release_allocation(made)

@@ -1,0 +1,567 @@
+"""Binary and timeline semaphores, in one process and between several, some of which die."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from gpuinterop.errors import DriverError, HandleError, PeerError, ResourceClosedError, SemaphoreTimeoutError
+from gpuinterop.handles import FdHandle, OpaqueFd, OriginKind, TimelineFd
+from gpuinterop_host import semaphores, system
+from gpuinterop_host.backend import Device, HostBackend
+from gpuinterop_host.formats import timeline
+from gpuinterop_host.semaphores import BinarySemaphore, TimelineSemaphore
+
+from . import peers
+
+Leak = Callable[[], AbstractContextManager[None]]
+Kind = type[OpaqueFd] | type[TimelineFd]
+LIMIT = 30.0
+BOTH = pytest.mark.parametrize("kind", [OpaqueFd, TimelineFd])
+
+
+@pytest.fixture
+def create(backend: HostBackend, device: Device) -> Iterator[Callable[[Kind], Any]]:
+    made: list[Any] = []
+
+    def begin(kind: Kind) -> Any:
+        made.append(backend.create_semaphore(device, kind))
+        return made[-1]
+
+    yield begin
+    for semaphore in made:
+        backend.destroy_semaphore(semaphore)
+
+
+@pytest.fixture
+def export(backend: HostBackend) -> Iterator[Callable[[Any], Any]]:
+    made: list[FdHandle] = []
+
+    def begin(semaphore: Any) -> Any:
+        handle = backend.export_semaphore(semaphore)
+        assert isinstance(handle, FdHandle)
+        made.append(handle)
+        return handle
+
+    yield begin
+    for handle in made:
+        handle.close()
+
+
+def load(backend: HostBackend, device: Device, handle: Any) -> Any:
+    """Import a second reference to what `handle` names."""
+    return backend.import_semaphore(device, type(handle)(os.dup(handle.fd)))
+
+
+# -- both kinds --------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_signal_and_wait(backend: HostBackend, create: Any, kind: Kind) -> None:
+    semaphore = create(kind)
+    assert not backend.host_wait(semaphore, 1, 0)
+    assert not backend.host_wait(semaphore, 1, 0.01)
+    backend.host_signal(semaphore, 1)
+    assert backend.host_wait(semaphore, 1, 0)
+    assert backend.host_wait(semaphore, 1, 0) is (kind is TimelineFd)  # a binary one is consumed
+
+
+@BOTH
+def test_export(backend: HostBackend, device: Device, create: Any, export: Any, kind: Kind) -> None:
+    semaphore = create(kind)
+    handle: Any = export(semaphore)
+    origin = handle.origin
+    assert type(handle) is kind
+    assert handle.owned
+    assert not os.get_inheritable(handle.fd)
+    assert origin.kind is (OriginKind.BINARY if kind is OpaqueFd else OriginKind.TIMELINE)
+    assert origin.device.is_cpu
+    other = load(backend, device, handle)
+    again = backend.export_semaphore(other)
+    assert isinstance(again, FdHandle)
+    assert os.fstat(again.fd).st_ino == os.fstat(handle.fd).st_ino
+    again.close()
+    backend.host_signal(other, 1)
+    assert backend.host_wait(semaphore, 1, 0)
+    backend.destroy_semaphore(other)
+
+
+@BOTH
+def test_handle_outlives_its_semaphore(backend: HostBackend, device: Device, kind: Kind) -> None:
+    semaphore = backend.create_semaphore(device, kind)
+    handle = backend.export_semaphore(semaphore)
+    backend.destroy_semaphore(semaphore)
+    assert isinstance(handle, FdHandle)
+    other = load(backend, device, handle)
+    handle.close()
+    backend.host_signal(other, 1)
+    assert backend.host_wait(other, 1, 0)
+    backend.destroy_semaphore(other)
+
+
+@BOTH
+def test_no_leak(backend: HostBackend, device: Device, no_leak: Leak, kind: Kind) -> None:
+    with no_leak():
+        for _ in range(200):
+            semaphore = backend.create_semaphore(device, kind)
+            handle = backend.export_semaphore(semaphore)
+            assert isinstance(handle, FdHandle)
+            other = backend.import_semaphore(device, kind(handle.detach()))
+            backend.host_signal(other, 1)
+            backend.host_wait(semaphore, 1, LIMIT)
+            backend.destroy_semaphore(semaphore)
+            backend.destroy_semaphore(other)
+
+
+@BOTH
+def test_two_processes(backend: HostBackend, device: Device, create: Any, export: Any, start: Any, kind: Kind) -> None:
+    there, back = create(kind), create(kind)
+    process = start(peers.answer, export(there), export(back), 100)
+    for value in range(1, 101):
+        backend.host_signal(there, value)
+        assert backend.host_wait(back, value, LIMIT)
+    process.join()
+    assert process.exitcode == 0
+
+
+@BOTH
+def test_many_threads(backend: HostBackend, device: Device, create: Any, kind: Kind) -> None:
+    """A chain of streams, each waiting for the one before."""
+    chain = [create(kind) for _ in range(9)]
+    streams = [backend.create_stream(device) for _ in range(8)]
+    for value in range(1, 51):
+        for index, stream in enumerate(streams):
+            backend.wait(backend.prepare([chain[index]]), stream, [value], 30_000)
+            backend.signal(backend.prepare([chain[index + 1]]), stream, [value])
+        backend.host_signal(chain[0], value)
+        assert backend.host_wait(chain[-1], value, LIMIT)
+    for stream in streams:
+        backend.synchronize(stream)
+        backend.destroy_stream(stream)
+
+
+@BOTH
+def test_batch(backend: HostBackend, stream: Any, create: Any, kind: Kind) -> None:
+    batch = backend.prepare([create(kind), create(kind)])
+    backend.signal(batch, stream, [3, 5])
+    backend.wait(batch, stream, [3, 5], 30_000)
+    backend.synchronize(stream)
+
+
+@BOTH
+def test_timeout(backend: HostBackend, stream: Any, create: Any, kind: Kind) -> None:
+    semaphore = create(kind)
+    backend.wait(backend.prepare([semaphore]), stream, [7], 20)
+    with pytest.raises(SemaphoreTimeoutError) as caught:
+        backend.synchronize(stream)
+    assert semaphore.label in str(caught.value)
+    assert "20 ms" in str(caught.value)
+    if kind is TimelineFd:
+        assert "7" in str(caught.value)
+        assert "stands at 0" in str(caught.value)
+
+
+@BOTH
+def test_abandon(backend: HostBackend, device: Device, create: Any, kind: Kind) -> None:
+    """Waits of a stream, of the calling thread's stream and of host_wait all end."""
+    semaphore = create(kind)
+    batch = backend.prepare([semaphore])
+    stream = backend.create_stream(device)
+    ready = threading.Barrier(3)
+    caught: list[BaseException] = []
+
+    def blocked(wait: Callable[[], Any]) -> None:
+        ready.wait(LIMIT)
+        try:
+            wait()
+        except BaseException as error:
+            caught.append(error)
+
+    calling = backend.adopt_stream(device, 0)
+    threads = [
+        threading.Thread(target=blocked, args=(lambda: backend.host_wait(semaphore, 1, None),)),
+        threading.Thread(target=blocked, args=(lambda: backend.wait(batch, calling, [1], None),)),
+    ]
+    for thread in threads:
+        thread.start()
+    backend.wait(batch, stream, [1], None)
+    ready.wait(LIMIT)
+    backend.abandon_semaphore(semaphore)
+    for thread in threads:
+        thread.join(LIMIT)
+    with pytest.raises(ResourceClosedError, match=semaphore.label):
+        backend.synchronize(stream)
+    backend.destroy_stream(stream)
+    assert [type(error) for error in caught] == [ResourceClosedError] * 2
+    with pytest.raises(ResourceClosedError, match="abandoned"):
+        backend.host_signal(semaphore, 1)
+
+
+@BOTH
+def test_destroyed_under_a_wait(backend: HostBackend, device: Device, stream: Any, no_leak: Leak, kind: Kind) -> None:
+    """The page stays mapped until the waiter has left it; then it is gone."""
+    with no_leak():
+        semaphore = backend.create_semaphore(device, kind)
+        backend.wait(backend.prepare([semaphore]), stream, [1], None)
+        backend.destroy_semaphore(semaphore)
+        backend.destroy_semaphore(semaphore)
+        with pytest.raises(ResourceClosedError, match=semaphore.label):
+            backend.synchronize(stream)
+    with pytest.raises(ResourceClosedError):
+        backend.host_wait(semaphore, 1, 0)
+
+
+@BOTH
+def test_closed_by_its_own_user(no_leak: Leak, kind: Kind) -> None:
+    """As a finalizer may do, in the middle of anything: no deadlock, and the page stays until the user has left."""
+    with no_leak():
+        semaphore: Any = (BinarySemaphore if kind is OpaqueFd else TimelineSemaphore).create()
+        with semaphore._in_use(), semaphore._lock:
+            semaphore.close()
+            assert ctypes.string_at(semaphore._address, 1)
+            with pytest.raises(ResourceClosedError):
+                semaphore.signal(1)
+
+
+@BOTH
+def test_a_killed_waiter_harms_nobody(
+    backend: HostBackend, device: Device, create: Any, export: Any, start: Any, kind: Kind
+) -> None:
+    semaphore, ready = create(kind), create(TimelineFd)
+    for value in range(1, 4):
+        process = start(peers.die_in_wait, export(semaphore), export(ready))
+        assert backend.host_wait(ready, 1, LIMIT)
+        process.kill()
+        process.join()
+        ready = create(TimelineFd)
+        backend.host_signal(semaphore, value)
+        assert backend.host_wait(semaphore, value, LIMIT)
+
+
+# -- timelines ---------------------------------------------------------------------------------------------------
+
+
+def test_timeline_bytes(backend: HostBackend, create: Any, export: Any) -> None:
+    """Byte by byte as documented; another exporter writes the same."""
+    semaphore = create(TimelineFd)
+    handle = export(semaphore)
+    assert os.fstat(handle.fd).st_size == system.PAGE
+    assert fcntl.fcntl(handle.fd, system.F_GET_SEALS) == 7
+    backend.host_signal(semaphore, 5)
+    backend.host_signal(semaphore, 0x0102030405060708)
+    page = os.pread(handle.fd, system.PAGE, 0)
+    assert struct.unpack_from("8sIIQI", page) == (b"GIPTLSM1", 1, 2, 0x0102030405060708, 0)
+    assert page[28:64] == bytes(36)
+    assert struct.unpack_from("i", page, 64 + 16)[0] == 0x90
+    assert page[128:] == bytes(system.PAGE - 128)
+
+
+def test_a_timeline_only_grows(backend: HostBackend, stream: Any, create: Any) -> None:
+    semaphore = create(TimelineFd)
+    top = 2**64 - 1
+    backend.host_signal(semaphore, 5)
+    for value in (5, 4, 0):
+        with pytest.raises(DriverError, match="stands at 5") as caught:
+            backend.host_signal(semaphore, value)
+        assert (caught.value.call, caught.value.symbol) == ("host timeline signal", "VALUE_NOT_GREATER")
+    assert semaphore.value == 5
+    backend.host_signal(semaphore, top)
+    assert backend.host_wait(semaphore, top, 0)
+    backend.signal(backend.prepare([semaphore]), stream, [6])
+    with pytest.raises(DriverError, match="VALUE_NOT_GREATER"):
+        backend.synchronize(stream)
+
+
+@pytest.mark.parametrize("value", [None, 5])
+def test_a_timeline_survives_a_death_in_its_lock(
+    backend: HostBackend, create: Any, export: Any, start: Any, value: int | None
+) -> None:
+    semaphore = create(TimelineFd)
+    process = start(peers.die_in_lock, export(semaphore), value)
+    process.join()
+    assert process.exitcode == -9
+    if value:
+        assert backend.host_wait(semaphore, value, LIMIT)
+    backend.host_signal(semaphore, 6)
+    backend.host_signal(semaphore, 7)
+    assert backend.host_wait(semaphore, 7, 0)
+
+
+def test_a_recovered_lock_wakes_waiters(backend: HostBackend, create: Any, export: Any, start: Any) -> None:
+    """Who recovers tells the others, even if his own signal is refused."""
+    semaphore = create(TimelineFd)
+    before = semaphore._sequence.value
+    start(peers.die_in_lock, export(semaphore), 5).join()
+    assert semaphore._sequence.value == before
+    with pytest.raises(DriverError, match="VALUE_NOT_GREATER"):
+        backend.host_signal(semaphore, 5)
+    assert semaphore._sequence.value == before + 1
+
+
+def test_a_timeline_lock_held_by_the_living(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error while it lasts, and no longer."""
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.02)
+    semaphore = create(TimelineFd)
+
+    def held() -> None:
+        caught: list[BaseException] = []
+
+        def signal() -> None:
+            try:
+                backend.host_signal(semaphore, 1)
+            except BaseException as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=signal)
+        thread.start()
+        thread.join(LIMIT)
+        assert isinstance(caught[0], PeerError)
+        assert str(threading.get_native_id()) in str(caught[0])
+
+    semaphore._mutex.run(held, lambda code: None, 1.0)
+    backend.host_signal(semaphore, 1)
+
+
+def forge(change: Callable[[bytearray], None], *, size: int = system.PAGE, seals: int = 7) -> int:
+    """A timeline's page, changed."""
+    fd = os.memfd_create("forged", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    original = TimelineSemaphore.create()
+    page = bytearray(os.pread(original.fd, system.PAGE, 0))
+    original.close()
+    change(page)
+    os.write(fd, page)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, system.F_ADD_SEALS, seals)
+    return fd
+
+
+def nothing(page: bytearray) -> None:
+    pass
+
+
+def put(offset: int, data: bytes) -> Callable[[bytearray], None]:
+    def change(page: bytearray) -> None:
+        page[offset : offset + len(data)] = data
+
+    return change
+
+
+def test_what_is_forged_right_is_taken(backend: HostBackend, device: Device) -> None:
+    """The specification alone is enough to make one."""
+    semaphore = backend.import_semaphore(device, TimelineFd(forge(nothing)))
+    backend.host_signal(semaphore, 1)
+    backend.destroy_semaphore(semaphore)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: forge(put(0, b"GIPTLSM2")), "begins with"),
+        (lambda: forge(put(0, bytes(8))), "begins with"),
+        (lambda: forge(put(8, b"\2")), "version is 2"),
+        (lambda: forge(put(timeline.MUTEX + 16, b"\x80")), "kind 0x80"),
+        (lambda: forge(nothing, size=2 * system.PAGE), "one page"),
+        (lambda: forge(nothing, size=100), "one page"),
+        (lambda: forge(nothing, seals=system.SEAL_SHRINK), "not sealed"),
+        (lambda: forge(nothing, seals=system.SEAL_GROW), "not sealed"),
+    ],
+)
+def test_no_timeline(
+    backend: HostBackend, device: Device, no_leak: Leak, make: Callable[[], int], message: str
+) -> None:
+    fd = make()
+    with no_leak(), pytest.raises(HandleError, match=message):
+        backend.import_semaphore(device, TimelineFd(fd))
+    os.close(fd)  # still open
+
+
+def test_one_kind_given_as_the_other(backend: HostBackend, device: Device, create: Any, export: Any) -> None:
+    binary, counter = export(create(OpaqueFd)), export(create(TimelineFd))
+    with pytest.raises(HandleError, match="no timeline semaphore"):
+        backend.import_semaphore(device, TimelineFd(binary.fd))
+    with pytest.raises(HandleError, match="no binary semaphore"):
+        backend.import_semaphore(device, OpaqueFd(counter.fd))
+
+
+def test_an_allocation_is_no_semaphore(backend: HostBackend, device: Device) -> None:
+    fd = system.create_memfd("memory", system.PAGE)
+    with pytest.raises(HandleError, match="no binary semaphore"):
+        backend.import_semaphore(device, OpaqueFd(fd))
+    with pytest.raises(HandleError, match="no timeline semaphore"):
+        backend.import_semaphore(device, TimelineFd(fd))
+    os.close(fd)
+
+
+# -- binary semaphores -------------------------------------------------------------------------------------------
+
+
+def test_binary_bytes(backend: HostBackend, create: Any, export: Any) -> None:
+    assert system.LAYOUT is not None
+    semaphore = create(OpaqueFd)
+    handle = export(semaphore)
+    at = system.LAYOUT.mutex_size + system.LAYOUT.cond_size
+    assert fcntl.fcntl(handle.fd, system.F_GET_SEALS) == 7
+    assert struct.unpack("i", os.pread(handle.fd, 4, 16))[0] == 0x80
+    assert struct.unpack("i?", os.pread(handle.fd, 5, at)) == (2, False)
+    backend.host_signal(semaphore, 0)
+    assert struct.unpack("i?", os.pread(handle.fd, 5, at)) == (2, True)
+
+
+def test_references_are_counted(backend: HostBackend, device: Device, export: Any) -> None:
+    """One for each object, and one for descriptors under way, which stays: nobody destroys the mutex."""
+    semaphore = backend.create_semaphore(device, OpaqueFd)
+    handle = export(semaphore)
+    other = load(backend, device, handle)
+    assert other._page.ref_count == 3
+    backend.destroy_semaphore(semaphore)
+    assert other._page.ref_count == 2
+    backend.destroy_semaphore(other)
+    third = load(backend, device, handle)
+    assert third._page.ref_count == 2
+    backend.destroy_semaphore(third)
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "message"),
+    [
+        (16, struct.pack("i", -1), "destroyed"),
+        (16, struct.pack("i", 0), "kind 0x0"),
+        (16, struct.pack("i", 0x90), "kind 0x90"),
+        ("count", struct.pack("i", -5), "ref_count -5"),
+        ("signaled", b"\7", "signaled is 7"),
+    ],
+)
+def test_no_binary(
+    backend: HostBackend, device: Device, no_leak: Leak, offset: int | str, data: bytes, message: str
+) -> None:
+    assert system.LAYOUT is not None
+    semaphore = BinarySemaphore.create()
+    fd = os.dup(semaphore.fd)
+    semaphore.close()
+    count = system.LAYOUT.mutex_size + system.LAYOUT.cond_size
+    where = {"count": count, "signaled": count + 4}[offset] if isinstance(offset, str) else offset
+    os.pwrite(fd, data, where)
+    with no_leak(), pytest.raises(HandleError, match=message):
+        backend.import_semaphore(device, OpaqueFd(fd))
+    os.close(fd)
+
+
+def test_a_dead_lock_poisons(
+    backend: HostBackend,
+    device: Device,
+    export: Any,
+    start: Any,
+    no_leak: Leak,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A peer killed in the lock: a pending wait notices, and everything after it raises the same."""
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.1)
+    semaphore = backend.create_semaphore(device, OpaqueFd)
+    handle = export(semaphore)
+    stream = backend.create_stream(device)
+    backend.wait(backend.prepare([semaphore]), stream, [0], None)
+    process = start(peers.die_in_lock, handle, None)
+    pid = process.pid
+    process.join()
+    assert process.exitcode == -9
+    with pytest.raises(PeerError, match=f"thread {pid}.*no longer exists"):
+        backend.synchronize(stream)
+    for operation in (backend.host_signal, lambda s, v: backend.host_wait(s, v, None)):
+        with pytest.raises(PeerError, match=f"{semaphore.label} is unusable: thread {pid}"):
+            operation(semaphore, 0)
+    with no_leak(), pytest.raises(PeerError, match=f"thread {pid}"):
+        backend.import_semaphore(device, OpaqueFd(handle.fd))
+    backend.destroy_stream(stream)
+    backend.destroy_semaphore(semaphore)
+
+
+def test_signal_into_a_dead_lock(
+    backend: HostBackend, stream: Any, create: Any, export: Any, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.1)
+    semaphore = create(OpaqueFd)
+    start(peers.die_in_lock, export(semaphore), None).join()
+    backend.signal(backend.prepare([semaphore]), stream, [0])
+    with pytest.raises(PeerError):
+        backend.synchronize(stream)
+
+
+def test_one_signal_for_one_waiter(backend: HostBackend, device: Device, create: Any) -> None:
+    semaphore = create(OpaqueFd)
+    taken = create(TimelineFd)
+    streams = [backend.create_stream(device) for _ in range(4)]
+    lock = threading.Lock()
+    count = 0
+
+    def took() -> None:
+        nonlocal count
+        with lock:
+            count += 1
+            backend.host_signal(taken, count)
+
+    for stream in streams:
+        backend.wait(backend.prepare([semaphore]), stream, [0], None)
+        stream.submit(took, ())
+    for expected in range(1, 5):
+        backend.host_signal(semaphore, 0)
+        assert backend.host_wait(taken, expected, LIMIT)
+        assert not semaphore._page.signaled
+        assert count == expected
+    for stream in streams:
+        backend.synchronize(stream)
+        backend.destroy_stream(stream)
+
+
+def test_lock_without_clocklock(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """glibc before 2.30."""
+    monkeypatch.setattr(system, "_mutex_clocklock", None)
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.02)
+    semaphore = create(OpaqueFd)
+
+    def held() -> None:
+        caught: list[BaseException] = []
+        thread = threading.Thread(target=lambda: caught.append(_raised(backend, semaphore)))
+        thread.start()
+        thread.join(LIMIT)
+        assert isinstance(caught[0], PeerError)
+
+    semaphore._page.mutex.run(held, lambda code: None, 1.0)
+
+
+def _raised(backend: HostBackend, semaphore: Any) -> BaseException:
+    with pytest.raises(PeerError) as caught:
+        backend.host_signal(semaphore, 0)
+    return caught.value
+
+
+def test_interrupted_between_lock_and_result(create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C right after the lock call leaves no lock behind."""
+    semaphore = create(TimelineFd)
+    mutex = semaphore._mutex
+    acquire = mutex._acquire
+
+    def interrupted(limit: float) -> int:
+        acquire(limit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mutex, "_acquire", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        semaphore.signal(1)
+    monkeypatch.undo()
+    assert not mutex.held
+    semaphore.signal(1)
+
+
+def test_ctypes_sees_the_page(create: Any, export: Any) -> None:
+    """What is stored through ctypes is what the file holds: one object, not a copy."""
+    semaphore = create(TimelineFd)
+    semaphore.signal(9)
+    assert ctypes.string_at(semaphore._address, system.PAGE) == os.pread(semaphore.fd, system.PAGE, 0)

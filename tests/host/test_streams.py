@@ -1,0 +1,371 @@
+"""Order, failure, cancellation and exit of the host's streams."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpuinterop.errors import DriverError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
+from gpuinterop.handles import TimelineFd
+from gpuinterop_host import streams
+from gpuinterop_host.backend import Device, HostBackend
+
+LIMIT = 30.0
+
+
+def fail() -> None:
+    raise DriverError("test", 1, "BROKEN")
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+def test_in_order(backend: HostBackend, stream: Any) -> None:
+    seen: list[int] = []
+    for index in range(1000):
+        stream.submit(seen.append, (index,))
+    backend.synchronize(stream)
+    assert seen == list(range(1000))
+
+
+def test_nothing_blocks_the_caller(backend: HostBackend, device: Device, stream: Any) -> None:
+    """Everything is queued behind a wait that is answered last."""
+    semaphore: Any = backend.create_semaphore(device, TimelineFd)
+    batch = backend.prepare([semaphore])
+    memory = ctypes.create_string_buffer(b"abcdefgh", 8)
+    address = ctypes.addressof(memory)
+    backend.wait(batch, stream, [1], None)
+    backend.copy(stream, address + 4, address, 4)
+    backend.fill(stream, address, ord("z"), 2)
+    backend.signal(batch, stream, [2])
+    event = backend.record(stream)
+    assert not backend.is_done(event)
+    assert not backend.wait_done(event, 0)
+    assert not backend.wait_done(event, 0.01)
+    assert memory.raw == b"abcdefgh"
+    backend.host_signal(semaphore, 1)
+    assert backend.wait_done(event, LIMIT)
+    assert backend.is_done(event)
+    assert memory.raw == b"zzcdabcd"
+    assert semaphore.value == 2
+    backend.destroy_event(event)
+    backend.destroy_semaphore(semaphore)
+
+
+def test_many_wait_for_one_event(backend: HostBackend, stream: Any) -> None:
+    gate = threading.Event()
+    stream.submit(gate.wait, (LIMIT,))
+    event = backend.record(stream)
+    results: list[bool] = []
+    threads = [threading.Thread(target=lambda: results.append(backend.wait_done(event, LIMIT))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert results == [True] * 8
+
+
+def test_failure_sticks(backend: HostBackend, device: Device) -> None:
+    stream = backend.create_stream(device)
+    semaphore: Any = backend.create_semaphore(device, TimelineFd)
+    before = backend.record(stream)
+    stream.submit(fail, ())
+    backend.signal(backend.prepare([semaphore]), stream, [1])
+    after = backend.record(stream)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="BROKEN"):
+            backend.synchronize(stream)
+    assert backend.wait_done(before, LIMIT)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="BROKEN") as first:
+            backend.is_done(after)
+        with pytest.raises(DriverError, match="BROKEN") as second:
+            backend.wait_done(after, LIMIT)
+        assert first.value is not second.value  # nobody shares a traceback
+        assert first.value.symbol == "BROKEN"
+    assert semaphore.value == 0  # the signal was not sent
+    backend.destroy_stream(stream)
+    backend.destroy_semaphore(semaphore)
+
+
+def test_foreign_exceptions_are_kept_too(backend: HostBackend, stream: Any) -> None:
+    class Odd(Exception):
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__("odd")
+
+    def odd() -> None:
+        raise Odd(1, 2)
+
+    stream.submit(odd, ())
+    with pytest.raises(Odd):
+        backend.synchronize(stream)
+
+
+def test_wait_event(backend: HostBackend, device: Device, stream: Any) -> None:
+    other = backend.create_stream(device)
+    gate = threading.Event()
+    seen: list[str] = []
+    other.submit(gate.wait, (LIMIT,))
+    other.submit(seen.append, ("first",))
+    event = backend.record(other)
+    backend.wait_event(stream, event)
+    stream.submit(seen.append, ("second",))
+    late = backend.record(stream)
+    assert not backend.is_done(late)
+    gate.set()
+    assert backend.wait_done(late, LIMIT)
+    assert seen == ["first", "second"]
+    backend.destroy_stream(other)
+
+
+def test_wait_event_passes_failure_on(backend: HostBackend, device: Device, stream: Any) -> None:
+    other = backend.create_stream(device)
+    other.submit(fail, ())
+    backend.wait_event(stream, backend.record(other))
+    with pytest.raises(DriverError, match="BROKEN"):
+        backend.synchronize(stream)
+    backend.destroy_stream(other)
+
+
+@pytest.mark.parametrize("behind", ["stream", "calling thread"])
+def test_wait_event_ends_with_the_other_stream(backend: HostBackend, device: Device, stream: Any, behind: str) -> None:
+    """The stream with the event is destroyed while it waits for what never comes."""
+    other = backend.create_stream(device)
+    semaphore: Any = backend.create_semaphore(device, TimelineFd)
+    backend.wait(backend.prepare([semaphore]), other, [1], None)
+    event = backend.record(other)
+    if behind == "stream":
+        backend.wait_event(stream, event)
+        backend.destroy_stream(other)
+        with pytest.raises(ResourceClosedError, match="destroyed"):
+            backend.synchronize(stream)
+    else:
+        backend.destroy_stream(other)
+        with pytest.raises(ResourceClosedError, match="destroyed"):
+            backend.wait_event(backend.adopt_stream(device, 0), event)
+    backend.destroy_semaphore(semaphore)
+
+
+def test_destroying_a_stream_that_waits_for_an_event(backend: HostBackend, device: Device) -> None:
+    gate = threading.Event()
+    other, waiting = backend.create_stream(device), backend.create_stream(device)
+    other.submit(gate.wait, (LIMIT,))
+    backend.wait_event(waiting, backend.record(other))
+    event = backend.record(waiting)
+    backend.destroy_stream(waiting)
+    with pytest.raises(ResourceClosedError, match="destroyed"):
+        backend.wait_done(event, LIMIT)
+    gate.set()
+    backend.destroy_stream(other)
+
+
+def test_after_destruction(backend: HostBackend, device: Device) -> None:
+    stream = backend.create_stream(device)
+    thread = stream._thread
+    backend.destroy_stream(stream)
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    with pytest.raises(ResourceClosedError):
+        backend.synchronize(stream)
+    event = backend.record(stream)
+    with pytest.raises(ResourceClosedError):
+        backend.wait_done(event, LIMIT)
+
+
+def test_streams_do_not_leak_threads(backend: HostBackend, device: Device) -> None:
+    before = threading.active_count()
+    threads = []
+    for _ in range(200):
+        stream = backend.create_stream(device)
+        backend.synchronize(stream)
+        threads.append(stream._thread)
+        backend.destroy_stream(stream)
+    for thread in threads:
+        thread.join(LIMIT)
+    assert threading.active_count() == before
+
+
+def test_an_idle_stream_keeps_nothing_alive(backend: HostBackend, stream: Any) -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    alive = weakref.ref(thing)
+    gone = threading.Event()
+    weakref.finalize(thing, gone.set)
+    stream.submit(lambda thing: None, (thing,))
+    del thing
+    assert gone.wait(LIMIT)
+    assert alive() is None
+
+
+# -- pointers ----------------------------------------------------------------------------------------------------
+
+
+def test_pointers(backend: HostBackend, device: Device) -> None:
+    first, second = backend.create_stream(device), backend.create_stream(device)
+    pointer = backend.stream_pointer(first)
+    assert streams.FIRST_POINTER <= pointer != backend.stream_pointer(second)
+    assert backend.adopt_stream(device, pointer) is first
+    backend.destroy_stream(first)
+    for number in (pointer, 1, 2, 15, 1 << 40, -1):
+        with pytest.raises(InvalidArgumentError, match="the calling thread") as caught:
+            backend.adopt_stream(device, number)
+        assert caught.value.argument == "stream"
+    backend.destroy_stream(second)
+
+
+def test_the_calling_thread(backend: HostBackend, device: Device) -> None:
+    stream = backend.adopt_stream(device, 0)
+    assert backend.stream_pointer(stream) == 0
+    semaphore: Any = backend.create_semaphore(device, TimelineFd)
+    batch = backend.prepare([semaphore])
+    backend.signal(batch, stream, [1])
+    assert semaphore.value == 1
+    backend.wait(batch, stream, [1], None)
+    memory = ctypes.create_string_buffer(4)
+    backend.fill(stream, ctypes.addressof(memory), 7, 4)
+    assert memory.raw == bytes([7]) * 4
+    assert backend.is_done(backend.record(stream))
+    with pytest.raises(SemaphoreTimeoutError):
+        backend.wait(batch, stream, [2], 10)
+    with pytest.raises(DriverError, match="VALUE_NOT_GREATER"):
+        backend.signal(batch, stream, [1])
+    backend.synchronize(stream)  # failures were raised, and do not stick
+    assert backend.is_done(backend.record(stream))
+    backend.destroy_semaphore(semaphore)
+
+
+def test_the_calling_thread_is_each_callers_own(backend: HostBackend, device: Device) -> None:
+    stream = backend.adopt_stream(device, 0)
+    semaphore: Any = backend.create_semaphore(device, TimelineFd)
+    batch = backend.prepare([semaphore])
+    passed: list[bool] = []
+
+    def wait() -> None:
+        backend.wait(batch, stream, [1], 30_000)
+        passed.append(True)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    backend.signal(batch, stream, [1])  # this thread is not held up by the other's wait
+    thread.join(LIMIT)
+    assert passed
+    backend.destroy_semaphore(semaphore)
+
+
+INTERRUPT = """
+import os, signal, sys, threading
+from gpuinterop.handles import OpaqueFd, TimelineFd
+from gpuinterop_host.backend import HostBackend
+backend = HostBackend()
+device = backend.open_device(0)
+semaphore = backend.create_semaphore(device, {kind})
+batch = backend.prepare([semaphore])
+stream = backend.adopt_stream(device, 0)
+other = backend.create_stream(device)
+go = threading.Event()
+other.submit(lambda: (go.wait(), os.kill(os.getpid(), signal.SIGINT)), ())
+try:
+    go.set()
+    {wait}
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("kind", ["OpaqueFd", "TimelineFd"])
+@pytest.mark.parametrize("wait", ["backend.wait(batch, stream, [1], None)", "backend.host_wait(semaphore, 1, None)"])
+def test_ctrl_c(kind: str, wait: str) -> None:
+    done = run(INTERRUPT.format(kind=kind, wait=wait))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+EXIT = """
+from gpuinterop.handles import OpaqueFd, TimelineFd
+from gpuinterop_host.backend import HostBackend
+backend = HostBackend()
+device = backend.open_device(0)
+for kind in (OpaqueFd, TimelineFd):
+    stream = backend.create_stream(device)
+    backend.wait(backend.prepare([backend.create_semaphore(device, kind)]), stream, [1], None)
+    other = backend.create_stream(device)
+    backend.wait_event(other, backend.record(stream))
+idle = backend.create_stream(device)
+print("done")
+"""
+
+
+def test_exit_with_waits_pending() -> None:
+    done = run(EXIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+FORK = """
+import os, warnings
+warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads, which is what this is about
+from gpuinterop.errors import ResourceClosedError
+from gpuinterop_host.backend import HostBackend
+backend = HostBackend()
+device = backend.open_device(0)
+stream = backend.create_stream(device)
+backend.synchronize(stream)
+pid = os.fork()
+if pid == 0:
+    try:
+        backend.synchronize(stream)
+    except ResourceClosedError as error:
+        assert "fork" in str(error)
+        fresh = backend.create_stream(device)
+        backend.synchronize(fresh)
+        os._exit(7)
+    os._exit(1)
+_, status = os.waitpid(pid, 0)
+backend.synchronize(stream)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_fork() -> None:
+    done = run(FORK)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
+
+
+def test_no_thread_to_be_had(backend: HostBackend, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(DriverError, match="pthread_create"):
+        backend.create_stream(device)
+
+
+def test_order_of_work_and_failure_from_many_threads(backend: HostBackend, stream: Any) -> None:
+    """Threads may share a stream: what each puts in comes out in its order."""
+    seen: list[tuple[int, int]] = []
+
+    def put(number: int) -> None:
+        for index in range(200):
+            stream.submit(seen.append, ((number, index),))
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    backend.synchronize(stream)
+    for number in range(4):
+        mine: Callable[[tuple[int, int]], bool] = lambda entry, number=number: entry[0] == number  # type: ignore[misc]  # noqa: E731
+        assert [index for _, index in filter(mine, seen)] == list(range(200))
