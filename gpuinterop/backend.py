@@ -240,7 +240,7 @@ class HostSemaphoreBackend(Backend):
 
     @abstractmethod
     def export_semaphore(self, semaphore: Native) -> AnySemaphoreHandle:
-        """A new handle that the caller owns."""
+        """A new handle that the caller owns; the core fills in its origin."""
 
     @abstractmethod
     def host_signal(self, semaphore: Native, value: int) -> None: ...
@@ -261,7 +261,8 @@ class AllocationBackend(Backend):
     def allocate(self, device: Native, size: int, handle_type: type[AllocationHandle]) -> Native: ...
 
     @abstractmethod
-    def export_allocation(self, allocation: Native) -> AllocationHandle: ...
+    def export_allocation(self, allocation: Native) -> AllocationHandle:
+        """A new handle that the caller owns; the core fills in its origin."""
 
     @abstractmethod
     def import_allocation(self, device: Native, handle: AllocationHandle, *, size: int) -> Native: ...

@@ -17,10 +17,8 @@ from gpuinterop.handles import (
     AllocationHandle,
     AnySemaphoreHandle,
     FdHandle,
-    HandleOrigin,
     MemoryHandle,
     OpaqueFd,
-    OriginKind,
     TimelineFd,
     VmmFd,
 )
@@ -29,9 +27,9 @@ from . import capabilities, memory, semaphores, streams, system
 
 Batch: TypeAlias = tuple[semaphores.Semaphore, ...]
 
-_SEMAPHORES: Mapping[type, tuple[type[semaphores.BinarySemaphore | semaphores.TimelineSemaphore], OriginKind]] = {
-    OpaqueFd: (semaphores.BinarySemaphore, OriginKind.BINARY),
-    TimelineFd: (semaphores.TimelineSemaphore, OriginKind.TIMELINE),
+_SEMAPHORES: Mapping[type, type[semaphores.BinarySemaphore | semaphores.TimelineSemaphore]] = {
+    OpaqueFd: semaphores.BinarySemaphore,
+    TimelineFd: semaphores.TimelineSemaphore,
 }
 
 
@@ -178,8 +176,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend):
 
     def export_semaphore(self, semaphore: semaphores.Semaphore) -> AnySemaphoreHandle:
         kind = OpaqueFd if isinstance(semaphore, semaphores.BinarySemaphore) else TimelineFd
-        origin = HandleOrigin(kind=_SEMAPHORES[kind][1], device=self._info.identity)
-        return kind.adopt(system.duplicate(semaphore.fd), origin=origin)
+        return kind.adopt(system.duplicate(semaphore.fd))
 
     def host_signal(self, semaphore: semaphores.Semaphore, value: int) -> None:
         semaphore.signal(value)
@@ -197,8 +194,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend):
         return memory.allocate(size)
 
     def export_allocation(self, allocation: memory.Allocation) -> AllocationHandle:
-        origin = HandleOrigin(kind=OriginKind.ALLOCATION, device=self._info.identity, size=allocation.size)
-        return VmmFd.adopt(system.duplicate(allocation.fd), origin=origin)
+        return VmmFd.adopt(system.duplicate(allocation.fd))
 
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> memory.Allocation:
         return memory.import_allocation(_fd(handle, VmmFd), size)
@@ -225,7 +221,7 @@ def _semaphore(kind: type) -> type[semaphores.BinarySemaphore | semaphores.Timel
     found = _SEMAPHORES.get(kind)
     if found is None:
         raise ArgumentTypeError("handle", f"the host has no semaphores of {kind.__name__}; OpaqueFd and TimelineFd.")
-    return found[0]
+    return found
 
 
 def _cpu_name() -> str:

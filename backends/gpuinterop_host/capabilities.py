@@ -54,7 +54,7 @@ def _refused(cell: Cell) -> Capability:
             cell,
             Scope.BINDINGS,
             "the host's streams do not write or wait for 64-bit words yet; it is planned.",
-            "docs: plan",
+            "README.md, Not yet",
             "the host has semaphores of its own: create_semaphore(TimelineFd).",
         )
     if operation is Operation.GRAPH_CAPTURE:

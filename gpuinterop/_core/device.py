@@ -11,18 +11,14 @@ from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError
 from ..handles import (
     AllocationHandle,
     AnySemaphoreHandle,
-    Binary,
     D3D11Resource,
     D3D11ResourceKmt,
     D3D12Resource,
     DeviceIdentity,
-    Fence,
     Handle,
-    Keyed,
     MemoryHandle,
     OriginKind,
     SemaphoreHandle,
-    Timeline,
     VmmFd,
     Win32Handle,
     handle_types,
@@ -31,7 +27,7 @@ from .allocation import Allocation
 from .memory import ExternalMemory, check_size_argument
 from .ownership import check_size, lend
 from .resource import Reclaimer
-from .semaphore import ExternalSemaphore
+from .semaphore import ExternalSemaphore, origin_kind
 from .stream import Stream, foreign_pointer
 
 if TYPE_CHECKING:
@@ -41,12 +37,6 @@ K = TypeVar("K")
 
 # The APIs know these only as one resource that owns its memory.
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
-_SEMAPHORE_KINDS: dict[type, OriginKind] = {
-    Binary: OriginKind.BINARY,
-    Timeline: OriginKind.TIMELINE,
-    Fence: OriginKind.FENCE,
-    Keyed: OriginKind.KEYED,
-}
 
 
 class Device:
@@ -165,7 +155,7 @@ class Device:
         handle._check_open()
         kind = type(handle)
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
-        self._check_origin(handle, (_SEMAPHORE_KINDS.get(handle.kind, OriginKind.OTHER),))
+        self._check_origin(handle, (origin_kind(handle.kind),))
         self._reclaimer.drain()
         native = lend(
             handle,

@@ -19,7 +19,17 @@ from ..errors import (
     SemaphoreTimeoutError,
     UnsupportedError,
 )
-from ..handles import AnySemaphoreHandle, Binary, Fence, Keyed, SciSync, SemaphoreHandle, Timeline
+from ..handles import (
+    AnySemaphoreHandle,
+    Binary,
+    Fence,
+    HandleOrigin,
+    Keyed,
+    OriginKind,
+    SciSync,
+    SemaphoreHandle,
+    Timeline,
+)
 from .resource import Resource, Retirement
 from .stream import Stream, check_stream, check_timeout
 
@@ -30,6 +40,12 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _MAX_VALUE = 2**64 - 1
+_ORIGINS: dict[type, OriginKind] = {
+    Binary: OriginKind.BINARY,
+    Timeline: OriginKind.TIMELINE,
+    Fence: OriginKind.FENCE,
+    Keyed: OriginKind.KEYED,
+}
 _VALUE_NAMES: dict[type, str] = {
     Timeline: "a value",
     Fence: "a value",
@@ -218,7 +234,9 @@ class ExternalSemaphore(Resource, Generic[K]):
                 "semaphore",
                 f"{self._label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
-        return self._host_backend().export_semaphore(self._native)
+        handle = self._host_backend().export_semaphore(self._native)
+        handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=self._device.identity)
+        return handle
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; see the class for pending waits, and `Resource.close` for `timeout`."""
@@ -278,6 +296,11 @@ class ExternalSemaphore(Resource, Generic[K]):
             streams=list(self._streams),
             after=[*after, *self._reclaimer.retiring_streams()],
         )
+
+
+def origin_kind(kind: type) -> OriginKind:
+    """What the origin of a handle of such a semaphore says."""
+    return _ORIGINS.get(kind, OriginKind.OTHER)
 
 
 def _gap(device: Device, operation: Operation, handle_type: type[AnySemaphoreHandle]) -> Capability | None:

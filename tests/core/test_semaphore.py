@@ -8,6 +8,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from gpuinterop.handles import OriginKind
 
 from .fake import fake_device
 
@@ -198,3 +199,17 @@ def test_bare_numbers_and_wrong_types_are_no_handles() -> None:
         with pytest.raises(gi.ArgumentTypeError, match=r"^handle:"):
             call()
     assert not backend.calls
+
+
+def test_exported_handles_say_where_they_came_from() -> None:
+    device = gi.get_backend("host").device()
+    kinds: list[Any] = [(gi.OpaqueFd, OriginKind.BINARY), (gi.TimelineFd, OriginKind.TIMELINE)]
+    for kind, origin in kinds:
+        with device.create_semaphore(kind) as semaphore, semaphore.export() as handle:
+            assert handle.origin is not None
+            assert handle.origin.kind is origin
+            assert handle.origin.device == device.identity
+            assert handle.origin.trusted
+    with device.allocate(5000) as allocation, allocation.export() as shared:
+        assert shared.origin is not None
+        assert (shared.origin.kind, shared.origin.size) == (OriginKind.ALLOCATION, allocation.size)
