@@ -1,0 +1,93 @@
+# make demo, make test: everything they need comes into .venv and .vulkan in this folder; nothing is installed, no root.
+#
+#   PYTHON=python3.13       the interpreter that .venv is made with
+#   ARGS="-k timeline"      what is passed on to the demo or to pytest
+#   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
+
+PYTHON ?= python3
+ARGS ?=
+VULKAN_FLAGS ?=
+GLSLFLAGS ?= --quiet
+
+SHELL := /bin/sh
+.SHELLFLAGS := -euc
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# With PYTHON given, .venv is made again unless it was made with that one; with none, any will do.
+MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON)))
+SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
+
+.PHONY: help demo test lint types check format shaders wheel-check vulkan clean
+
+help:
+	@echo "make demo         run the demo on what this machine has"
+	@echo "make test         run the tests"
+	@echo "make check        lint, types and tests"
+	@echo "make lint         ruff, and import-linter's contracts"
+	@echo "make types        mypy --strict"
+	@echo "make format       let ruff format and fix what it can"
+	@echo "make shaders      compile the exporters' shaders"
+	@echo "make wheel-check  build the wheel, and test it outside the checkout"
+	@echo "make clean        remove what these made"
+
+demo: $(VENV)/.test vulkan
+	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
+
+test: $(VENV)/.test vulkan
+	@. .vulkan/env; exec $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
+
+types: $(VENV)/.dev
+	@$(BIN)/mypy
+
+# One after the other, also under make -j: the first failure ends it.
+check:
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory test
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format .
+
+wheel-check: vulkan
+	@. .vulkan/env; PYTHON="$(PYTHON)" exec tools/check_wheel.sh
+
+vulkan:
+	@$(PYTHON) tools/fetch_vulkan.py $(VULKAN_FLAGS)
+
+shaders: $(SHADERS:.comp=.spv)
+
+# The compiler is fetched by the first shader that is out of date, and not at all where none is.
+%.spv: %.comp
+	@$(PYTHON) tools/fetch_vulkan.py --glslang --require
+	@. .vulkan/env; glslangValidator -V $(GLSLFLAGS) -o $@ $<
+	@echo "$@"
+
+# A stamp is written last, and whatever comes before it can be repeated: a run that was cut short is taken up again.
+$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "$(PYTHON) cannot make a virtual environment: sudo apt install python3-venv, or its like" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $(VENV)/.made $@
+
+$(VENV)/.test: $(MADE) pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,vulkan]'
+	@touch $@
+
+$(VENV)/.dev: $(MADE) pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,test,vulkan]'
+	@touch $@ $(VENV)/.test
+
+clean:
+	rm -rf $(VENV) .vulkan .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find gpuinterop backends tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
