@@ -140,6 +140,18 @@ class Backend(ABC):
     def synchronize(self, stream: Native) -> None:
         """Block until the stream is idle; raise its failure, if it has failed."""
 
+    def is_idle(self, stream: Native) -> bool:
+        """Whether all that was enqueued is done; never blocks, and raises the stream's failure.
+
+        The default records an event, which a driver may need a moment to see as done: override it where the driver
+        can be asked (``cuStreamQuery``).
+        """
+        event = self.record(stream)
+        try:
+            return self.is_done(event)
+        finally:
+            self.destroy_event(event)
+
     @abstractmethod
     def wait_event(self, stream: Native, event: Native) -> None:
         """Enqueue: what follows on `stream` runs after `event`."""

@@ -107,6 +107,9 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend):
     def destroy_stream(self, stream: streams.AnyStream) -> None:
         stream.destroy()
 
+    def is_idle(self, stream: streams.AnyStream) -> bool:
+        return stream.idle
+
     def synchronize(self, stream: streams.AnyStream) -> None:
         stream.synchronize()
 

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from _thread import LockType, allocate_lock
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
@@ -85,6 +86,8 @@ class Stream:
     def __init__(self) -> None:
         self.pointer = next(_pointers)
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
+        # One entry for each operation that is not finished. Appending and popping are atomic, a counter's += is not.
+        self._unfinished: deque[None] = deque()
         self._destroyed = False
         self._ended = False
         self._failure: BaseException | None = None
@@ -96,11 +99,23 @@ class Stream:
         _live[self.pointer] = self
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._unfinished.append(None)
         self._queue.put((function, arguments))
         if self._ended:
             self._refuse()
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything submitted so far is finished; raises the failure."""
+        if self._unfinished:
+            return False
+        if self._failure is not None:
+            raise again(self._failure)
+        return True
+
     def record(self) -> Event:
+        if not (self._unfinished or self._failure or self._destroyed or self._ended):
+            return Event(done=True)  # nothing to wait for, so no turn of the worker either
         event = Event()
         self._queue.put(event)
         if self._ended:
@@ -131,12 +146,14 @@ class Stream:
         while (item := get()) is not None:
             if isinstance(item, Event):
                 item.finish(self._failure)
-            elif self._failure is None:
-                try:
-                    function, arguments = item
-                    function(*arguments)
-                except BaseException as error:
-                    self._failure = error
+            else:
+                if self._failure is None:
+                    try:
+                        function, arguments = item
+                        function(*arguments)
+                    except BaseException as error:
+                        self._failure = error
+                self._unfinished.pop()
             item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
         self._ended = True
         self._refuse()
@@ -172,6 +189,8 @@ class CallingThread:
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         function(*arguments)
+
+    idle = True
 
     def record(self) -> Event:
         return Event(done=True)

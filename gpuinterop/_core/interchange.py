@@ -132,13 +132,15 @@ def _release(address: int) -> None:
 _delete = _Deleter(_release)  # kept for ever: a consumer may call it as long as the process lives
 
 
-_capsule_new = ctypes.pythonapi.PyCapsule_New
+# A library object of our own: on ctypes.pythonapi, which everybody shares, anybody may set other argument types.
+_python = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle)
+_capsule_new = _python.PyCapsule_New
 _capsule_new.restype = ctypes.py_object
 _capsule_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_capsule_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is_valid = _python.PyCapsule_IsValid
 _capsule_is_valid.restype = ctypes.c_int
 _capsule_is_valid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer = _python.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .device import Device
 
 _MAX_SIZE = 2**63 - 1
+_MOMENT_S = 0.01
 
 
 def check_size_argument(size: object, argument: str = "size", *, minimum: int = 1) -> int:
@@ -332,6 +333,9 @@ class ExternalMemory(Resource):
             if end <= low or start >= high:
                 continue
             if child.closed:
+                # Where nothing but events is left, the driver may only need a moment to see them as done.
+                if not len(child.exports) and self._reclaimer.wait(child._retirement, _MOMENT_S):
+                    continue
                 raise ResourceBusyError(
                     f"bytes {low} to {high} of {self._label} were mapped and closed, and are still in use; call "
                     "close(timeout=...) on that buffer, or drop its arrays."

@@ -88,11 +88,7 @@ class Stream(Resource):
             An operation on the stream has failed.
         """
         self._check_open()
-        event = self._backend.record(self._native)
-        try:
-            done = self._backend.is_done(event)
-        finally:
-            self._backend.destroy_event(event)
+        done = self._backend.is_idle(self._native)
         if done:
             self._waits.clear()
         return done
