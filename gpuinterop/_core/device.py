@@ -283,6 +283,13 @@ class Device:
             self._reclaimer.wait(retirement, timeout if timeout is not None else 1e9)
         self._reclaimer.drain()
 
+    def drain(self) -> None:
+        """Release what was closed and is no longer in use; never blocks.
+
+        Imports, `close` and `synchronize` do this by themselves.
+        """
+        self._reclaimer.drain()
+
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _copy_stream(self) -> Stream:

@@ -171,6 +171,14 @@ class Buffer(Resource):
             )
         return View(self, dims, element, start, steps)
 
+    def hold(self) -> object:
+        """An object that keeps the bytes mapped as long as it lives, as an exported array does.
+
+        For whoever hands `ptr` to another API: that API's use of it cannot be seen from here.
+        """
+        self._check_open()
+        return self._mapping.exports.token(self)
+
     def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy host memory into the buffer (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 

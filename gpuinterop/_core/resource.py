@@ -235,6 +235,11 @@ class Resource:
     # -- public ------------------------------------------------------------------------------------------------
 
     @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return self._label
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called, here or on the parent."""
         return self._closed

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _MAX_VALUE = 2**64 - 1
+_NOWHERE = object()
 _ORIGINS: dict[type, OriginKind] = {
     Binary: OriginKind.BINARY,
     Timeline: OriginKind.TIMELINE,
@@ -90,6 +91,9 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._cannot_signal = _gap(device, Operation.SIGNAL_SEMAPHORE, handle_type)
         self._cannot_wait = _gap(device, Operation.WAIT_SEMAPHORE, handle_type)
         self._cannot_time_out = _gap(device, Operation.WAIT_TIMEOUT, handle_type)
+        # What a stream's `_open_on` is compared with: one look says that both are open, of one device, and able.
+        self._signal_on: object = device if self._cannot_signal is None else _NOWHERE
+        self._wait_on: object = device if self._cannot_wait is None else _NOWHERE
         # The streams that used it, with the last value signalled on each; the release waits for them.
         self._streams: dict[Stream, int] = {}
 
@@ -133,15 +137,12 @@ class ExternalSemaphore(Resource, Generic[K]):
         UnsupportedError
             The device cannot wait for this kind, or not with a time-out.
         """
-        number = 0 if value is None and not self._takes_value else self._check_value(value)
-        if (
-            self._closed
-            or self._cannot_wait is not None
-            or type(stream) is not Stream
-            or stream._device is not self._device
-            or stream._closed
-        ):
+        if type(stream) is not Stream or stream._open_on is not self._wait_on:
             self._refuse(stream, self._cannot_wait)
+        if type(value) is int and self._takes_value and 0 <= value <= _MAX_VALUE:
+            number = value
+        else:
+            number = self._check_value(value)
         milliseconds = None if timeout is None else self._milliseconds(timeout)
         self._backend.wait(self._batch, stream._native, (number,), milliseconds)
         stream._waits.append((self._label, value))
@@ -178,15 +179,12 @@ class ExternalSemaphore(Resource, Generic[K]):
         UnsupportedError
             The device cannot signal this kind.
         """
-        number = 0 if value is None and not self._takes_value else self._check_value(value)
-        if (
-            self._closed
-            or self._cannot_signal is not None
-            or type(stream) is not Stream
-            or stream._device is not self._device
-            or stream._closed
-        ):
+        if type(stream) is not Stream or stream._open_on is not self._signal_on:
             self._refuse(stream, self._cannot_signal)
+        if type(value) is int and self._takes_value and 0 <= value <= _MAX_VALUE:
+            number = value
+        else:
+            number = self._check_value(value)
         if self._grows and number <= (last := self._streams.get(stream, -1)):
             raise InvalidArgumentError(
                 "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
@@ -289,6 +287,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         check_stream(self._device, stream)
 
     def _make_retirement(self, after: list[Retirement]) -> Retirement:
+        self._signal_on = self._wait_on = _NOWHERE
         backend, native = self._backend, self._native
         return Retirement(
             self._label,

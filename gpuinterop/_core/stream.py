@@ -54,6 +54,8 @@ class Stream(Resource):
         self._warns = owned  # type: ignore[misc]  # a wrapped stream owns nothing that could leak
         self._keepalive = keepalive
         self._ptr = device._backend.stream_pointer(native)
+        # What semaphores compare on the hot path: the device while the stream is open, nobody's device afterwards.
+        self._open_on: object = device
         # The latest semaphore waits since the stream was last seen idle, for the message of a time-out. Labels, not
         # semaphores: remembering must not keep anything alive.
         self._waits: deque[tuple[str, int | None]] = deque(maxlen=16)
@@ -186,6 +188,7 @@ class Stream(Resource):
         return None if self._closed else self._native
 
     def _make_retirement(self, after: list[Retirement]) -> Retirement | None:
+        self._open_on = None
         if not self._owned and not self._kept:
             return None
         backend, native, owned = self._backend, self._native, self._owned

@@ -1,0 +1,182 @@
+"""The compute side of the demo's frame: what reads the field and writes into it, with whatever array library is there.
+
+Where the CPU can address the memory, NumPy works on it in place. On a GPU, CuPy or torch does, on the stream itself and
+without the host in between. Without either, the rows that a source touches are copied to the host and back.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .._core.memory import Buffer
+from .._core.stream import Stream
+from ..exporters.base import WaveParameters
+from .simulation import Sources
+
+__all__ = ["Consumer", "open_consumer"]
+
+
+class Consumer(ABC):
+    """Reads and writes one frame's field.
+
+    Parameters
+    ----------
+    stream : Stream
+        What orders the work.
+    buffer : Buffer
+        The shared memory: two slots of float32.
+    parameters : WaveParameters
+    sources : Sources
+        What is written.
+    """
+
+    description: str = ""
+    """For people: which library, and how it sees the memory."""
+
+    def __init__(self, stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> None:
+        self._stream = stream
+        self._buffer = buffer
+        self._parameters = parameters
+        self._sources = sources
+        self._shape = (parameters.height, parameters.width)
+        self._slots: Any = None
+
+    @abstractmethod
+    def work(self, frame: int, timeout: float) -> None:
+        """Read the field of `frame` in the shared memory, and write into it, behind what the stream waits for.
+
+        Raises
+        ------
+        SemaphoreTimeoutError
+            The stream did not get there in `timeout` seconds; only where the calling thread does the work.
+        """
+
+    @abstractmethod
+    def work_on_copy(self, frame: int, data: bytes) -> bytes:
+        """The same work on memory of its own: the copies in and out that sharing saves."""
+
+    def close(self) -> None:
+        """Let go of the shared memory."""
+        self._slots = None
+
+    def _apply(self, field: Any, window: Any, frame: int) -> None:
+        """Operator by operator, so that every library rounds as the simulation does."""
+        for patch in self._sources.patches(frame):
+            cells = field[patch.top : patch.top + patch.size, patch.left : patch.left + patch.size]
+            cells += window * (patch.target - cells)
+
+
+class NumpyConsumer(Consumer):
+    """NumPy, on the shared bytes themselves."""
+
+    def __init__(self, stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> None:
+        super().__init__(stream, buffer, parameters, sources)
+        self.description = f"NumPy {np.__version__}, in place"
+        self._slots = np.asarray(buffer.view((2, *self._shape), "float32"))
+
+    def work(self, frame: int, timeout: float) -> None:
+        self._stream.synchronize(timeout)
+        self._apply(self._slots[(frame + 1) % 2], self._sources.window, frame)
+
+    def work_on_copy(self, frame: int, data: bytes) -> bytes:
+        field = np.frombuffer(data, np.float32).reshape(self._shape).copy()
+        self._apply(field, self._sources.window, frame)
+        return field.tobytes()
+
+
+class ArrayConsumer(Consumer):
+    """CuPy or torch, on the stream. Named by what they offer, not by whose GPU it is."""
+
+    def __init__(
+        self, library: str, stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources
+    ) -> None:
+        super().__init__(stream, buffer, parameters, sources)
+        self._library: Any = importlib.import_module(library)
+        self._torch = library == "torch"
+        self.description = f"{library} {self._library.__version__}, in place"
+        view = buffer.view((2, *self._shape), "float32")
+        self._ordinal = view.__dlpack_device__()[1]
+        self._foreign = self._library.cuda.ExternalStream(stream.ptr, self._ordinal)
+        with self._on_stream():
+            self._slots = self._library.from_dlpack(view)
+            self._window: Any = self._upload(sources.window)
+        stream.synchronize()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        cuda = self._library.cuda
+        if self._torch:  # makes the stream's device the current one, too
+            with cuda.stream(self._foreign):
+                yield
+        else:
+            with cuda.Device(self._ordinal), self._foreign:
+                yield
+
+    def _upload(self, array: Any) -> Any:
+        if self._torch:
+            return self._library.from_numpy(array).to(self._slots.device)
+        return self._library.asarray(array)
+
+    def work(self, frame: int, timeout: float) -> None:
+        with self._on_stream():
+            self._apply(self._slots[(frame + 1) % 2], self._window, frame)
+
+    def work_on_copy(self, frame: int, data: bytes) -> bytes:
+        with self._on_stream():
+            field = self._upload(np.frombuffer(bytearray(data), np.float32).reshape(self._shape))
+            self._apply(field, self._window, frame)
+            result = field.cpu().numpy() if self._torch else self._library.asnumpy(field)
+        return bytes(result.tobytes())
+
+
+class CopyConsumer(Consumer):
+    """No array library for the device: the rows under a source are copied to the host and back."""
+
+    description = "NumPy, on copies of the rows it touches (install CuPy or torch to work in place)"
+
+    def work(self, frame: int, timeout: float) -> None:
+        self._stream.synchronize(timeout)
+        row = self._parameters.width * 4
+        slot = (frame + 1) % 2 * self._parameters.slot_bytes
+        for patch in self._sources.patches(frame):
+            rows = np.empty((patch.size, self._parameters.width), np.float32)
+            offset = slot + patch.top * row
+            self._buffer.copy_to_host(rows, offset=offset, stream=self._stream)
+            self._stream.synchronize(timeout)
+            cells = rows[:, patch.left : patch.left + patch.size]
+            cells += self._sources.window * (patch.target - cells)
+            self._buffer.copy_from_host(rows, offset=offset, stream=self._stream)
+
+    def work_on_copy(self, frame: int, data: bytes) -> bytes:
+        field = np.frombuffer(data, np.float32).reshape(self._shape).copy()
+        self._apply(field, self._sources.window, frame)
+        return field.tobytes()
+
+
+def open_consumer(stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> Consumer:
+    """Choose by what the memory offers: NumPy in place, an array library on the stream, or copies.
+
+    Parameters
+    ----------
+    stream, buffer, parameters, sources
+        As `Consumer`.
+
+    Returns
+    -------
+    Consumer
+        Close it before the buffer: it holds arrays of the shared memory.
+    """
+    if hasattr(buffer.view((2, parameters.height, parameters.width), "float32"), "__array_interface__"):
+        return NumpyConsumer(stream, buffer, parameters, sources)
+    for library in ("cupy", "torch"):
+        try:
+            return ArrayConsumer(library, stream, buffer, parameters, sources)
+        except Exception:  # absent, or built for another vendor: the next, and in the end copies, which always work
+            continue
+    return CopyConsumer(stream, buffer, parameters, sources)

@@ -1,0 +1,94 @@
+"""Who takes part in a demo: an exporter, and the device that matches it."""
+
+from __future__ import annotations
+
+from .._core.device import Device
+from .._core.registry import get_backend, match_device
+from ..capabilities import Operation
+from ..errors import BackendUnavailableError, DeviceNotFoundError, InvalidArgumentError
+from ..exporters import open_exporter
+from ..exporters.base import Exporter
+from ..exporters.vulkan import VulkanDriver, list_drivers
+from ..handles import DeviceIdentity, OpaqueFd, OpaqueWin32, TimelineFd, TimelineWin32
+from .console import note
+
+__all__ = ["find_device", "open_party"]
+
+
+def find_device(identity: DeviceIdentity, backend: str | None) -> Device:
+    """Find the device that an exporter's identity means.
+
+    Parameters
+    ----------
+    identity : DeviceIdentity
+        `Exporter.identity`.
+    backend : str, optional
+        Only this backend's devices. By default `gpuinterop.match_device` decides.
+
+    Raises
+    ------
+    DeviceNotFoundError, BackendNotFoundError, BackendUnavailableError
+    """
+    if backend is None:
+        return match_device(identity)
+    devices = get_backend(backend).devices()
+    for device in devices:
+        if not device.identity.conflicts(identity):
+            return device
+    names = ", ".join(device.name for device in devices) or "none"
+    raise DeviceNotFoundError(
+        f"backend: {backend!r} has no device that is {identity.name or 'the exporter'}; its devices: {names}. "
+        "Choose another exporter or driver."
+    )
+
+
+def open_party(exporter: str | None, driver: str | None, backend: str | None) -> Exporter:
+    """Open the other side.
+
+    Parameters
+    ----------
+    exporter : str, optional
+        ``vulkan`` or ``process``. By default Vulkan where a driver matches a device, else a process, which is said.
+    driver : str, optional
+        Of Vulkan, by part of its name.
+    backend : str, optional
+        The backend that it is to match.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A driver for an exporter that has none.
+    BackendUnavailableError
+        Vulkan was asked for, and there is none.
+    """
+    if exporter == "process":
+        if driver is not None:
+            raise InvalidArgumentError("--driver", "goes with --exporter vulkan; a process has no drivers.")
+        return open_exporter("memfd", process=True)
+    if driver is not None:
+        return open_exporter("vulkan", driver=driver)
+    drivers = list_drivers()
+    unmatched = ""
+    for candidate in sorted(drivers, key=_rank):
+        try:
+            find_device(candidate.identity, backend)
+        except DeviceNotFoundError as error:
+            unmatched = unmatched or str(error)
+            continue
+        return open_exporter("vulkan", driver=candidate.name)
+    reason = drivers.reason or unmatched
+    if exporter == "vulkan":
+        if unmatched:
+            raise DeviceNotFoundError(unmatched)
+        raise BackendUnavailableError(reason, fix="Without Vulkan there is `gpuinterop demo --exporter process`.")
+    note(f"no Vulkan driver to share with ({reason}) The other side is a process with NumPy instead.")
+    return open_exporter("memfd", process=True)
+
+
+def _rank(driver: VulkanDriver) -> tuple[bool, bool]:
+    """GPUs first; then who shares semaphores."""
+    shares = any(
+        driver.capabilities.supports((Operation.IMPORT_SEMAPHORE, handle_type))
+        for handle_type in (TimelineFd, OpaqueFd, TimelineWin32, OpaqueWin32)
+    )
+    return driver.identity.is_cpu, not shares

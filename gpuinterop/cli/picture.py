@@ -1,0 +1,87 @@
+"""The picture of a field: a diverging colour map, lit from the upper left, on a dark ground."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+__all__ = ["render"]
+
+_Array: TypeAlias = NDArray[np.float64]
+
+# From trough through stillness to crest: equal steps of lightness to both sides of a dark middle, cold to warm.
+_STOPS = (
+    (-1.00, 0xE9FBFF),
+    (-0.78, 0x8FDDF2),
+    (-0.52, 0x37A3D0),
+    (-0.28, 0x1E6399),
+    (-0.10, 0x12304F),
+    (0.00, 0x0B1322),
+    (0.10, 0x3B1D3F),
+    (0.28, 0x8C2F5B),
+    (0.52, 0xDB5A4A),
+    (0.78, 0xF8AE5C),
+    (1.00, 0xFFF3CF),
+)
+_SMALLEST = 512
+_LIGHT = np.array([-0.55, -0.65, 0.52])
+
+
+def render(field: NDArray[np.float32]) -> Image.Image:
+    """Draw a field.
+
+    Parameters
+    ----------
+    field : ndarray
+        ``(height, width)``; a small one is drawn larger.
+
+    Returns
+    -------
+    PIL.Image.Image
+    """
+    height, width = field.shape
+    values = np.nan_to_num(field.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    factor = max(1, -(-_SMALLEST // max(height, width)))
+    if factor > 1:
+        image = Image.fromarray(values.astype(np.float32))
+        image = image.resize((width * factor, height * factor), Image.Resampling.BICUBIC)
+        values = np.asarray(image, dtype=np.float64)
+    # The crests near a source are many times as high as the rings far off: a root shows both, and stays symmetric.
+    scale = float(np.percentile(np.abs(values), 99.5)) or 1.0
+    level = np.clip(values / scale, -1.35, 1.35)
+    tone = np.sign(level) * np.abs(level / 1.35) ** 0.82
+    colours = _colours(tone)
+    shade, gloss = _relief(level, factor)
+    lit = colours * shade[..., None] + gloss[..., None]
+    lit *= _vignette(lit.shape[0], lit.shape[1])[..., None]
+    return Image.fromarray((np.clip(lit, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8))
+
+
+def _colours(tone: _Array) -> _Array:
+    """Interpolated in linear light, where mixtures stay clean."""
+    places = [place for place, _ in _STOPS]
+    channels = []
+    for shift in (16, 8, 0):
+        stops = [((colour >> shift & 255) / 255.0) ** 2.2 for _, colour in _STOPS]
+        channels.append(np.interp(tone, places, stops) ** (1 / 2.2))
+    return np.stack(channels, axis=-1)
+
+
+def _relief(level: _Array, factor: int) -> tuple[_Array, _Array]:
+    """Diffuse light on the field as a landscape, and the glint on the slopes that face the light."""
+    down, right = np.gradient(level * 5.0 * factor)
+    length = np.sqrt(down**2 + right**2 + 1.0)
+    light = _LIGHT / np.linalg.norm(_LIGHT)
+    facing = (-right * light[0] - down * light[1] + light[2]) / length
+    shade = 0.62 + 0.72 * np.clip(facing, 0.0, 1.0)
+    gloss = 0.22 * np.clip(facing, 0.0, 1.0) ** 18
+    return shade, gloss
+
+
+def _vignette(height: int, width: int) -> _Array:
+    y = np.linspace(-1.0, 1.0, height)[:, None]
+    x = np.linspace(-1.0, 1.0, width)[None, :]
+    return 1.0 - 0.28 * np.clip((x**2 + y**2) / 2.0, 0.0, 1.0) ** 1.5

@@ -1,0 +1,51 @@
+"""``gpuinterop selftest``: the conformance suite, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
+
+from .._core.registry import GROUP, get_backend
+from ..errors import BackendUnavailableError
+
+__all__ = ["selftest"]
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--backend", metavar="NAME", help="By default the one that gpuinterop chooses here.")
+@click.option("--report", is_flag=True, help="Record what passed in the backend's verified.toml.")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
+def selftest(backend: str | None, report: bool, pytest_arguments: tuple[str, ...]) -> None:
+    """Run the conformance suite for a backend on this machine; more arguments go to pytest.
+
+    With --report what was exercised and passed is written, dated, into the backend's verified.toml: from then on its
+    capability table says SUPPORTED there.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        raise BackendUnavailableError("the conformance suite needs pytest.", fix="pip install gpuinterop[test]")
+    chosen = get_backend(backend).name
+    # Required, not only chosen: a test that is skipped for anything but a declared gap is a failure.
+    command = [sys.executable, "-m", "pytest", "--pyargs", "gpuinterop.testing", f"--gpuinterop-require={chosen}"]
+    if report:
+        command.append(f"--gpuinterop-report={verified_file(chosen)}")
+    sys.exit(subprocess.run([*command, *pytest_arguments], check=False).returncode)
+
+
+def verified_file(backend: str) -> Path:
+    """Return where a backend keeps its recorded runs: beside its package's code.
+
+    Parameters
+    ----------
+    backend : str
+        The name of an installed backend.
+    """
+    (entry_point,) = set(entry_points(group=GROUP, name=backend))
+    spec = importlib.util.find_spec(entry_point.module.partition(".")[0])
+    assert spec is not None  # it was imported to get here
+    assert spec.submodule_search_locations is not None
+    return Path(next(iter(spec.submodule_search_locations))) / "verified.toml"

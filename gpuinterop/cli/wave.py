@@ -1,0 +1,531 @@
+"""The demo's engine: an exporter steps a wave in shared memory, a consumer disturbs it, and a simulation checks both.
+
+The demo shows it, the benchmark times it, and the tests take its waits and signals out one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from .._core.device import Device
+from .._core.semaphore import ExternalSemaphore
+from .._core.stream import Event, Stream
+from ..capabilities import Capability, Operation
+from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError
+from ..exporters.base import Exporter, Submission, Wave, WaveParameters
+from ..handles import Binary, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32
+from ..handoff import Handoff
+from .consumer import Consumer, open_consumer
+from .simulation import Field, Sources, simulate
+
+__all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
+
+TOLERANCE = 1e-4
+"""Of the field, whose sources beat with amplitude 1. A correct run is off by 0, or by denormals that a GPU flushes."""
+_STAGED_FRAMES = 100
+_SLACK = 1.0  # what a stream's own time-out is given to be noticed in, in seconds
+
+
+class Sabotage(Enum):
+    """One of the four things that keep the two sides in order, taken out to prove that it does."""
+
+    EXPORTER_SIGNAL = "exporter_signal"
+    CONSUMER_WAIT = "consumer_wait"
+    CONSUMER_SIGNAL = "consumer_signal"
+    EXPORTER_WAIT = "exporter_wait"
+
+
+class Hold(Enum):
+    """Who is held back in each frame, so that a missing wait shows every time instead of sometimes."""
+
+    PRODUCER = "producer"
+    """The exporter's frame is submitted when the consumer has done its own, or `patience` is over."""
+    CONSUMER = "consumer"
+    """The consumer, admitted to frame k, works when the exporter has done frame k + 1, or `patience` is over."""
+
+
+_HOLDS = {Sabotage.CONSUMER_WAIT: Hold.PRODUCER, Sabotage.EXPORTER_WAIT: Hold.CONSUMER}
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """How the two sides keep in order.
+
+    Attributes
+    ----------
+    name : str
+        ``timeline``, ``binary``, or ``host``: no semaphore is shared, the calling thread waits for either side.
+    kind : type or None
+        What `Exporter.create_wave` takes.
+    reason : str
+        Why it is no better; empty for a timeline.
+    """
+
+    name: str
+    kind: type | None
+    reason: str = ""
+
+
+_KINDS: tuple[tuple[type, tuple[type[Handle], ...]], ...] = (
+    (Timeline, (TimelineFd, TimelineWin32)),
+    (Binary, (OpaqueFd, OpaqueWin32)),
+)
+
+
+def choose_sync(exporter: Exporter, device: Device) -> Sync:
+    """Take the best that both sides have: a timeline, binary semaphores, or the host.
+
+    Parameters
+    ----------
+    exporter : Exporter
+    device : Device
+
+    Returns
+    -------
+    Sync
+        With the reason of the capability table for what is missing.
+    """
+    reasons: list[str] = []
+    for kind, handle_types in _KINDS:
+        for handle_type in handle_types:
+            missing = _missing(exporter, device, handle_type)
+            if missing is None:
+                return Sync(kind.__name__.lower(), kind, " ".join(reasons))
+            if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
+                reasons.append(missing.reason)
+    return Sync("host", None, " ".join(reasons))
+
+
+def _missing(exporter: Exporter, device: Device, handle_type: type[Handle]) -> Capability | None:
+    needed = [
+        (operation, handle_type)
+        for operation in (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
+    ]
+    gaps = exporter.capabilities.missing(*needed) or device.capabilities.missing(*needed)
+    return gaps[0] if gaps else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveRun:
+    """What came of a run.
+
+    Attributes
+    ----------
+    backend, device, exporter, driver, consumer : str
+        Who took part.
+    sync : Sync
+    memory_handle : str
+    semaphore_handle : str or None
+        Handle types by name.
+    frames : int
+        As asked for.
+    parameters : WaveParameters
+    shared_bytes : int
+        Of the memory that both sides work in.
+    frame_us : list of float
+        Microseconds of each frame that was done.
+    staged_us : list of float
+        The same frames with copies through the host in place of sharing.
+    max_error : float
+        Of the final field against the simulation, both slots; infinite where there is none to compare.
+    problem : str
+        What ended the run early; empty otherwise.
+    field : ndarray
+        The final field, as the exporter reads it.
+    """
+
+    backend: str
+    device: str
+    exporter: str
+    driver: str
+    consumer: str
+    sync: Sync
+    memory_handle: str
+    semaphore_handle: str | None
+    frames: int
+    parameters: WaveParameters
+    shared_bytes: int
+    frame_us: list[float]
+    staged_us: list[float]
+    max_error: float
+    problem: str
+    field: Field = field(repr=False)
+
+    @property
+    def correct(self) -> bool:
+        """Whether every frame was done and the field is the simulation's."""
+        return not self.problem and self.max_error <= TOLERANCE
+
+    @property
+    def median_us(self) -> float | None:
+        return float(np.median(self.frame_us)) if self.frame_us else None
+
+    @property
+    def p99_us(self) -> float | None:
+        return float(np.percentile(self.frame_us, 99)) if self.frame_us else None
+
+    @property
+    def staging_ratio(self) -> float | None:
+        """How many times as long the median frame takes with copies through the host."""
+        if not self.staged_us or not self.median_us:
+            return None
+        return float(np.median(self.staged_us)) / self.median_us
+
+    def as_dict(self, output: str | None = None) -> dict[str, Any]:
+        """Return what ``gpuinterop demo --json`` prints.
+
+        Parameters
+        ----------
+        output : str, optional
+            Where the picture was written.
+        """
+        return {
+            "backend": self.backend,
+            "device": self.device,
+            "exporter": self.exporter,
+            "driver": self.driver,
+            "sync": self.sync.name,
+            "memory_handle": self.memory_handle,
+            "semaphore_handle": self.semaphore_handle,
+            "frames": self.frames,
+            "size": [self.parameters.width, self.parameters.height],
+            "shared_bytes": self.shared_bytes,
+            "frame_us": {"median": _rounded(self.median_us, 1), "p99": _rounded(self.p99_us, 1)},
+            "staging_ratio": _rounded(self.staging_ratio, 3),
+            # JSON has no infinity: nothing to compare is no number.
+            "max_error": self.max_error if math.isfinite(self.max_error) else None,
+            "correct": self.correct,
+            "output": output,
+        }
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def run_wave(
+    exporter: Exporter,
+    device: Device,
+    parameters: WaveParameters,
+    frames: int,
+    *,
+    sync: Sync | None = None,
+    timeout: float = 10.0,
+    staging: bool = True,
+    tick: Callable[[], object] | None = None,
+    sabotage: Sabotage | None = None,
+    hold: Hold | None = None,
+    patience: float = 0.02,
+) -> WaveRun:
+    """Run the wave and check it.
+
+    Frame k: the exporter steps slot ``k % 2`` into slot ``(k + 1) % 2`` and signals; the consumer's stream waits, reads
+    the new field and writes into it, and signals back.
+
+    Parameters
+    ----------
+    exporter : Exporter
+    device : Device
+        Of the consumer.
+    parameters : WaveParameters
+    frames : int
+    sync : Sync, optional
+        By default `choose_sync`.
+    timeout : float
+        Seconds that any one wait may take. A missing signal ends the run: `WaveRun.problem` says which.
+    staging : bool
+        Whether to time the frames with copies, too.
+    tick : callable, optional
+        Called after each frame.
+    sabotage : Sabotage, optional
+        Take this out, and hold the other side so that it shows.
+    hold : Hold, optional
+        Hold as a sabotage does, with nothing taken out: the control.
+    patience : float
+        Seconds that a hold of the control lasts, since what it waits for comes only afterwards. One of a sabotage
+        ends when the other side is done.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A sabotage where no semaphore is shared, or no frame.
+    GpuInteropError
+        The memory or the semaphores could not be shared. What goes wrong later is told in `WaveRun.problem`.
+    """
+    if frames < 1:
+        raise InvalidArgumentError("frames", f"must be 1 or more, not {frames}.")
+    if min(parameters.width, parameters.height) < 16:
+        raise InvalidArgumentError("size", f"must be 16x16 or more, not {parameters.width}x{parameters.height}.")
+    chosen = choose_sync(exporter, device) if sync is None else sync
+    if chosen.name == "host" and (sabotage or hold):
+        raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")
+    sources = Sources(parameters.width, parameters.height)
+    with ExitStack() as cleanup:
+        wave = cleanup.enter_context(exporter.create_wave(parameters, chosen.kind))
+        run = _Run(
+            wave, device, sources, frames, chosen, timeout, tick, cleanup,
+            sabotage=sabotage,
+            hold=_HOLDS.get(sabotage, hold) if sabotage else hold,
+            patience=timeout if sabotage else patience,
+        )  # fmt: skip
+        problem = run.go()
+        found = run.read()
+        expected = simulate(parameters, frames, sources)
+        staged = run.staged() if staging and not problem else []
+        result = WaveRun(
+            backend=device.backend,
+            device=device.name,
+            exporter=exporter.name,
+            driver=exporter.driver,
+            consumer=run.consumer.description,
+            sync=chosen,
+            memory_handle=run.memory_handle,
+            semaphore_handle=run.semaphore_handle,
+            frames=frames,
+            parameters=parameters,
+            shared_bytes=parameters.size,
+            frame_us=run.frame_us,
+            staged_us=staged,
+            max_error=_difference(found, expected),
+            problem=problem,
+            field=found[frames % 2] if found else np.zeros_like(expected[0]),
+        )
+        del run
+    return result
+
+
+def _difference(found: tuple[Field, Field] | None, expected: tuple[Field, Field]) -> float:
+    if found is None:
+        return math.inf
+    worst = max(float(np.max(np.abs(mine - theirs))) for mine, theirs in zip(found, expected, strict=True))
+    return worst if math.isfinite(worst) else math.inf
+
+
+class _Run:
+    def __init__(
+        self,
+        wave: Wave,
+        device: Device,
+        sources: Sources,
+        frames: int,
+        sync: Sync,
+        timeout: float,
+        tick: Callable[[], object] | None,
+        cleanup: ExitStack,
+        *,
+        sabotage: Sabotage | None,
+        hold: Hold | None,
+        patience: float,
+    ) -> None:
+        self.wave = wave
+        self.device = device
+        self.frames = frames
+        self.timeout = timeout
+        self.tick = tick
+        self.sabotage = sabotage
+        self.hold = hold
+        self.patience = patience
+        self.frame_us: list[float] = []
+        self.semaphore_handle: str | None = None
+        self._submissions: dict[int, Submission] = {}
+        self._awaited: int | None = None  # the frame that the stream was last told to wait for
+
+        with wave.export_memory() as handle:
+            self.memory_handle = handle.type_name
+            memory = device.import_memory(handle, size=wave.memory_size, dedicated=wave.dedicated)
+        # The exporter frees its memory only when the device is done with it, hence the time; a run that has failed
+        # may leave a stream that never is, which has been reported by then.
+        cleanup.callback(_close_in_time, memory, timeout)
+        self.shared: tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None] | None = None
+        if sync.name != "host":
+            self.shared = self._import_semaphores(cleanup)
+        self.stream: Stream = cleanup.enter_context(device.create_stream())
+        buffer = cleanup.enter_context(memory.map_buffer(offset=0, size=wave.parameters.size))
+        self.consumer: Consumer = open_consumer(self.stream, buffer, wave.parameters, sources)
+        cleanup.callback(self.consumer.close)
+        self.handoff = Handoff(*self.shared, tracks_submits=False) if self.shared else None
+        timed = self.shared and device.capabilities.supports((Operation.WAIT_TIMEOUT, self.shared[0].handle_type))
+        self._wait_timeout = timeout if timed else None
+
+    def _import_semaphores(self, cleanup: ExitStack) -> tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None]:
+        handles = self.wave.export_semaphores()
+        self.semaphore_handle = handles[0].type_name
+        with ExitStack() as exported:
+            there = [exported.enter_context(handle) for handle in handles if handle is not None]
+            imported = [cleanup.enter_context(self.device.import_semaphore(handle)) for handle in there]
+        return imported[0], imported[1] if len(imported) > 1 else None
+
+    # -- the frames --------------------------------------------------------------------------------------------
+
+    def go(self) -> str:
+        """Do all frames; returns what ended them early, if anything did."""
+        try:
+            self._frames()
+            self.stream.synchronize(self.timeout)
+            for submission in self._submissions.values():
+                if not submission.done(self.timeout):
+                    raise SemaphoreTimeoutError(f"the exporter's last frame is not done after {self.timeout:g} s.")
+        except GpuInteropError as error:
+            self._release_all()
+            return f"frame {len(self.frame_us)}: {error}"
+        return ""
+
+    def _frames(self) -> None:
+        previous: Event | None = None
+        for frame in range(self.frames):
+            start = time.perf_counter()
+            if self.handoff is None:
+                self._by_host(frame)
+            elif self.hold is Hold.PRODUCER:
+                self._with_producer_held(frame)
+            else:
+                if frame not in self._submissions:
+                    self._submit(frame)
+                self._acquire(frame)
+                if self.hold is Hold.CONSUMER and frame + 1 < self.frames:
+                    self._until_next_is_done(frame)
+                self.consumer.work(frame, self._patient)
+                self._release(frame)
+                event = self.stream.record()
+                if previous is not None:
+                    previous.wait(self._patient)  # one frame ahead of the device, and no more
+                previous = event
+            self.frame_us.append((time.perf_counter() - start) * 1e6)
+            if self.tick is not None:
+                self.tick()
+
+    @property
+    def _patient(self) -> float:
+        """For waits on the host: a stream's own time-out, where it has one, comes first and says more."""
+        return self.timeout + _SLACK if self._wait_timeout is not None else self.timeout
+
+    def _submit(self, frame: int) -> Submission:
+        shares = self.handoff is not None
+        submission = self.wave.submit(
+            frame,
+            wait=shares and self.sabotage is not Sabotage.EXPORTER_WAIT,
+            signal=shares and self.sabotage is not Sabotage.EXPORTER_SIGNAL,
+        )
+        self._submissions.pop(frame - 2, None)
+        self._submissions[frame] = submission
+        return submission
+
+    def _acquire(self, frame: int) -> None:
+        if self.sabotage is Sabotage.CONSUMER_WAIT:
+            return
+        assert self.shared is not None
+        assert self.handoff is not None
+        self._awaited = frame
+        forth, back = self.shared
+        if self.sabotage is None:
+            self.handoff.acquire(self.stream, timeout=self._wait_timeout)
+        # With something taken out, by hand: the handoff would refuse what is out of turn, before anything goes wrong.
+        elif back is None:
+            forth.wait(self.stream, 2 * frame + 1, timeout=self._wait_timeout)
+        else:
+            forth.wait(self.stream, timeout=self._wait_timeout)
+
+    def _release(self, frame: int) -> None:
+        if self.sabotage is Sabotage.CONSUMER_SIGNAL:
+            return
+        assert self.shared is not None
+        assert self.handoff is not None
+        forth, back = self.shared
+        if self.sabotage is None:
+            self.handoff.release(self.stream)
+        elif back is not None:
+            back.signal(self.stream)
+        elif self.sabotage is not Sabotage.EXPORTER_WAIT or frame + 1 == self.frames:
+            # Without the exporter's wait its next frame has signalled 2 k + 3 already: 2 k + 2 would take the timeline
+            # backwards, and nobody waits for it.
+            forth.signal(self.stream, 2 * frame + 2)
+
+    def _by_host(self, frame: int) -> None:
+        if not self._submit(frame).done(self.timeout):
+            raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
+        self.consumer.work(frame, self.timeout)
+        self.stream.synchronize(self.timeout)
+
+    def _with_producer_held(self, frame: int) -> None:
+        """Submit the exporter's frame when the consumer is idle, or when it has had its time and still waits."""
+        idle, failures = threading.Event(), []
+
+        def submit() -> None:
+            idle.wait(self.patience)
+            try:
+                self._submit(frame)
+            except GpuInteropError as error:
+                failures.append(error)
+
+        producer = threading.Thread(target=submit, name="gpuinterop-demo-producer")
+        producer.start()
+        try:
+            self._acquire(frame)
+            self.consumer.work(frame, self._patient)
+            self.stream.synchronize(self._patient)
+        finally:
+            idle.set()
+            producer.join()
+        if failures:
+            raise failures[0]
+        if not self._submissions[frame].done(self.timeout):
+            raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
+        self._release(frame)
+
+    def _until_next_is_done(self, frame: int) -> None:
+        """Hold the consumer, which was admitted to `frame`, until the exporter has done the next, if that can be."""
+        self.stream.synchronize(self._patient)
+        if not self._submit(frame + 1).done(self.patience) and self.sabotage is not None:
+            raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.patience:g} s.")
+
+    # -- afterwards --------------------------------------------------------------------------------------------
+
+    def _release_all(self) -> None:
+        """Give every pending wait its signal, so that nothing hangs: no GPU cancels one."""
+        with contextlib.suppress(GpuInteropError):
+            self.wave.abort()
+        if self.shared is None or self._wait_timeout is not None or self._awaited is None:
+            return
+        forth, back = self.shared
+        with contextlib.suppress(GpuInteropError), self.device.create_stream() as rescue:
+            if back is None:
+                forth.signal(rescue, 2 * self._awaited + 1)
+            else:
+                forth.signal(rescue)
+            self.stream.synchronize(self.timeout)
+
+    def read(self) -> tuple[Field, Field] | None:
+        """Both slots as the exporter sees them; None where even that fails."""
+        shape = (self.wave.parameters.height, self.wave.parameters.width)
+        try:
+            first, second = (np.frombuffer(self.wave.read(slot), np.float32).reshape(shape).copy() for slot in range(2))
+        except GpuInteropError:
+            return None
+        return first, second
+
+    def staged(self) -> list[float]:
+        """Time the same frames without sharing: the exporter copies out and in, and so does the consumer."""
+        times = []
+        for frame in range(self.frames, self.frames + min(self.frames, _STAGED_FRAMES)):
+            start = time.perf_counter()
+            slot = (frame + 1) % 2
+            if not self.wave.submit(frame, wait=False, signal=False).done(self.timeout):
+                raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
+            self.wave.write(slot, self.consumer.work_on_copy(frame, self.wave.read(slot)))
+            times.append((time.perf_counter() - start) * 1e6)
+        return times
+
+
+def _close_in_time(memory: Any, timeout: float) -> None:
+    with contextlib.suppress(GpuInteropError):
+        memory.close(timeout)

@@ -1,0 +1,59 @@
+"""Independent parties: Vulkan, plain memfds, and either of them in a process of its own.
+
+The demo, the benchmark and the conformance kit drive these against a backend; nothing in here calls one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentTypeError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from .base import Exporter
+
+__all__ = ["open_exporter"]
+
+_NAMES = ("memfd", "vulkan")
+
+
+def open_exporter(name: str, *, driver: str | None = None, process: bool = False, **options: Any) -> Exporter:
+    """Open an exporter by name; close it with ``close()``.
+
+    Parameters
+    ----------
+    name : str
+        ``memfd`` or ``vulkan``.
+    driver : str, optional
+        Part of the Vulkan device's or driver's name, e.g. ``swiftshader``. For ``vulkan`` only.
+    process : bool, optional
+        Run it in a child process.
+    **options
+        Passed on to the exporter's class.
+
+    Raises
+    ------
+    BackendUnavailableError
+        What it needs is missing; the message says what.
+    DeviceNotFoundError
+        `driver` fits no device.
+    """
+    if not isinstance(name, str):
+        raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
+    if name not in _NAMES:
+        raise InvalidArgumentError("name", f"{name!r} is no exporter; there are {', '.join(_NAMES)}.")
+    if driver is not None:
+        if name != "vulkan":
+            raise InvalidArgumentError("driver", f"{name} has no drivers to choose from.")
+        options["driver"] = driver
+    if process:
+        from .process import ProcessExporter
+
+        return ProcessExporter(name, **options)
+    if name == "vulkan":
+        from .vulkan import VulkanExporter
+
+        return VulkanExporter(**options)
+    from .memfd import MemfdExporter
+
+    return MemfdExporter(**options)

@@ -1,0 +1,651 @@
+"""Plain memfds as the independent party: shared memory, binary and timeline semaphores, a worker thread. Linux only.
+
+Independence is the point. The layouts of the semaphores are those that ``gpuinterop_host.formats`` documents
+(SwiftShader's binary semaphore, the host's timeline page), but the code here was written from the documents and shares
+none with the host backend or with any other: a mistake in a backend is not repeated by the party that is to find it.
+Nothing in here may import a backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, Support
+from ..errors import (
+    ArgumentTypeError,
+    BackendUnavailableError,
+    DriverError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceClosedError,
+)
+from ..handles import (
+    AnySemaphoreHandle,
+    Binary,
+    DeviceIdentity,
+    HandleOrigin,
+    MemoryHandle,
+    OpaqueFd,
+    OriginKind,
+    Timeline,
+    TimelineFd,
+)
+from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Submission, Wave, WaveParameters
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["MemfdExporter", "MemfdMemory", "MemfdSemaphore", "MemfdWave"]
+
+_PATIENCE = 5.0
+"""Seconds that a close waits for work before it gives up the signals that the work waits for."""
+_SLICE = 0.05
+"""The longest single sleep, in seconds: how soon a wait notices that it was cancelled."""
+_LOCK_LIMIT = 1.0
+"""Seconds that a peer may hold a lock; its holders need microseconds."""
+
+_ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # the shared kind
+# Machine: sizeof(pthread_mutex_t), SYS_futex. pthread_cond_t has 48 bytes on both.
+_MACHINES = {"x86_64": (40, 202), "aarch64": (48, 98)}
+_COND_SIZE = 48
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Libc:
+    """The calls into libc; all of them release the GIL."""
+
+    def __init__(self) -> None:
+        machine = _MACHINES.get(platform.machine())
+        if sys.platform != "linux":
+            raise BackendUnavailableError(
+                f"the memfd exporter needs memfds and futexes, which {sys.platform} does not have.",
+                fix="Use it on Linux, or the Vulkan exporter here.",
+            )
+        if machine is None or not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+            raise BackendUnavailableError(
+                "the memfd exporter knows the pthread objects of glibc on x86-64 and aarch64 only.",
+                fix="Use the Vulkan exporter here.",
+            )
+        self.mutex_size, self._futex_number = machine
+        c = ctypes.CDLL(None, use_errno=True)
+        pointer, integer, size, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_long
+        c.mmap.argtypes, c.mmap.restype = (pointer, size, integer, integer, integer, long), pointer
+        c.munmap.argtypes = (pointer, size)
+        c.syscall.argtypes = (long, pointer, integer, ctypes.c_uint32, pointer, pointer, integer)
+        c.syscall.restype = long
+        for name in ("mutex_lock", "mutex_unlock", "mutex_consistent", "cond_broadcast"):
+            getattr(c, f"pthread_{name}").argtypes = (pointer,)
+        c.pthread_mutex_timedlock.argtypes = (pointer, pointer)
+        c.pthread_mutex_init.argtypes = c.pthread_cond_init.argtypes = (pointer, pointer)
+        self._c = c
+
+    def map(self, fd: int, size: int) -> int:
+        address = self._c.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            code = ctypes.get_errno()
+            raise DriverError("mmap", code, errno.errorcode.get(code, "?"), os.strerror(code))
+        return int(address)
+
+    def unmap(self, address: int, size: int) -> None:
+        self._c.munmap(address, size)
+
+    def init_mutex(self, address: int, *, robust: bool) -> None:
+        attributes = ctypes.create_string_buffer(64)
+        self._c.pthread_mutexattr_init(attributes)
+        self._c.pthread_mutexattr_setpshared(attributes, 1)
+        if robust:
+            self._c.pthread_mutexattr_setrobust(attributes, 1)
+        self._c.pthread_mutex_init(address, attributes)
+        self._c.pthread_mutexattr_destroy(attributes)
+
+    def init_cond(self, address: int) -> None:
+        attributes = ctypes.create_string_buffer(64)
+        self._c.pthread_condattr_init(attributes)
+        self._c.pthread_condattr_setpshared(attributes, 1)
+        self._c.pthread_cond_init(address, attributes)
+        self._c.pthread_condattr_destroy(attributes)
+
+    def broadcast(self, cond: int) -> None:
+        self._c.pthread_cond_broadcast(cond)
+
+    @contextlib.contextmanager
+    def locked(self, mutex: int, what: str) -> Iterator[bool]:
+        """Hold the mutex; yields whether its last holder died inside it (robust ones only)."""
+        until = time.time() + _LOCK_LIMIT  # timedlock counts by the wall clock
+        limit = _Timespec(int(until), int(until % 1 * 1e9))
+        code = self._c.pthread_mutex_timedlock(mutex, ctypes.byref(limit))
+        if code == errno.EOWNERDEAD:
+            self._c.pthread_mutex_consistent(mutex)
+        elif code:
+            raise PeerError(
+                f"the lock of {what} was not to be had in {_LOCK_LIMIT:g} s ({errno.errorcode.get(code, code)}): "
+                "did the other side die inside it?"
+            )
+        try:
+            yield code == errno.EOWNERDEAD
+        finally:
+            self._c.pthread_mutex_unlock(mutex)
+
+    def futex_wait(self, address: int, expected: int, seconds: float) -> None:
+        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+        self._c.syscall(self._futex_number, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0)
+
+    def futex_wake(self, address: int) -> None:
+        self._c.syscall(self._futex_number, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+
+
+class _Object:
+    """A sealed memfd, mapped; unmapped once nobody touches it any more."""
+
+    def __init__(self, libc: _Libc, name: str, size: int) -> None:
+        self._libc = libc
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            fcntl.fcntl(self.fd, _ADD_SEALS, _SEALS)
+            self._address = libc.map(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.size = size
+        self.closed = False
+        self._users = 0
+        self._idle = threading.Condition()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[int]:
+        """The address, valid inside the block."""
+        with self._idle:
+            if self.closed:
+                raise ResourceClosedError("the exporter's object was closed.")
+            self._users += 1
+        try:
+            yield self._address
+        finally:
+            with self._idle:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def duplicate(self) -> int:
+        with self.in_use():
+            return os.dup(self.fd)
+
+    def close(self) -> bool:
+        """End use; False when somebody would not let go: then the mapping is left."""
+        with self._idle:
+            if self.closed:
+                return True
+            self.closed = True
+            gone = self._idle.wait_for(lambda: self._users == 0, _PATIENCE)
+        os.close(self.fd)
+        if gone:
+            self._libc.unmap(self._address, self.size)
+        return gone
+
+
+class _Pending(Submission):
+    """One piece of work for the exporter's thread."""
+
+    def __init__(self, run: Callable[[_Pending], None], objects: Sequence[Any], waits_for: Sequence[Any]) -> None:
+        self._run = run
+        self.objects = objects
+        self.waits_for = waits_for
+        self.cancelled = threading.Event()
+        self._finished = threading.Event()
+        self._failure: BaseException | None = None
+
+    def execute(self) -> None:
+        try:
+            if not self.cancelled.is_set():
+                self._run(self)
+        except _Cancelled:
+            pass
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._finished.set()
+
+    def done(self, timeout: float = 0.0) -> bool:
+        if not self._finished.wait(timeout):
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def settled(self, timeout: float) -> bool:
+        """As `done`, but raises nothing."""
+        return self._finished.wait(timeout)
+
+    def close(self) -> None:
+        """Wait for the work. What waits for a signal that never comes stays with the exporter until it closes."""
+        self.settled(_PATIENCE)
+
+
+class _Cancelled(Exception):
+    """A wait was given up; what was to follow is not done, and nothing is signalled."""
+
+
+class MemfdMemory(ExporterMemory):
+    """A sealed memfd."""
+
+    dedicated = False
+
+    def __init__(self, exporter: MemfdExporter, size: int) -> None:
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise ArgumentTypeError("size", f"must be an int (bytes), not {type(size).__name__}.")
+        if size <= 0:
+            raise InvalidArgumentError("size", f"must be 1 or more bytes, not {size}.")
+        self._exporter = exporter
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._object = _Object(exporter._libc, "gpuinterop.exporter.memory", self.size)
+        exporter._children.append(self)
+
+    def export(self) -> MemoryHandle:
+        origin = HandleOrigin(
+            kind=OriginKind.MEMORY, device=self._exporter.identity, size=self.size, dedicated=self.dedicated
+        )
+        return OpaqueFd.adopt(self._object.duplicate(), origin=origin)
+
+    def write(self, offset: int, data: bytes) -> None:
+        self._check(offset, len(data))
+        with self._object.in_use() as address:
+            ctypes.memmove(address + offset, data, len(data))
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._check(offset, size)
+        with self._object.in_use() as address:
+            return ctypes.string_at(address + offset, size)
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise InvalidArgumentError(
+                "offset", f"bytes {offset} to {offset + size} do not lie in {self.size} bytes of memory."
+            )
+
+    def close(self) -> None:
+        self._exporter._settle(self)
+        self._object.close()
+        self._exporter._forget(self)
+
+
+class MemfdSemaphore(ExporterSemaphore):
+    """A page in a memfd, in SwiftShader's layout (binary) or the host's (timeline)."""
+
+    def __init__(self, exporter: MemfdExporter, kind: type) -> None:
+        if kind not in (Binary, Timeline):
+            raise ArgumentTypeError("kind", f"must be Binary or Timeline, not {kind!r}.")
+        self.kind = kind
+        self._exporter = exporter
+        self._libc = libc = exporter._libc
+        name = "gpuinterop.exporter.binary" if kind is Binary else "gpuinterop.exporter.timeline"
+        self._object = _Object(libc, name, mmap.PAGESIZE)
+        with self._object.in_use() as page:
+            if kind is Binary:
+                libc.init_mutex(page, robust=False)
+                libc.init_cond(page + libc.mutex_size)
+                # One for us, and one for descriptors under way that nobody gives back: at 0 SwiftShader destroys
+                # the mutex, and who imports later finds a dead one.
+                self._references(page).value = 2
+            else:
+                libc.init_mutex(page + 64, robust=True)
+                ctypes.c_uint32.from_address(page + 8).value = 1  # version
+                ctypes.memmove(page, b"GIPTLSM1", 8)
+        exporter._children.append(self)
+
+    def export(self) -> AnySemaphoreHandle:
+        device = self._exporter.identity
+        if self.kind is Binary:
+            origin = HandleOrigin(kind=OriginKind.BINARY, device=device)
+            return OpaqueFd.adopt(self._object.duplicate(), origin=origin)
+        origin = HandleOrigin(kind=OriginKind.TIMELINE, device=device)
+        return TimelineFd.adopt(self._object.duplicate(), origin=origin)
+
+    def signal(self, value: int = 0) -> None:
+        with self._object.in_use() as page:
+            if self.kind is Binary:
+                with self._libc.locked(page, "a binary semaphore"):
+                    self._flag(page).value = 1
+                    self._libc.broadcast(page + self._libc.mutex_size)
+                return
+            counter, sequence = self._counter(page), ctypes.c_uint32.from_address(page + 12)
+            with self._libc.locked(page + 64, "a timeline semaphore") as orphaned:
+                if orphaned:  # the dead one may have stored the value and not this
+                    sequence.value += 1
+                if value <= counter.value:
+                    raise InvalidArgumentError("value", f"the timeline stands at {counter.value}; {value} is no more.")
+                counter.value = value
+                sequence.value += 1
+            self._libc.futex_wake(page + 12)
+
+    def wait(self, value: int = 0, *, timeout: float) -> bool:
+        return self._wait(value, time.monotonic() + timeout, lambda: False)
+
+    def _wait(self, value: int, deadline: float | None, cancelled: Callable[[], bool]) -> bool:
+        with self._object.in_use() as page:
+            pause = 20e-6
+            while True:
+                sequence = ctypes.c_uint32.from_address(page + 12).value  # before the value, or a wake is missed
+                if self._passed(page, value):
+                    return True
+                left = _SLICE if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if self._object.closed or cancelled():
+                    raise _Cancelled
+                if self.kind is Timeline:
+                    self._libc.futex_wait(page + 12, sequence, min(left, _SLICE))
+                    continue
+                # Looked at, not slept on: a process that is killed inside pthread_cond_timedwait leaves its mark in
+                # the condition, over which the peer's next broadcast stumbles.
+                time.sleep(min(left, pause))
+                pause = min(pause * 1.5, 1e-3)
+
+    def _passed(self, page: int, value: int) -> bool:
+        if self.kind is Timeline:
+            if self._counter(page).value < value:
+                return False
+            if platform.machine() != "x86_64":  # order the data behind the counter
+                with self._libc.locked(page + 64, "a timeline semaphore"):
+                    pass
+            return True
+        if not self._flag(page).value:
+            return False
+        with self._libc.locked(page, "a binary semaphore"):
+            taken = bool(self._flag(page).value)
+            self._flag(page).value = 0
+        return taken
+
+    def _references(self, page: int) -> ctypes.c_int32:
+        return ctypes.c_int32.from_address(page + self._libc.mutex_size + _COND_SIZE)
+
+    def _flag(self, page: int) -> ctypes.c_uint8:
+        return ctypes.c_uint8.from_address(page + self._libc.mutex_size + _COND_SIZE + 4)
+
+    @staticmethod
+    def _counter(page: int) -> ctypes.c_uint64:
+        return ctypes.c_uint64.from_address(page + 16)
+
+    def hold_lock(self) -> None:
+        """Take the object's lock and keep it. For tests of what happens when a process dies inside it."""
+        with self._object.in_use() as page:
+            self._libc._c.pthread_mutex_lock(page if self.kind is Binary else page + 64)
+
+    def close(self) -> None:
+        self._exporter._settle(self)
+        if self.kind is Binary and not self._object.closed:
+            with (
+                contextlib.suppress(PeerError),
+                self._object.in_use() as page,
+                self._libc.locked(page, "a binary semaphore"),
+            ):
+                self._references(page).value -= 1
+        self._object.close()
+        self._exporter._forget(self)
+
+
+class MemfdWave(Wave):
+    """The wave, stepped by NumPy in the shared memory itself."""
+
+    def __init__(self, exporter: MemfdExporter, parameters: WaveParameters, kind: type | None) -> None:
+        import numpy as np
+
+        if parameters.width < 3 or parameters.height < 3:
+            raise InvalidArgumentError(
+                "parameters", f"a wave needs 3 x 3 cells, not {parameters.width} x {parameters.height}."
+            )
+        self._exporter = exporter
+        self.parameters = parameters
+        self.kind = kind
+        self._aborted = threading.Event()
+        self._closed = False
+        self._forth = None if kind is None else exporter.create_semaphore(kind)
+        self._back = exporter.create_semaphore(kind) if kind is Binary else self._forth
+        self._memory = exporter.create_memory(parameters.size)
+        self.memory_size = self._memory.size
+        self.dedicated = self._memory.dedicated
+        inner = (parameters.height - 2, parameters.width - 2)
+        self._scratch = np.empty(inner, np.float32), np.empty(inner, np.float32)
+        exporter._children.append(self)
+
+    def export_memory(self) -> MemoryHandle:
+        return self._memory.export()
+
+    def export_semaphores(self) -> tuple[AnySemaphoreHandle, AnySemaphoreHandle | None]:
+        if self._forth is None or self._back is None:
+            raise InvalidArgumentError("kind", "this wave has no semaphores: it was made with kind=None.")
+        return self._forth.export(), None if self.kind is Timeline else self._back.export()
+
+    def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
+        if self._closed or self._aborted.is_set():
+            raise ResourceClosedError("the wave was closed." if self._closed else "the wave was aborted.")
+        if isinstance(frame, bool) or not isinstance(frame, int):
+            raise ArgumentTypeError("frame", f"must be an int, not {type(frame).__name__}.")
+        if frame < 0:
+            raise InvalidArgumentError("frame", f"frames count from 0; {frame} is none.")
+        if self.kind is None and (wait or signal):
+            raise InvalidArgumentError("wait", "this wave has no semaphores; pass wait=False, signal=False.")
+        timeline = self.kind is Timeline
+        before = self._back if wait and frame > 0 else None
+        after = self._forth if signal else None
+
+        def run(pending: _Pending) -> None:
+            if before is not None:
+                before._wait(
+                    2 * frame if timeline else 0,
+                    None,
+                    lambda: self._aborted.is_set() or pending.cancelled.is_set(),
+                )
+            self._step(frame)
+            if after is not None:
+                after.signal(2 * frame + 1 if timeline else 0)
+
+        return self._exporter._enqueue(run, (self._memory, before, after), (before,))
+
+    def _step(self, frame: int) -> None:
+        import numpy as np
+
+        p = self.parameters
+        first, second = self._scratch
+        with self._memory._object.in_use() as address:
+            slots = np.ctypeslib.as_array((ctypes.c_float * (p.size // 4)).from_address(address))
+            slots = slots.reshape(2, p.height, p.width)
+            u, target = slots[frame % 2], slots[(frame + 1) % 2]
+            here, previous = u[1:-1, 1:-1], target[1:-1, 1:-1]
+            np.add(u[:-2, 1:-1], u[2:, 1:-1], out=first)
+            np.add(first, u[1:-1, :-2], out=first)
+            np.add(first, u[1:-1, 2:], out=first)
+            np.multiply(here, np.float32(4), out=second)
+            np.subtract(first, second, out=first)
+            np.multiply(first, np.float32(p.courant2), out=first)
+            np.multiply(here, np.float32(2), out=second)
+            np.subtract(second, previous, out=second)
+            np.add(second, first, out=first)
+            np.multiply(first, np.float32(p.damping), out=previous)
+            target[0] = target[-1] = 0
+            target[:, 0] = target[:, -1] = 0
+            del slots, u, target, here, previous
+
+    def read(self, slot: int) -> bytes:
+        return self._memory.read(self._slot(slot), self.parameters.slot_bytes)
+
+    def write(self, slot: int, data: bytes) -> None:
+        if len(data) != self.parameters.slot_bytes:
+            raise InvalidArgumentError("data", f"has {len(data)} bytes, a slot {self.parameters.slot_bytes}.")
+        self._memory.write(self._slot(slot), data)
+
+    def _slot(self, slot: int) -> int:
+        if slot not in (0, 1):
+            raise InvalidArgumentError("slot", f"must be 0 or 1, not {slot!r}.")
+        return slot * self.parameters.slot_bytes
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for part in (self._forth, self._back, self._memory):
+            if part is not None:
+                part.close()
+        self._exporter._forget(self)
+
+
+class MemfdExporter(Exporter):
+    """The CPU with plain memfds, and one thread that does the submitted work in order.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Not Linux, or a libc whose pthread objects are laid out in an unknown way.
+    """
+
+    name = "memfd"
+    device = "CPU"
+
+    def __init__(self) -> None:
+        self._libc = _Libc()
+        self.driver = f"memfd {platform.release()}"
+        self.identity = DeviceIdentity(name="CPU (memfd exporter)", is_cpu=True)
+        self._children: list[Any] = []
+        self._pending: list[_Pending] = []
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="gpuinterop-memfd-exporter", daemon=True)
+        self._thread.start()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(map(_capability, DOMAIN), owner=self.device)
+
+    def create_memory(self, size: int) -> MemfdMemory:
+        self._check_open()
+        return MemfdMemory(self, size)
+
+    def create_semaphore(self, kind: type) -> MemfdSemaphore:
+        self._check_open()
+        return MemfdSemaphore(self, kind)
+
+    def create_wave(self, parameters: WaveParameters, kind: type | None) -> MemfdWave:
+        self._check_open()
+        return MemfdWave(self, parameters, kind)
+
+    def submit(
+        self,
+        *,
+        wait: Sequence[tuple[ExporterSemaphore, int]] = (),
+        fill: Sequence[Fill] = (),
+        signal: Sequence[tuple[ExporterSemaphore, int]] = (),
+    ) -> Submission:
+        waits = [(self._own(semaphore, MemfdSemaphore), value) for semaphore, value in wait]
+        signals = [(self._own(semaphore, MemfdSemaphore), value) for semaphore, value in signal]
+        fills = tuple(fill)
+        for item in fills:
+            if item.offset % 4 or item.size % 4 or item.size <= 0:
+                raise InvalidArgumentError(
+                    "fill", f"offset and size are multiples of 4, not {item.offset}, {item.size}."
+                )
+            self._own(item.memory, MemfdMemory)._check(item.offset, item.size)
+
+        def run(pending: _Pending) -> None:
+            for semaphore, value in waits:
+                semaphore._wait(value, None, pending.cancelled.is_set)
+            for item in fills:
+                with item.memory._object.in_use() as address:
+                    data = (item.word & 0xFFFFFFFF).to_bytes(4, sys.byteorder) * (item.size // 4)
+                    ctypes.memmove(address + item.offset, data, item.size)
+            for semaphore, value in signals:
+                semaphore.signal(value)
+
+        objects = [item.memory for item in fills] + [semaphore for semaphore, _ in (*waits, *signals)]
+        return self._enqueue(run, objects, [semaphore for semaphore, _ in waits])
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        for child in list(reversed(self._children)):
+            child.close()
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join(_PATIENCE)
+
+    # -- for its objects ---------------------------------------------------------------------------------------
+
+    def _enqueue(self, run: Callable[[_Pending], None], objects: Sequence[Any], waits_for: Sequence[Any]) -> _Pending:
+        self._check_open()
+        pending = _Pending(run, objects, waits_for)
+        with self._lock:
+            self._pending = [entry for entry in self._pending if not entry._finished.is_set()]
+            self._pending.append(pending)
+        self._queue.put(pending)
+        return pending
+
+    def _work(self) -> None:
+        while (pending := self._queue.get()) is not None:
+            pending.execute()
+
+    def _settle(self, closing: Any) -> None:
+        """Before `closing` goes: cancel what waits for it, and wait for what else uses it."""
+        with self._lock:
+            users = [entry for entry in self._pending if closing in entry.objects]
+        for entry in users:
+            if closing in entry.waits_for:
+                entry.cancelled.set()
+        if users and not users[-1].settled(_PATIENCE):
+            with self._lock:  # the work is done in order: what holds it up may be something else
+                for entry in self._pending[: self._pending.index(users[-1]) + 1]:
+                    entry.cancelled.set()
+            users[-1].settled(_PATIENCE)
+
+    def _forget(self, child: Any) -> None:
+        with contextlib.suppress(ValueError):
+            self._children.remove(child)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ResourceClosedError("the memfd exporter was closed.")
+
+    @staticmethod
+    def _own(thing: Any, kind: type[Any]) -> Any:
+        if not isinstance(thing, kind):
+            raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
+        return thing
+
+
+_MEMORY = (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER)
+_SEMAPHORES = (
+    Operation.IMPORT_SEMAPHORE,
+    Operation.SIGNAL_SEMAPHORE,
+    Operation.WAIT_SEMAPHORE,
+    Operation.WAIT_TIMEOUT,
+)
+
+
+def _capability(cell: Cell) -> Capability:
+    yes = (cell.operation in _MEMORY and cell.handle_type is OpaqueFd) or (
+        cell.operation in _SEMAPHORES and cell.handle_type in (OpaqueFd, TimelineFd)
+    )
+    return Capability(
+        operation=cell.operation,
+        handle_type=cell.handle_type,
+        support=Support.UNVERIFIED if yes else Support.UNSUPPORTED,
+        scope=Scope.PLATFORM,
+        reason="the other side of it is made with plain memfds." if yes else "plain memfds have nothing of this kind.",
+        reference="gpuinterop.exporters.memfd",
+    )

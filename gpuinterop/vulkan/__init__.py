@@ -1,0 +1,47 @@
+"""Vulkan's side of sharing, in one call each, from the application's own Vulkan objects.
+
+>>> vk = gi.vulkan.VulkanContext(instance, physical_device, device, queue, queue_family_index)
+>>> compute = gi.match_device(gi.vulkan.identity(physical_device))
+>>> with gi.vulkan.share_buffer(vk, compute, size) as buffer, gi.vulkan.share_handoff(vk, compute) as handoff:
+...     ...
+
+Handles are PyPI vulkan's, or raw integers with the address of ``vkGetInstanceProcAddr``. Importing this module needs
+neither PyPI's `vulkan` nor a loader; its functions do.
+"""
+
+from __future__ import annotations
+
+from ._allocation import ImportedBuffer, import_allocation
+from ._context import VulkanContext
+from ._export import export_memory, export_semaphore
+from ._handoff import QueueFamily, SharedHandoff, VulkanSubmit, share_handoff
+from ._query import capabilities, identity, required_extensions
+from ._share import (
+    SharedBuffer,
+    SharedImage,
+    SharedSemaphore,
+    share_buffer,
+    share_image,
+    share_semaphore,
+)
+
+__all__ = [
+    "ImportedBuffer",
+    "QueueFamily",
+    "SharedBuffer",
+    "SharedHandoff",
+    "SharedImage",
+    "SharedSemaphore",
+    "VulkanContext",
+    "VulkanSubmit",
+    "capabilities",
+    "export_memory",
+    "export_semaphore",
+    "identity",
+    "import_allocation",
+    "required_extensions",
+    "share_buffer",
+    "share_handoff",
+    "share_image",
+    "share_semaphore",
+]

@@ -1,0 +1,179 @@
+"""The other way round: memory that a device allocated, used by Vulkan."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ..capabilities import Operation
+from ..errors import InvalidArgumentError, LeakedResourceWarning, ResourceClosedError, UnsupportedError
+from ..handles import VmmFd
+from . import _api as c
+from ._context import VulkanContext
+from ._query import BUFFER_USAGE
+from ._share import BufferTransfer, _Shared, agree, check_device
+
+if TYPE_CHECKING:
+    from .._core.allocation import Allocation
+    from .._core.memory import Buffer
+
+__all__ = ["ImportedBuffer", "import_allocation"]
+
+
+class ImportedBuffer(_Shared, BufferTransfer):
+    """A VkBuffer on a device's allocation. Made by :func:`import_allocation`.
+
+    Attributes
+    ----------
+    allocation : Allocation
+        Not owned.
+    vk_memory
+        The VkDeviceMemory.
+    """
+
+    def __init__(self, vk: VulkanContext, allocation: Allocation, buffer: Any, memory: Any, keep: object) -> None:
+        super().__init__(vk)
+        self._foreign = c.QUEUE_FAMILY_EXTERNAL
+        self._buffer = buffer
+        self._keep = keep  # an array over the bytes: as long as it lives, the device does not unmap them
+        self.allocation = allocation
+        self.vk_memory = memory
+        vk._users.add(self)
+
+    def __del__(self) -> None:
+        if getattr(self, "_buffer", None) is not None and not sys.is_finalizing():
+            warnings.warn("an ImportedBuffer was dropped without close()", LeakedResourceWarning, stacklevel=2)
+
+    @property
+    def vk_buffer(self) -> Any:
+        """The VkBuffer, PyPI vulkan's handle."""
+        if self._buffer is None:
+            raise ResourceClosedError("the imported buffer was closed.")
+        return self._buffer
+
+    @property
+    def buffer(self) -> Buffer:
+        """The compute side's buffer: the allocation's own."""
+        return self.allocation.buffer
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.allocation.size
+
+    def close(self, timeout: float | None = None) -> None:
+        """Destroy the VkBuffer and its memory; the allocation stays. Idempotent. Vulkan must be done with them."""
+        if self._buffer is not None:
+            self._vk.destroy("vkDestroyBuffer", self._buffer)
+            self._vk.destroy("vkFreeMemory", self.vk_memory)
+            self._buffer = self.vk_memory = self._keep = None
+
+
+def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int = BUFFER_USAGE) -> ImportedBuffer:
+    """Use a device's shareable allocation in Vulkan, in place.
+
+    As ``OPAQUE_FD`` (``VkImportMemoryFdInfoKHR``); on lavapipe, whose file descriptors have a header of their own,
+    through ``VK_EXT_external_memory_host`` and this process's mapping.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    allocation : Allocation
+        Of ``Device.allocate(size, VmmFd)``. It has to stay open while Vulkan uses it.
+    usage : int
+        ``VkBufferUsageFlags``; by default storage and transfers both ways.
+
+    Returns
+    -------
+    ImportedBuffer
+        Owns the Vulkan side; close it.
+
+    Raises
+    ------
+    UnsupportedError
+        The driver cannot; nothing was created.
+    InvalidArgumentError
+        The allocation is another GPU's, or not one that this driver takes, or the application did not enable an
+        extension.
+    DriverError
+        A native call failed.
+    """
+    device = allocation.device
+    check_device(vk, device)
+    agree(vk, device, (Operation.EXPORT_ALLOCATION,), (allocation.handle_type,))
+    if allocation.handle_type is not VmmFd:
+        raise InvalidArgumentError("allocation", f"must be one of VmmFd, not {allocation.handle_type.__name__}.")
+    if vk._physical.is_lavapipe:
+        return _import_pointer(vk, allocation, usage)
+    return _import_fd(vk, allocation, usage)
+
+
+def _buffer(vk: VulkanContext, allocation: Allocation, usage: int, bit: int, undo: ExitStack) -> tuple[Any, int]:
+    """A VkBuffer for external memory, and the memory types that it takes."""
+    new = vk.api.new
+    external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+    info = new("VkBufferCreateInfo", pNext=external, size=allocation.size, usage=usage)
+    buffer = vk.create("vkCreateBuffer", "VkBuffer", info)
+    undo.callback(vk.destroy, "vkDestroyBuffer", buffer)
+    requirements = vk.api.ffi.new("VkMemoryRequirements *")
+    vk.functions.vkGetBufferMemoryRequirements(vk.device, buffer, requirements)
+    if requirements.size > allocation.size:
+        raise InvalidArgumentError(
+            "allocation",
+            f"{vk.identity.name} wants {requirements.size} bytes for a buffer of {allocation.size}: allocate more.",
+        )
+    return buffer, int(requirements.memoryTypeBits)
+
+
+def _bind(vk: VulkanContext, allocation: Allocation, buffer: Any, chain: Any, index: int, undo: ExitStack) -> Any:
+    info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=allocation.size, memoryTypeIndex=index)
+    memory = vk.create("vkAllocateMemory", "VkDeviceMemory", info)
+    undo.callback(vk.destroy, "vkFreeMemory", memory)
+    vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
+    return memory
+
+
+def _import_fd(vk: VulkanContext, allocation: Allocation, usage: int) -> ImportedBuffer:
+    from .._core.ownership import lend
+
+    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
+    with ExitStack() as undo:
+        buffer, bits = _buffer(vk, allocation, usage, c.MEMORY_HANDLE_OPAQUE_FD, undo)
+        index = vk.memory_type(bits, c.MEMORY_DEVICE_LOCAL)
+
+        def bind(lent: Any) -> Any:
+            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=c.MEMORY_HANDLE_OPAQUE_FD, fd=lent.fd)
+            return _bind(vk, allocation, buffer, chain, index, undo)
+
+        with allocation.export() as handle:
+            # Drivers differ on whose the descriptor is after a failure; lend() settles that.
+            memory = lend(handle, bind, user="vkAllocateMemory")
+        undo.pop_all()
+    return ImportedBuffer(vk, allocation, buffer, memory, None)
+
+
+def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> ImportedBuffer:
+    new, ffi, bit = vk.api.new, vk.api.ffi, c.MEMORY_HANDLE_HOST_ALLOCATION
+    if not allocation.device.identity.is_cpu:
+        gap = vk.capabilities.of((Operation.IMPORT_ALLOCATION, VmmFd))
+        raise UnsupportedError(gap, context=vk.identity.name)
+    limits = vk._physical._extended("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
+    step = int(limits.minImportedHostPointerAlignment)
+    address = allocation.buffer.ptr
+    if address % step or allocation.size % step:
+        raise InvalidArgumentError(
+            "allocation", f"address and size must be multiples of {step}, not {address:#x} and {allocation.size}."
+        )
+    keep = allocation.buffer.hold()
+    with ExitStack() as undo:
+        buffer, bits = _buffer(vk, allocation, usage, bit, undo)
+        pointer = ffi.cast("void *", address)
+        properties = new("VkMemoryHostPointerPropertiesEXT")
+        vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
+        index = vk.memory_type(bits & properties.memoryTypeBits)
+        chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
+        memory = _bind(vk, allocation, buffer, chain, index, undo)
+        undo.pop_all()
+    return ImportedBuffer(vk, allocation, buffer, memory, keep)

@@ -1,0 +1,214 @@
+"""The application's Vulkan objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet, ref
+
+from ..capabilities import Capabilities
+from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError
+from ..handles import DeviceIdentity
+from ._api import Api, check_call
+from ._query import PhysicalDevice
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+    from .._core.resource import Resource
+
+__all__ = ["Lease", "VulkanContext"]
+
+
+class Lease:
+    """A Vulkan object that the compute side uses: freed when that has let go, whoever dropped what in between."""
+
+    def __init__(self, vk: VulkanContext, resource: Resource, device: Device, free: Callable[[], None]) -> None:
+        self.resource = ref(resource)
+        self.device = device
+        self.label = resource.label
+        self._vk = vk
+        self._free = free
+        vk._leases.add(self)
+        resource.on_released(self._released)
+
+    def _released(self) -> None:
+        self._vk._leases.discard(self)
+        self._free()
+
+
+class VulkanContext:
+    """The application's Vulkan objects, as everything in :mod:`gpuinterop.vulkan` takes them.
+
+    It owns none of them. What is shared through it uses them until the compute side has let go, which can be after
+    its `close`: call `close` here, or leave its ``with`` block, before the VkDevice is destroyed.
+
+    Parameters
+    ----------
+    instance, physical_device, device : VkInstance, VkPhysicalDevice, VkDevice
+        PyPI vulkan's handles, or their values as ints.
+    queue : VkQueue, optional
+        For ``submit`` of a shared handoff.
+    queue_family_index : int, optional
+        Of the queue that uses what is shared: ownership is transferred from and to this family. A transfer-only
+        family makes a handoff to CUDA a fortieth as dear as a graphics or compute family, on NVIDIA.
+    get_instance_proc_addr : int, optional
+        The address of ``vkGetInstanceProcAddr``, when the handles are not of the loader that PyPI's `vulkan` opened.
+
+    Raises
+    ------
+    BackendUnavailableError
+        PyPI's `vulkan` or the loader is missing.
+    ArgumentTypeError
+        Something that is no handle.
+    """
+
+    def __init__(
+        self,
+        instance: Any,
+        physical_device: Any,
+        device: Any,
+        queue: Any = None,
+        queue_family_index: int | None = None,
+        get_instance_proc_addr: Any = None,
+    ) -> None:
+        self.api = Api(get_instance_proc_addr)
+        self.instance = self._handle("VkInstance", instance)
+        self.physical_device = self._handle("VkPhysicalDevice", physical_device)
+        self.device = self._handle("VkDevice", device)
+        self.queue = None if queue is None else self._handle("VkQueue", queue)
+        self.queue_family_index = queue_family_index
+        self.instance_functions = self.api.instance_functions(self.instance)
+        self.functions = self.api.device_functions(self.instance_functions, self.device)
+        self._physical = PhysicalDevice(self.api, self.instance_functions, self.physical_device)
+        self._leases: set[Lease] = set()
+        self._users: WeakSet[Any] = WeakSet()
+        self._closed = False
+
+    def _handle(self, kind: str, value: Any) -> Any:
+        handle = self.api.cast(kind, value)
+        if handle == self.api.ffi.NULL:
+            raise InvalidArgumentError(kind, "is null; the call that made it failed.")
+        return handle
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """As :func:`gpuinterop.vulkan.identity`."""
+        return self._physical.identity
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As :func:`gpuinterop.vulkan.capabilities`."""
+        return self._physical.capabilities
+
+    @property
+    def is_cpu(self) -> bool:
+        """A software device."""
+        return self._physical.is_cpu
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Close whatever was shared through it, and wait until the compute side has let go. Idempotent.
+
+        Afterwards this library calls nothing of the VkDevice any more; the application may destroy it.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait.
+
+        Raises
+        ------
+        ResourceBusyError
+            `timeout` passed, and pending work or exported arrays still use something. Its Vulkan half is abandoned:
+            memory that is still in use must not be freed.
+        """
+        if self._closed:
+            return
+        for lease in list(self._leases):
+            if (resource := lease.resource()) is not None:
+                resource.close()
+        for user in list(self._users):
+            user.close()
+        deadline = time.monotonic() + timeout
+        pause = 20e-6
+        while self._leases:
+            for device in {lease.device for lease in list(self._leases)}:
+                device.drain()
+            if not self._leases or time.monotonic() >= deadline:
+                break
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+        self._closed = True
+        if self._leases:
+            names = ", ".join(sorted(lease.label for lease in self._leases))
+            self._leases.clear()
+            raise ResourceBusyError(
+                f"the compute side still uses {names} {timeout:g} s after close(): work is pending, or an exported "
+                "array is alive. The Vulkan half is abandoned."
+            )
+
+    def __enter__(self) -> Self:
+        self.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except ResourceBusyError:
+            if error is None:  # never hide what went wrong first
+                raise
+
+    # -- for the rest of the package ---------------------------------------------------------------------------------
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Call a device function and raise for a negative VkResult."""
+        self.check_open()
+        return check_call(self.functions, name, *arguments)
+
+    def create(self, name: str, kind: str, info: Any) -> Any:
+        """A ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; returns the handle."""
+        out = self.api.ffi.new(f"{kind} *")
+        self.call(name, self.device, info, self.api.ffi.NULL, out)
+        return out[0]
+
+    def check_open(self) -> None:
+        """Raise after `close`."""
+        if self._closed:
+            raise ResourceClosedError("the VulkanContext was closed.")
+
+    def destroy(self, name: str, handle: Any) -> None:
+        """A ``vkDestroy*`` or ``vkFreeMemory`` of the usual form; nothing once the VkDevice may be gone."""
+        if self._closed:
+            return
+        getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL)
+
+    def memory_type(self, bits: int, *preferences: int) -> int:
+        """The first memory type of `bits` that has all flags of the earliest preference; then any of them."""
+        properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
+        self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
+        for flags in (*preferences, 0):
+            for index in range(properties.memoryTypeCount):
+                if bits >> index & 1 and properties.memoryTypes[index].propertyFlags & flags == flags:
+                    return index
+        raise InvalidArgumentError("memory", f"the device has no memory type among {bits:#x}.")
+
+    def memory_flags(self, index: int) -> int:
+        """The property flags of a memory type."""
+        properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
+        self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
+        return int(properties.memoryTypes[index].propertyFlags)
+
+    def family(self) -> int:
+        """The queue family, which ownership transfers need."""
+        if self.queue_family_index is None:
+            raise InvalidArgumentError(
+                "queue_family_index", "give VulkanContext the queue family that uses what is shared."
+            )
+        return self.queue_family_index
+
+    def address(self, handle: Any) -> int:
+        """A handle's value, for those who pass it on."""
+        return self.api.address(handle)

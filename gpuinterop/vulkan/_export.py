@@ -1,0 +1,252 @@
+"""Vulkan objects that can be exported, and their export."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, overload
+
+from ..capabilities import Operation
+from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from ..handles import (
+    Binary,
+    DmaBufFd,
+    HandleOrigin,
+    MemoryHandle,
+    OpaqueFd,
+    OriginKind,
+    Timeline,
+    TimelineFd,
+)
+from . import _api as c
+from ._context import VulkanContext
+from ._query import MEMORY_BITS
+
+__all__ = ["ExportableBuffer", "create_buffer", "create_semaphore", "export_memory", "export_semaphore"]
+
+
+def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
+    """The handle type in which a kind of semaphore is exported."""
+    if kind is Binary:
+        return OpaqueFd
+    if kind is Timeline:
+        return TimelineFd
+    raise ArgumentTypeError("kind", f"must be gpuinterop.handles.Binary or Timeline, not {kind!r}.")
+
+
+@dataclass(slots=True)
+class ExportableBuffer:
+    """A VkBuffer with memory of its own that can be exported.
+
+    Attributes
+    ----------
+    buffer, memory
+        VkBuffer and VkDeviceMemory, owned.
+    size : int
+        ``VkMemoryRequirements::size``: what an importer has to state, in bytes.
+    dedicated : bool
+    flags : int
+        ``VkMemoryPropertyFlags`` of the memory's type.
+    """
+
+    vk: VulkanContext
+    buffer: Any
+    memory: Any
+    size: int
+    dedicated: bool
+    flags: int
+    handle_type: type[MemoryHandle]
+
+    def export(self) -> MemoryHandle:
+        """A new handle that the caller owns."""
+        return export_memory(
+            self.vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
+        )
+
+    def close(self) -> None:
+        """Destroy both; idempotent."""
+        if self.buffer is not None:
+            self.vk.destroy("vkDestroyBuffer", self.buffer)
+            self.vk.destroy("vkFreeMemory", self.memory)
+            self.buffer = self.memory = None
+
+
+def memory_types(vk: VulkanContext, bits: int) -> int:
+    """The memory type to use: near the device on a GPU; on a CPU what the host can see as well."""
+    host = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT
+    near = c.MEMORY_DEVICE_LOCAL
+    return vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
+
+
+def require_exportable(vk: VulkanContext, features: int, operation: Operation, handle_type: type[MemoryHandle]) -> None:
+    """Refuse before anything is created."""
+    if not features & c.MEMORY_EXPORTABLE:
+        found = vk.capabilities.of((operation, handle_type))
+        if not found:
+            raise UnsupportedError(found, context=vk.identity.name)
+        raise InvalidArgumentError(
+            "usage", f"{vk.identity.name} does not export objects of this format and usage as {handle_type.__name__}."
+        )
+
+
+def create_buffer(
+    vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd
+) -> ExportableBuffer:
+    """Create a buffer whose memory can be exported, after having asked whether it can be."""
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise ArgumentTypeError("size", f"must be an int, not {type(size).__name__}.")
+    if size <= 0:
+        raise InvalidArgumentError("size", f"must be positive, not {size}.")
+    features = vk._physical.buffer_features(handle_type, usage)
+    require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
+    bit = MEMORY_BITS[handle_type]
+    new, ffi = vk.api.new, vk.api.ffi
+    with ExitStack() as undo:
+        info = new(
+            "VkBufferCreateInfo",
+            pNext=new("VkExternalMemoryBufferCreateInfo", handleTypes=bit),
+            size=size,
+            usage=usage,
+        )
+        buffer = vk.create("vkCreateBuffer", "VkBuffer", info)
+        undo.callback(vk.destroy, "vkDestroyBuffer", buffer)
+        wants = new("VkMemoryDedicatedRequirements")
+        requirements = new("VkMemoryRequirements2", pNext=wants)
+        vk.functions.vkGetBufferMemoryRequirements2(
+            vk.device, new("VkBufferMemoryRequirementsInfo2", buffer=buffer), requirements
+        )
+        dedicated = bool(features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation)
+        size = int(requirements.memoryRequirements.size)
+        index = memory_types(vk, requirements.memoryRequirements.memoryTypeBits)
+        chain = new("VkMemoryDedicatedAllocateInfo", buffer=buffer) if dedicated else ffi.NULL
+        memory = allocate_exportable(vk, size, index, bit, chain)
+        undo.callback(vk.destroy, "vkFreeMemory", memory)
+        vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
+        undo.pop_all()
+    return ExportableBuffer(vk, buffer, memory, size, dedicated, vk.memory_flags(index), handle_type)
+
+
+def allocate_exportable(vk: VulkanContext, size: int, index: int, bit: int, chain: Any) -> Any:
+    """``vkAllocateMemory`` with export of handle type `bit`."""
+    new = vk.api.new
+    export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=bit)
+    info = new("VkMemoryAllocateInfo", pNext=export, allocationSize=size, memoryTypeIndex=index)
+    return vk.create("vkAllocateMemory", "VkDeviceMemory", info)
+
+
+def export_memory(
+    vk: VulkanContext,
+    vk_memory: Any,
+    *,
+    size: int,
+    dedicated: bool,
+    handle_type: type[MemoryHandle] = OpaqueFd,
+) -> MemoryHandle:
+    """Export a ``VkDeviceMemory`` of the application. Calls ``vkGetMemoryFdKHR``.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    vk_memory : VkDeviceMemory
+        Allocated with ``VkExportMemoryAllocateInfo`` for this handle type.
+    size : int
+        The whole allocation's, in bytes (``VkMemoryAllocateInfo::allocationSize``).
+    dedicated : bool
+        Whether it was allocated with ``VkMemoryDedicatedAllocateInfo``.
+    handle_type : type
+        ``OpaqueFd`` or ``DmaBufFd``.
+
+    Returns
+    -------
+    MemoryHandle
+        The caller's, with its origin filled in; an import consumes it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The application did not enable the extension, or the handle type is another.
+    DriverError
+        ``vkGetMemoryFdKHR`` failed.
+    """
+    if handle_type not in (OpaqueFd, DmaBufFd):
+        raise InvalidArgumentError("handle_type", f"must be OpaqueFd or DmaBufFd, not {handle_type!r}.")
+    memory = vk.api.cast("VkDeviceMemory", vk_memory)
+    info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
+    origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated)
+    fd = vk.api.ffi.new("int *")
+    vk.call("vkGetMemoryFdKHR", vk.device, info, fd)
+    kind = DmaBufFd if handle_type is DmaBufFd else OpaqueFd
+    return kind.adopt(fd[0], origin=origin)
+
+
+def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) -> Any:
+    """A VkSemaphore of the caller; refused before the driver is called where it cannot be exported."""
+    handle_type = semaphore_handle_type(kind)
+    new, ffi = vk.api.new, vk.api.ffi
+    chain = ffi.NULL
+    if exportable:
+        require_exportable_semaphore(vk, handle_type)
+        chain = new("VkExportSemaphoreCreateInfo", handleTypes=c.SEMAPHORE_HANDLE_OPAQUE_FD)
+    if kind is Timeline:
+        chain = new("VkSemaphoreTypeCreateInfo", pNext=chain, semaphoreType=c.SEMAPHORE_TIMELINE)
+    return vk.create("vkCreateSemaphore", "VkSemaphore", new("VkSemaphoreCreateInfo", pNext=chain))
+
+
+def require_exportable_semaphore(vk: VulkanContext, handle_type: type[OpaqueFd | TimelineFd]) -> None:
+    """Ask first: a driver that exports none may crash when asked to (SwiftShader, timelines)."""
+    vk.capabilities.require((Operation.IMPORT_SEMAPHORE, handle_type))
+    _ = vk.functions.vkGetSemaphoreFdKHR  # says which extension the application forgot
+
+
+@overload
+def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type[Timeline]) -> TimelineFd: ...
+@overload
+def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type[Binary]) -> OpaqueFd: ...
+@overload
+def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> OpaqueFd | TimelineFd: ...
+def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> OpaqueFd | TimelineFd:
+    """Export a ``VkSemaphore`` of the application. Calls ``vkGetSemaphoreFdKHR``.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    vk_semaphore : VkSemaphore
+        Created with ``VkExportSemaphoreCreateInfo`` for ``OPAQUE_FD``.
+    kind : type
+        ``gpuinterop.handles.Binary`` or ``Timeline``: what the semaphore is. No driver tells.
+
+    Returns
+    -------
+    OpaqueFd or TimelineFd
+        The caller's, with its origin filled in; an import consumes it.
+
+    Raises
+    ------
+    UnsupportedError
+        The driver reports that it exports none of this kind; it was not called.
+    InvalidArgumentError
+        The application did not enable the extension.
+    DriverError
+        ``vkGetSemaphoreFdKHR`` failed.
+    """
+    handle_type = semaphore_handle_type(kind)
+    require_exportable_semaphore(vk, handle_type)
+    semaphore = vk.api.cast("VkSemaphore", vk_semaphore)
+    info = vk.api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
+    origin_kind = OriginKind.TIMELINE if kind is Timeline else OriginKind.BINARY
+    origin = HandleOrigin(kind=origin_kind, device=vk.identity)
+    fd = vk.api.ffi.new("int *")
+    vk.call("vkGetSemaphoreFdKHR", vk.device, info, fd)
+    return handle_type.adopt(fd[0], origin=origin)
+
+
+def import_semaphore_fd(vk: VulkanContext, kind: type, fd: int) -> Any:
+    """A VkSemaphore on the payload of `fd`, which is the driver's afterwards."""
+    semaphore = create_semaphore(vk, kind, exportable=False)
+    info = vk.api.new("VkImportSemaphoreFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD, fd=fd)
+    try:
+        vk.call("vkImportSemaphoreFdKHR", vk.device, info)
+    except BaseException:
+        vk.destroy("vkDestroySemaphore", semaphore)
+        raise
+    return semaphore

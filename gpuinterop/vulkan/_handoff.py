@@ -1,0 +1,290 @@
+"""Handing over between Vulkan's queue and the compute side's streams, frame by frame."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ..capabilities import Operation
+from ..errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
+from . import _api as c
+from ._context import VulkanContext
+from ._share import SharedSemaphore, _Shared, agree, check_device, share_semaphore
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+    from .._core.stream import Stream
+
+__all__ = ["QueueFamily", "SharedHandoff", "VulkanSubmit", "share_handoff"]
+
+_OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
+_MODES = {"timeline": TimelineFd, "binary": OpaqueFd}
+
+
+class VulkanSubmit(TypedDict):
+    """What one submission waits for and signals. The lists run in parallel.
+
+    The values belong into ``VkTimelineSemaphoreSubmitInfo``; binary semaphores' are 0 and mean nothing.
+    """
+
+    wait_semaphores: list[Any]
+    wait_values: list[int]
+    wait_stages: list[int]
+    signal_semaphores: list[Any]
+    signal_values: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFamily:
+    """A queue family.
+
+    Attributes
+    ----------
+    index : int
+    flags : int
+        ``VkQueueFlags``.
+    transfer_only : bool
+        It copies and nothing else. On NVIDIA a handoff to CUDA through such a family costs a fortieth, because the
+        GPU need not switch from graphics to compute: give it the copies.
+    """
+
+    index: int
+    flags: int
+    transfer_only: bool
+
+
+class SharedHandoff(_Shared):
+    """Both directions between Vulkan's queue and one device's streams. Made by :func:`share_handoff`.
+
+    Each frame, in this order: `submit` (or a submission of your own with what `vulkan_submit` says), `acquire`,
+    compute work on the stream, `release`. Out of order they raise, instead of a wait that never returns.
+
+    Attributes
+    ----------
+    mode : str
+        ``timeline`` or ``binary``.
+    """
+
+    def __init__(
+        self, vk: VulkanContext, to_compute: SharedSemaphore[Any], to_graphics: SharedSemaphore[Any] | None
+    ) -> None:
+        from ..handoff import Handoff
+
+        super().__init__(vk)
+        self._to_compute = to_compute
+        self._to_graphics = to_graphics
+        self._handoff = Handoff(to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
+        self._stream: Stream | None = None
+        self.mode = self._handoff.mode
+
+    @property
+    def frame(self) -> int:
+        """The frame that is under way, from 0."""
+        return self._handoff.frame
+
+    @property
+    def queue_family(self) -> QueueFamily | None:
+        """The family that the context was given; None when it was given none."""
+        index = self._vk.queue_family_index
+        if index is None:
+            return None
+        ffi = self._vk.api.ffi
+        query = self._vk.instance_functions.vkGetPhysicalDeviceQueueFamilyProperties
+        count = ffi.new("uint32_t *")
+        query(self._vk.physical_device, count, ffi.NULL)
+        if not 0 <= index < count[0]:
+            raise InvalidArgumentError("queue_family_index", f"{index}: the device has {count[0]} families.")
+        families = ffi.new("VkQueueFamilyProperties[]", count[0])
+        query(self._vk.physical_device, count, families)
+        flags = int(families[index].queueFlags)
+        kinds = c.QUEUE_TRANSFER | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE
+        return QueueFamily(index=index, flags=flags, transfer_only=flags & kinds == c.QUEUE_TRANSFER)
+
+    def vulkan_submit(self, *, stage: int = c.STAGE_ALL_COMMANDS) -> VulkanSubmit:
+        """Say what this frame's submission waits for and signals. Call it once a frame, and submit with it.
+
+        Parameters
+        ----------
+        stage : int
+            ``VkPipelineStageFlags`` that wait for the compute side; by default all.
+
+        Returns
+        -------
+        VulkanSubmit
+            ``wait_semaphores``, ``wait_values``, ``wait_stages``, ``signal_semaphores``, ``signal_values``. The first
+            frame waits for nothing.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The frame before was not released yet.
+        """
+        step = self._handoff.next_submit()
+        back = self._to_graphics or self._to_compute
+        waits = step.wait_value is not None
+        return VulkanSubmit(
+            wait_semaphores=[back.vk_semaphore] if waits else [],
+            wait_values=[step.wait_value] if step.wait_value is not None else [],
+            wait_stages=[stage] if waits else [],
+            signal_semaphores=[self._to_compute.vk_semaphore],
+            signal_values=[step.signal_value],
+        )
+
+    def submit(
+        self, queue: Any = None, command_buffers: Sequence[Any] = (), fence: Any = None, *,
+        stage: int = c.STAGE_ALL_COMMANDS,
+    ) -> None:  # fmt: skip
+        """Submit this frame's commands: ``vkQueueSubmit`` with what `vulkan_submit` says.
+
+        Parameters
+        ----------
+        queue : VkQueue, optional
+            By default the context's. It must not be used by another thread meanwhile.
+        command_buffers : sequence of VkCommandBuffer
+        fence : VkFence, optional
+            Signalled when the commands are done.
+        stage : int
+            As for `vulkan_submit`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The frame before was not released yet, or there is no queue.
+        DriverError
+            ``vkQueueSubmit`` failed.
+        """
+        vk = self._vk
+        api, null = vk.api, vk.api.ffi.NULL
+        target = vk.queue if queue is None else api.cast("VkQueue", queue)
+        if target is None:
+            raise InvalidArgumentError("queue", "give one here, or to VulkanContext.")
+        commands = [api.cast("VkCommandBuffer", each) for each in command_buffers]
+        signalled = null if fence is None else api.cast("VkFence", fence)
+        what = self.vulkan_submit(stage=stage)
+        chain = null
+        if self.mode == "timeline":
+            chain = api.new(
+                "VkTimelineSemaphoreSubmitInfo",
+                waitSemaphoreValueCount=len(what["wait_values"]),
+                pWaitSemaphoreValues=api.array("uint64_t", what["wait_values"]),
+                signalSemaphoreValueCount=1,
+                pSignalSemaphoreValues=api.array("uint64_t", what["signal_values"]),
+            )
+        info = api.new(
+            "VkSubmitInfo",
+            pNext=chain,
+            waitSemaphoreCount=len(what["wait_semaphores"]),
+            pWaitSemaphores=api.array("VkSemaphore", what["wait_semaphores"]),
+            pWaitDstStageMask=api.array("VkPipelineStageFlags", what["wait_stages"]),
+            commandBufferCount=len(commands),
+            pCommandBuffers=api.array("VkCommandBuffer", commands),
+            signalSemaphoreCount=1,
+            pSignalSemaphores=api.array("VkSemaphore", what["signal_semaphores"]),
+        )
+        vk.call("vkQueueSubmit", target, 1, info, signalled)
+
+    def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
+        """Enqueue: `stream` waits for Vulkan. Returns at once. As `Handoff.acquire`."""
+        self._handoff.acquire(stream, timeout=timeout)
+
+    def release(self, stream: Stream) -> None:
+        """Enqueue: `stream` signals Vulkan. Returns at once. As `Handoff.release`."""
+        self._handoff.release(stream)
+        self._stream = stream
+
+    def wait_host(self, timeout: float) -> None:
+        """Block the calling thread until the compute side's last release has happened.
+
+        A timeline's counter is polled (``vkGetSemaphoreCounterValue``): ``vkWaitSemaphores`` sleeps in steps of 10 ms
+        on what CUDA signals. A binary semaphore cannot be looked at without consuming it: there the stream that
+        released is waited for, with whatever was enqueued on it since.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+
+        Raises
+        ------
+        SemaphoreTimeoutError
+            `timeout` passed.
+        """
+        wanted = 2 * self._handoff.frame
+        if not wanted:
+            return
+        if self.mode == "binary":
+            if self._stream is not None and not self._stream.closed:
+                self._stream.record().wait(timeout)
+            return
+        deadline = time.monotonic() + timeout
+        pause = 20e-6
+        while (counter := self._to_compute.counter()) < wanted:
+            if time.monotonic() >= deadline:
+                raise SemaphoreTimeoutError(
+                    f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: "
+                    f"the timeline is at {counter}, and {wanted} is awaited."
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use on both sides; as `SharedBuffer.close`. Vulkan's queue must be done with the semaphores."""
+        for semaphore in (self._to_compute, self._to_graphics):
+            if semaphore is not None:
+                semaphore.close(timeout)
+
+
+def share_handoff(vk: VulkanContext, device: Device, *, allow: Sequence[str] = ("timeline", "binary")) -> SharedHandoff:
+    """Make the semaphores for handing over between Vulkan and the device, both ways.
+
+    One timeline where both sides have timelines, else two binary semaphores.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+        With `queue_family_index` and, for `SharedHandoff.submit`, a `queue`.
+    device : Device
+    allow : sequence of str
+        In order of preference: ``timeline``, ``binary``. ``bridged`` is accepted, and not available yet.
+
+    Returns
+    -------
+    SharedHandoff
+        Owns both sides; close it.
+
+    Raises
+    ------
+    UnsupportedError
+        The two sides have nothing in common of what is allowed; nothing was created.
+    InvalidArgumentError
+        `device` is another GPU, `allow` names something else, or the application did not enable an extension.
+    DriverError
+        A native call failed.
+    """
+    check_device(vk, device)
+    if unknown := [mode for mode in allow if mode not in (*_MODES, "bridged")]:
+        raise InvalidArgumentError("allow", f"{unknown[0]!r} is none of 'timeline', 'binary' and 'bridged'.")
+    types = [_MODES[mode] for mode in allow if mode in _MODES]
+    if not types and "bridged" in allow:
+        raise InvalidArgumentError("allow", "a bridged handoff is not available yet; allow 'timeline' or 'binary'.")
+    try:
+        handle_type = agree(vk, device, _OPERATIONS, types)
+    except UnsupportedError as error:
+        if "bridged" in allow:
+            error.add_note("A bridged handoff is allowed here, and is not available yet.")
+        raise
+    kind = Timeline if handle_type is TimelineFd else Binary
+    with ExitStack() as undo:
+        to_compute = share_semaphore(vk, device, kind)
+        undo.callback(to_compute.close)
+        to_graphics = None
+        if kind is Binary:
+            to_graphics = share_semaphore(vk, device, kind)
+            undo.callback(to_graphics.close)
+        handoff = SharedHandoff(vk, to_compute, to_graphics)
+        undo.pop_all()
+    return handoff

@@ -1,0 +1,450 @@
+"""What a physical device is, and what its driver can share. Asked of the driver's properties, never of versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, Support, promote, read_verified
+from ..handles import DeviceIdentity, DmaBufFd, Handle, OpaqueFd, TimelineFd, VmmFd
+from . import _api as c
+from ._api import Api, Functions, check_call
+
+if TYPE_CHECKING:
+    from ._context import VulkanContext
+
+__all__ = ["PhysicalDevice", "capabilities", "identity", "required_extensions"]
+
+_INSTANCE_EXTENSIONS = (
+    "VK_KHR_get_physical_device_properties2",
+    "VK_KHR_external_memory_capabilities",
+    "VK_KHR_external_semaphore_capabilities",
+)
+_FORMAT_R32G32B32A32_SFLOAT = 109
+
+_BRIDGE = "wait for the fence on the host, and hand over without a semaphore."
+
+BUFFER_USAGE = c.BUFFER_STORAGE | c.BUFFER_TRANSFER_SRC | c.BUFFER_TRANSFER_DST
+IMAGE_USAGE = c.IMAGE_STORAGE | c.IMAGE_SAMPLED | c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST
+
+MEMORY_BITS: dict[type[Handle], int] = {
+    OpaqueFd: c.MEMORY_HANDLE_OPAQUE_FD,
+    DmaBufFd: c.MEMORY_HANDLE_DMA_BUF,
+}
+_MEMORY_EXTENSION: dict[type[Handle], str] = {
+    OpaqueFd: "VK_KHR_external_memory_fd",
+    DmaBufFd: "VK_EXT_external_memory_dma_buf",
+}
+_SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, TimelineFd: c.SEMAPHORE_TIMELINE}
+
+
+class PhysicalDevice:
+    """A physical device and the functions to ask it with."""
+
+    def __init__(self, api: Api, functions: Functions, handle: Any) -> None:
+        self.api = api
+        self.functions = functions
+        self.handle = handle
+
+    @classmethod
+    def of(cls, physical_device: Any, instance: Any = None, get_instance_proc_addr: Any = None) -> PhysicalDevice:
+        """From a VulkanContext, or from a handle with or without its instance."""
+        found = getattr(physical_device, "_physical", None)
+        if isinstance(found, PhysicalDevice):
+            return found
+        api = Api(get_instance_proc_addr)
+        handle = api.cast("VkPhysicalDevice", physical_device)
+        if instance is None and get_instance_proc_addr is None:
+            return cls(api, api.exported_functions(), handle)
+        return cls(api, api.instance_functions(api.cast("VkInstance", instance)), handle)
+
+    @cached_property
+    def extensions(self) -> frozenset[str]:
+        """The device extensions that the driver offers."""
+        ffi, functions = self.api.ffi, self.functions
+        count = ffi.new("uint32_t *")
+        name = "vkEnumerateDeviceExtensionProperties"
+        check_call(functions, name, self.handle, ffi.NULL, count, ffi.NULL)
+        listed = ffi.new("VkExtensionProperties[]", count[0])
+        check_call(functions, name, self.handle, ffi.NULL, count, listed)
+        return frozenset(self.api.text(listed[i].extensionName) for i in range(count[0]))
+
+    @cached_property
+    def api_version(self) -> tuple[int, int]:
+        """The Vulkan version that the device speaks."""
+        version: int = self._properties.properties.apiVersion
+        return version >> 22 & 0x7F, version >> 12 & 0x3FF
+
+    @cached_property
+    def _properties(self) -> Any:
+        properties = self.api.new("VkPhysicalDeviceProperties2")
+        self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
+        return properties
+
+    def _extended(self, kind: str) -> Any:
+        """The properties of an extension, filled in."""
+        extended = self.api.new(kind)
+        properties = self.api.new("VkPhysicalDeviceProperties2", pNext=extended)
+        self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
+        return extended
+
+    @cached_property
+    def name(self) -> str:
+        """``deviceName``."""
+        return self.api.text(self._properties.properties.deviceName)
+
+    @cached_property
+    def is_cpu(self) -> bool:
+        """A software device."""
+        return bool(self._properties.properties.deviceType == c.DEVICE_TYPE_CPU)
+
+    @cached_property
+    def _driver(self) -> Any:
+        if self.api_version < (1, 2) and "VK_KHR_driver_properties" not in self.extensions:
+            return None
+        return self._extended("VkPhysicalDeviceDriverProperties")
+
+    @cached_property
+    def driver_name(self) -> str:
+        """``driverName``; the device's name where the driver does not say."""
+        return self.api.text(self._driver.driverName) if self._driver else self.name
+
+    @cached_property
+    def driver_version(self) -> str:
+        """``driverInfo``; ``driverVersion``, read as Vulkan's own are, where the driver does not say."""
+        info = self.api.text(self._driver.driverInfo) if self._driver else ""
+        packed: int = self._properties.properties.driverVersion
+        return info or f"{packed >> 22}.{packed >> 12 & 0x3FF}.{packed & 0xFFF}"
+
+    @cached_property
+    def is_lavapipe(self) -> bool:
+        """Its memory fds begin with a header, which no property tells."""
+        return bool(self._driver and self._driver.driverID == c.DRIVER_ID_MESA_LLVMPIPE)
+
+    @cached_property
+    def identity(self) -> DeviceIdentity:
+        """Every mark that the driver reports."""
+        ids = self._extended("VkPhysicalDeviceIDProperties")
+        uuid, driver_uuid = bytes(ids.deviceUUID), bytes(ids.driverUUID)
+        pci = None
+        if "VK_EXT_pci_bus_info" in self.extensions:
+            bus = self._extended("VkPhysicalDevicePCIBusInfoPropertiesEXT")
+            pci = f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction:x}"
+        return DeviceIdentity(
+            name=self.name,
+            uuid=uuid if any(uuid) else None,
+            luid=bytes(ids.deviceLUID) if ids.deviceLUIDValid else None,
+            pci_bus_id=pci,
+            driver_uuid=driver_uuid if any(driver_uuid) else None,
+            is_cpu=self.is_cpu,
+        )
+
+    # -- what can be shared ------------------------------------------------------------------------------------------
+
+    def buffer_features(self, handle_type: type[Handle], usage: int = BUFFER_USAGE) -> int:
+        """``VkExternalMemoryFeatureFlags`` of buffers; 0 where the extension is missing."""
+        if _MEMORY_EXTENSION[handle_type] not in self.extensions:
+            return 0
+        return self._buffer_features(MEMORY_BITS[handle_type], usage)
+
+    def _buffer_features(self, bit: int, usage: int) -> int:
+        info = self.api.new("VkPhysicalDeviceExternalBufferInfo", usage=usage, handleType=bit)
+        found = self.api.new("VkExternalBufferProperties")
+        self.functions.vkGetPhysicalDeviceExternalBufferProperties(self.handle, info, found)
+        return int(found.externalMemoryProperties.externalMemoryFeatures)
+
+    def imports_host_pointers(self, usage: int = BUFFER_USAGE) -> bool:
+        """Whether buffers can lie on memory that the process has mapped."""
+        return "VK_EXT_external_memory_host" in self.extensions and bool(
+            self._buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
+        )
+
+    def image_features(self, handle_type: type[Handle], format_: int, tiling: int, usage: int, flags: int = 0) -> int:
+        """``VkExternalMemoryFeatureFlags`` of 2D images; 0 where the format cannot be shared so."""
+        if _MEMORY_EXTENSION[handle_type] not in self.extensions:
+            return 0
+        external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=MEMORY_BITS[handle_type])
+        info = self.api.new(
+            "VkPhysicalDeviceImageFormatInfo2",
+            pNext=external,
+            format=format_,
+            type=c.IMAGE_TYPE_2D,
+            tiling=tiling,
+            usage=usage,
+            flags=flags,
+        )
+        found = self.api.new("VkExternalImageFormatProperties")
+        properties = self.api.new("VkImageFormatProperties2", pNext=found)
+        # An error is the answer "no": VK_ERROR_FORMAT_NOT_SUPPORTED is how a driver refuses a handle type.
+        if self.functions.vkGetPhysicalDeviceImageFormatProperties2(self.handle, info, properties) < 0:
+            return 0
+        return int(found.externalMemoryProperties.externalMemoryFeatures)
+
+    def semaphore_features(self, handle_type: type[Handle]) -> int:
+        """``VkExternalSemaphoreFeatureFlags``.
+
+        Always ask before exporting: SwiftShader crashes in vkGetSemaphoreFdKHR for a timeline, which it reports as
+        not exportable.
+        """
+        if "VK_KHR_external_semaphore_fd" not in self.extensions:
+            return 0
+        kind = _SEMAPHORE_TYPES[handle_type]
+        if kind == c.SEMAPHORE_TIMELINE and not self.has_timelines:
+            return 0
+        chained = self.api.new("VkSemaphoreTypeCreateInfo", semaphoreType=kind)
+        info = self.api.new(
+            "VkPhysicalDeviceExternalSemaphoreInfo", pNext=chained, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD
+        )
+        found = self.api.new("VkExternalSemaphoreProperties")
+        self.functions.vkGetPhysicalDeviceExternalSemaphoreProperties(self.handle, info, found)
+        return int(found.externalSemaphoreFeatures)
+
+    @cached_property
+    def has_timelines(self) -> bool:
+        """Whether the driver offers timeline semaphores at all."""
+        if self.api_version < (1, 2) and "VK_KHR_timeline_semaphore" not in self.extensions:
+            return False
+        timeline = self.api.new("VkPhysicalDeviceTimelineSemaphoreFeatures")
+        features = self.api.new("VkPhysicalDeviceFeatures2", pNext=timeline)
+        self.functions.vkGetPhysicalDeviceFeatures2(self.handle, features)
+        return bool(timeline.timelineSemaphore)
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """The table; see :func:`capabilities`."""
+        runs = [run for run in read_verified(files("gpuinterop") / "exporters" / "verified.toml")
+                if run.device == self.driver_name]  # fmt: skip
+        return Capabilities(promote((self._capability(cell) for cell in DOMAIN), runs), owner=self.name)
+
+    def _capability(self, cell: Cell) -> Capability:
+        operation, kind = cell.operation, cell.handle_type
+        if kind in MEMORY_BITS and operation in (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER):
+            return self._memory_cell(cell, "vkGetPhysicalDeviceExternalBufferProperties")
+        if kind in MEMORY_BITS and operation is Operation.MAP_MIPMAPPED_ARRAY:
+            return self._memory_cell(cell, "vkGetPhysicalDeviceImageFormatProperties2")
+        if kind in _SEMAPHORE_TYPES and operation in _SEMAPHORE_OPERATIONS:
+            return self._semaphore_cell(cell)
+        if operation is Operation.EXPORT_ALLOCATION and kind is VmmFd:
+            return self._allocation_cell(cell)
+        return _gap(cell, *_reason(cell))
+
+    def _memory_cell(self, cell: Cell, query: str) -> Capability:
+        kind = cell.handle_type
+        assert kind is not None  # a memory cell has one
+        if (extension := _MEMORY_EXTENSION[kind]) not in self.extensions:
+            return _gap(cell, f"{self.driver_name} does not offer {extension}.", query, Scope.DRIVER)
+        if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
+            what = "images of optimal tiling"
+            features = self.image_features(kind, _FORMAT_R32G32B32A32_SFLOAT, c.TILING_OPTIMAL, IMAGE_USAGE)
+        else:
+            what = "buffers"
+            features = self.buffer_features(kind)
+        if features & c.MEMORY_EXPORTABLE:
+            return _said(cell, f"the driver reports {what} as exportable; nobody has shown it here.", query)
+        return _gap(cell, f"{self.driver_name} reports {what} as not exportable ({query}).", query, Scope.DRIVER)
+
+    def _semaphore_cell(self, cell: Cell) -> Capability:
+        query = "vkGetPhysicalDeviceExternalSemaphoreProperties"
+        kind = cell.handle_type
+        assert kind is not None  # a semaphore cell has one
+        what = "timeline semaphores" if kind is TimelineFd else "binary semaphores"
+        if "VK_KHR_external_semaphore_fd" not in self.extensions:
+            reason = f"{self.driver_name} does not offer VK_KHR_external_semaphore_fd."
+            return _gap(cell, reason, query, Scope.DRIVER, _BRIDGE)
+        if kind is TimelineFd and not self.has_timelines:
+            return _gap(cell, f"{self.driver_name} has no timeline semaphores.", query, Scope.DRIVER, _BRIDGE)
+        if self.semaphore_features(kind) & c.SEMAPHORE_EXPORTABLE:
+            return _said(cell, f"the driver reports {what} as exportable; nobody has shown it here.", query)
+        return _gap(
+            cell,
+            f"{self.driver_name} reports no exportable handle types for {what} ({query}).",
+            query,
+            Scope.DRIVER,
+            _BRIDGE,
+        )
+
+    def _allocation_cell(self, cell: Cell) -> Capability:
+        query = "vkGetPhysicalDeviceExternalBufferProperties"
+        if self.is_lavapipe:
+            if self.imports_host_pointers():
+                return _said(
+                    cell, "through VK_EXT_external_memory_host, for allocations mapped in this process.", query
+                )
+            return _gap(cell, "lavapipe's memory fds have a header of its own.", query, Scope.DRIVER)
+        if self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE:
+            return _said(cell, "the driver reports buffers as importable; nobody has shown it here.", query)
+        return _gap(cell, f"{self.driver_name} reports buffers as not importable ({query}).", query, Scope.DRIVER)
+
+
+_SEMAPHORE_OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE)
+_COMPUTE_ONLY = (
+    Operation.WAIT_TIMEOUT,
+    Operation.CREATE_MULTICAST,
+    Operation.EXPORT_MULTICAST,
+    Operation.IMPORT_MULTICAST,
+    Operation.STREAM_MEMORY_OPS,
+    Operation.GRAPH_CAPTURE,
+)
+
+
+def _reason(cell: Cell) -> tuple[str, str, Scope]:
+    """Why a cell that no property is asked for is a gap: reason, reference, scope."""
+    if cell.operation in _COMPUTE_ONLY:
+        return "the compute side does this alone: there is no other part to play.", "gpuinterop.vulkan", Scope.BINDINGS
+    if cell.operation is Operation.CREATE_SEMAPHORE:
+        return (
+            "gpuinterop.vulkan exports semaphores and imports none: create it with share_semaphore.",
+            "gpuinterop.vulkan.share_semaphore",
+            Scope.BINDINGS,
+        )
+    if cell.operation is Operation.IMPORT_ALLOCATION:
+        return (
+            "Vulkan exports no virtual-memory allocations; its memory is imported with import_memory.",
+            "VkExternalMemoryHandleTypeFlagBits",
+            Scope.PLATFORM,
+        )
+    name = cell.handle_type.type_name if cell.handle_type else cell.operation.value
+    if name.startswith("nvsci"):
+        return "Vulkan exports NvSci objects on Tegra only.", "VK_NV_external_memory_sci_buf", Scope.PLATFORM
+    if name.startswith(("d3d", "keyed")):
+        return (
+            "this is exported by Direct3D; Vulkan can only import it.",
+            "VkExternalMemoryHandleTypeFlagBits",
+            Scope.PLATFORM,
+        )
+    return (
+        "gpuinterop.vulkan exports file descriptors; Windows handles are not implemented.",
+        "gpuinterop.vulkan",
+        Scope.BINDINGS,
+    )
+
+
+def _said(cell: Cell, reason: str, query: str) -> Capability:
+    return Capability(
+        operation=cell.operation,
+        handle_type=cell.handle_type,
+        support=Support.UNVERIFIED,
+        scope=Scope.DRIVER,
+        reason=reason,
+        reference=query,
+    )
+
+
+def _gap(cell: Cell, reason: str, reference: str, scope: Scope, workaround: str = "") -> Capability:
+    return Capability(
+        operation=cell.operation,
+        handle_type=cell.handle_type,
+        support=Support.UNSUPPORTED,
+        scope=scope,
+        reason=reason,
+        reference=reference,
+        workaround=workaround,
+    )
+
+
+def identity(
+    physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
+) -> DeviceIdentity:
+    """Identify a physical device, for ``gpuinterop.match_device``.
+
+    Calls ``vkGetPhysicalDeviceProperties2``, and ``vkEnumerateDeviceExtensionProperties`` for the PCI bus id, which
+    needs ``VK_EXT_pci_bus_info``.
+
+    Parameters
+    ----------
+    physical_device : VulkanContext or VkPhysicalDevice
+        A context, PyPI vulkan's handle, or the handle's value as an int.
+    instance : VkInstance, optional
+        Needed when the handle is not of the loader that PyPI's `vulkan` opened.
+    get_instance_proc_addr : int, optional
+        The address of that loader's ``vkGetInstanceProcAddr``.
+
+    Returns
+    -------
+    DeviceIdentity
+
+    Raises
+    ------
+    BackendUnavailableError
+        PyPI's `vulkan` or the loader is missing.
+    """
+    return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).identity
+
+
+def capabilities(
+    physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
+) -> Capabilities:
+    """What this driver can do as the *other* side of a ``gpuinterop`` device.
+
+    A cell is usable when the driver can play the other part in it: ``import_memory:opaque_fd`` and
+    ``map_buffer:opaque_fd`` when it exports buffers so, ``map_mipmapped_array:opaque_fd`` when it exports images of
+    optimal tiling, ``import_semaphore:timeline_fd`` when it exports timelines, ``export_allocation:vmm_fd`` when it
+    imports what a device exports. Everything else is a gap with its reason. What a driver reports is UNVERIFIED until
+    a run has shown it.
+
+    Calls ``vkGetPhysicalDeviceExternalBufferProperties``, ``vkGetPhysicalDeviceExternalSemaphoreProperties`` and
+    ``vkGetPhysicalDeviceImageFormatProperties2``.
+
+    Parameters
+    ----------
+    physical_device, instance, get_instance_proc_addr
+        As for :func:`identity`.
+
+    Returns
+    -------
+    Capabilities
+
+    Raises
+    ------
+    BackendUnavailableError
+        PyPI's `vulkan` or the loader is missing.
+    """
+    return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).capabilities
+
+
+def required_extensions(
+    physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
+) -> tuple[list[str], list[str]]:
+    """List what the application has to enable to share all that this driver offers.
+
+    The instance extensions are part of Vulkan 1.1, ``VK_KHR_timeline_semaphore`` is part of 1.2; enabling them there
+    again is allowed. The timeline feature (``VkPhysicalDeviceTimelineSemaphoreFeatures``) has to be enabled besides.
+
+    Parameters
+    ----------
+    physical_device, instance, get_instance_proc_addr
+        As for :func:`identity`.
+
+    Returns
+    -------
+    instance_extensions, device_extensions : list of str
+        For ``VkInstanceCreateInfo`` and ``VkDeviceCreateInfo``.
+
+    Raises
+    ------
+    BackendUnavailableError
+        PyPI's `vulkan` or the loader is missing.
+    """
+    physical = PhysicalDevice.of(physical_device, instance, get_instance_proc_addr)
+    return list(_INSTANCE_EXTENSIONS), device_extensions(physical)
+
+
+def device_extensions(physical: PhysicalDevice) -> list[str]:
+    """The device extensions that sharing takes, of those the driver offers."""
+    wanted: Sequence[str] = (
+        "VK_KHR_external_memory",
+        "VK_KHR_external_memory_fd",
+        "VK_KHR_get_memory_requirements2",
+        "VK_KHR_dedicated_allocation",
+    )
+    if physical.semaphore_features(OpaqueFd) or physical.semaphore_features(TimelineFd):
+        wanted = (*wanted, "VK_KHR_external_semaphore", "VK_KHR_external_semaphore_fd")
+    if physical.has_timelines:
+        wanted = (*wanted, "VK_KHR_timeline_semaphore")
+    if physical.buffer_features(DmaBufFd):
+        wanted = (*wanted, "VK_EXT_external_memory_dma_buf", "VK_EXT_queue_family_foreign")
+    if physical.imports_host_pointers():
+        wanted = (*wanted, "VK_EXT_external_memory_host")
+    return [name for name in wanted if name in physical.extensions]

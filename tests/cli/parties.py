@@ -1,0 +1,33 @@
+"""The exporters that the tests run over."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.base import Exporter
+from gpuinterop.exporters.vulkan import list_drivers
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skip, or fail where Vulkan is required."""
+    if os.environ.get("GPUINTEROP_REQUIRE_VULKAN") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def require_driver(name: str) -> None:
+    drivers = list_drivers()
+    if not any(name.replace("lavapipe", "llvmpipe") in f"{found.name} {found.driver}".lower() for found in drivers):
+        give_up(f"there is no Vulkan driver {name!r} ({drivers.reason or [found.name for found in drivers]})")
+
+
+def open_party(name: str) -> Exporter:
+    """``memfd``, or a Vulkan driver by name."""
+    if name == "memfd":
+        return open_exporter("memfd")
+    require_driver(name)
+    return open_exporter("vulkan", driver=name)

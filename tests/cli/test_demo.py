@@ -1,0 +1,172 @@
+"""The command, as a user calls it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from .parties import require_driver
+
+KEYS = [
+    "backend", "device", "exporter", "driver", "sync", "memory_handle", "semaphore_handle", "frames", "size",
+    "shared_bytes", "frame_us", "staging_ratio", "max_error", "correct", "output",
+]  # fmt: skip
+
+
+def demo(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "gpuinterop", "demo", "--size", "64x48", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def parsed(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)  # and nothing beside it
+    assert list(found) == KEYS
+    return found
+
+
+def test_process(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--exporter", "process", "--frames", "30", "--json")
+    assert result.returncode == 0, result.stderr
+    found = parsed(result)
+    assert found["exporter"] == "process"
+    assert found["sync"] == "timeline"
+    assert found["semaphore_handle"] == "timeline_fd"
+    assert found["memory_handle"] == "opaque_fd"
+    assert found["frames"] == 30
+    assert found["size"] == [64, 48]
+    assert found["shared_bytes"] == 2 * 64 * 48 * 4
+    assert found["max_error"] == 0.0
+    assert found["correct"] is True
+    assert found["frame_us"]["median"] > 0
+    assert found["frame_us"]["p99"] >= found["frame_us"]["median"]
+    assert found["staging_ratio"] > 0
+    assert found["output"] == "wave.png"
+    with Image.open(tmp_path / "wave.png") as image:
+        assert image.format == "PNG"
+        assert image.size == (512, 384)
+
+
+@pytest.mark.parametrize(("driver", "sync"), [("swiftshader", "binary"), ("lavapipe", "host")])
+def test_vulkan(driver: str, sync: str, tmp_path: Path) -> None:
+    require_driver(driver)
+    result = demo(tmp_path, "--driver", driver, "--frames", "8", "--json", "--output", "a.png")
+    assert result.returncode == 0, result.stderr
+    found = parsed(result)
+    assert found["exporter"] == "vulkan"
+    assert found["sync"] == sync
+    assert found["memory_handle"] == "opaque_fd"
+    assert found["semaphore_handle"] == ("opaque_fd" if sync == "binary" else None)
+    assert found["correct"] is True
+    assert (tmp_path / "a.png").exists()
+
+
+def test_by_default_vulkan_with_shared_semaphores(tmp_path: Path) -> None:
+    require_driver("swiftshader")
+    found = parsed(demo(tmp_path, "--backend", "host", "--frames", "3", "--json"))
+    assert found["exporter"] == "vulkan"
+    assert found["sync"] == "binary"
+    assert found["backend"] == "host"
+
+
+def test_without_vulkan_a_process_and_it_is_said(tmp_path: Path) -> None:
+    result = demo(
+        tmp_path, "--frames", "3", "--json", VK_DRIVER_FILES="/nowhere.json", VK_ICD_FILENAMES="/nowhere.json"
+    )
+    assert result.returncode == 0, result.stderr
+    assert parsed(result)["exporter"] == "process"
+    assert "no Vulkan driver to share with" in result.stderr
+
+
+def test_for_people(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--exporter", "process", "--frames", "3")
+    assert result.returncode == 0
+    for word in (
+        "process",
+        "host:",
+        "opaque_fd",
+        "timeline_fd",
+        "3 of 64 x 48",
+        "median",
+        "p99",
+        "wave.png",
+        "correct",
+    ):
+        assert word in result.stdout
+
+
+def test_for_people_the_reason_why_the_host_waits(tmp_path: Path) -> None:
+    require_driver("lavapipe")
+    result = demo(tmp_path, "--driver", "lavapipe", "--frames", "3")
+    assert result.returncode == 0
+    assert "none are shared" in result.stdout
+    assert "VK_KHR_external_semaphore_fd" in result.stdout
+
+
+@pytest.mark.parametrize("sabotage", ["exporter_signal", "consumer_wait", "consumer_signal", "exporter_wait"])
+def test_the_exit_status_tells(sabotage: str, tmp_path: Path) -> None:
+    timeout = "0.2" if "signal" in sabotage else "20"
+    result = demo(
+        tmp_path, "--exporter", "process", "--frames", "4", "--json", "--sabotage", sabotage, "--timeout", timeout
+    )
+    assert result.returncode == 1
+    found = parsed(result)
+    assert found["correct"] is False
+    assert found["max_error"] > 0.1
+    assert "not correct" in result.stderr
+
+
+@pytest.mark.parametrize("sabotage", ["exporter_signal", "consumer_signal"])
+def test_a_device_that_cannot_time_out_hangs_as_little(sabotage: str, tmp_path: Path) -> None:
+    # As on a GPU: the stream waits until somebody signals, and that is the demo itself, in the end.
+    result = demo(
+        tmp_path, "--exporter", "process", "--frames", "4", "--json", "--sabotage", sabotage, "--timeout", "0.2",
+        GPUINTEROP_DISABLE="wait_timeout",
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    assert parsed(result)["correct"] is False
+    assert "is not idle after 0.2 s" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["--backend", "nowhere"], {}, "no backend 'nowhere'; installed:"),
+        ([], {"GPUINTEROP_BACKEND": "nowhere"}, "GPUINTEROP_BACKEND: there is no backend 'nowhere'; installed:"),
+        (["--exporter", "process", "--driver", "swiftshader"], {}, "--exporter vulkan"),
+        (["--size", "64"], {}, "512x512"),
+        (["--size", "8x8"], {}, "16 to 8192"),
+        (["--frames", "0"], {}, "--frames"),
+        (["--output", "no/where/wave.png"], {}, "no folder"),
+    ],
+)
+def test_errors_say_what_to_do(arguments: list[str], environment: dict[str, str], words: str, tmp_path: Path) -> None:
+    result = demo(tmp_path, "--json", *arguments, **environment)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert words in result.stderr
+
+
+def test_no_vulkan_and_vulkan_wanted(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--exporter", "vulkan", VK_DRIVER_FILES="/nowhere.json", VK_ICD_FILENAMES="/nowhere.json")
+    assert result.returncode == 2
+    assert "--exporter process" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_no_such_driver(tmp_path: Path) -> None:
+    require_driver("swiftshader")
+    result = demo(tmp_path, "--driver", "nowhere")
+    assert result.returncode == 2
+    assert "'nowhere'" in result.stderr
+    assert "SwiftShader" in result.stderr  # those that there are
+    assert "Traceback" not in result.stderr

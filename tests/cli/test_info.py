@@ -1,0 +1,134 @@
+"""What ``gpuinterop info`` says, for programs and for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpuinterop.capabilities import DOMAIN, Scope, Support
+
+from .parties import require_driver
+
+
+def info(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "gpuinterop", "info", *arguments],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def parsed(**environment: str) -> dict[str, Any]:
+    result = info("--json", **environment)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def check_table(cells: list[dict[str, Any]]) -> None:
+    """Every cell of the domain, in its order, each with all that is to be known of it."""
+    expected = [(cell.operation.value, cell.handle_type.type_name if cell.handle_type else None) for cell in DOMAIN]
+    assert [(cell["operation"], cell["handle_type"]) for cell in cells] == expected
+    for cell in cells:
+        assert list(cell) == [
+            "operation", "handle_type", "support", "scope", "reason", "reference", "workaround",
+        ]  # fmt: skip
+        assert cell["support"] in {support.value for support in Support}
+        if cell["support"] != "supported":
+            assert cell["scope"] in {scope.value for scope in Scope}
+            assert cell["reason"]
+            assert cell["reference"]
+
+
+def test_the_shape() -> None:
+    found = parsed()
+    assert list(found) == ["backends", "exporters"]
+    for backend in found["backends"]:
+        assert list(backend) == ["name", "available", "reason", "versions", "libraries", "devices"]
+        assert backend["available"] or backend["reason"]
+        for device in backend["devices"]:
+            assert list(device) == ["ordinal", "name", "uuid", "pci_bus_id", "luid", "capabilities"]
+            check_table(device["capabilities"])
+    for exporter in found["exporters"]:
+        assert list(exporter) == ["name", "driver", "device", "capabilities"]
+        check_table(exporter["capabilities"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the host backend is Linux's")
+def test_the_host_is_there() -> None:
+    found = parsed()
+    (host,) = [backend for backend in found["backends"] if backend["name"] == "host"]
+    assert host["available"] is True
+    assert host["reason"] is None
+    assert "python" in host["versions"]
+    assert len(host["devices"]) == 1
+    assert "process" in [exporter["name"] for exporter in found["exporters"]]
+
+
+def cell(table: list[dict[str, Any]], operation: str, handle_type: str) -> dict[str, Any]:
+    (found,) = [entry for entry in table if (entry["operation"], entry["handle_type"]) == (operation, handle_type)]
+    return found
+
+
+def test_both_drivers_and_why_lavapipe_shares_no_semaphore() -> None:
+    require_driver("swiftshader")
+    require_driver("lavapipe")
+    exporters = [exporter for exporter in parsed()["exporters"] if exporter["name"] == "vulkan"]
+    (swiftshader,) = [exporter for exporter in exporters if "SwiftShader" in exporter["device"]]
+    (lavapipe,) = [exporter for exporter in exporters if "llvmpipe" in exporter["device"]]
+    for exporter in (swiftshader, lavapipe):
+        assert cell(exporter["capabilities"], "import_memory", "opaque_fd")["support"] != "unsupported"
+    assert cell(swiftshader["capabilities"], "import_semaphore", "opaque_fd")["support"] != "unsupported"
+    for handle_type in ("opaque_fd", "timeline_fd"):
+        gap = cell(lavapipe["capabilities"], "import_semaphore", handle_type)
+        assert gap["support"] == "unsupported"
+        assert "VK_KHR_external_semaphore_fd" in gap["reason"]
+    people = info().stdout
+    assert "llvmpipe" in people
+    assert "VK_KHR_external_semaphore_fd" in people
+
+
+def test_for_people() -> None:
+    result = info()
+    assert result.returncode == 0
+    for word in ("Backends", "host", "works", "import_memory", "opaque_fd", "--all"):
+        assert word in result.stdout
+
+
+def test_all_shows_every_cell() -> None:
+    assert info("--all").stdout.count("nvscibuf") > info().stdout.count("nvscibuf")
+
+
+def test_a_wrong_backend_is_shown() -> None:
+    result = info("--json", GPUINTEROP_BACKEND="nowhere")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["backends"]
+    assert "GPUINTEROP_BACKEND: there is no backend 'nowhere'; installed:" in result.stderr
+    assert "Backends" in info(GPUINTEROP_BACKEND="nowhere").stdout
+
+
+def test_what_is_disabled_says_so() -> None:
+    for backend in parsed(GPUINTEROP_DISABLE="import_memory:opaque_fd")["backends"]:
+        for device in backend["devices"]:
+            found = cell(device["capabilities"], "import_memory", "opaque_fd")
+            assert found["support"] == "disabled"
+            assert "GPUINTEROP_DISABLE" in found["reason"]
+
+
+def test_a_wrong_pattern_is_the_reason() -> None:
+    found = parsed(GPUINTEROP_DISABLE="nonsense")
+    for backend in found["backends"]:
+        assert backend["available"] is False
+        assert backend["reason"]
+    assert any("nonsense" in backend["reason"] for backend in found["backends"])
+
+
+def test_without_vulkan_the_reason_is_told() -> None:
+    result = info("--json", VK_DRIVER_FILES="/nowhere.json", VK_ICD_FILENAMES="/nowhere.json")
+    assert result.returncode == 0
+    assert not [exporter for exporter in json.loads(result.stdout)["exporters"] if exporter["name"] == "vulkan"]
+    assert "vulkan: " in result.stderr

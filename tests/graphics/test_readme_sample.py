@@ -1,0 +1,194 @@
+"""The README's sample, as it stands there, for 1,000 frames against an exporter that is slower than the consumer."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import gpuinterop as gi
+
+if TYPE_CHECKING:
+    from tests.graphics.vulkan_application import Application
+else:
+    from vulkan_application import Application
+
+README = Path(__file__).parents[2] / "README.md"
+SHAPE = (16, 16)
+SIZE = 4 * SHAPE[0] * SHAPE[1]
+SLOW = 1 << 20  # bytes that Vulkan fills before each frame's own work
+LOOP = "for frame in frames:"
+
+
+def sample() -> tuple[str, str]:
+    """The code block with the frame loop: what precedes the loop, and the loop."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    setup, loop = next(block for block in blocks if LOOP in block).split(LOOP)
+    return setup, LOOP + loop
+
+
+class SlowRenderer:
+    """Each frame: much other work, log what the consumer left in the shared buffer, then write the frame's number.
+
+    The log is Vulkan's own, and is read back through Vulkan.
+    """
+
+    def __init__(self, application: Application, frames: int, *, hold: bool) -> None:
+        self.application = application
+        self.frames = frames
+        self.hold = hold
+        self.held: list[Any] = []
+        self.count = 0
+        self.names: dict[str, Any] = {}
+        self.halved: list[float] = []
+        self.buffer: Any = None
+        vulkan = application.api
+        self.slow = self._buffer(SLOW, vulkan.VK_BUFFER_USAGE_TRANSFER_DST_BIT)
+        usage = vulkan.VK_BUFFER_USAGE_TRANSFER_DST_BIT | vulkan.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
+        self.log = self._buffer(4 * (frames + 1), usage)
+
+    def _buffer(self, size: int, usage: int) -> tuple[Any, Any]:
+        vulkan, device = self.application.api, self.application.device
+        buffer = vulkan.vkCreateBuffer(device, vulkan.VkBufferCreateInfo(size=size, usage=usage), None)
+        needs = vulkan.vkGetBufferMemoryRequirements(device, buffer)
+        properties = vulkan.vkGetPhysicalDeviceMemoryProperties(self.application.physical_device)
+        wanted = vulkan.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | vulkan.VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
+        kind = next(
+            index
+            for index in range(properties.memoryTypeCount)
+            if needs.memoryTypeBits >> index & 1 and properties.memoryTypes[index].propertyFlags & wanted == wanted
+        )
+        info = vulkan.VkMemoryAllocateInfo(allocationSize=needs.size, memoryTypeIndex=kind)
+        memory = vulkan.vkAllocateMemory(device, info, None)
+        vulkan.vkBindBufferMemory(device, buffer, memory, 0)
+        return buffer, memory
+
+    def record(self) -> Any:
+        vulkan, shared = self.application.api, self.buffer.vk_buffer
+        frame = self.count
+        self.count += 1
+
+        def work(commands: Any) -> None:
+            for _ in range(4):
+                vulkan.vkCmdFillBuffer(commands, self.slow[0], 0, SLOW, frame)
+            if frame:
+                self.buffer.acquire(commands)
+            region = vulkan.VkBufferCopy(srcOffset=0, dstOffset=4 * frame, size=4)
+            vulkan.vkCmdCopyBuffer(commands, shared, self.log[0], 1, [region])
+            barrier = vulkan.VkMemoryBarrier(
+                srcAccessMask=vulkan.VK_ACCESS_TRANSFER_READ_BIT, dstAccessMask=vulkan.VK_ACCESS_TRANSFER_WRITE_BIT
+            )
+            stage = vulkan.VK_PIPELINE_STAGE_TRANSFER_BIT
+            vulkan.vkCmdPipelineBarrier(commands, stage, stage, 0, 1, [barrier], 0, None, 0, None)
+            if frame < self.frames:
+                (word,) = struct.unpack("<I", struct.pack("<f", frame + 1.0))
+                vulkan.vkCmdFillBuffer(commands, shared, 0, SIZE, word)
+            self.buffer.release(commands)
+
+        return self.application.record(work)
+
+    def submit(self, commands: object, **waits: list[Any]) -> None:
+        """The sample's `submit`."""
+        vulkan = self.application.api
+        timeline = vulkan.VkTimelineSemaphoreSubmitInfo(
+            pWaitSemaphoreValues=waits["wait_values"] or None, pSignalSemaphoreValues=waits["signal_values"]
+        )
+        info = vulkan.VkSubmitInfo(
+            pNext=timeline,
+            pWaitSemaphores=waits["wait_semaphores"],
+            pWaitDstStageMask=waits["wait_stages"],
+            pCommandBuffers=[self.record()],
+            pSignalSemaphores=waits["signal_semaphores"],
+        )
+        self.held.append(info)
+        if not self.hold:
+            self.let_go()
+
+    def numbers(self) -> Iterator[int]:
+        """The sample's `frames`. Held: a frame is submitted when the consumer has done all that it does for it."""
+        for frame in range(self.frames):
+            yield frame
+            self.halved.append(float(self.names["field"][-1, -1]))
+            if self.hold:
+                self.let_go()
+                self.application.idle()  # a binary signal that nobody waits for is lost: one frame at a time
+
+    def let_go(self) -> None:
+        while self.held:
+            self.application.api.vkQueueSubmit(self.application.queue, 1, [self.held.pop(0)], None)
+
+    def finish(self) -> list[float]:
+        """Log the last frame too, and read the log through Vulkan."""
+        self.application.idle()
+        commands = self.record()
+        vulkan = self.application.api
+        vulkan.vkQueueSubmit(self.application.queue, 1, [vulkan.VkSubmitInfo(pCommandBuffers=[commands])], None)
+        self.application.idle()
+        size = 4 * (self.frames + 1)
+        data = vulkan.vkMapMemory(self.application.device, self.log[1], 0, size, 0)
+        values = list(struct.unpack(f"<{self.frames + 1}f", bytes(data[:size])))
+        vulkan.vkUnmapMemory(self.application.device, self.log[1])
+        return values[1:]
+
+    def close(self) -> None:
+        self.application.idle()
+        for buffer, memory in (self.slow, self.log):
+            self.application.api.vkDestroyBuffer(self.application.device, buffer, None)
+            self.application.api.vkFreeMemory(self.application.device, memory, None)
+
+
+def run(application: Application, frames: int, *, hold: bool = False) -> tuple[list[float], list[float]]:
+    """What Vulkan found in the buffer after each frame, and what the consumer had made of it."""
+    setup, loop = sample()
+    renderer = SlowRenderer(application, frames, hold=hold)
+    names = renderer.names = {
+        "instance": application.instance,
+        "physical_device": application.physical_device,
+        "vk_device": application.device,
+        "queue": application.queue,
+        "queue_family": 0,
+        "size": SIZE,
+        "shape": SHAPE,
+        "frames": renderer.numbers(),
+        "commands": None,
+        "submit": renderer.submit,
+    }
+    exec(compile(setup, str(README), "exec"), names)
+    renderer.buffer = names["buffer"]
+    try:
+        exec(compile(loop, str(README), "exec"), names)
+        return renderer.finish(), renderer.halved
+    finally:
+        application.idle()
+        names.pop("field", None)
+        names["handoff"].close()
+        names["buffer"].close()
+        names["vk"].close()
+        renderer.close()
+
+
+@pytest.fixture
+def sharing(application: Application, device: gi.Device) -> Application:
+    """Of a driver that shares semaphores; where one does not, that is a gap, and tested as such elsewhere."""
+    sides = (gi.vulkan.capabilities(application.physical_device), device.capabilities)
+    wanted = [(gi.Operation.IMPORT_SEMAPHORE, kind) for kind in (gi.TimelineFd, gi.OpaqueFd)]
+    if not any(all(side.supports(cell) for side in sides) for cell in wanted):
+        pytest.skip("the driver and the device share no semaphores")
+    return application
+
+
+def test_a_thousand_frames(sharing: Application) -> None:
+    right = [(frame + 1) / 2 for frame in range(1000)]
+    logged, halved = run(sharing, 1000)
+    assert logged == right
+    assert halved == right
+
+
+def test_without_the_wait_every_frame_is_wrong(sharing: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gi.ExternalSemaphore, "wait", lambda *_arguments, **_options: None)
+    _logged, halved = run(sharing, 20, hold=True)
+    assert [value == (frame + 1) / 2 for frame, value in enumerate(halved)] == [False] * 20

@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.exporters.base import Fill, WaveParameters
+from gpuinterop.exporters.vulkan import VulkanExporter, VulkanSemaphore
+from gpuinterop.handles import Binary, OriginKind, Timeline
+from gpuinterop.vulkan._export import semaphore_handle_type
+
+if TYPE_CHECKING:
+    from tests.graphics.vulkan_application import Application, descriptors, match, open_exporter
+else:
+    from vulkan_application import Application, descriptors, match, open_exporter
+
+SMALL = WaveParameters(width=50, height=37)
+
+
+@pytest.fixture(params=["mapped", "staged"])
+def writing(driver: str, request: pytest.FixtureRequest) -> Iterator[VulkanExporter]:
+    with open_exporter(driver, validation=True, staged=request.param == "staged") as exporter:
+        yield exporter
+    assert exporter.validation_messages == []
+
+
+def test_the_validation_layer_speaks_when_it_should(driver: str) -> None:
+    """Silence proves something only if the layer is there at all."""
+    with open_exporter(driver, validation=True) as exporter:
+        vk = exporter._vk
+        buffer = vk.create(
+            "vkCreateBuffer", "VkBuffer", vk.api.new("VkBufferCreateInfo", size=4, usage=0)
+        )  # usage must not be 0
+        vk.destroy("vkDestroyBuffer", buffer)
+        assert any("usage" in message for message in exporter.validation_messages)
+
+
+def test_memory_is_written_and_read(writing: VulkanExporter) -> None:
+    shuffled = random.Random(7)
+    with writing.create_memory(10_000) as memory:
+        assert memory.size >= 10_000
+        expected = bytearray(shuffled.randbytes(memory.size))
+        memory.write(0, bytes(expected))
+        for offset, size in ((0, 1), (1, 4096), (4095, 2), (memory.size - 1, 1), (17, 0)):
+            data = shuffled.randbytes(size)
+            memory.write(offset, data)
+            expected[offset : offset + size] = data
+            assert memory.read(offset, size) == data
+        assert memory.read(0, memory.size) == expected
+        for offset, size in ((memory.size, 1), (-1, 1), (0, memory.size + 1)):
+            with pytest.raises(gi.InvalidArgumentError, match="do not lie in"):
+                memory.read(offset, size)
+    with pytest.raises(gi.ResourceClosedError):
+        memory.read(0, 1)
+
+
+def test_exported_memory_says_where_it_came_from(exporter: VulkanExporter) -> None:
+    with exporter.create_memory(4096) as memory, memory.export() as handle:
+        assert handle.origin is not None
+        assert handle.origin.kind is OriginKind.MEMORY
+        assert handle.origin.device == exporter.identity
+        assert handle.origin.size == memory.size
+        assert handle.origin.dedicated == memory.dedicated
+        assert type(handle) is gi.OpaqueFd
+        assert handle.owned
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_that_cannot_be(exporter: VulkanExporter, size: int) -> None:
+    with pytest.raises(gi.InvalidArgumentError, match="size"):
+        exporter.create_memory(size)
+
+
+def test_fill(writing: VulkanExporter) -> None:
+    with writing.create_memory(4096) as memory:
+        memory.write(0, bytes(4096))
+        fills = [
+            Fill(memory=memory, offset=4, size=8, word=0x01020304),
+            Fill(memory=memory, offset=4092, size=4, word=0xFFFFFFFF),
+        ]
+        with writing.submit(fill=fills) as submission:
+            assert submission.done(30)
+        expected = bytearray(4096)
+        expected[4:12] = bytes([4, 3, 2, 1] * 2)
+        expected[4092:] = b"\xff" * 4
+        assert memory.read(0, 4096) == expected
+        with pytest.raises(gi.InvalidArgumentError, match="multiples of 4"):
+            writing.submit(fill=[Fill(memory=memory, offset=2, size=4, word=0)])
+        with pytest.raises(gi.InvalidArgumentError, match="do not lie in"):
+            writing.submit(fill=[Fill(memory=memory, offset=memory.size // 4 * 4, size=4, word=0)])
+
+
+def test_semaphores_that_the_driver_does_not_export_are_refused(exporter: VulkanExporter) -> None:
+    """SwiftShader crashes when asked to export a timeline; it is not asked."""
+    for kind, handle_type in ((Binary, gi.OpaqueFd), (Timeline, gi.TimelineFd)):
+        if exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, handle_type)):
+            continue
+        with pytest.raises(gi.UnsupportedError, match=r"VK_KHR_external_semaphore_fd|no exportable handle types"):
+            exporter.create_semaphore(kind)
+        with pytest.raises(gi.UnsupportedError):
+            exporter.create_wave(SMALL, kind)
+    with pytest.raises(gi.ArgumentTypeError, match="kind"):
+        exporter.create_semaphore(int)
+
+
+def test_a_binary_semaphore_carries_one_signal(signalling: VulkanExporter) -> None:
+    with signalling.create_semaphore(Binary) as semaphore:
+        with semaphore.export() as handle:
+            assert type(handle) is gi.OpaqueFd
+            assert handle.origin is not None
+            assert handle.origin.kind is OriginKind.BINARY
+        for _ in range(3):
+            semaphore.signal()
+            assert semaphore.wait(timeout=30)
+        assert not semaphore.wait(timeout=0.05)
+        semaphore.signal()  # past the queue that the wait above holds up; that wait consumes it
+        assert signalling.submit().done(30)
+        assert not semaphore.wait(timeout=0.05)
+
+
+def test_work_waits_for_its_semaphore(signalling: VulkanExporter) -> None:
+    with signalling.create_semaphore(Binary) as semaphore, signalling.create_memory(4096) as memory:
+        memory.write(0, bytes(4096))
+        fill = [Fill(memory=memory, offset=0, size=4096, word=1)]
+        submission = signalling.submit(wait=[(semaphore, 0)], fill=fill)
+        assert not submission.done(0.05)
+        assert memory.read(0, 4) == bytes(4)
+        semaphore.signal()
+        assert submission.done(30)
+        assert memory.read(0, 4) == b"\1\0\0\0"
+
+
+def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
+    """In this process alone: neither software driver exports timelines."""
+    with VulkanSemaphore(exporter, Timeline, exportable=False) as semaphore, exporter.create_memory(4096) as memory:
+        memory.write(0, bytes(4096))
+        fill = [Fill(memory=memory, offset=0, size=4, word=5)]
+        submission = exporter.submit(wait=[(semaphore, 3)], fill=fill, signal=[(semaphore, 7)])
+        assert not submission.done(0.05)
+        semaphore.signal(2)
+        assert semaphore.wait(2, timeout=30)
+        assert not submission.done(0.05)
+        semaphore.signal(3)
+        assert semaphore.wait(7, timeout=30)
+        assert submission.done(30)
+        assert memory.read(0, 4) == b"\5\0\0\0"
+        assert not semaphore.wait(8, timeout=0.05)
+
+
+def test_closing_an_exporter_with_a_timeline_wait_pending_returns(driver: str) -> None:
+    exporter = open_exporter(driver, validation=True)
+    semaphore = VulkanSemaphore(exporter, Timeline, exportable=False)
+    exporter.submit(wait=[(semaphore, 3)])
+    began = time.monotonic()
+    exporter.close()
+    assert time.monotonic() - began < 60
+    assert exporter.validation_messages == []
+
+
+def test_foreign_objects_are_refused(exporter: VulkanExporter) -> None:
+    with pytest.raises(gi.ArgumentTypeError, match="objects of this exporter"):
+        exporter.submit(fill=[Fill(memory=object(), offset=0, size=4, word=0)])
+
+
+# -- the wave ----------------------------------------------------------------------------------------------------------
+
+
+def step(fields: np.ndarray, frame: int, parameters: WaveParameters) -> None:
+    """As WaveParameters says, in float32, by somebody who has not seen the shader."""
+    u, other = fields[frame % 2], fields[(frame + 1) % 2]
+    courant2, damping = np.float32(parameters.courant2), np.float32(parameters.damping)
+    inner = u[1:-1, 1:-1]
+    neighbours = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+    after = np.zeros_like(u)
+    after[1:-1, 1:-1] = damping * (
+        np.float32(2) * inner - other[1:-1, 1:-1] + courant2 * (neighbours - np.float32(4) * inner)
+    )
+    other[...] = after
+
+
+def initial(parameters: WaveParameters) -> np.ndarray:
+    fields = np.random.default_rng(3).standard_normal((2, parameters.height, parameters.width), dtype=np.float32)
+    fields[:, 0], fields[:, -1], fields[:, :, 0], fields[:, :, -1] = 0, 0, 0, 0
+    return fields
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [SMALL, WaveParameters(width=3, height=3), WaveParameters(width=64, height=16, courant2=0.5, damping=0.9)],
+    ids=["50x37", "3x3", "64x16"],
+)
+def test_the_wave_steps_as_documented(writing: VulkanExporter, parameters: WaveParameters) -> None:
+    with writing.create_wave(parameters, None) as wave:
+        assert wave.memory_size >= parameters.size
+        assert wave.read(0) == wave.read(1) == bytes(parameters.slot_bytes)
+        fields = initial(parameters)
+        for slot in range(2):
+            wave.write(slot, fields[slot].tobytes())
+        for frame in range(8):
+            with wave.submit(frame, wait=False, signal=False) as submission:
+                assert submission.done(30)
+            step(fields, frame, parameters)
+            for slot in range(2):
+                got = np.frombuffer(wave.read(slot), np.float32).reshape(fields[slot].shape)
+                np.testing.assert_allclose(got, fields[slot], rtol=1e-5, atol=1e-6)
+
+
+def test_a_wave_without_semaphores_says_so(exporter: VulkanExporter) -> None:
+    with exporter.create_wave(SMALL, None) as wave:
+        with pytest.raises(gi.InvalidArgumentError):
+            wave.export_semaphores()
+        with pytest.raises(gi.InvalidArgumentError):
+            wave.submit(0)
+        with pytest.raises(gi.InvalidArgumentError, match="frames count from 0"):
+            wave.submit(-1, wait=False, signal=False)
+        with pytest.raises(gi.InvalidArgumentError, match="slot"):
+            wave.read(2)
+        with pytest.raises(gi.InvalidArgumentError, match="slot has"):
+            wave.write(0, b"")
+    with pytest.raises(gi.ResourceClosedError):
+        wave.submit(0, wait=False, signal=False)
+
+
+@pytest.mark.parametrize("kind", [Binary, Timeline])
+def test_an_aborted_wave_closes_at_once(signalling: VulkanExporter, kind: type) -> None:
+    if not signalling.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, semaphore_handle_type(kind))):
+        pytest.skip("the driver exports none of this kind")
+    for frames in (1, 2, 5):
+        wave = signalling.create_wave(SMALL, kind)
+        submissions = [wave.submit(frame) for frame in range(frames)]
+        assert submissions[0].done(30)
+        if frames > 1:
+            assert not submissions[1].done(0.05)  # nobody signals it
+        wave.abort()
+        with pytest.raises(gi.ResourceClosedError, match="aborted"):
+            wave.submit(frames)
+        wave.close()
+        assert all(submission.done(0) for submission in submissions)
+
+
+def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExporter) -> None:
+    with signalling.create_semaphore(Binary) as semaphore, signalling.create_memory(64) as memory:
+        submission = signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
+        signalling.create_memory(64).close()
+        signalling.create_semaphore(Binary).close()
+        assert not submission.done(0.05)
+        semaphore.signal()
+        assert submission.done(30)
+
+
+def test_closing_what_is_stuck_behind_another_wait_returns(
+    signalling: VulkanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuinterop.exporters.vulkan._PATIENCE", 0.2)
+    first, second = signalling.create_semaphore(Binary), signalling.create_semaphore(Binary)
+    submissions = [signalling.submit(wait=[(semaphore, 0)]) for semaphore in (first, second)]
+    second.close()
+    assert all(submission.done() for submission in submissions)
+    first.close()
+
+
+def test_a_wave_dropped_with_its_exporter_does_not_hang(driver: str) -> None:
+    exporter = open_exporter(driver, validation=True)
+    if not exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
+        exporter.close()
+        pytest.skip("the driver exports no semaphores")
+    wave = exporter.create_wave(SMALL, Binary)
+    wave.submit(0)
+    wave.submit(1)
+    exporter.close()
+    assert exporter.validation_messages == []
+    wave.close()
+
+
+def test_the_wave_and_a_device_take_turns(signalling: VulkanExporter) -> None:
+    device = match(signalling._vk)
+    fields = np.zeros((2, SMALL.height, SMALL.width), np.float32)
+    with signalling.create_wave(SMALL, Binary) as wave, device.create_stream() as stream:
+        forth, back = wave.export_semaphores()
+        assert back is not None
+        with (
+            device.import_memory(wave.export_memory(), size=wave.memory_size, dedicated=wave.dedicated) as memory,
+            device.import_semaphore(forth) as to_compute,
+            device.import_semaphore(back) as to_graphics,
+        ):
+            buffer = memory.map_buffer(0, SMALL.size)
+            handoff = gi.Handoff(to_compute, to_graphics)
+            drop = np.full(1, 1, np.float32)
+            seen = np.zeros_like(fields)
+            for frame in range(30):
+                handoff.next_submit()
+                wave.submit(frame)
+                handoff.acquire(stream)
+                slot = (frame + 1) % 2
+                if frame % 7 == 0:  # a drop falls into the field that the next step reads
+                    middle = (slot * SMALL.height + 18) * SMALL.width + 25
+                    buffer.copy_from_host(drop, offset=4 * middle, stream=stream)
+                buffer.copy_to_host(seen, stream=stream)
+                handoff.release(stream)
+                step(fields, frame, SMALL)
+                if frame % 7 == 0:
+                    fields[slot, 18, 25] = 1
+                stream.synchronize(30)
+                np.testing.assert_allclose(seen, fields, rtol=1e-5, atol=1e-6)
+            assert np.abs(fields).max() > 0.01
+            wave.abort()
+
+
+# -- nothing is left over ----------------------------------------------------------------------------------------------
+
+
+def test_no_descriptor_is_left_over(driver: str) -> None:
+    with open_exporter(driver) as exporter:
+
+        def once() -> None:
+            with exporter.create_memory(4096) as memory, memory.export():
+                assert exporter.submit(fill=[Fill(memory=memory, offset=0, size=4, word=1)]).done(30)
+            kind = Binary if exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)) else None
+            with exporter.create_wave(SMALL, kind) as wave:
+                wave.submit(0, wait=False, signal=kind is not None)
+                wave.submit(1, wait=kind is not None, signal=False)
+                if kind is not None:
+                    with wave.export_memory():
+                        for handle in wave.export_semaphores():
+                            assert handle is not None
+                            handle.close()
+                wave.abort()
+
+        for _ in range(3):
+            once()
+        gc.collect()
+        before = descriptors()
+        for _ in range(100):
+            once()
+        assert descriptors() == before
+        assert not exporter._pending
+        assert len(exporter._fences) < 10
+
+
+def test_exporters_come_and_go(driver: str) -> None:
+    open_exporter(driver).close()
+    before = descriptors()
+    for _ in range(5):
+        exporter = open_exporter(driver)
+        exporter.create_memory(4096)
+        exporter.close()
+        exporter.close()
+        with pytest.raises(gi.ResourceClosedError):
+            exporter.create_memory(4096)
+    gc.collect()
+    assert descriptors() <= before + 1
+
+
+def test_the_default_prefers_what_exports_semaphores(application: Application) -> None:
+    with VulkanExporter() as exporter:
+        drivers = [gi.vulkan.capabilities(d) for d in application.api.vkEnumeratePhysicalDevices(application.instance)]
+        if any(table.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)) for table in drivers):
+            assert exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))

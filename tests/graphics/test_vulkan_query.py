@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.capabilities import DOMAIN, Scope, Support, VerifiedRun
+from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
+from gpuinterop.vulkan import _query
+
+if TYPE_CHECKING:
+    from tests.graphics.vulkan_application import Application
+else:
+    from vulkan_application import Application
+
+
+def test_importing_needs_neither_vulkan_nor_numpy() -> None:
+    code = (
+        "import sys, gpuinterop.vulkan, gpuinterop.exporters.vulkan\n"
+        "assert not {'vulkan', 'numpy'} & set(sys.modules), set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_without_the_package_the_message_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['vulkan'] = None\n"
+        "import gpuinterop as gi\n"
+        "from gpuinterop.exporters.vulkan import list_drivers\n"
+        "found = list_drivers()\n"
+        "assert found == [] and 'pip install gpuinterop[vulkan]' in found.reason, found.reason\n"
+        "try: gi.vulkan.identity(1)\n"
+        "except gi.BackendUnavailableError as error: assert error.fix == 'pip install gpuinterop[vulkan]'\n"
+        "else: raise SystemExit('no error')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_without_a_driver_the_list_is_empty_and_says_why(tmp_path: object) -> None:
+    environment = {
+        **os.environ,
+        "VK_ICD_FILENAMES": f"{tmp_path}/none.json",
+        "VK_DRIVER_FILES": f"{tmp_path}/none.json",
+    }
+    code = (
+        "from gpuinterop.exporters.vulkan import list_drivers, VulkanExporter\n"
+        "import gpuinterop as gi\n"
+        "found = list_drivers()\n"
+        "assert found == [] and found.reason, found\n"
+        "try: VulkanExporter()\n"
+        "except gi.BackendUnavailableError as error: print(error)\n"
+        "else: raise SystemExit('no error')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
+
+
+def test_list_drivers(driver: str) -> None:
+    found = [d for d in list_drivers() if driver.replace("lavapipe", "llvmpipe") in f"{d.name} {d.driver}".lower()]
+    assert found
+    assert found[0].version
+    assert found[0].identity.name == found[0].name
+    assert len(found[0].capabilities) == len(DOMAIN)
+
+
+def test_an_unknown_driver_names_those_there_are(driver: str) -> None:
+    with pytest.raises(gi.DeviceNotFoundError, match=r"no Vulkan device for driver 'voodoo'.*finds: '"):
+        VulkanExporter("voodoo")
+    with pytest.raises(gi.DeviceNotFoundError, match="device_index 99"):
+        VulkanExporter(driver, device_index=99)
+
+
+def test_identity_by_every_way(application: Application, driver: str) -> None:
+    vulkan, ffi = application.api, application.api.ffi
+    identity = gi.vulkan.identity(application.physical_device)
+    assert identity.name
+    assert identity.uuid is not None
+    assert len(identity.uuid) == 16
+    assert gi.vulkan.identity(application.vk) == identity == application.vk.identity
+    assert gi.vulkan.identity(application.physical_device, instance=application.instance) == identity
+    raw = int(ffi.cast("uintptr_t", application.physical_device))
+    assert gi.vulkan.identity(raw) == identity
+    address = int(ffi.cast("uintptr_t", vulkan.lib.vkGetInstanceProcAddr))
+    instance = int(ffi.cast("uintptr_t", application.instance))
+    assert gi.vulkan.identity(raw, instance=instance, get_instance_proc_addr=address) == identity
+    if driver in ("swiftshader", "lavapipe"):
+        assert identity.is_cpu
+        assert identity.uuid.startswith(b"SwiftShaderUUID" if driver == "swiftshader" else b"mesa")
+        assert identity.pci_bus_id is None
+
+
+def test_a_thing_that_is_no_handle(application: Application) -> None:
+    with pytest.raises(gi.ArgumentTypeError, match="VkPhysicalDevice"):
+        gi.vulkan.identity("device")
+    with pytest.raises(gi.InvalidArgumentError, match="VkDevice: is null"):
+        gi.vulkan.VulkanContext(application.instance, application.physical_device, 0)
+
+
+def test_capabilities(application: Application, driver: str) -> None:
+    table = gi.vulkan.capabilities(application.physical_device)
+    assert len(table) == len(DOMAIN)
+    for found in table.values():
+        assert found.support is Support.SUPPORTED or (found.reason and found.reference and found.scope)
+    usable = {str(found.cell) for found in table.values() if found}
+    memory = {"import_memory:opaque_fd", "map_buffer:opaque_fd", "map_mipmapped_array:opaque_fd"}
+    binary = {f"{verb}_semaphore:opaque_fd" for verb in ("import", "signal", "wait")}
+    if driver == "swiftshader":
+        assert usable == memory | binary | {"export_allocation:vmm_fd"}
+        gap = table.of((gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd))
+        assert "reports no exportable handle types for timeline semaphores" in gap.reason
+        assert gap.scope is Scope.DRIVER
+    elif driver == "lavapipe":
+        assert memory <= usable
+        assert "export_allocation:vmm_fd" in usable
+
+
+def test_a_run_on_this_driver_promotes_its_cells(exporter: VulkanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = gi.Cell(gi.Operation.MAP_BUFFER, gi.OpaqueFd)
+    run = VerifiedRun(
+        date="2026-11-21",
+        platform=sys.platform,
+        device=exporter._physical.driver_name,
+        versions={},
+        cells=frozenset({cell}),
+    )
+    for runs, support in (([run], Support.SUPPORTED), ([replace(run, device="another")], Support.UNVERIFIED)):
+        monkeypatch.setattr(_query, "read_verified", lambda file, runs=runs: runs)
+        assert gi.vulkan.capabilities(exporter._physical.handle).of(cell).support is support
+
+
+def test_required_extensions(application: Application, driver: str) -> None:
+    instance, device = gi.vulkan.required_extensions(application.physical_device)
+    offered = {e.extensionName for e in application.api.vkEnumerateInstanceExtensionProperties(None)}
+    assert set(instance) <= offered
+    offered = {
+        e.extensionName for e in application.api.vkEnumerateDeviceExtensionProperties(application.physical_device, None)
+    }
+    assert set(device) <= offered
+    assert "VK_KHR_external_memory_fd" in device
+    if driver in ("swiftshader", "lavapipe"):
+        assert ("VK_KHR_external_semaphore_fd" in device) == (driver == "swiftshader")
+        assert ("VK_EXT_external_memory_host" in device) == (driver == "lavapipe")

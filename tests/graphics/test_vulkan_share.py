@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
+
+if TYPE_CHECKING:
+    from tests.graphics.vulkan_application import Application, descriptors, match
+else:
+    from vulkan_application import Application, descriptors, match
+
+
+def fill(application: Application, shared: Any, word: int) -> None:
+    def record(commands: Any) -> None:
+        application.api.vkCmdFillBuffer(commands, shared.vk_buffer, 0, shared.size, word)
+        shared.release(commands)
+
+    application.run(record)
+
+
+def test_one_buffer_on_both_sides(application: Application, device: gi.Device) -> None:
+    vulkan = application.api
+    with gi.vulkan.share_buffer(application.vk, device, 12288) as shared:
+        assert shared.size == 12288 <= shared.allocation_size
+        assert shared.handle_type is gi.OpaqueFd
+        fill(application, shared, 0xCAFEBABE)
+        host = np.zeros(3072, np.uint32)
+        shared.copy_to_host(host)
+        assert (host == 0xCAFEBABE).all()
+        host[:] = np.arange(3072)
+        shared.copy_from_host(host)
+        # Back through Vulkan: a copy of the first half over the second.
+        region = vulkan.VkBufferCopy(srcOffset=0, dstOffset=6144, size=6144)
+
+        def record(commands: Any) -> None:
+            shared.acquire(commands, stage=vulkan.VK_PIPELINE_STAGE_TRANSFER_BIT)
+            vulkan.vkCmdCopyBuffer(commands, shared.vk_buffer, shared.vk_buffer, 1, [region])
+            shared.release(commands)
+
+        application.run(record)
+        shared.copy_to_host(host)
+        assert (host[1536:] == np.arange(1536)).all()
+        if application.vk.is_cpu:
+            view = np.asarray(shared.view((3072,), "uint32"))
+            assert view.ctypes.data == shared.ptr
+            assert (view == host).all()
+            del view
+    application.vk.close()
+    assert shared.vk_buffer is None
+    with pytest.raises(gi.ResourceClosedError):
+        gi.vulkan.share_buffer(application.vk, device, 4096)
+
+
+def test_vulkan_frees_only_after_the_compute_side(application: Application, device: gi.Device) -> None:
+    if not application.vk.is_cpu:
+        pytest.skip("needs an array of host memory")
+    shared = gi.vulkan.share_buffer(application.vk, device, 4096)
+    array = np.asarray(shared.view(1024, "uint32"))
+    shared.close()
+    with pytest.raises(gi.ResourceClosedError):
+        shared.view(1)
+    with pytest.raises(gi.ResourceBusyError):
+        shared.close(timeout=0)
+    assert shared.vk_buffer is not None
+    array[:] = 7
+    assert array.sum() == 7168
+    del array
+    shared.close(timeout=10)
+    assert shared.vk_buffer is None
+    shared.close()
+
+
+def test_raw_handles_and_an_address(application: Application, device: gi.Device) -> None:
+    ffi = application.api.ffi
+
+    def number(handle: Any) -> int:
+        return int(ffi.cast("uintptr_t", handle))
+
+    context = gi.vulkan.VulkanContext(
+        number(application.instance),
+        number(application.physical_device),
+        number(application.device),
+        number(application.queue),
+        0,
+        get_instance_proc_addr=number(application.api.lib.vkGetInstanceProcAddr),
+    )
+    with context as vk, gi.vulkan.share_buffer(vk, device, 4096) as shared:
+        fill(application, shared, 0x01010101)
+        host = np.zeros(4096, np.uint8)
+        shared.copy_to_host(host)
+        assert (host == 1).all()
+
+
+def test_a_forgotten_extension_is_named(driver: str) -> None:
+    application = Application(driver, extensions=False)
+    try:
+        device = match(application.vk)
+        before = descriptors()
+        with pytest.raises(gi.InvalidArgumentError, match="VkDevice was created without VK_KHR_external_memory_fd"):
+            gi.vulkan.share_buffer(application.vk, device, 4096)
+        with pytest.raises((gi.InvalidArgumentError, gi.UnsupportedError), match="VK_KHR_external_semaphore_fd"):
+            gi.vulkan.share_semaphore(application.vk, device, Binary)
+        assert descriptors() == before
+    finally:
+        application.close()
+    assert application.messages == []
+
+
+def test_another_device_is_refused(
+    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = DeviceIdentity(name="another", uuid=b"another device!!", is_cpu=not application.vk.is_cpu)
+    monkeypatch.setattr(type(application.vk), "identity", other)
+    for call in (
+        lambda: gi.vulkan.share_buffer(application.vk, device, 4096),
+        lambda: gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="linear"),
+        lambda: gi.vulkan.share_semaphore(application.vk, device, Binary),
+        lambda: gi.vulkan.share_handoff(application.vk, device),
+    ):
+        with pytest.raises(gi.InvalidArgumentError, match="match_device"):
+            call()
+
+
+def test_what_a_side_cannot_is_refused(application: Application, device: gi.Device) -> None:
+    vk = application.vk
+    with pytest.raises(gi.UnsupportedError):
+        gi.vulkan.share_buffer(vk, device, 4096, handle_types=[gi.D3D12Heap])
+    if not device.capabilities.supports((gi.Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd)):
+        with pytest.raises(gi.UnsupportedError, match="map_mipmapped_array"):
+            gi.vulkan.share_image(vk, device, (64, 64), "R8G8B8A8_UNORM", tiling="optimal")
+    if not gi.vulkan.capabilities(vk).supports((gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd)):
+        with pytest.raises(gi.UnsupportedError, match="timeline"):
+            gi.vulkan.share_semaphore(vk, device, Timeline)
+    for size in (0, -4):
+        with pytest.raises(gi.InvalidArgumentError, match="size"):
+            gi.vulkan.share_buffer(vk, device, size)
+    with pytest.raises(gi.ArgumentTypeError, match="size"):
+        gi.vulkan.share_buffer(vk, device, "4096")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", ["R8G8B8A8_UNORM", "VK_FORMAT_R8G8B8A8_UNORM", 37])
+def test_a_linear_image_in_place(application: Application, device: gi.Device, driver: str, format: int | str) -> None:
+    vulkan = application.api
+    with gi.vulkan.share_image(application.vk, device, (100, 50), format, tiling="linear") as shared:
+        assert shared.format == "R8G8B8A8_UNORM"
+        if driver in ("swiftshader", "lavapipe"):
+            assert shared.row_pitch == {"swiftshader": 400, "lavapipe": 448}[driver]
+        everything = vulkan.VkImageSubresourceRange(aspectMask=1, levelCount=1, layerCount=1)
+
+        def record(commands: Any) -> None:
+            barrier = vulkan.VkImageMemoryBarrier(
+                dstAccessMask=vulkan.VK_ACCESS_TRANSFER_WRITE_BIT,
+                oldLayout=vulkan.VK_IMAGE_LAYOUT_UNDEFINED,
+                newLayout=vulkan.VK_IMAGE_LAYOUT_GENERAL,
+                srcQueueFamilyIndex=vulkan.VK_QUEUE_FAMILY_IGNORED,
+                dstQueueFamilyIndex=vulkan.VK_QUEUE_FAMILY_IGNORED,
+                image=shared.vk_image,
+                subresourceRange=everything,
+            )
+            vulkan.vkCmdPipelineBarrier(commands, 1, 0x1000, 0, 0, None, 0, None, 1, [barrier])
+            colour = vulkan.VkClearColorValue(float32=[1.0, 0.0, 0.2, 0.4])
+            vulkan.vkCmdClearColorImage(commands, shared.vk_image, 1, colour, 1, [everything])
+            shared.release(commands)
+
+        application.run(record)
+        if application.vk.is_cpu:
+            view = np.asarray(shared.view())
+            assert view.shape == (50, 100, 4)
+            assert view.strides == (shared.row_pitch, 4, 1)
+            assert (view == [255, 0, 51, 102]).all()
+            view[10:20, 30:40] = 9
+            del view
+
+        def back_and_forth(commands: Any) -> None:
+            shared.acquire(commands)
+            shared.release(commands)
+
+        application.run(back_and_forth)
+
+
+def test_linear_images_of_other_formats(application: Application, device: gi.Device) -> None:
+    for format, dtype, channels in (("R32_SFLOAT", "float32", 1), ("R32G32B32A32_SFLOAT", "float32", 4)):
+        with gi.vulkan.share_image(application.vk, device, (33, 5), format, tiling="linear") as shared:
+            view = shared.view()
+            assert tuple(view.shape) == (5, 33, channels)
+            assert str(np.asarray(view).dtype) == dtype
+            del view
+    for arguments, complaint in (
+        (((8,), "R8_UNORM"), "extent"),
+        (((8, 0), "R8_UNORM"), "extent"),
+        (((8, 8), "R9_UNORM"), "no VkFormat"),
+        (((8, 8), 987654), "no VkFormat"),
+        (((8, 8), 1.5), "format"),
+        (((8, 8), "R5G6B5_UNORM_PACK16"), "no channels"),
+    ):
+        with pytest.raises(gi.InvalidArgumentError, match=complaint):
+            gi.vulkan.share_image(application.vk, device, *arguments, tiling="linear")
+    with pytest.raises(gi.InvalidArgumentError, match="one level"):
+        gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="linear", levels=2)
+    with pytest.raises(gi.InvalidArgumentError, match="tiling"):
+        gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="swizzled")
+
+
+def test_exports_of_the_applications_own_objects(application: Application, device: gi.Device) -> None:
+    with gi.vulkan.share_buffer(application.vk, device, 4096) as shared:
+        handle = gi.vulkan.export_memory(
+            application.vk, shared.vk_memory, size=shared.allocation_size, dedicated=shared.dedicated
+        )
+        assert handle.origin is not None
+        assert handle.origin.size == shared.allocation_size
+        with device.import_memory(handle, size=shared.allocation_size) as memory, memory.map_buffer() as buffer:
+            buffer.fill(3)
+        host = np.zeros(4096, np.uint8)
+        shared.copy_to_host(host)
+        assert (host == 3).all()
+        with pytest.raises(gi.InvalidArgumentError, match="handle_type"):
+            gi.vulkan.export_memory(application.vk, shared.vk_memory, size=1, dedicated=False, handle_type=gi.D3D12Heap)
+    if not gi.vulkan.capabilities(application.vk).supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
+        with pytest.raises(gi.UnsupportedError):
+            gi.vulkan.export_semaphore(application.vk, 1, Binary)
+        return
+    with gi.vulkan.share_semaphore(application.vk, device, Binary) as semaphore:
+        with gi.vulkan.export_semaphore(application.vk, semaphore.vk_semaphore, Binary) as exported:
+            assert exported.origin is not None
+            assert exported.origin.kind is OriginKind.BINARY
+        with pytest.raises(gi.InvalidArgumentError, match="no counter"):
+            semaphore.counter()
+
+
+def modes(application: Application, device: gi.Device) -> list[str]:
+    table = gi.vulkan.capabilities(application.vk)
+    return [
+        mode
+        for mode, kind in (("timeline", gi.TimelineFd), ("binary", gi.OpaqueFd))
+        if table.supports((gi.Operation.IMPORT_SEMAPHORE, kind))
+        and device.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, kind))
+    ]
+
+
+@pytest.mark.parametrize("mode", ["timeline", "binary"])
+@pytest.mark.parametrize("by_hand", [False, True], ids=["submit", "by hand"])
+def test_a_handoff_keeps_both_sides_in_step(
+    application: Application, device: gi.Device, mode: str, by_hand: bool
+) -> None:
+    possible = modes(application, device)
+    if mode not in possible:
+        with pytest.raises(gi.UnsupportedError):
+            gi.vulkan.share_handoff(application.vk, device, allow=(mode,))
+        return
+    vulkan = application.api
+    with (
+        gi.vulkan.share_buffer(application.vk, device, 64) as shared,
+        gi.vulkan.share_handoff(application.vk, device, allow=(mode,)) as handoff,
+        device.create_stream() as stream,
+    ):
+        assert handoff.mode == mode
+        assert handoff.queue_family is not None
+        assert handoff.queue_family.index == 0
+        handoff.wait_host(0)  # nothing was released yet
+        seen = np.zeros(16, np.uint32)
+        # Vulkan adds by copying: word k + 1 = word k, and the compute side counts word 0 up.
+        region = vulkan.VkBufferCopy(srcOffset=0, dstOffset=32, size=4)
+        fill(application, shared, 0)
+
+        def record(commands: Any) -> None:
+            shared.acquire(commands)
+            vulkan.vkCmdCopyBuffer(commands, shared.vk_buffer, shared.vk_buffer, 1, [region])
+            shared.release(commands)
+
+        commands = application.record(record)
+        for frame in range(20):
+            if by_hand:
+                what = handoff.vulkan_submit()
+                chain = vulkan.VkTimelineSemaphoreSubmitInfo(
+                    pWaitSemaphoreValues=what["wait_values"], pSignalSemaphoreValues=what["signal_values"]
+                )
+                info = vulkan.VkSubmitInfo(
+                    pNext=chain if mode == "timeline" else None,
+                    pWaitSemaphores=what["wait_semaphores"],
+                    pWaitDstStageMask=what["wait_stages"],
+                    pCommandBuffers=[commands],
+                    pSignalSemaphores=what["signal_semaphores"],
+                )
+                vulkan.vkQueueSubmit(application.queue, 1, [info], vulkan.VK_NULL_HANDLE)
+            else:
+                handoff.submit(command_buffers=[commands])
+            with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+                handoff.submit()
+            handoff.acquire(stream)
+            shared.copy_to_host(seen, stream=stream)
+            shared.copy_from_host(np.array([frame + 1], np.uint32), stream=stream)
+            handoff.release(stream)
+            handoff.wait_host(30)
+            assert seen[8] == frame
+        application.idle()
+
+
+def test_a_handoff_on_a_driver_without_semaphores_says_why(application: Application, device: gi.Device) -> None:
+    if modes(application, device):
+        pytest.skip("this driver exports semaphores")
+    with pytest.raises(gi.UnsupportedError, match="VK_KHR_external_semaphore_fd"):
+        gi.vulkan.share_handoff(application.vk, device)
+    with pytest.raises(gi.UnsupportedError) as caught:
+        gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "bridged"))
+    assert "not available yet" in caught.value.__notes__[0]
+    with pytest.raises(gi.InvalidArgumentError, match="allow"):
+        gi.vulkan.share_handoff(application.vk, device, allow=("telepathy",))
+
+
+def test_a_devices_allocation_in_vulkan(application: Application, device: gi.Device) -> None:
+    if not device.capabilities.supports((gi.Operation.EXPORT_ALLOCATION, gi.VmmFd)):
+        pytest.skip("the device has no shareable allocations")
+    with (
+        device.allocate(8192) as allocation,
+        gi.vulkan.import_allocation(application.vk, allocation) as imported,
+    ):
+        fill(application, imported, 0x11223344)
+        host = np.zeros(allocation.size // 4, np.uint32)
+        allocation.buffer.copy_to_host(host)
+        assert (host == 0x11223344).all()
+        # And the other way: the device writes, Vulkan copies it on into a shared buffer.
+        allocation.buffer.fill(0x5A)
+        with gi.vulkan.share_buffer(application.vk, device, 8192) as shared:
+            region = application.api.VkBufferCopy(size=8192)
+
+            def record(commands: Any) -> None:
+                imported.acquire(commands)
+                application.api.vkCmdCopyBuffer(commands, imported.vk_buffer, shared.vk_buffer, 1, [region])
+                imported.release(commands)
+                shared.release(commands)
+
+            application.run(record)
+            seen = np.zeros(8192, np.uint8)
+            shared.copy_to_host(seen)
+            assert (seen == 0x5A).all()
+    imported.close()
+    with pytest.raises(gi.ResourceClosedError):
+        _ = imported.vk_buffer
+
+
+def test_nothing_is_left_over(application: Application, device: gi.Device) -> None:
+    allocations = device.capabilities.supports((gi.Operation.EXPORT_ALLOCATION, gi.VmmFd))
+
+    def once() -> None:
+        with (
+            gi.vulkan.share_buffer(application.vk, device, 4096) as shared,
+            gi.vulkan.share_image(application.vk, device, (16, 16), "R8G8B8A8_UNORM", tiling="linear"),
+        ):
+            fill(application, shared, 1)
+            application.api.vkResetCommandPool(application.device, application.pool, 1)
+        if modes(application, device):
+            gi.vulkan.share_handoff(application.vk, device).close()
+        if allocations:
+            with device.allocate(4096) as allocation:
+                gi.vulkan.import_allocation(application.vk, allocation).close()
+
+    for _ in range(3):
+        once()
+    gc.collect()
+    before = descriptors()
+    for _ in range(100):
+        once()
+    gc.collect()
+    assert descriptors() == before
