@@ -1,0 +1,51 @@
+"""The conformance kit: what every backend must do, as tests that any backend can run.
+
+A backend that is installed, ours or another's, is tested with::
+
+    pytest --pyargs gpuinterop.testing --gpuinterop-require=NAME
+
+or by subclassing the suites in a test module of its own::
+
+    from gpuinterop.testing.suites import MemorySuite
+
+    class TestMemory(MemorySuite):
+        pass
+
+The plugin comes with the package and takes part only where such tests are collected. Its options:
+
+``--gpuinterop-backend=NAME``
+    Test this backend; may be repeated. By default ``GPUINTEROP_BACKEND``, else every installed one; one that does not
+    work is skipped with its reason.
+``--gpuinterop-require=NAME``
+    Test this backend, and fail where it is missing or does not work. Tests of it may then be skipped for declared gaps
+    only; any other skip is a failure.
+``--gpuinterop-exporter=NAME``
+    Use only these independent parties; may be repeated: ``memfd``, ``vulkan``, ``vulkan:swiftshader``, each with
+    ``@process`` for the one in a child process (``memfd@process``) or ``@here`` for the other one; ``@process`` alone
+    is all of those.
+``--gpuinterop-require-exporter=NAME``
+    Fail where this party is missing. ``GPUINTEROP_REQUIRE_VULKAN=1`` requires ``vulkan``.
+``--gpuinterop-report=FILE``
+    Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
+
+The oracle never goes through the backend under test: an exporter (:mod:`gpuinterop.exporters`) writes, reads, signals
+and waits by its own means.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .kit import KIND as KIND, requires as requires
+
+__all__ = ["KIND", "requires"]
+
+
+def __getattr__(name: str) -> Any:
+    # The plugin is loaded in every pytest run of every user: this package must cost next to nothing to import.
+    if name in __all__:
+        from . import kit
+
+        return getattr(kit, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,385 @@
+"""What the plugin does once tests of the kit are collected: which devices, which parties, what counts."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from .. import __version__
+from .._core import registry
+from ..capabilities import DOMAIN, Cell, Operation
+from ..errors import GpuInteropError
+from ..exporters import open_exporter
+from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
+from .report import make_run, write_report
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+    from ..exporters.base import Exporter
+    from ..exporters.vulkan import DriverList
+
+__all__ = ["KIND", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared"]
+
+KIND: Final = "kind"
+"""In `requires`: the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
+
+HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
+"""What an exporter's semaphore of a kind is exported as."""
+
+_TIMEOUT: Final = 90
+"""Seconds after which a test has hung: it is ended, and every thread's stack shown. No test takes a tenth of it."""
+
+_DECLARED: Final = "declared: "
+# Which cells need somebody on the other side who can do the like.
+_BOTH_SIDES: Final = frozenset((Operation.IMPORT_MEMORY, Operation.IMPORT_SEMAPHORE))
+
+
+def requires(*cells: Any) -> pytest.MarkDecorator:
+    """Declare the capabilities that a test, or every test of a class, exercises.
+
+    On a device where one of them is a gap the test is skipped with the gap's reason; where the tests that claim a
+    cell have all passed, it counts as exercised.
+
+    Parameters
+    ----------
+    *cells : Operation, Cell or (Operation, handle type)
+        `KIND` as a handle type stands for that of the test's ``kind`` parameter.
+    """
+    mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
+    return mark
+
+
+def skip_declared(reason: str) -> Any:
+    """Skip for a reason that a table or the documentation states: no failure where the backend is required."""
+    pytest.skip(_DECLARED + reason)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device to test, or why there is none."""
+
+    backend: str
+    ordinal: int = 0
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.ordinal}" if not self.problem else self.backend
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterSpec:
+    """One independent party, or why there is none."""
+
+    name: str
+    driver: str = ""
+    index: int = 0
+    process: bool = False
+    problem: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.name}:{self.driver}" if self.driver else self.name
+        return text + (f"#{self.index}" if self.index else "") + ("@process" if self.process else "")
+
+    def fits(self, wanted: str) -> bool:
+        """Whether ``--gpuinterop-exporter`` means this one; without ``@process`` both forms do."""
+        name, at, where = wanted.partition("@")
+        if at and (where == "process") != self.process:
+            return False
+        return name in ("", self.name, str(self).partition("@")[0])
+
+    def open(self) -> Exporter:
+        options: dict[str, Any] = {"process": self.process}
+        if self.driver:
+            options |= {"driver": self.driver, "device_index": self.index}
+        return open_exporter(self.name, **options)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What happened on one device."""
+
+    device: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    passed: dict[Cell, int] = field(default_factory=Counter)
+    failed: set[Cell] = field(default_factory=set)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def exercised(self) -> set[Cell]:
+        return {cell for cell in self.passed if cell not in self.failed}
+
+
+class Kit:
+    """One pytest run of the kit."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.getoption
+        self._config = config
+        self._required = list(option("gpuinterop_require"))
+        self._asked = list(option("gpuinterop_backend"))
+        self._only = list(option("gpuinterop_exporter"))
+        self._report = option("gpuinterop_report")
+        self._exporters_required = list(option("gpuinterop_require_exporter"))
+        if os.environ.get("GPUINTEROP_REQUIRE_VULKAN") == "1":
+            self._exporters_required.append("vulkan")
+        if not self._asked and not self._required and (chosen := os.environ.get("GPUINTEROP_BACKEND")):
+            self._required = [chosen]  # an explicit choice never falls back
+        self.partial = False
+        self._devices: list[DeviceSpec] | None = None
+        self._drivers: DriverList | None = None
+        self._exporters: dict[DeviceSpec, list[ExporterSpec]] = {}
+        self._open: dict[ExporterSpec, Exporter] = {}
+        self._tallies: dict[DeviceSpec, _Tally] = {}
+
+    # -- what there is ------------------------------------------------------------------------------------------
+
+    def backends(self) -> list[str]:
+        """The names of the backends to test."""
+        return list(dict.fromkeys([*self._asked, *self._required])) or list(registry.backends())
+
+    def is_required(self, backend: str) -> bool:
+        return backend in self._required
+
+    def devices(self) -> list[DeviceSpec]:
+        """Every device to test; one entry with the problem for a backend that does not work. Loads backends."""
+        if self._devices is None:
+            self._devices = [spec for name in self.backends() for spec in self._devices_of(name)]
+        return self._devices
+
+    @staticmethod
+    def _devices_of(name: str) -> list[DeviceSpec]:
+        try:
+            devices = registry.get_backend(name).devices()
+        except GpuInteropError as error:
+            return [DeviceSpec(name, problem=str(error))]
+        except Exception as error:  # a broken backend fails its own tests, not the collection of the others'
+            return [DeviceSpec(name, problem=f"{type(error).__name__}: {error}")]
+        found = [DeviceSpec(name, device.ordinal) for device in devices]
+        return found or [DeviceSpec(name, problem="it has no device")]
+
+    @staticmethod
+    def device(spec: DeviceSpec) -> Device:
+        return registry.get_backend(spec.backend).device(spec.ordinal)
+
+    def drivers(self) -> DriverList:
+        """Every Vulkan driver on this machine; not looked for where this run uses none."""
+        if self._drivers is None:
+            from ..exporters.vulkan import DriverList, list_drivers
+
+            self._drivers = DriverList()
+            if self._only and not any(wanted.startswith(("vulkan", "@")) for wanted in self._only):
+                self._drivers.reason = "--gpuinterop-exporter asks for none"
+            else:
+                self._drivers = list_drivers()
+        return self._drivers
+
+    def exporters(self, spec: DeviceSpec) -> list[ExporterSpec]:
+        """The independent parties that live on the device's own hardware, each here and in a child process."""
+        if spec.problem:
+            return [ExporterSpec("none", problem=spec.problem)]
+        if spec not in self._exporters:
+            identity = self.device(spec).identity
+            found = [ExporterSpec("memfd")] if identity.is_cpu and sys.platform == "linux" else []
+            seen: Counter[str] = Counter()
+            for driver in self.drivers():
+                short = _short(driver.name, driver.driver)
+                if registry._same(identity, driver.identity):
+                    found.append(ExporterSpec("vulkan", short, seen[short]))
+                seen[short] += 1
+            if sys.platform != "win32":
+                found += [ExporterSpec(one.name, one.driver, one.index, process=True) for one in found]
+            if self._only:
+                found = [one for one in found if any(one.fits(wanted) for wanted in self._only)]
+            none = f"no independent party shares this device; Vulkan: {self.drivers().reason or 'no driver of it'}"
+            self._exporters[spec] = found or [ExporterSpec("none", problem=none)]
+        return self._exporters[spec]
+
+    def missing_exporters(self, spec: DeviceSpec) -> list[str]:
+        """Those that are required, and that the device has not."""
+        there = [one for one in self.exporters(spec) if not one.problem]
+        return [wanted for wanted in self._exporters_required if not any(one.fits(wanted) for one in there)]
+
+    def exporter(self, spec: ExporterSpec) -> Exporter:
+        """An open one, shared by the tests."""
+        if spec not in self._open:
+            self._open[spec] = spec.open()
+        return self._open[spec]
+
+    def discard(self, spec: ExporterSpec) -> None:
+        """Close the shared one: a failed test may have left work pending on it."""
+        exporter = self._open.pop(spec, None)
+        if exporter is not None:
+            exporter.close()
+
+    # -- hooks --------------------------------------------------------------------------------------------------
+
+    def parametrize(self, metafunc: pytest.Metafunc) -> None:
+        names = metafunc.fixturenames
+        if "backend_name" in names:
+            metafunc.parametrize("backend_name", self.backends())
+        if "device" not in names:
+            return
+        devices = self.devices()
+        # What does not work is shown once, by BackendSuite; its other tests are not even made.
+        # Where none works at all, the one that stands in for it carries the reason.
+        working = [spec for spec in devices if not spec.problem] or devices[:1]
+        if "exporter" in names or "exporter_spec" in names:
+            wanted = getattr(metafunc.cls, "exporter_filter", lambda spec: True)
+            pairs = [(spec, one) for spec in working for one in self.exporters(spec) if one.problem or wanted(one)]
+            target = "exporter" if "exporter" in names else "exporter_spec"
+            metafunc.parametrize(("device", target), pairs, indirect=True, ids=[f"{spec}-{one}" for spec, one in pairs])
+        elif "gap" in names:
+            gaps = [
+                (spec, found.cell)
+                for spec in working
+                for found in (self.device(spec).capabilities.values() if not spec.problem else ())
+                if not found.usable
+            ] or [(spec, DOMAIN[0]) for spec in working if spec.problem]
+            metafunc.parametrize(
+                ("device", "gap"), gaps, indirect=["device"], ids=[f"{spec}-{cell}" for spec, cell in gaps]
+            )
+        else:
+            metafunc.parametrize("device", working, indirect=True, ids=map(str, working))
+
+    def prepare(self, items: list[pytest.Item]) -> None:
+        timeouts = self._config.pluginmanager.hasplugin("timeout")
+        for item in items:
+            if timeouts and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_TIMEOUT, method="thread"))
+            item.add_marker(pytest.mark.filterwarnings("error::gpuinterop.errors.LeakedResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"))
+
+    def check(self, item: pytest.Item) -> None:
+        """Skip a test whose capabilities one of the two sides lacks."""
+        spec, party = _specs(item)
+        if spec is not None and spec.problem:
+            skip_declared(f"the backend {spec.backend!r} does not work here, as TestBackend says: {spec.problem}")
+        if party is not None and party.problem:
+            pytest.skip(party.problem)
+        if spec is None:
+            return
+        cells = _cells(item)
+        if missing := self.device(spec).capabilities.missing(*cells):
+            skip_declared(f"{missing[0].cell} on {spec}: {missing[0].reason}")
+        if party is not None:
+            table = self.exporter(party).capabilities
+            if missing := table.missing(*(cell for cell in cells if cell.operation in _BOTH_SIDES)):
+                skip_declared(f"{missing[0].cell} of {party}: {missing[0].reason}")
+
+    def record(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        spec, _ = _specs(item)
+        name = spec.backend if spec else _params(item).get("backend_name", "")
+        key = spec or DeviceSpec(name, problem="none of its devices is meant")
+        tally = self._tallies.setdefault(key, _Tally())
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+            if reason.removeprefix("Skipped: ").startswith(_DECLARED):
+                tally.outcomes["declared"] += 1
+            elif self.is_required(name):
+                report.outcome = "failed"
+                report.longrepr = f"the backend {name!r} is required, and this is no declared gap: {reason}"
+            else:
+                tally.outcomes["skipped"] += 1
+        if report.failed:
+            tally.outcomes["failed"] += 1
+            tally.failed.update(_cells(item))
+        elif report.when == "call" and report.passed:
+            tally.outcomes["passed"] += 1
+            for cell in _cells(item):
+                tally.passed[cell] = tally.passed.get(cell, 0) + 1
+
+    def exercised(self, spec: DeviceSpec) -> set[Cell]:
+        """The cells whose tests have all passed so far."""
+        tally = self._tallies.get(spec)
+        return tally.exercised if tally else set()
+
+    def finish(self) -> None:
+        parties = {f"exporter {one}": exporter.driver for one, exporter in self._open.items() if not one.process}
+        for one in list(self._open):
+            self.discard(one)
+        if not self._report or self.partial:
+            return
+        now = datetime.datetime.now(datetime.UTC).date().isoformat()
+        runs = []
+        for spec, tally in self._tallies.items():
+            if spec.problem or not tally.exercised:
+                continue
+            runs.append(
+                make_run(
+                    date=now,
+                    platform=sys.platform,
+                    device=self.device(spec).name,
+                    versions={"gpuinterop": __version__, **registry.get_backend(spec.backend).versions, **parties},
+                    cells=tally.exercised,
+                )
+            )
+        write_report(self._report, runs)
+
+    def header(self) -> list[str]:
+        lines = [f"gpuinterop {__version__}, Python {platform.python_version()}, {platform.platform()}"]
+        variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("GPUINTEROP_")]
+        lines.append(f"gpuinterop variables: {' '.join(variables) or 'none set'}")
+        for spec in self.devices():
+            if spec.problem:
+                lines.append(f"gpuinterop backend {spec.backend}: not available: {spec.problem}")
+                continue
+            versions = ", ".join(f"{k} {v}" for k, v in registry.get_backend(spec.backend).versions.items())
+            lines.append(f"gpuinterop device {spec}: {self.device(spec).name} ({versions})")
+            lines.append(f"gpuinterop exporters of {spec}: {', '.join(map(str, self.exporters(spec)))}")
+        lines += [f"gpuinterop Vulkan driver: {found.name}: {found.driver} {found.version}" for found in self.drivers()]
+        if not self.drivers():
+            lines.append(f"gpuinterop Vulkan driver: none: {self.drivers().reason}")
+        return lines
+
+    def summary(self) -> list[str]:
+        lines = []
+        if self._report and self.partial:
+            lines.append(f"{self._report} was not written: tests were deselected, and the rest would replace the whole")
+        for spec, tally in self._tallies.items():
+            if spec.problem:
+                continue
+            o = tally.outcomes
+            lines.append(
+                f"{spec}: {o['passed']} passed, {o['failed']} failed, {o['declared']} skipped as declared, "
+                f"{o['skipped']} unexpected skips; {len(tally.exercised)} cells exercised"
+                + (" (a part of the suite)" if self.partial else "")
+            )
+        return lines
+
+
+def _short(name: str, driver: str) -> str:
+    text = f"{name} {driver}".lower()
+    for known, short in (("llvmpipe", "lavapipe"), ("swiftshader", "swiftshader"), ("nvidia", "nvidia")):
+        if known in text:
+            return short
+    return driver.split()[0].lower() if driver.split() else name.lower()
+
+
+def _params(item: pytest.Item) -> dict[str, Any]:
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return params
+
+
+def _specs(item: pytest.Item) -> tuple[DeviceSpec | None, ExporterSpec | None]:
+    params = _params(item)
+    return params.get("device"), params.get("exporter") or params.get("exporter_spec")
+
+
+def _cells(item: pytest.Item) -> list[Cell]:
+    params = _params(item)
+    cells: dict[Cell, None] = {}
+    for mark in item.iter_markers("gpuinterop_requires"):
+        for wanted in mark.args:
+            if isinstance(wanted, Cell):
+                cells[wanted] = None
+                continue
+            operation, handle_type = wanted if isinstance(wanted, tuple) else (wanted, None)
+            cells[Cell(operation, HANDLE_TYPES[params["kind"]] if handle_type == KIND else handle_type)] = None
+    return list(cells)

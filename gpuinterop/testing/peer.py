@@ -1,0 +1,168 @@
+"""A second process that uses the backend under test: for what one process exports and another imports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from .. import errors
+from .._core import registry
+from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
+from ..exporters.process import _Wire
+from ..handles import Binary, FdHandle, handle_types
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+
+__all__ = ["BackendPeer"]
+
+_REPLY_LIMIT = 60.0
+
+
+class BackendPeer:
+    """The other process; one command at a time.
+
+    Parameters
+    ----------
+    device : Device
+        The child uses the device of the same backend and ordinal.
+    """
+
+    def __init__(self, device: Device) -> None:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_REPLY_LIMIT)
+        self._wire = _Wire(ours)
+        with theirs:
+            code = "from gpuinterop.testing.peer import _main; _main()"
+            command = [sys.executable, "-c", code, str(theirs.fileno()), device.backend, str(device.ordinal)]
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child; it notices the end of the connection."""
+        self._wire.socket.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        """End the child with SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def import_allocation(self, handle: FdHandle, size: int) -> None:
+        """Import and map an allocation; takes over `handle`."""
+        self._send("import_allocation", handle, size=size)
+
+    def allocate(self, size: int, type_name: str) -> tuple[Any, int]:
+        """Allocate, and return a handle and the size."""
+        message, _, handles = self._send("allocate", size=size, type_name=type_name)
+        return handles[0], message["result"]
+
+    def fill(self, byte: int, offset: int, size: int) -> None:
+        """Fill a part of the allocation."""
+        self._send("fill", byte=byte, offset=offset, size=size)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read a part of the allocation."""
+        return self._send("read", offset=offset, size=size)[1]
+
+    def import_semaphore(self, handle: Any) -> None:
+        """Import a semaphore; takes over `handle`."""
+        self._send("import_semaphore", handle)
+
+    def signal(self, value: int) -> None:
+        """Signal on a stream."""
+        self._send("signal", value=value)
+
+    def wait(self, value: int, *, timeout: float) -> bool:
+        """Wait on the calling thread."""
+        return bool(self._send("wait", value=value, timeout=timeout)[0]["result"])
+
+    def _send(
+        self, name: str, handle: FdHandle | None = None, **arguments: Any
+    ) -> tuple[dict[str, Any], bytes, list[FdHandle]]:
+        self._wire.send({"call": name, "arguments": arguments}, b"", [handle] if handle is not None else [])
+        if handle is not None:
+            handle.close()
+        received = self._wire.receive()
+        if received is None:
+            raise PeerError(f"the second process of the test did not answer {name!r} (status {self.process.poll()}).")
+        if "error" in received[0]:
+            raise getattr(errors, received[0]["error"], PeerError)(received[0]["text"])
+        return received
+
+
+class _Server:
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._scope = ExitStack()
+        self._stream = device.create_stream()
+        self._buffer: Any = None
+        self._semaphore: Any = None
+
+    def handle(
+        self, name: str, arguments: dict[str, Any], handles: list[FdHandle]
+    ) -> tuple[Any, bytes, list[FdHandle]]:
+        match name:
+            case "import_allocation":
+                imported: Any = handles[0]
+                allocation = self._scope.enter_context(self._device.import_allocation(imported, size=arguments["size"]))
+                self._buffer = allocation.buffer
+            case "allocate":
+                kind: Any = handle_types()[arguments["type_name"]]
+                allocation = self._scope.enter_context(self._device.allocate(arguments["size"], kind))
+                self._buffer = allocation.buffer
+                exported: Any = allocation.export()
+                return allocation.size, b"", [exported]
+            case "fill":
+                self._buffer.fill(arguments["byte"], offset=arguments["offset"], size=arguments["size"])
+            case "read":
+                target = np.zeros(arguments["size"], np.uint8)
+                self._buffer.copy_to_host(target, offset=arguments["offset"])
+                return None, target.tobytes(), []
+            case "import_semaphore":
+                semaphore: Any = handles[0]
+                self._semaphore = self._scope.enter_context(self._device.import_semaphore(semaphore))
+            case "signal":
+                self._semaphore.signal(self._stream, *self._value(arguments))
+                self._stream.synchronize(20)
+            case "wait":
+                try:
+                    self._semaphore.host_wait(*self._value(arguments), timeout=arguments["timeout"])
+                except SemaphoreTimeoutError:
+                    return False, b"", []
+                return True, b"", []
+        return None, b"", []
+
+    def _value(self, arguments: dict[str, Any]) -> tuple[int, ...]:
+        return () if self._semaphore.kind is Binary else (arguments["value"],)
+
+
+def _main() -> None:
+    wire = _Wire(socket.socket(fileno=int(sys.argv[1])))
+    server = _Server(registry.get_backend(sys.argv[2]).device(int(sys.argv[3])))
+    while (received := wire.receive()) is not None:
+        message, _, handles = received
+        try:
+            result, data, out = server.handle(message["call"], message["arguments"], handles)
+        except GpuInteropError as error:
+            wire.send({"error": type(error).__name__, "text": str(error)})
+            continue
+        wire.send({"result": result}, data, out)
+        for handle in out:
+            handle.close()
+    os._exit(0)  # a parent that has gone wants no more of us, whatever is pending

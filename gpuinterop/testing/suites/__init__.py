@@ -1,0 +1,36 @@
+"""The suites, as classes: what every backend must do. The docstrings are the specification.
+
+A class named ``Test...`` in a test module that inherits from one of these runs it; see :mod:`gpuinterop.testing`.
+"""
+
+from __future__ import annotations
+
+from .allocation import AllocationSuite
+from .bad_input import BadArgumentSuite, BadMemorySuite, BadSemaphoreSuite
+from .base import Suite
+from .capability import BackendSuite, CapabilitySuite
+from .lifetime import LifetimeSuite
+from .memory import MemorySuite
+from .ordering import OrderingSuite, SabotageSuite
+from .peer_death import PeerDeathSuite
+from .semaphores import CreatedSemaphoreSuite, SemaphoreSuite
+from .streams import StreamSuite, StreamWorkSuite
+
+__all__ = [
+    "AllocationSuite",
+    "BackendSuite",
+    "BadArgumentSuite",
+    "BadMemorySuite",
+    "BadSemaphoreSuite",
+    "CapabilitySuite",
+    "CreatedSemaphoreSuite",
+    "LifetimeSuite",
+    "MemorySuite",
+    "OrderingSuite",
+    "PeerDeathSuite",
+    "SabotageSuite",
+    "SemaphoreSuite",
+    "StreamSuite",
+    "StreamWorkSuite",
+    "Suite",
+]

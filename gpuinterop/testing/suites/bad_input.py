@@ -1,0 +1,448 @@
+"""What bad input gets: an error of ours, naming argument and fix, before anything is consumed or enqueued."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ..._core import registry
+from ..._core.device import Device
+from ..._core.semaphore import SemaphoreBatch
+from ...capabilities import Operation
+from ...errors import (
+    ArgumentTypeError,
+    BackendNotFoundError,
+    DeviceNotFoundError,
+    GpuInteropError,
+    HandleError,
+    InvalidArgumentError,
+    UnsupportedError,
+)
+from ...handles import (
+    Binary,
+    DeviceIdentity,
+    EventFd,
+    HandleOrigin,
+    OpaqueFd,
+    OriginKind,
+    Timeline,
+    TimelineFd,
+    VmmFd,
+)
+from ..kit import KIND, requires, skip_declared
+from .base import (
+    HANDLE_TYPES,
+    KINDS,
+    LIMIT,
+    Bench,
+    NotToBeCalled,
+    Suite,
+    args,
+    becomes_idle,
+    fds,
+    raises,
+    read,
+    same_file,
+)
+from .streams import in_this_process
+
+MEMORY = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
+SIZE = 1 << 16
+
+
+class BadArgumentSuite(Suite):
+    """What needs no shared object: bare numbers, wrong types, unknown names."""
+
+    def test_bare_int(self, device: Device) -> None:
+        """A bare int is no handle; the message shows how it is wrapped. The descriptor is untouched."""
+        fd, other = os.pipe()
+        before = os.fstat(fd)
+        calls: list[Any] = [
+            lambda: device.import_memory(fd, size=SIZE),  # type: ignore[arg-type]
+            lambda: device.import_semaphore(fd),  # type: ignore[arg-type]
+            lambda: device.import_allocation(fd, SIZE),  # type: ignore[arg-type]
+        ]
+        for call in calls:
+            error = raises(ArgumentTypeError, call, argument="handle")
+            assert isinstance(error, TypeError)
+            assert "Fd(fd)" in str(error)
+        assert same_file(fd, before)
+        os.close(fd)
+        os.close(other)
+
+    def test_handle_of_another_call(self, device: Device) -> None:
+        """A handle that is not for this call is a TypeError, and stays open."""
+        fd, other = os.pipe()
+        with TimelineFd(fd) as timeline, EventFd(fd) as event, VmmFd(fd) as vmm:
+            for handle in (timeline, event, vmm, object(), None, "fd"):
+                raises(ArgumentTypeError, lambda h=handle: device.import_memory(h, size=SIZE), argument="handle")
+            for handle in (event, vmm, object(), None):
+                raises(ArgumentTypeError, lambda h=handle: device.import_semaphore(h), argument="handle")
+            for handle in (event, timeline, object(), None):
+                raises(ArgumentTypeError, lambda h=handle: device.import_allocation(h, SIZE), argument="handle")
+            assert not timeline.closed
+            assert not event.closed
+        os.close(fd)
+        os.close(other)
+
+    def test_handles_of_no_descriptor(self) -> None:
+        """A handle is made of an open descriptor only."""
+        fd, other = os.pipe()
+        os.close(other)
+        os.close(fd)
+        for kind in (OpaqueFd, TimelineFd, VmmFd):
+            raises(HandleError, lambda kind=kind: kind(fd), argument="fd")
+            raises(HandleError, lambda kind=kind: kind(-1), argument="fd")
+            raises(ArgumentTypeError, lambda kind=kind: kind(True), argument="fd")
+            raises(ArgumentTypeError, lambda kind=kind: kind("0"), argument="fd")
+
+    def test_handle_types(self, device: Device) -> None:
+        """A handle type is a type, and one of those that fit."""
+        wrong: Any
+        for wrong in (OpaqueFd, "vmm_fd", None, 3):
+            raises(ArgumentTypeError, lambda wrong=wrong: device.allocate(SIZE, wrong), argument="handle_type")
+        for wrong in (VmmFd, "timeline_fd", None):
+            raises(ArgumentTypeError, lambda wrong=wrong: device.create_semaphore(wrong), argument="handle_type")
+
+    def test_unknown_backend(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An unknown backend, asked for by name or by the variable, is named, with those that are installed."""
+        error = raises(BackendNotFoundError, lambda: registry.get_backend("nonesuch"))
+        assert isinstance(error, LookupError)
+        assert "nonesuch" in str(error)
+        assert device.backend in str(error)
+        monkeypatch.setenv("GPUINTEROP_BACKEND", "nonesuch")
+        for call in (registry.get_backend, registry.device, registry.devices):
+            error = raises(BackendNotFoundError, call)
+            assert "GPUINTEROP_BACKEND" in str(error)
+
+    def test_unknown_device(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An unknown ordinal or identity lists the devices that there are."""
+        monkeypatch.setenv("GPUINTEROP_BACKEND", device.backend)
+        error = raises(DeviceNotFoundError, lambda: registry.device(4711))
+        assert "4711" in str(error)
+        stranger = DeviceIdentity(name="a stranger", uuid=b"\xfe" * 16, pci_bus_id="ffff:ff:1f.7")
+        error = raises(DeviceNotFoundError, lambda: registry.match_device(stranger))
+        assert "a stranger" in str(error)
+        raises(ArgumentTypeError, lambda: registry.match_device(b"\xfe" * 16), argument="identity")  # type: ignore[arg-type]
+
+
+@requires(*MEMORY)
+class BadMemorySuite(Suite):
+    """Wrong handles, sizes and ranges."""
+
+    exporter_filter: ClassVar = staticmethod(in_this_process)
+
+    def test_sizes(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A size of zero, below, beyond the object or of another type: refused before the driver is called."""
+        theirs = bench.export(SIZE)
+        with theirs.export() as handle:
+            assert isinstance(handle, OpaqueFd)
+            before = os.fstat(handle.fd)
+            with monkeypatch.context() as patch:
+                patch.setattr(bench.device, "_backend", NotToBeCalled(bench.device._backend))
+                for size in (0, -1, theirs.size + 1, theirs.size * 2, 1 << 62, 1 << 63, 1 << 64):
+                    raises(
+                        InvalidArgumentError,
+                        lambda size=size: bench.device.import_memory(handle, size=size),
+                        argument="size",
+                    )
+                for wrong in (1.5, "1", None):
+                    raises(
+                        ArgumentTypeError,
+                        lambda wrong=wrong: bench.device.import_memory(handle, size=wrong),
+                        argument="size",
+                    )
+            assert not handle.closed
+            assert same_file(handle.fd, before)
+            with bench.device.import_memory(handle, size=theirs.size) as memory, memory.map_buffer() as buffer:
+                buffer.fill(3)
+                assert theirs.read(0, 1) == b"\x03"
+
+    def test_size_beyond_the_object_without_origin(self, bench: Bench) -> None:
+        """Where the system knows an object's size, a handle without an origin is checked as well."""
+        theirs = bench.export(SIZE)
+        with theirs.export() as handle:
+            assert isinstance(handle, OpaqueFd)
+            bare = OpaqueFd(handle.fd)
+            before = os.fstat(handle.fd)
+            if not stat.S_ISREG(before.st_mode):
+                skip_declared("the system does not know the size of a driver's own object")
+            raises(GpuInteropError, lambda: bench.device.import_memory(bare, size=theirs.size * 64 + (1 << 30)))
+            assert not bare.closed
+            assert same_file(handle.fd, before)
+
+    def test_closed_and_detached(self, bench: Bench) -> None:
+        """A closed or detached handle is refused; a detached descriptor is the caller's."""
+        theirs = bench.export(SIZE)
+        closed = theirs.export()
+        closed.close()
+        raises(HandleError, lambda: bench.device.import_memory(closed, size=theirs.size), argument="handle")
+        detached = theirs.export()
+        assert isinstance(detached, OpaqueFd)
+        fd = detached.detach()
+        raises(HandleError, lambda: bench.device.import_memory(detached, size=theirs.size), argument="handle")
+        with bench.device.import_memory(OpaqueFd(fd), size=theirs.size) as memory:
+            assert memory.size == theirs.size
+
+    def test_used_twice(self, bench: Bench) -> None:
+        """A handle is consumed once."""
+        theirs = bench.export(SIZE)
+        handle = theirs.export()
+        with bench.device.import_memory(handle, size=theirs.size):
+            error = raises(HandleError, lambda: bench.device.import_memory(handle, size=theirs.size))
+            assert "consumed" in str(error)
+            assert "duplicate" in str(error)
+
+    def test_borrowed_number_is_consumed_by_success_only(self, bench: Bench) -> None:
+        """A number of the caller's is closed by an import that succeeds, and by no other."""
+        theirs = bench.export(SIZE)
+        exported = theirs.export()
+        assert isinstance(exported, OpaqueFd)
+        fd = exported.detach()
+        before = os.fstat(fd)
+        handle = OpaqueFd(fd)
+        raises(InvalidArgumentError, lambda: bench.device.import_memory(handle, size=0), argument="size")
+        assert same_file(fd, before)
+        open_before = fds()
+        with bench.device.import_memory(handle, size=theirs.size):
+            # A backend may keep a descriptor of its own, at any number: the caller's is one of theirs or gone.
+            assert handle.closed
+            assert len(fds()) <= len(open_before)
+        assert handle.closed
+
+    @pytest.mark.parametrize("what", ["pipe", "file", "device", "directory"])
+    def test_wrong_descriptor(self, bench: Bench, what: str) -> None:
+        """A descriptor of something else is refused by driver or backend; it stays open, the caller's, and usable."""
+        with ExitStack() as stack:
+            fd = _open(what, stack)
+            before = os.fstat(fd)
+            handle = OpaqueFd(fd)
+            raises(GpuInteropError, lambda: bench.device.import_memory(handle, size=4096))
+            open_before = fds()  # only now: the first call may make a driver open something for good
+            for _ in range(3):
+                raises(GpuInteropError, lambda: bench.device.import_memory(handle, size=4096))
+            assert not handle.closed
+            assert same_file(fd, before)
+            assert fds() == open_before, "the lent duplicate was left open"
+
+    def test_semaphore_as_memory(self, bench: Bench) -> None:
+        """A handle of a semaphore is refused as memory, and one of memory as a semaphore, by what its origin says."""
+        theirs = bench.export(SIZE)
+        origin = HandleOrigin(kind=OriginKind.BINARY, device=bench.exporter.identity)
+        with theirs.export() as handle:
+            assert isinstance(handle, OpaqueFd)
+            wrong = OpaqueFd(handle.fd, origin=origin)
+            raises(HandleError, lambda: bench.device.import_memory(wrong, size=theirs.size), argument="handle")
+            if bench.device.capabilities.supports((Operation.IMPORT_SEMAPHORE, OpaqueFd)):
+                raises(HandleError, lambda: bench.device.import_semaphore(handle), argument="handle")
+            assert not handle.closed
+            assert not wrong.closed
+
+    def test_another_device(self, bench: Bench) -> None:
+        """A handle that another device exported is refused; the message names both."""
+        theirs = bench.export(SIZE)
+        stranger = DeviceIdentity(name="a stranger", uuid=b"\xfe" * 16, pci_bus_id="ffff:ff:1f.7")
+        with theirs.export() as handle:
+            assert isinstance(handle, OpaqueFd)
+            origin = HandleOrigin(kind=OriginKind.MEMORY, device=stranger, size=theirs.size)
+            wrong = OpaqueFd(handle.fd, origin=origin)
+            error = raises(HandleError, lambda: bench.device.import_memory(wrong, size=theirs.size))
+            assert "a stranger" in str(error)
+            assert bench.device.name in str(error)
+            assert not wrong.closed
+
+    def test_ranges(self, bench: Bench) -> None:
+        """A mapping of zero bytes, outside the memory or overflowing is refused; so is a partial overlap."""
+        theirs, memory = bench.memory(4 * 4096)
+        whole = memory.size
+        for offset, size, argument in (
+            (0, 0, "size"),
+            (0, -1, "size"),
+            (0, whole + 1, "size"),
+            (4096, whole, "size"),
+            (1, (1 << 63) - 1, "size"),
+            (0, 1 << 64, "size"),
+            (-1, 16, "offset"),
+            (1 << 63, 1, "offset"),
+            (whole, None, "offset"),
+        ):
+            raises(
+                InvalidArgumentError,
+                lambda offset=offset, size=size: memory.map_buffer(offset, size),
+                argument=argument,
+            )
+        raises(ArgumentTypeError, lambda: memory.map_buffer(0.5), argument="offset")  # type: ignore[arg-type]
+        raises(ArgumentTypeError, lambda: memory.map_buffer(0, "4"), argument="size")  # type: ignore[arg-type]
+        part = memory.map_buffer(4096, 4096)
+        raises(InvalidArgumentError, lambda: memory.map_buffer(0, 4097), argument="offset")
+        part.close(timeout=LIMIT)
+        with memory.map_buffer() as buffer:
+            buffer.fill(1)
+        assert theirs.read(0, 1) == b"\x01"
+
+    def test_copies_and_fills(self, bench: Bench) -> None:
+        """Copies and fills outside the buffer, of no numbers, or into read-only memory are refused; nothing moves."""
+        theirs, memory = bench.memory(SIZE)
+        theirs.write(0, bytes(theirs.size))
+        buffer = bench.scope.enter_context(memory.map_buffer(4096, 4096))
+        data = np.full(4096, 9, np.uint8)
+        raises(InvalidArgumentError, lambda: buffer.copy_from_host(data, offset=1), argument="source")
+        raises(InvalidArgumentError, lambda: buffer.copy_to_host(data, offset=1), argument="target")
+        raises(InvalidArgumentError, lambda: buffer.copy_from_host(data, offset=-1), argument="offset")
+        raises(ArgumentTypeError, lambda: buffer.copy_from_host([1, 2]), argument="source")
+        raises(ArgumentTypeError, lambda: buffer.copy_from_host(np.array([object()])), argument="source")
+        raises(InvalidArgumentError, lambda: buffer.copy_to_host(bytes(16)), argument="target")
+        for byte in (-1, 256):
+            raises(InvalidArgumentError, lambda byte=byte: buffer.fill(byte), argument="byte")
+        raises(InvalidArgumentError, lambda: buffer.fill(9, offset=4000, size=97), argument="size")
+        raises(InvalidArgumentError, lambda: buffer.fill(9, size=0), argument="size")
+        raises(InvalidArgumentError, lambda: buffer.fill(9, offset=4096), argument="size")
+        raises(InvalidArgumentError, lambda: buffer.fill(9, offset=-4), argument="offset")
+        assert theirs.read(0, theirs.size) == bytes(theirs.size)
+
+    def test_views(self, bench: Bench) -> None:
+        """A view of an unknown type, a negative shape or another device is refused."""
+        _, buffer = bench.buffer(SIZE)
+        raises(ArgumentTypeError, lambda: buffer.view(4, "no such type"), argument="dtype")
+        raises(InvalidArgumentError, lambda: buffer.view(4, "object"), argument="dtype")
+        raises(InvalidArgumentError, lambda: buffer.view((-1, 2)), argument="shape")
+        raises(ArgumentTypeError, lambda: buffer.view((1.5,)), argument="shape")  # type: ignore[arg-type]
+        with pytest.raises(BufferError):
+            buffer.view(4).__dlpack__(dl_device=(99, 0))
+        with pytest.raises(BufferError):
+            buffer.view(4).__dlpack__(copy=True)
+        with pytest.raises(BufferError):
+            buffer.view(2, "float32", strides=(6,)).__dlpack__()
+        assert read(buffer, 0, 1)
+
+    def test_close_checks_its_timeout(self, bench: Bench) -> None:
+        """A time-out is seconds, 0 or more; the object stays open."""
+        _, memory = bench.memory()
+        raises(InvalidArgumentError, lambda: memory.close(timeout=-1.0), argument="timeout")
+        assert not memory.closed
+
+
+class BadSemaphoreSuite(Suite):
+    """Kinds that do not fit, values that go backwards, descriptors of something else."""
+
+    exporter_filter: ClassVar = staticmethod(in_this_process)
+
+    @KINDS
+    @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
+    def test_kind_that_does_not_fit(self, bench: Bench, kind: type) -> None:
+        """A semaphore imported as the other kind is refused by its origin; the handle stays open and usable."""
+        theirs = bench.scope.enter_context(bench.exporter.create_semaphore(kind))
+        handle: Any = theirs.export()
+        other: Any = HANDLE_TYPES[Timeline if kind is Binary else Binary]
+        wrong = other(handle.fd, origin=handle.origin)
+        before = os.fstat(handle.fd)
+        if bench.device.capabilities.supports((Operation.IMPORT_SEMAPHORE, other)):
+            raises(HandleError, lambda: bench.device.import_semaphore(wrong), argument="handle")
+        else:
+            raises(UnsupportedError, lambda: bench.device.import_semaphore(wrong))
+        assert same_file(handle.fd, before)
+        assert not wrong.closed
+        wrong.close()
+        with bench.device.import_semaphore(handle) as ours:
+            stream = bench.stream()
+            ours.signal(stream, *args(kind, 1))
+            stream.synchronize(LIMIT)
+            assert theirs.wait(1, timeout=LIMIT)
+
+    @KINDS
+    @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND))
+    def test_values(self, bench: Bench, kind: type) -> None:
+        """Wrong values, streams and time-outs are refused before anything is enqueued."""
+        theirs, semaphore = bench.semaphore(kind)
+        ours: Any = semaphore
+        stream = bench.stream()
+        good = args(kind, 1)
+        bad = (1,) if kind is Binary else ()
+        for method in (ours.wait, ours.signal):
+            raises(InvalidArgumentError, lambda method=method: method(stream, *bad), argument="value")
+            raises(ArgumentTypeError, lambda method=method: method(stream.ptr, *good), argument="stream")
+            raises(ArgumentTypeError, lambda method=method: method(None, *good), argument="stream")
+            if kind is Timeline:
+                for value in (-1, 1 << 64):
+                    raises(InvalidArgumentError, lambda m=method, value=value: m(stream, value), argument="value")
+                raises(ArgumentTypeError, lambda m=method: m(stream, 1.5), argument="value")
+        if bench.device.capabilities.supports((Operation.WAIT_TIMEOUT, HANDLE_TYPES[kind])):
+            raises(InvalidArgumentError, lambda: ours.wait(stream, *good, timeout=-1), argument="timeout")
+            raises(ArgumentTypeError, lambda: ours.wait(stream, *good, timeout="1"), argument="timeout")
+        assert becomes_idle(stream), "something was enqueued"
+        if kind is Timeline:
+            assert not theirs.wait(1, timeout=0.0)
+
+    @requires((Operation.IMPORT_SEMAPHORE, TimelineFd), (Operation.SIGNAL_SEMAPHORE, TimelineFd))
+    def test_timeline_backwards(self, bench: Bench) -> None:
+        """A timeline that would go backwards on its stream is refused; alone and in a batch, which signals nothing."""
+        theirs, ours = bench.semaphore(Timeline)
+        others, second = bench.semaphore(Timeline)
+        stream = bench.stream()
+        ours.signal(stream, 5)
+        raises(InvalidArgumentError, lambda: ours.signal(stream, 5), argument="value")
+        raises(InvalidArgumentError, lambda: ours.signal(stream, 4), argument="value")
+        batch = SemaphoreBatch(second, ours)
+        raises(InvalidArgumentError, lambda: batch.signal(stream, (1, 5)), argument="values")
+        stream.synchronize(LIMIT)
+        assert not others.wait(1, timeout=0.0), "half of a refused batch was signalled"
+        assert theirs.wait(5, timeout=LIMIT)
+        batch.signal(stream, (1, 6))
+        stream.synchronize(LIMIT)
+        assert others.wait(1, timeout=LIMIT)
+
+    @KINDS
+    @requires((Operation.IMPORT_SEMAPHORE, KIND))
+    def test_batches(self, bench: Bench, kind: type) -> None:
+        """A batch of nothing, of the same one twice, of closed ones, and with values that do not fit is refused."""
+        _, ours = bench.semaphore(kind)
+        stream = bench.stream()
+        wrong: Any = "semaphore"
+        raises(InvalidArgumentError, SemaphoreBatch, argument="semaphores")
+        raises(InvalidArgumentError, lambda: SemaphoreBatch(ours, ours), argument="semaphores")
+        raises(ArgumentTypeError, lambda: SemaphoreBatch(wrong), argument="semaphores")
+        batch = SemaphoreBatch(ours)
+        raises(InvalidArgumentError, lambda: batch.signal(stream, (1, 2)), argument="values")
+        raises(ArgumentTypeError, lambda: batch.signal(wrong, None), argument="stream")
+        ours.close()
+        raises(GpuInteropError, lambda: batch.wait(stream, None if kind is Binary else (1,)))
+        raises(GpuInteropError, lambda: SemaphoreBatch(ours))
+        assert becomes_idle(stream)
+
+    @KINDS
+    @pytest.mark.parametrize("what", ["pipe", "file", "device", "directory"])
+    @requires((Operation.IMPORT_SEMAPHORE, KIND))
+    def test_wrong_descriptor(self, bench: Bench, kind: type, what: str) -> None:
+        """A descriptor of something else is refused; it stays open, and the caller's."""
+        with ExitStack() as stack:
+            fd = _open(what, stack)
+            before = os.fstat(fd)
+            handle: Any = HANDLE_TYPES[kind](fd)
+            raises(GpuInteropError, lambda: bench.device.import_semaphore(handle))
+            open_before = fds()  # only now: the first call may make a driver open something for good
+            for _ in range(3):
+                raises(GpuInteropError, lambda: bench.device.import_semaphore(handle))
+            assert not handle.closed
+            assert same_file(fd, before)
+            assert fds() == open_before, "the lent duplicate was left open"
+
+
+def _open(what: str, stack: ExitStack) -> int:
+    """A descriptor that is no memory and no semaphore."""
+    if what == "pipe":
+        fd, other = os.pipe()
+        stack.callback(os.close, other)
+    elif what == "file":
+        fd, name = tempfile.mkstemp()
+        os.unlink(name)
+        os.truncate(fd, 1 << 16)
+    else:
+        fd = os.open(os.devnull if what == "device" else os.curdir, os.O_RDONLY)
+    stack.callback(os.close, fd)
+    return fd

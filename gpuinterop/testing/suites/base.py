@@ -1,0 +1,275 @@
+"""What the suites have in common: the device, the independent party, and objects that are cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ..._core.device import Device
+from ..._core.memory import Buffer, ExternalMemory
+from ..._core.semaphore import ExternalSemaphore
+from ..._core.stream import Stream
+from ...capabilities import Operation
+from ...errors import GpuInteropError, ResourceBusyError, SemaphoreTimeoutError
+from ...exporters.base import Exporter, ExporterMemory, ExporterSemaphore
+from ...handles import Binary, Timeline
+from ..kit import HANDLE_TYPES as HANDLE_TYPES, skip_declared
+from ..plugin import failed, kit_of
+
+LIMIT = float(os.environ.get("GPUINTEROP_KIT_LIMIT", "20"))
+"""Seconds that anything may take that is on its way already. Nothing is asserted about how much less it took.
+
+``GPUINTEROP_KIT_LIMIT`` sets it: less for a backend that is known to be broken, more for a slow simulator.
+"""
+
+GRACE = 0.02
+"""Seconds that something gets to happen that must not. Waiting longer only finds more in what is broken."""
+
+SHORT_GRACE = 0.004
+"""The same, where many rounds find what one does not."""
+
+KINDS = pytest.mark.parametrize("kind", [Binary, Timeline], ids=["binary", "timeline"])
+"""Both kinds of semaphore."""
+
+
+class Suite:
+    """Base of the suites. A subclass named ``Test...`` in a test module runs it."""
+
+    gpuinterop_suite: ClassVar[bool] = True
+
+    @pytest.fixture
+    def device(self, request: pytest.FixtureRequest) -> Device:
+        """The device under test."""
+        return kit_of(request.config).device(request.param)
+
+    @pytest.fixture
+    def exporter(self, request: pytest.FixtureRequest) -> Generator[Exporter, None, None]:
+        """The independent party; shared by the tests until one of them fails."""
+        kit = kit_of(request.config)
+        yield kit.exporter(request.param)
+        if failed(request.node):
+            kit.discard(request.param)
+
+    @pytest.fixture
+    def exporter_spec(self, request: pytest.FixtureRequest) -> Any:
+        """How to open the independent party, for tests that want one of their own."""
+        return request.param
+
+    @pytest.fixture
+    def scope(self) -> Generator[ExitStack, None, None]:
+        """Closed, in reverse order, at the end of the test."""
+        with ExitStack() as stack:
+            yield stack
+
+    @pytest.fixture
+    def stream(self, device: Device, scope: ExitStack) -> Stream:
+        """A stream of the test's own."""
+        return new_stream(device, scope)
+
+    @pytest.fixture
+    def bench(self, device: Device, exporter: Exporter, scope: ExitStack) -> Bench:
+        """Objects that device and exporter share."""
+        return Bench(device, exporter, scope)
+
+
+class Bench:
+    """Makes shared objects, and cleans them up: first the device's half, then the exporter's."""
+
+    def __init__(self, device: Device, exporter: Exporter, scope: ExitStack) -> None:
+        self.device = device
+        self.exporter = exporter
+        self.scope = scope
+
+    def export(self, size: int = 1 << 16) -> ExporterMemory:
+        """Memory of the exporter's."""
+        return self.scope.enter_context(self.exporter.create_memory(size))
+
+    def memory(self, size: int = 1 << 16) -> tuple[ExporterMemory, ExternalMemory]:
+        """The same memory on both sides, not mapped."""
+        theirs = self.export(size)
+        ours = self.device.import_memory(theirs.export(), size=theirs.size)
+        self.scope.callback(end, ours)
+        return theirs, ours
+
+    def buffer(self, size: int = 1 << 16) -> tuple[ExporterMemory, Buffer]:
+        """The same memory on both sides, mapped as a whole."""
+        theirs, ours = self.memory(size)
+        return theirs, self.scope.enter_context(ours.map_buffer())
+
+    def semaphore(self, kind: type) -> tuple[ExporterSemaphore, ExternalSemaphore[Any]]:
+        """The same semaphore on both sides."""
+        theirs = self.scope.enter_context(self.exporter.create_semaphore(kind))
+        ours: ExternalSemaphore[Any] = self.device.import_semaphore(theirs.export())
+        self.scope.callback(end, ours)
+        return theirs, ours
+
+    def stream(self) -> Stream:
+        return new_stream(self.device, self.scope)
+
+
+def new_stream(device: Device, scope: ExitStack) -> Stream:
+    """A stream that is closed at the end of the test."""
+    return scope.enter_context(device.create_stream())
+
+
+def end(resource: Any) -> None:
+    """Close at the end of a test, whatever a failure has left pending."""
+    with contextlib.suppress(ResourceBusyError):
+        resource.close(timeout=LIMIT / 10)
+
+
+def held(stream: Stream, grace: float = GRACE) -> bool:
+    """Whether the stream waits for somebody.
+
+    One that should not wait, and does, cannot pass this, however slow the machine is; one that should wait, and does
+    not, gets some time to show it.
+    """
+    try:
+        stream.record().wait(grace)
+    except SemaphoreTimeoutError:
+        return True
+    return False
+
+
+def becomes_idle(stream: Stream) -> bool:
+    """Whether the stream comes to its end.
+
+    Not asked of `query`, which may lag: it looks at a point in the stream's work that it has only just made. What is
+    asserted of `query` is that it is never true too early.
+    """
+    try:
+        stream.record().wait(LIMIT)
+    except SemaphoreTimeoutError:
+        return False
+    return True
+
+
+def args(kind: type, value: int) -> tuple[int, ...]:
+    """`value` as a semaphore of that kind takes it."""
+    return (value,) if kind is Timeline else ()
+
+
+def read(buffer: Buffer, offset: int = 0, size: int | None = None) -> bytes:
+    """A buffer's bytes, copied out by the device."""
+    target = np.zeros(buffer.size - offset if size is None else size, np.uint8)
+    buffer.copy_to_host(target, offset=offset)
+    return target.tobytes()
+
+
+def write(buffer: Buffer, data: bytes, offset: int = 0) -> None:
+    """Set a buffer's bytes, copied in by the device."""
+    buffer.copy_from_host(np.frombuffer(data, np.uint8), offset=offset)
+
+
+def pattern(size: int, seed: int = 0) -> bytes:
+    """Bytes without a period that a wrong offset could fall into."""
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8).tobytes()
+
+
+def word(byte: int) -> int:
+    """A 32-bit word of four times the same byte."""
+    return byte * 0x01010101
+
+
+def fds() -> set[str]:
+    """The descriptors that are open in this process, as far as the system tells."""
+    try:
+        return set(os.listdir("/proc/self/fd"))
+    except OSError:
+        return set()
+
+
+def mappings() -> int:
+    """How many mappings of memory objects this process has, as far as the system tells."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            return sum("memfd:" in line or "dmabuf" in line or "/dev/" in line for line in lines)
+    except OSError:
+        return 0
+
+
+def same_file(fd: int, other: os.stat_result) -> bool:
+    """Whether `fd` is open, and on that very object."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (other.st_dev, other.st_ino)
+
+
+class NotToBeCalled:
+    """In a backend's place: the driver must not be reached."""
+
+    def __init__(self, backend: Any, *, allowed: Sequence[str] = ()) -> None:
+        self._backend = backend
+        self._allowed = allowed
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        if not callable(found) or name in self._allowed:
+            return found
+
+        def refuse(*arguments: Any, **keywords: Any) -> Any:
+            self.calls.append(name)
+            raise AssertionError(f"the backend's {name}() was called")
+
+        return refuse
+
+    @property  # type: ignore[misc]  # isinstance() is to see the backend's interfaces
+    def __class__(self) -> type:
+        return type(self._backend)
+
+
+def raises(
+    error: type[GpuInteropError], call: Callable[..., object], *, argument: str | None = None, match: str | None = None
+) -> Any:
+    """Check that `call` raises an error of ours that names the argument; returns it."""
+    with pytest.raises(error, match=match) as caught:
+        call()
+    found: Any = caught.value
+    if argument is not None:
+        named = getattr(found, "argument", None) or str(found).partition(":")[0]
+        assert named == argument, f"{found!r} names {named!r}, not {argument!r}"
+    assert str(found).strip(), "an error says what is wrong"
+    return found
+
+
+class Gate:
+    """Holds a stream up, until it is opened: whatever is enqueued behind it is pending for certain."""
+
+    def __init__(self, bench: Bench) -> None:
+        kind = _gate_kind(bench)
+        self.kind = kind
+        self.theirs, self.ours = bench.semaphore(kind)
+        self._next = 1
+
+    def block(self, stream: Stream) -> int:
+        """Hold `stream` up; returns the value that it waits for."""
+        self.ours.wait(stream, *args(self.kind, self._next))
+        return self._next
+
+    def open(self) -> None:
+        """Let one stream pass."""
+        self.theirs.signal(self._next if self.kind is Timeline else 0)
+        self._next += 1
+
+
+def _gate_kind(bench: Bench) -> type:
+    reasons = []
+    for kind in (Timeline, Binary):
+        handle_type = HANDLE_TYPES[kind]
+        missing = bench.device.capabilities.missing(
+            (Operation.IMPORT_SEMAPHORE, handle_type), (Operation.WAIT_SEMAPHORE, handle_type)
+        ) or bench.exporter.capabilities.missing((Operation.IMPORT_SEMAPHORE, handle_type))
+        if not missing:
+            return kind
+        reasons.append(missing[0].reason)
+    skip_declared(f"no semaphore to hold a stream up with: {reasons[0]}")
+    raise AssertionError

@@ -1,0 +1,270 @@
+"""Backends are found and described; tables are total and honest; gaps are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from ..._core import registry
+from ..._core.device import Device
+from ..._core.memory import ExternalMemory
+from ..._core.semaphore import ExternalSemaphore
+from ..._core.stream import Stream
+from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
+from ...errors import BackendUnavailableError, UnsupportedError
+from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle
+from ..kit import skip_declared
+from ..plugin import kit_of
+from .base import NotToBeCalled, Suite, same_file
+
+_DISABLED = textwrap.dedent(
+    """
+    import json, os, sys, gpuinterop as gi
+    device = gi.get_backend(sys.argv[1]).device(int(sys.argv[2]))
+    states = {str(gi.Cell(*key)): found.support.value for key, found in device.capabilities.items()}
+    try:
+        device.create_semaphore(gi.TimelineFd)
+        raised = None
+    except gi.UnsupportedError as error:
+        raised = str(error)
+    print(json.dumps({"states": states, "raised": raised}))
+    """
+)
+
+
+class BackendSuite(Suite):
+    """A backend is there, says what it is, and what it stands on."""
+
+    def test_available(self, backend_name: str, request: pytest.FixtureRequest) -> None:
+        """The backend works on this machine; else the reason is in one line, and fails where it is required."""
+        kit = kit_of(request.config)
+        try:
+            assert registry.get_backend(backend_name).devices(), "it has no device"
+        except BackendUnavailableError as error:
+            if kit.is_required(backend_name) or not str(error).strip():
+                raise
+            skip_declared(f"the backend {backend_name!r} does not work here: {error}")
+
+    def test_versions_and_libraries(self, device: Device) -> None:
+        """`versions` names what it stands on, by name and text."""
+        loaded = registry.get_backend(device.backend)
+        assert loaded.versions
+        for name, version in (*loaded.versions.items(), *loaded.libraries.items()):
+            assert isinstance(name, str)
+            assert isinstance(version, str)
+            assert name
+            assert version
+
+    def test_device_is_described(self, device: Device) -> None:
+        """A device has a name, marks of the right form, a DLPack device and the array interface of its memory."""
+        info = device.info
+        assert device.name
+        assert info.uuid is None or len(info.uuid) == 16
+        assert info.luid is None or len(info.luid) == 8
+        assert info.pci_bus_id is None or info.pci_bus_id == info.pci_bus_id.lower()
+        assert info.array_interface in ("__array_interface__", "__cuda_array_interface__")
+        assert len(info.dlpack) == 2
+        assert info.is_cpu or info.uuid or info.pci_bus_id or info.luid, "nothing says which device it is"
+
+    def test_same_device_every_time(self, device: Device) -> None:
+        """A device is opened once: everybody gets the same object."""
+        assert registry.get_backend(device.backend).device(device.ordinal) is device
+
+    def test_required_exporters(self, device: Device, request: pytest.FixtureRequest) -> None:
+        """Every independent party that this run requires is there."""
+        kit = kit_of(request.config)
+        spec = request.node.callspec.params["device"]
+        missing = kit.missing_exporters(spec)
+        assert not missing, f"missing: {missing}; there are {[str(one) for one in kit.exporters(spec)]}; {kit.header()}"
+
+
+class CapabilitySuite(Suite):
+    """The table is total, everything but SUPPORTED says why, and a gap is refused before anything happens."""
+
+    def test_total(self, device: Device) -> None:
+        """The table has exactly the cells of `DOMAIN`."""
+        assert {Cell(*key) for key in device.capabilities} == set(DOMAIN)
+        assert len(device.capabilities) == len(DOMAIN)
+
+    def test_reasons(self, device: Device) -> None:
+        """Everything but SUPPORTED has scope, reason and reference; SUPPORTED names the run that has shown it."""
+        for found in device.capabilities.values():
+            if found.support is Support.SUPPORTED:
+                assert "verified.toml" in found.reference, found
+            else:
+                assert found.scope, found
+                assert len(found.reason) > 10, found
+                assert found.reference, found
+
+    def test_a_pair_without_meaning_is_a_gap(self, device: Device) -> None:
+        """A pair outside `DOMAIN` is a gap with a reason, never a `KeyError`."""
+        for operation in Operation:
+            found = device.capabilities.of((operation, _Meaningless))
+            assert not found
+            assert found.reason
+
+    def test_missing_and_require(self, device: Device) -> None:
+        """`missing`, `supports` and `require` agree on every cell."""
+        table = device.capabilities
+        for key, found in table.items():
+            assert table.missing(key) == ([] if found.usable else [found])
+            assert table.supports(key) is found.usable
+            if found.usable:
+                table.require(key)
+            else:
+                with pytest.raises(UnsupportedError) as caught:
+                    table.require(key)
+                assert caught.value.capability is found
+
+    def test_gap_is_refused(self, device: Device, gap: Cell, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A declared gap raises `UnsupportedError` that carries it: no driver called, nothing consumed."""
+        forbidden = NotToBeCalled(device._backend, allowed=("prepare",))
+        monkeypatch.setattr(device, "_backend", forbidden)
+        attempt = _Attempt(device, gap, stream)
+        before = os.fstat(attempt.fd) if attempt.fd is not None else None
+        try:
+            with pytest.raises(UnsupportedError) as caught:
+                attempt.run()
+        finally:
+            monkeypatch.undo()
+        assert caught.value.capability in attempt.expected
+        assert not caught.value.capability.usable
+        assert caught.value.capability.reason in str(caught.value)
+        assert not forbidden.calls
+        if attempt.handle is not None:
+            assert not attempt.handle.closed, "a refused handle is not consumed"
+            if before is not None and attempt.fd is not None:
+                assert same_file(attempt.fd, before), "the caller's descriptor was touched"
+            attempt.close()
+
+    def test_disabled_cells_are_gaps(self, device: Device) -> None:
+        """What ``GPUINTEROP_DISABLE`` turns off is DISABLED, refused, and nothing else changes."""
+        import json
+
+        environment = {**os.environ, "GPUINTEROP_DISABLE": "create_semaphore,*:opaque_fd"}
+        done = subprocess.run(
+            [sys.executable, "-c", _DISABLED, device.backend, str(device.ordinal)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["raised"]
+        for key, found in device.capabilities.items():
+            cell = Cell(*key)
+            off = cell.operation is Operation.CREATE_SEMAPHORE or str(cell).endswith(":opaque_fd")
+            wanted = Support.DISABLED if off and found.usable else found.support
+            assert answer["states"][str(cell)] == wanted.value, cell
+
+
+class _Meaningless(Handle):
+    """A handle type that no operation knows."""
+
+    type_name = "meaningless"
+
+
+class _Attempt:
+    """Tries to use a gap."""
+
+    def __init__(self, device: Device, cell: Cell, stream: Stream) -> None:
+        self._device = device
+        self._cell = cell
+        self._stream = stream
+        self.handle: Handle | None = None
+        self.fd: int | None = None
+        self._pipe: tuple[int, int] | None = None
+
+    @property
+    def expected(self) -> list[Capability]:
+        """The cell's capability, or that of the operation which comes before it and is a gap as well."""
+        table, kind = self._device.capabilities, self._cell.handle_type
+        before = {
+            Operation.IMPORT_BY_NAME: (Operation.IMPORT_MEMORY, Operation.IMPORT_SEMAPHORE),
+            Operation.WAIT_TIMEOUT: (Operation.WAIT_SEMAPHORE,),
+        }.get(self._cell.operation, ())
+        cells = [(operation, kind) for operation in before if (operation, kind) in table]
+        return [found for found in (table.of(self._cell), *map(table.of, cells)) if not found.usable]
+
+    def run(self) -> None:
+        device, operation, kind = self._device, self._cell.operation, self._cell.handle_type
+        match operation:
+            case Operation.IMPORT_MEMORY:
+                device.import_memory(self._make(), size=4096)
+            case Operation.IMPORT_SEMAPHORE:
+                device.import_semaphore(self._make())
+            case Operation.IMPORT_BY_NAME:
+                assert kind is not None
+                handle: Any = kind(name="gpuinterop-conformance")  # type: ignore[call-arg]
+                self.handle = handle
+                if (Operation.IMPORT_SEMAPHORE, kind) in device.capabilities:
+                    device.import_semaphore(handle)
+                else:
+                    device.import_memory(handle, size=4096)
+            case Operation.MAP_BUFFER:
+                self._memory().map_buffer(0, 4096)
+            case Operation.MAP_MIPMAPPED_ARRAY:
+                self._memory().map_mipmapped_array("R8_UNORM", (4, 4))
+            case Operation.SIGNAL_SEMAPHORE:
+                semaphore = self._semaphore()
+                semaphore.signal(self._stream, *([] if semaphore.kind is Binary else [1]))
+            case Operation.WAIT_SEMAPHORE:
+                semaphore = self._semaphore()
+                semaphore.wait(self._stream, *([] if semaphore.kind is Binary else [1]))
+            case Operation.WAIT_TIMEOUT:
+                semaphore = self._semaphore()
+                semaphore.wait(self._stream, *([] if semaphore.kind is Binary else [1]), timeout=1.0)
+            case Operation.CREATE_SEMAPHORE:
+                wanted: Any = kind
+                device.create_semaphore(wanted)
+            case Operation.EXPORT_ALLOCATION:
+                wanted = kind
+                device.allocate(4096, wanted)
+            case Operation.IMPORT_ALLOCATION:
+                device.import_allocation(self._make(), 4096)
+            case _:
+                device.capabilities.require(self._cell)
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+        for fd in self._pipe or ():
+            os.close(fd)
+
+    def _make(self) -> Any:
+        """A handle of the type, around something harmless."""
+        kind: Any = self._cell.handle_type
+        if issubclass(kind, FdHandle):
+            self._pipe = os.pipe()
+            self.fd = self._pipe[0]
+            self.handle = kind(self.fd)
+        elif issubclass(kind, FabricHandle):
+            self.handle = kind(bytes(FabricHandle.SIZE))
+        elif issubclass(kind, PointerHandle):
+            self.handle = kind(pointer=4096)
+        else:
+            assert issubclass(kind, Win32Handle | KmtHandle)
+            self.handle = kind(handle=4096)
+        return self.handle
+
+    # Where the import is a gap too nothing native exists to call this on: an object without a native half stands in.
+    # It never gets as far as a driver, and must not be retired.
+
+    def _memory(self) -> ExternalMemory:
+        kind: Any = self._cell.handle_type
+        memory = ExternalMemory(self._device, None, kind, size=4096, dedicated=False)
+        memory._once.clear()
+        return memory
+
+    def _semaphore(self) -> ExternalSemaphore[Any]:
+        kind: Any = self._cell.handle_type
+        semaphore: ExternalSemaphore[Any] = ExternalSemaphore(self._device, None, kind)
+        semaphore._once.clear()
+        return semaphore

@@ -1,0 +1,234 @@
+"""Lifetime: close ends use at once, the release comes when everybody is done, and leaks are told."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ...capabilities import Operation
+from ...errors import LeakedResourceWarning, ResourceBusyError, ResourceClosedError
+from ...handles import OpaqueFd
+from ..kit import requires, skip_declared
+from .base import LIMIT, Bench, Gate, Suite, args, held, mappings, raises, read
+from .streams import in_this_process
+
+
+@requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
+class LifetimeSuite(Suite):
+    """Who may close what, when, and what happens to the rest."""
+
+    exporter_filter: ClassVar = staticmethod(in_this_process)
+
+    def test_close_is_idempotent(self, bench: Bench) -> None:
+        """Closing again does nothing; `with` closes; a closed object says so."""
+        _, memory = bench.memory()
+        with memory.map_buffer() as buffer:
+            buffer.fill(1)
+        assert buffer.closed
+        buffer.close()
+        memory.close()
+        memory.close(timeout=LIMIT)
+        assert memory.closed
+        assert "closed" in repr(memory)
+
+    def test_errors_after_close(self, bench: Bench) -> None:
+        """Every call on a closed object raises `ResourceClosedError`."""
+        _, memory = bench.memory()
+        buffer = memory.map_buffer()
+        view = buffer.view(16)
+        buffer.close()
+        target = np.zeros(16, np.uint8)
+        for call in (
+            lambda: buffer.ptr,
+            lambda: buffer.view(16),
+            buffer.fill,
+            lambda: buffer.copy_from_host(target),
+            lambda: buffer.copy_to_host(target),
+            lambda: view.ptr,
+            view.__dlpack__,
+            lambda: getattr(view, bench.device.info.array_interface),
+            buffer.__enter__,
+        ):
+            raises(ResourceClosedError, call)
+        memory.close()
+        raises(ResourceClosedError, memory.map_buffer)
+        raises(ResourceClosedError, lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4)))
+
+    def test_closed_semaphore(self, bench: Bench) -> None:
+        """A closed semaphore neither waits nor signals, and is taken into no batch."""
+        gate, stream = Gate(bench), bench.stream()
+        gate.ours.close()
+        value = args(gate.kind, 1)
+        for call in (lambda: gate.ours.wait(stream, *value), lambda: gate.ours.signal(stream, *value)):
+            raises(ResourceClosedError, call)
+        stream.synchronize(LIMIT)
+
+    def test_parent_closes_children(self, bench: Bench) -> None:
+        """Closing memory closes its buffers."""
+        _, memory = bench.memory()
+        whole, part = memory.map_buffer(), memory.map_buffer(0, 16)
+        memory.close()
+        assert whole.closed
+        assert part.closed
+        raises(ResourceClosedError, whole.fill)
+        memory.close(timeout=LIMIT)
+
+    def test_child_keeps_parent(self, bench: Bench) -> None:
+        """A buffer outlives the caller's reference to its memory."""
+        theirs = bench.export()
+        buffer = bench.device.import_memory(theirs.export(), size=theirs.size).map_buffer()
+        gc.collect()
+        buffer.fill(0x21)
+        assert theirs.read(0, 4) == b"\x21" * 4
+        buffer._mapping._parent.close()  # type: ignore[union-attr]
+        assert buffer.closed
+
+    def test_close_while_pending(self, bench: Bench) -> None:
+        """Closing does not take the memory from work that is enqueued: that is done, and then it is released."""
+        theirs, memory = bench.memory()
+        gate, stream = Gate(bench), bench.stream()
+        buffer = memory.map_buffer()
+        released: list[str] = []
+        gate.block(stream)
+        buffer.fill(0x42, stream=stream)
+        memory.on_released(lambda: released.append("memory"))
+        buffer.on_released(lambda: released.append("mapping"))
+        memory.close()
+        assert buffer.closed
+        assert released == [], "released under pending work"
+        gate.open()
+        stream.synchronize(LIMIT)
+        memory.close(timeout=LIMIT)
+        assert released == ["mapping", "memory"]
+        assert theirs.read(0, theirs.size) == b"\x42" * theirs.size
+
+    def test_close_with_timeout(self, bench: Bench) -> None:
+        """``close(timeout=...)`` says that the object is busy, and by what; it is released later all the same."""
+        _, memory = bench.memory()
+        gate, stream = Gate(bench), bench.stream()
+        buffer = memory.map_buffer()
+        gate.block(stream)
+        buffer.fill(1, stream=stream)
+        error = raises(ResourceBusyError, lambda: memory.close(timeout=0.0))
+        assert "pending" in str(error) or "in use" in str(error)
+        assert memory.closed
+        gate.open()
+        memory.close(timeout=LIMIT)
+        stream.synchronize(LIMIT)
+
+    def test_arrays_keep_the_mapping(self, bench: Bench) -> None:
+        """An array that others hold keeps the mapping alive, after everything here was closed."""
+        theirs, memory = bench.memory()
+        if bench.device.info.array_interface != "__array_interface__":
+            skip_declared(f"NumPy cannot address the memory of {bench.device.name}")
+        buffer = memory.map_buffer()
+        by_interface = np.asarray(buffer.view(64))
+        by_dlpack = np.from_dlpack(buffer.view(64, offset=64))
+        memory.close()
+        raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
+        by_interface[0] = 0x31
+        assert theirs.read(0, 1) == b"\x31"
+        del by_interface
+        raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
+        by_dlpack[0] = 0x32
+        assert theirs.read(64, 1) == b"\x32"
+        del by_dlpack
+        gc.collect()
+        memory.close(timeout=LIMIT)
+
+    def test_released_means_unmapped(self, bench: Bench) -> None:
+        """After the release nothing of the memory is mapped any more."""
+        theirs = bench.export(1 << 16)
+        first = bench.device.import_memory(theirs.export(), size=theirs.size)
+        with first.map_buffer() as buffer:
+            buffer.fill(1)
+        first.close(timeout=LIMIT)  # the first time a driver may map something for good
+        bench.device.synchronize(LIMIT)
+        before = mappings()
+        memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+        buffer = memory.map_buffer()
+        buffer.fill(1)
+        released: list[bool] = []
+        memory.on_released(lambda: released.append(True))
+        memory.close(timeout=LIMIT)
+        assert released == [True]
+        assert mappings() <= before
+
+    def test_last_buffer_unmaps(self, bench: Bench) -> None:
+        """A mapping is undone with the last of its buffers, not with the first."""
+        theirs, memory = bench.memory()
+        whole, part = memory.map_buffer(), memory.map_buffer(16, 16)
+        whole.close(timeout=LIMIT)
+        part.fill(0x55)
+        assert theirs.read(16, 16) == b"\x55" * 16
+        assert read(part) == b"\x55" * 16
+        part.close(timeout=LIMIT)
+
+    def test_semaphore_closed_while_pending(self, bench: Bench) -> None:
+        """A closed semaphore's pending wait still waits for its signal, and passes with it."""
+        gate, stream = Gate(bench), bench.stream()
+        gate.block(stream)
+        gate.ours.close()
+        assert held(stream), "closing a semaphore let its waits pass"
+        gate.open()
+        stream.synchronize(LIMIT)
+        gate.ours.close(timeout=LIMIT)
+
+    def test_busy_semaphore(self, bench: Bench) -> None:
+        """``close(timeout=...)`` of a semaphore says that it is busy; the stream is not left to wait for ever."""
+        gate = Gate(bench)
+        stream = bench.device.create_stream()
+        gate.block(stream)
+        raises(ResourceBusyError, lambda: gate.ours.close(timeout=0.0))
+        gate.open()  # where the driver cannot cancel a wait, this ends it
+        with contextlib.suppress(ResourceClosedError):  # where it can, the stream has failed with that
+            stream.synchronize(LIMIT)
+        stream.close()
+
+    def test_stream_closed_while_pending(self, bench: Bench) -> None:
+        """A stream that is closed finishes what it was given."""
+        theirs, buffer = bench.buffer()
+        stream = bench.device.create_stream()
+        for byte in range(1, 30):
+            buffer.fill(byte, stream=stream)
+        stream.close(timeout=LIMIT)
+        assert theirs.read(0, 8) == b"\x1d" * 8
+
+    def test_dropped_without_close(self, bench: Bench) -> None:
+        """What is dropped without `close` warns, and is released all the same."""
+        theirs, memory = bench.memory()
+        makers: dict[str, Any] = {
+            "ExternalMemory": lambda: bench.device.import_memory(theirs.export(), size=theirs.size),
+            "Buffer": memory.map_buffer,
+            "Stream": bench.device.create_stream,
+        }
+        for noun, make in makers.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                thing = make()
+                del thing
+                gc.collect()
+            texts = [str(warning.message) for warning in caught if warning.category is LeakedResourceWarning]
+            assert any(noun in text for text in texts), (noun, texts)
+        memory.close(timeout=LIMIT)
+
+    def test_exit_does_not_mask_errors(self, bench: Bench) -> None:
+        """An exception in a `with` block comes out of it, whatever is pending."""
+        _, memory = bench.memory()
+        gate, stream = Gate(bench), bench.stream()
+
+        def body() -> None:
+            with memory.map_buffer() as buffer:
+                gate.block(stream)
+                buffer.fill(1, stream=stream)
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            body()
+        gate.open()
+        stream.synchronize(LIMIT)

@@ -1,0 +1,276 @@
+"""External memory: both sides see the same bytes, at the right place, once, and nothing is left over."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ..._core.device import Device
+from ..._core.memory import Buffer
+from ...capabilities import Operation
+from ...errors import HandleError, InvalidArgumentError
+from ...handles import OpaqueFd
+from ..kit import requires, skip_declared
+from .base import LIMIT, Bench, Suite, fds, mappings, pattern, raises, read, write
+
+PAGE = 4096
+
+
+def host_array(device: Device, view: Any) -> Any:
+    """The view as a NumPy array; skips where the memory is not the host's."""
+    if device.info.array_interface != "__array_interface__":
+        skip_declared(f"NumPy cannot address the memory of {device.name}")
+    return np.asarray(view)
+
+
+@requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
+class MemorySuite(Suite):
+    """Memory that an exporter made, on the device under test."""
+
+    def test_exporter_writes_device_reads(self, bench: Bench) -> None:
+        """What the exporter writes is what the device reads, from the first byte to the last."""
+        theirs, ours = bench.buffer(3 * PAGE)
+        data = pattern(theirs.size)
+        theirs.write(0, data)
+        assert ours.size == theirs.size
+        assert read(ours) == data
+
+    def test_device_writes_exporter_reads(self, bench: Bench) -> None:
+        """What the device writes is what the exporter reads, from the first byte to the last."""
+        theirs, ours = bench.buffer(3 * PAGE)
+        data = pattern(theirs.size, 1)
+        write(ours, data)
+        assert theirs.read(0, theirs.size) == data
+
+    def test_fill(self, bench: Bench) -> None:
+        """A fill sets exactly its bytes, to exactly its value."""
+        theirs, ours = bench.buffer(2 * PAGE)
+        data = pattern(theirs.size, 2)
+        theirs.write(0, data)
+        ours.fill(0xA5, offset=17, size=101)
+        expected = bytearray(data)
+        expected[17:118] = b"\xa5" * 101
+        assert theirs.read(0, theirs.size) == bytes(expected)
+        ours.fill(0)
+        assert theirs.read(0, theirs.size) == bytes(theirs.size)
+
+    def test_copies_at_offsets(self, bench: Bench) -> None:
+        """Copies touch exactly their range, at any offset and length."""
+        theirs, ours = bench.buffer(2 * PAGE)
+        theirs.write(0, bytes(theirs.size))
+        expected = bytearray(theirs.size)
+        for offset, size in ((0, 1), (1, 2), (13, 1021), (PAGE - 1, 2), (2 * PAGE - 3, 3)):
+            data = pattern(size, offset)
+            write(ours, data, offset)
+            expected[offset : offset + size] = data
+            assert read(ours, offset, size) == data
+        assert theirs.read(0, theirs.size) == bytes(expected)
+
+    def test_asynchronous_copies(self, bench: Bench) -> None:
+        """Copies on a stream happen in its order; the caller's arrays may be dropped at once."""
+        theirs, ours = bench.buffer(1 << 20)
+        stream = bench.stream()
+        for seed in range(8):
+            ours.copy_from_host(np.frombuffer(pattern(1 << 20, seed), np.uint8), stream=stream)
+        target = np.zeros(1 << 20, np.uint8)
+        ours.copy_to_host(target, stream=stream)
+        stream.synchronize(LIMIT)
+        assert target.tobytes() == pattern(1 << 20, 7) == theirs.read(0, 1 << 20)
+
+    @pytest.mark.parametrize(("offset", "size"), [(0, PAGE), (PAGE, PAGE), (2 * PAGE, 2 * PAGE), (PAGE, 3 * PAGE)])
+    def test_map_at_offset(self, bench: Bench, offset: int, size: int) -> None:
+        """A mapping begins at its offset and has its size."""
+        theirs, memory = bench.memory(4 * PAGE)
+        data = pattern(theirs.size, 3)
+        theirs.write(0, data)
+        with memory.map_buffer(offset, size) as ours:
+            assert (ours.offset, ours.size) == (offset, size)
+            assert read(ours) == data[offset : offset + size]
+            ours.fill(0x3C, offset=8, size=8)
+        assert theirs.read(offset + 7, 10) == data[offset + 7 : offset + 8] + b"\x3c" * 8 + data[offset + 16 :][:1]
+
+    def test_two_mappings(self, bench: Bench) -> None:
+        """Ranges that do not overlap are mapped side by side; closing one leaves the other."""
+        theirs, memory = bench.memory(4 * PAGE)
+        data = pattern(theirs.size, 4)
+        theirs.write(0, data)
+        with memory.map_buffer(0, PAGE) as first, memory.map_buffer(2 * PAGE, PAGE) as second:
+            assert read(first) == data[:PAGE]
+            assert read(second) == data[2 * PAGE : 3 * PAGE]
+            first.close(timeout=LIMIT)
+            assert read(second) == data[2 * PAGE : 3 * PAGE]
+            second.fill(0x5B)
+            assert theirs.read(2 * PAGE, PAGE) == b"\x5b" * PAGE
+
+    def test_sub_buffer(self, bench: Bench) -> None:
+        """A range within a mapped one is a sub-buffer: the same bytes, at the same address."""
+        theirs, memory = bench.memory(4 * PAGE)
+        with memory.map_buffer() as whole, memory.map_buffer(PAGE + 8, 16) as part:
+            assert part.ptr == whole.ptr + PAGE + 8
+            part.fill(0x77)
+            assert theirs.read(PAGE + 7, 18)[1:17] == b"\x77" * 16
+
+    def test_partial_overlap_is_refused(self, bench: Bench) -> None:
+        """A range that overlaps a mapped one, and does not lie in it, is refused; the message names the union."""
+        theirs, memory = bench.memory(4 * PAGE)
+        with memory.map_buffer(PAGE, PAGE) as first:
+            error = raises(InvalidArgumentError, lambda: memory.map_buffer(0, 2 * PAGE), argument="offset")
+            assert f"offset=0, size={2 * PAGE}" in str(error)
+            raises(InvalidArgumentError, lambda: memory.map_buffer(PAGE + 4, PAGE), argument="offset")
+            first.fill(9)
+            assert theirs.read(PAGE, PAGE) == b"\x09" * PAGE
+
+    def test_map_again(self, bench: Bench) -> None:
+        """A range that was closed can be mapped again, also as a part of a larger one."""
+        theirs, memory = bench.memory(4 * PAGE)
+        memory.map_buffer(PAGE, PAGE).close(timeout=LIMIT)
+        theirs.write(0, pattern(theirs.size, 5))
+        with memory.map_buffer(0, 4 * PAGE) as ours:
+            assert read(ours) == pattern(theirs.size, 5)[: 4 * PAGE]
+
+    def test_imported_twice(self, bench: Bench) -> None:
+        """Two imports of one object, through a duplicated handle, are the same memory."""
+        theirs = bench.export(PAGE)
+        handle = theirs.export()
+        assert isinstance(handle, OpaqueFd)
+        with (
+            bench.device.import_memory(handle.duplicate(), size=theirs.size) as first,
+            bench.device.import_memory(handle, size=theirs.size) as second,
+            first.map_buffer() as here,
+            second.map_buffer() as there,
+        ):
+            here.fill(0x11)
+            assert read(there, 0, 8) == b"\x11" * 8 == theirs.read(0, 8)
+
+    def test_import_consumes(self, bench: Bench) -> None:
+        """A successful import consumes the handle; using it again says by whom, and what to do."""
+        theirs = bench.export(PAGE)
+        handle = theirs.export()
+        with bench.device.import_memory(handle, size=theirs.size) as memory:
+            assert handle.closed
+            assert memory.size == theirs.size
+            assert memory.handle_type is OpaqueFd
+            error = raises(HandleError, lambda: bench.device.import_memory(handle, size=theirs.size))
+            assert "duplicate" in str(error)
+
+    def test_dedicated_is_taken_from_the_origin(self, bench: Bench) -> None:
+        """Whether the allocation is a dedicated one comes with the handle; a contradiction is refused."""
+        theirs, memory = bench.memory(PAGE)
+        assert memory.dedicated is theirs.dedicated
+        with theirs.export() as handle:
+            raises(
+                InvalidArgumentError,
+                lambda: bench.device.import_memory(handle, size=theirs.size, dedicated=not theirs.dedicated),
+                argument="dedicated",
+            )
+            assert not handle.closed
+
+    def test_views_describe_themselves(self, bench: Bench) -> None:
+        """A view has address, shape, strides in bytes and type; it offers its device's array interface alone."""
+        _, ours = bench.buffer(4 * PAGE)
+        info = bench.device.info
+        view = ours.view((3, 5), "float32", offset=64, strides=(256, 4))
+        assert (view.ptr, view.shape, view.strides) == (ours.ptr + 64, (3, 5), (256, 4))
+        assert (view.dtype, view.ndim, view.nbytes) == ("float32", 2, 60)
+        assert tuple(view.__dlpack_device__()) == tuple(info.dlpack)
+        interface = getattr(view, info.array_interface)
+        assert interface["data"][0] == view.ptr
+        assert interface["shape"] == (3, 5)
+        assert interface["strides"] == (256, 4)
+        other = {"__array_interface__", "__cuda_array_interface__"} - {info.array_interface}
+        assert not hasattr(view, other.pop()), "a library would take the memory for another device's"
+
+    def test_dlpack(self, bench: Bench) -> None:
+        """A capsule has the view's address, shape, strides in elements, type and device."""
+        theirs, ours = bench.buffer(4 * PAGE)
+        view = ours.view((4, 8), "int16", offset=32, strides=(64, 4))
+        for version in (None, (1, 0)):
+            capsule = view.__dlpack__(max_version=version)
+            # A library handle of our own: the signatures on ctypes.pythonapi are everybody's.
+            pointer = ctypes.PyDLL(None).PyCapsule_GetPointer
+            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            name = b"dltensor_versioned" if version else b"dltensor"
+            address = pointer(capsule, name)
+            assert address
+            # DLManagedTensorVersioned has version, manager, deleter and flags before the tensor.
+            data = ctypes.c_void_p.from_address(address + (32 if version else 0)).value
+            assert data == view.ptr
+            del capsule
+        if bench.device.info.array_interface == "__array_interface__":
+            array = np.from_dlpack(view)
+            assert (array.shape, array.strides, array.dtype.name) == ((4, 8), (64, 4), "int16")
+            array[3, 7] = -2
+            assert theirs.read(32 + 3 * 64 + 7 * 4, 2) == (-2).to_bytes(2, "little", signed=True)
+
+    def test_views_are_the_memory(self, bench: Bench) -> None:
+        """An array over a view is the shared memory itself, both ways."""
+        theirs, ours = bench.buffer(4 * PAGE)
+        array = host_array(bench.device, ours.view((PAGE,), "uint32"))
+        theirs.write(0, pattern(4 * PAGE, 6))
+        assert array.tobytes() == pattern(4 * PAGE, 6)
+        array[1] = 0xDEADBEEF
+        assert theirs.read(4, 4) == (0xDEADBEEF).to_bytes(4, "little")
+
+    def test_strided_views(self, bench: Bench) -> None:
+        """Strides are in bytes: a linear image's rows lie where its pitch says."""
+        theirs, ours = bench.buffer(4 * PAGE)
+        theirs.write(0, pattern(4 * PAGE, 7))
+        array = host_array(bench.device, ours.view((10, 20), "uint16", offset=6, strides=(448, 4)))
+        raw = np.frombuffer(pattern(4 * PAGE, 7), np.uint8)
+        for row, column in ((0, 0), (3, 7), (9, 19)):
+            start = 6 + row * 448 + column * 4
+            assert array[row, column] == raw[start : start + 2].view(np.uint16)[0]
+        backwards = host_array(bench.device, ours.view((PAGE,), "uint8", offset=PAGE - 1, strides=(-1,)))
+        assert backwards.tobytes() == raw[PAGE - 1 :: -1].tobytes()
+
+    def test_view_outside_the_buffer_is_refused(self, bench: Bench) -> None:
+        """A window that reaches outside the buffer, by size, offset or strides, is refused."""
+        _, memory = bench.memory(4 * PAGE)
+        with memory.map_buffer(PAGE, PAGE) as ours:
+            raises(InvalidArgumentError, lambda: ours.view(PAGE + 1), argument="shape")
+            raises(InvalidArgumentError, lambda: ours.view(PAGE, offset=1), argument="shape")
+            raises(InvalidArgumentError, lambda: ours.view((2, 2), strides=(-1, 1)), argument="shape")
+            raises(InvalidArgumentError, lambda: ours.view(4, "float32", offset=2), argument="offset")
+            raises(InvalidArgumentError, lambda: ours.view((2, 2), strides=(2,)), argument="strides")
+            assert ours.view(PAGE).nbytes == PAGE
+
+    def test_nothing_is_left_over(self, bench: Bench) -> None:
+        """Round after round of export, import, map, use and close leaves no descriptor and no mapping behind."""
+
+        def round_trip(seed: int) -> None:
+            with bench.exporter.create_memory(4 * PAGE) as theirs:
+                memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+                ours = memory.map_buffer()
+                ours.fill(seed)
+                assert theirs.read(0, 1) == bytes([seed])
+                ours.close(timeout=LIMIT)
+                memory.close(timeout=LIMIT)
+
+        for seed in range(3):
+            round_trip(seed)
+        gc.collect()
+        open_before, mapped_before = fds(), mappings()
+        for seed in range(12):
+            round_trip(seed)
+        assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
+        assert mappings() <= mapped_before, "mappings leak"
+
+    def test_failed_import_leaves_nothing(self, bench: Bench) -> None:
+        """An import that is refused leaves the handle the caller's, and no descriptor behind."""
+        theirs = bench.export(PAGE)
+        with theirs.export() as handle:
+            before = fds()
+            for _ in range(5):
+                raises(
+                    InvalidArgumentError,
+                    lambda: bench.device.import_memory(handle, size=theirs.size * 1000),
+                    argument="size",
+                )
+            assert fds() == before
+            assert not handle.closed
+            with bench.device.import_memory(handle, size=theirs.size) as memory, memory.map_buffer() as ours:
+                assert isinstance(ours, Buffer)

@@ -1,0 +1,135 @@
+"""The other process is killed: every wait can be bounded, the error says what died, and the device goes on."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import pytest
+
+from ..._core.device import Device
+from ...capabilities import Operation
+from ...errors import GpuInteropError, PeerError, SemaphoreTimeoutError
+from ...exporters.process import ProcessExporter, ProcessSemaphore
+from ...handles import OpaqueFd, Timeline
+from ..kit import KIND, ExporterSpec, requires, skip_declared
+from .base import KINDS, LIMIT, Bench, Suite, args, raises, read
+
+
+def in_another_process(spec: object) -> bool:
+    """Only there can it die alone."""
+    return bool(getattr(spec, "process", False))
+
+
+class PeerDeathSuite(Suite):
+    """An exporter in a process of its own, killed with SIGKILL."""
+
+    exporter_filter: ClassVar = staticmethod(in_another_process)
+
+    @pytest.fixture
+    def doomed(self, device: Device, exporter_spec: ExporterSpec, scope: ExitStack) -> Bench:
+        """A bench with an exporter of the test's own."""
+        exporter = scope.enter_context(exporter_spec.open())
+        assert isinstance(exporter, ProcessExporter)
+        return Bench(device, exporter, scope)
+
+    @requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
+    def test_memory_stays(self, doomed: Bench) -> None:
+        """What was imported stays, with its bytes, and is released as always."""
+        theirs, buffer = doomed.buffer()
+        theirs.write(0, b"last words")
+        _kill(doomed)
+        assert read(buffer, 0, 10) == b"last words"
+        buffer.fill(0x4F)
+        assert read(buffer, 0, 4) == b"OOOO"
+        buffer.close(timeout=LIMIT)
+
+    @requires((Operation.IMPORT_MEMORY, OpaqueFd))
+    def test_the_exporter_says_so(self, doomed: Bench) -> None:
+        """Calls to the dead process raise `PeerError`, with its exit status; a handle in hand still works."""
+        theirs = doomed.export()
+        handle = theirs.export()
+        _kill(doomed)
+        for call in (lambda: theirs.read(0, 1), theirs.export, lambda: doomed.exporter.create_memory(4096)):
+            error = raises(PeerError, call)
+            assert "-9" in str(error) or "SIGKILL" in str(error)
+        with doomed.device.import_memory(handle, size=theirs.size) as memory:
+            assert memory.size == theirs.size
+
+    @KINDS
+    @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
+    def test_wait_for_the_dead(self, doomed: Bench, kind: type) -> None:
+        """A stream that waits for a dead process: `synchronize` ends in time and names the semaphore and the value.
+
+        The stream is not lost: whoever has the semaphore can signal it.
+        """
+        _, ours = doomed.semaphore(kind)
+        stream, other = doomed.stream(), doomed.stream()
+        ours.wait(stream, *args(kind, 41))
+        _kill(doomed)
+        error = raises(SemaphoreTimeoutError, lambda: stream.synchronize(0.05))
+        assert ours.handle_type.type_name in str(error)
+        assert kind is not Timeline or "41" in str(error)
+        other.synchronize(LIMIT)
+        ours.signal(other, *args(kind, 41))
+        stream.synchronize(LIMIT)
+
+    @KINDS
+    @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
+    def test_dead_inside_the_lock(self, doomed: Bench, kind: type) -> None:
+        """A process dies inside a semaphore's lock: the semaphore goes on, or is given up with an error that says so.
+
+        It does not hang, and other semaphores are not touched.
+        """
+        if not isinstance(doomed.exporter, ProcessExporter) or doomed.exporter.inner != "memfd":
+            skip_declared("the driver's semaphores have no lock that a process can die inside")
+        theirs, ours = doomed.semaphore(kind)
+        assert isinstance(theirs, ProcessSemaphore)
+        theirs.hold_lock()
+        _kill(doomed)
+
+        def use(value: int) -> None:
+            with doomed.device.create_stream() as stream:
+                ours.signal(stream, *args(kind, value))
+                ours.wait(stream, *args(kind, value))
+                stream.synchronize(LIMIT)
+
+        given_up = None
+        try:
+            use(1)
+        except PeerError as error:
+            given_up = error
+        if given_up is not None:
+            assert kind.__name__.lower() in str(given_up)
+            raises(GpuInteropError, lambda: use(2))  # every time, not once
+        with doomed.device.create_stream() as healthy:
+            healthy.synchronize(LIMIT)
+
+    @KINDS
+    @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
+    def test_dead_while_waiting(self, doomed: Bench, kind: type) -> None:
+        """A process dies while its own work waits for us: our signal does not hang."""
+        theirs, ours = doomed.semaphore(kind)
+        work: Any = doomed.exporter.submit(wait=[(theirs, 1)])
+        assert not work.done(0.0)
+        _kill(doomed)
+        stream = doomed.stream()
+        ours.signal(stream, *args(kind, 1))
+        stream.synchronize(LIMIT)
+
+    @requires((Operation.IMPORT_MEMORY, OpaqueFd))
+    def test_a_new_one_works(self, doomed: Bench, exporter_spec: ExporterSpec) -> None:
+        """After a death another exporter is opened, and everything works with it."""
+        _kill(doomed)
+        assert isinstance(doomed.exporter, ProcessExporter)
+        assert not os.path.exists(f"/proc/{doomed.exporter.pid}")
+        with exporter_spec.open() as another, another.create_memory(4096) as theirs:
+            theirs.write(0, b"again")
+            with doomed.device.import_memory(theirs.export(), size=theirs.size) as memory, memory.map_buffer() as ours:
+                assert read(ours, 0, 5) == b"again"
+
+
+def _kill(bench: Bench) -> None:
+    assert isinstance(bench.exporter, ProcessExporter)
+    bench.exporter.kill()

@@ -1,0 +1,207 @@
+"""Streams and events: work in order, events when it is done, and other libraries' streams."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..._core.device import Device
+from ..._core.stream import Stream
+from ...capabilities import Operation
+from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
+from ...handles import OpaqueFd
+from ..kit import requires, skip_declared
+from .base import GRACE, LIMIT, Bench, Gate, Suite, becomes_idle, held, raises, read
+
+
+def in_this_process(spec: object) -> bool:
+    """For suites that another process would not exercise differently."""
+    return not getattr(spec, "process", False)
+
+
+class StreamSuite(Suite):
+    """Streams by themselves."""
+
+    def test_idle(self, device: Device, stream: Stream) -> None:
+        """A new stream is idle, of its device, and its events are done."""
+        assert stream.device is device
+        stream.synchronize(LIMIT)
+        event = stream.record()
+        event.wait(LIMIT)
+        assert event.done
+        assert becomes_idle(stream)
+
+    def test_pointers_differ(self, device: Device, stream: Stream) -> None:
+        """Two streams have two pointers."""
+        with device.create_stream() as other:
+            assert other.ptr != stream.ptr
+
+    def test_wrap(self, device: Device, stream: Stream) -> None:
+        """A pointer, and what carries one, is wrapped; a stream of ours is itself; the owner is kept alive."""
+        assert device.wrap_stream(stream) is stream
+        for foreign in (stream.ptr, _Protocol(stream.ptr), _Torch(stream.ptr), _CuPy(stream.ptr)):
+            wrapped = device.wrap_stream(foreign)
+            assert wrapped.ptr == stream.ptr
+            wrapped.synchronize(LIMIT)
+            wrapped.close()
+        stream.synchronize(LIMIT)
+
+    def test_wrap_refuses_what_is_no_stream(self, device: Device) -> None:
+        """Nothing is guessed: what is no stream is a TypeError, a negative pointer an error of its value."""
+        for thing in (None, True, "0", 1.0, object()):
+            raises(ArgumentTypeError, lambda thing=thing: device.wrap_stream(thing), argument="stream")
+        raises(InvalidArgumentError, lambda: device.wrap_stream(-1), argument="stream")
+
+    def test_default_stream(self, device: Device) -> None:
+        """0 is the device's default stream."""
+        default = device.wrap_stream(0)
+        default.synchronize(LIMIT)
+        default.record().wait(LIMIT)
+        default.close()
+
+    def test_closed(self, device: Device) -> None:
+        """A closed stream raises, whatever is asked of it; closing again does nothing."""
+        stream, other = device.create_stream(), device.create_stream()
+        stream.close()
+        stream.close()
+        assert stream.closed
+        for call in (stream.query, stream.synchronize, stream.record, lambda: stream.ptr):
+            raises(ResourceClosedError, call)
+        raises(ResourceClosedError, lambda: other.wait_stream(stream))
+        other.close(timeout=LIMIT)
+
+    def test_synchronize_checks_its_timeout(self, stream: Stream) -> None:
+        """A time-out is seconds, 0 or more."""
+        raises(InvalidArgumentError, lambda: stream.synchronize(-1), argument="timeout")
+        raises(InvalidArgumentError, lambda: stream.synchronize(float("nan")), argument="timeout")
+
+    def test_device_synchronize(self, device: Device, stream: Stream) -> None:
+        """`Device.synchronize` returns with every stream idle."""
+        stream.record()
+        device.synchronize(LIMIT)
+        assert becomes_idle(stream)
+
+
+@requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
+class StreamWorkSuite(Suite):
+    """Streams that work on shared memory."""
+
+    exporter_filter: ClassVar = staticmethod(in_this_process)
+
+    def test_work_is_done_in_order(self, bench: Bench) -> None:
+        """On one stream the last fill wins."""
+        theirs, ours = bench.buffer(1 << 20)
+        stream = bench.stream()
+        for byte in range(1, 50):
+            ours.fill(byte, stream=stream)
+        stream.synchronize(LIMIT)
+        assert theirs.read(0, 1 << 20) == bytes([49]) * (1 << 20)
+
+    def test_event_is_not_done_early(self, bench: Bench) -> None:
+        """An event is done when the work before it is, not before; one recorded earlier is done earlier."""
+        theirs, ours = bench.buffer()
+        gate, stream = Gate(bench), bench.stream()
+        ours.fill(1, stream=stream)
+        first = stream.record()
+        gate.block(stream)
+        ours.fill(2, stream=stream)
+        second: Any = stream.record()
+        first.wait(LIMIT)
+        assert first.done
+        raises(SemaphoreTimeoutError, lambda: second.wait(GRACE))
+        assert not second.done, "an event behind a pending wait is done"
+        assert not stream.query()
+        assert theirs.read(0, 1) == b"\x01"
+        gate.open()
+        second.wait(LIMIT)
+        assert second.done
+        assert theirs.read(0, ours.size) == b"\x02" * ours.size
+        stream.synchronize(LIMIT)
+
+    def test_await_event(self, bench: Bench) -> None:
+        """An event can be awaited; the loop goes on meanwhile."""
+        _, ours = bench.buffer()
+        gate, stream = Gate(bench), bench.stream()
+        gate.block(stream)
+        ours.fill(7, stream=stream)
+        event = stream.record()
+
+        async def body() -> list[str]:
+            order = []
+
+            async def opener() -> None:
+                order.append("open")
+                gate.open()
+
+            task = asyncio.create_task(opener())
+            await event
+            order.append("done")
+            await task
+            return order
+
+        assert asyncio.run(asyncio.wait_for(body(), LIMIT)) == ["open", "done"]
+
+    def test_wait_stream(self, bench: Bench) -> None:
+        """What follows `wait_stream` comes after what the other stream was given before it, and only that."""
+        theirs, ours = bench.buffer()
+        gate, first, second = Gate(bench), bench.stream(), bench.stream()
+        gate.block(first)
+        ours.fill(3, stream=first)
+        second.wait_stream(first)
+        ours.fill(4, stream=second)
+        assert held(second), "a stream did not wait for the other"
+        assert theirs.read(0, 1) != b"\x04"
+        gate.open()
+        second.synchronize(LIMIT)
+        first.synchronize(LIMIT)
+        assert theirs.read(0, ours.size) == b"\x04" * ours.size
+
+    def test_copy_without_stream_is_ordered(self, bench: Bench) -> None:
+        """A copy without a stream comes after the buffer's last stream, and is done on return."""
+        _, ours = bench.buffer(1 << 22)
+        stream = bench.stream()
+        for byte in range(1, 9):
+            ours.fill(byte, stream=stream)
+        assert read(ours) == b"\x08" * (1 << 22)
+        stream.synchronize(LIMIT)
+
+    def test_arrays_are_ordered(self, bench: Bench) -> None:
+        """Taking an array by DLPack orders it behind the buffer's last stream."""
+        _, ours = bench.buffer(1 << 22)
+        if bench.device.info.array_interface != "__array_interface__":
+            skip_declared(f"NumPy cannot address the memory of {bench.device.name}")
+        stream = bench.stream()
+        for byte in range(1, 9):
+            ours.fill(byte, stream=stream)
+        array = np.from_dlpack(ours.view(1 << 22))
+        assert array[-1] == 8
+        assert array[0] == 8
+
+    def test_streams_of_another_kind_are_refused(self, bench: Bench) -> None:
+        """A bare pointer is no stream: it has to be wrapped."""
+        _, ours = bench.buffer()
+        stream = bench.stream()
+        wrong: list[object] = [stream.ptr, None.__class__, "stream"]
+        for thing in wrong:
+            raises(ArgumentTypeError, lambda thing=thing: ours.fill(1, stream=thing), argument="stream")
+        raises(ArgumentTypeError, lambda: stream.wait_stream(stream.ptr), argument="other")  # type: ignore[arg-type]
+
+
+class _Protocol:
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._pointer)
+
+
+class _Torch:
+    def __init__(self, pointer: int) -> None:
+        self.cuda_stream = pointer
+
+
+class _CuPy:
+    def __init__(self, pointer: int) -> None:
+        self.ptr = pointer

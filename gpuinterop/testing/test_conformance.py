@@ -1,0 +1,70 @@
+"""Every suite, for every installed backend: ``pytest --pyargs gpuinterop.testing``."""
+
+from __future__ import annotations
+
+import pytest
+
+# The suites' asserts are rewritten as those of test modules are: a failure shows both sides.
+pytest.register_assert_rewrite("gpuinterop.testing.suites")
+
+from . import suites  # noqa: E402
+
+
+class TestBackend(suites.BackendSuite):
+    """See the suite."""
+
+
+class TestCapability(suites.CapabilitySuite):
+    """See the suite."""
+
+
+class TestMemory(suites.MemorySuite):
+    """See the suite."""
+
+
+class TestSemaphore(suites.SemaphoreSuite):
+    """See the suite."""
+
+
+class TestCreatedSemaphore(suites.CreatedSemaphoreSuite):
+    """See the suite."""
+
+
+class TestOrdering(suites.OrderingSuite):
+    """See the suite."""
+
+
+class TestSabotage(suites.SabotageSuite):
+    """See the suite."""
+
+
+class TestStream(suites.StreamSuite):
+    """See the suite."""
+
+
+class TestStreamWork(suites.StreamWorkSuite):
+    """See the suite."""
+
+
+class TestLifetime(suites.LifetimeSuite):
+    """See the suite."""
+
+
+class TestAllocation(suites.AllocationSuite):
+    """See the suite."""
+
+
+class TestBadArgument(suites.BadArgumentSuite):
+    """See the suite."""
+
+
+class TestBadMemory(suites.BadMemorySuite):
+    """See the suite."""
+
+
+class TestBadSemaphore(suites.BadSemaphoreSuite):
+    """See the suite."""
+
+
+class TestPeerDeath(suites.PeerDeathSuite):
+    """See the suite."""

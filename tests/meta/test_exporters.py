@@ -1,0 +1,171 @@
+"""The independent parties themselves: who watches the watchmen."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gpuinterop.errors import (
+    ArgumentTypeError,
+    BackendUnavailableError,
+    DeviceNotFoundError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceClosedError,
+    UnsupportedError,
+)
+from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.base import Exporter, Fill, WaveParameters
+from gpuinterop.exporters.process import ProcessExporter
+from gpuinterop.handles import Binary, OriginKind, Timeline
+
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="memfds"), pytest.mark.timeout(60)]
+LIMIT = 20.0
+KINDS = pytest.mark.parametrize("kind", [Binary, Timeline], ids=["binary", "timeline"])
+
+
+@pytest.fixture(params=[False, True], ids=["here", "process"])
+def exporter(request: pytest.FixtureRequest) -> Iterator[Exporter]:
+    with open_exporter("memfd", process=request.param) as opened:
+        yield opened
+
+
+@KINDS
+def test_wave_is_the_documented_one(exporter: Exporter, kind: type) -> None:
+    p = WaveParameters(width=17, height=11)
+    rng = np.random.default_rng(1)
+    previous, u = rng.random((2, p.height, p.width), dtype=np.float32)
+    for field in (previous, u):
+        field[0] = field[-1] = 0
+        field[:, 0] = field[:, -1] = 0
+    with exporter.create_wave(p, kind) as wave:
+        wave.write(0, u.tobytes())
+        wave.write(1, previous.tobytes())
+        for frame in range(6):
+            assert wave.submit(frame, wait=False, signal=False).done(LIMIT)
+            following = np.zeros_like(u)
+            c = u[1:-1, 1:-1]
+            around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+            step = 2 * c - previous[1:-1, 1:-1] + np.float32(p.courant2) * (around - 4 * c)
+            following[1:-1, 1:-1] = np.float32(p.damping) * step
+            previous, u = u, following
+            found = np.frombuffer(wave.read((frame + 1) % 2), np.float32).reshape(u.shape)
+            np.testing.assert_allclose(found, u, atol=1e-6)
+
+
+def test_wave_without_semaphores(exporter: Exporter) -> None:
+    with exporter.create_wave(WaveParameters(width=8, height=8), None) as wave:
+        with pytest.raises(InvalidArgumentError):
+            wave.export_semaphores()
+        with pytest.raises(InvalidArgumentError):
+            wave.submit(0)
+        assert wave.submit(0, wait=False, signal=False).done(LIMIT)
+
+
+@KINDS
+def test_wave_is_aborted(exporter: Exporter, kind: type) -> None:
+    with exporter.create_wave(WaveParameters(width=8, height=8), kind) as wave:
+        assert wave.submit(0).done(LIMIT)
+        second = wave.submit(1)
+        assert not second.done(0.0)
+        wave.abort()
+        assert second.done(LIMIT)
+        with pytest.raises(ResourceClosedError):
+            wave.submit(2)
+
+
+@KINDS
+def test_submissions_are_done_in_order(exporter: Exporter, kind: type) -> None:
+    with (
+        exporter.create_memory(4096) as memory,
+        exporter.create_semaphore(kind) as first,
+        exporter.create_semaphore(kind) as second,
+    ):
+        held = exporter.submit(wait=[(first, 1)], fill=[Fill(memory=memory, offset=8, size=4, word=0x01020304)])
+        after = exporter.submit(signal=[(second, 1)])
+        assert not held.done(0.0)
+        assert not after.done(0.0)
+        first.signal(1)
+        assert second.wait(1, timeout=LIMIT)
+        assert held.done(LIMIT)
+        assert memory.read(8, 4) == b"\x04\x03\x02\x01"
+        assert not second.wait(2, timeout=0.0)
+
+
+def test_closing_releases_what_waits(exporter: Exporter) -> None:
+    memory, semaphore = exporter.create_memory(4096), exporter.create_semaphore(Timeline)
+    work = exporter.submit(wait=[(semaphore, 1)], fill=[Fill(memory=memory, offset=0, size=4, word=7)])
+    semaphore.close()
+    memory.close()
+    assert work.done(LIMIT)
+
+
+def test_errors_are_ours(exporter: Exporter) -> None:
+    with exporter.create_memory(4096) as memory, open_exporter("memfd") as other, other.create_memory(4096) as theirs:
+        with pytest.raises(InvalidArgumentError) as caught:
+            memory.read(4095, 2)
+        assert caught.value.argument == "offset"
+        with pytest.raises(ArgumentTypeError):
+            exporter.submit(fill=[Fill(memory=theirs, offset=0, size=4, word=0)])
+        with pytest.raises(ArgumentTypeError):
+            exporter.create_semaphore(int)
+    with pytest.raises(ResourceClosedError):
+        memory.read(0, 1)
+
+
+def test_handles_say_where_they_come_from(exporter: Exporter) -> None:
+    with exporter.create_memory(5000) as memory, memory.export() as handle:
+        assert handle.origin is not None
+        assert handle.origin.kind is OriginKind.MEMORY
+        assert handle.origin.size == memory.size == 8192
+        assert handle.origin.trusted is (exporter.name == "memfd")
+
+
+def test_errors_cross_processes() -> None:
+    """Attributes and all; also one of a driver's."""
+    with pytest.raises((DeviceNotFoundError, BackendUnavailableError)):  # the second where there is no Vulkan
+        open_exporter("vulkan", driver="no such driver", process=True)
+    with open_exporter("memfd", process=True) as exporter:
+        gap = next(found for found in exporter.capabilities.values() if not found.usable)
+        with pytest.raises(UnsupportedError) as caught:
+            exporter.capabilities.require(gap.cell)
+        assert caught.value.capability == gap
+
+
+def test_death_is_told() -> None:
+    exporter = open_exporter("memfd", process=True)
+    assert isinstance(exporter, ProcessExporter)
+    memory = exporter.create_memory(4096)
+    os.kill(exporter.pid, signal.SIGSTOP)
+    os.kill(exporter.pid, signal.SIGKILL)
+    with pytest.raises(PeerError, match="SIGKILL"):
+        memory.read(0, 1)
+    memory.close()
+    exporter.close()
+    exporter.close()
+    with pytest.raises(ResourceClosedError):
+        exporter.create_memory(4096)
+
+
+def test_child_ends_with_its_parent() -> None:
+    code = (
+        "import os, sys; from gpuinterop.exporters import open_exporter\n"
+        "exporter = open_exporter('memfd', process=True)\n"
+        "print(exporter.pid, flush=True)\n"
+        "sys.stdin.read(1)\n"
+        "os._exit(9)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.stdin.close()
+        assert select.select([child], [], [], LIMIT)[0], "the child outlived its parent"
+        os.close(child)

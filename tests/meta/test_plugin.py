@@ -1,0 +1,199 @@
+"""The plugin: out of the way in other people's runs, and strict where it is asked to be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuinterop.capabilities import Cell, VerifiedRun, read_verified
+from gpuinterop.testing.report import format_runs, merge_runs, write_report
+
+OTHERS = """
+import sys
+
+def test_of_somebody_else():
+    loaded = [name for name in sys.modules if name.startswith(("gpuinterop_", "toybackend", "gpuinterop.testing."))]
+    assert loaded == ["gpuinterop.testing.plugin"], loaded
+    assert "numpy" not in sys.modules
+"""
+
+IN_PLACE = "ignore:Module already imported so cannot be rewritten; _editable_impl:pytest.PytestAssertRewriteWarning"
+
+
+@pytest.mark.parametrize("chosen", ["", "nonesuch", "\x01 no name"])
+def test_other_peoples_runs(run_pytest: Callable[..., Any], chosen: str) -> None:
+    """A run without our tests loads no backend, prints nothing of ours, and a wrong variable breaks nothing."""
+    environment = {"GPUINTEROP_BACKEND": chosen, "GPUINTEROP_DISABLE": "no such pattern"}
+    options = ("-W", "error", "-W", IN_PLACE, "--strict-markers")
+    done = run_pytest(*options, kit=False, files={"test_others.py": OTHERS}, environment=environment)
+    assert done.status == 0, done.output
+    assert done.counts == {"passed": 1}
+    assert "gpuinterop device" not in done.output
+    assert "conformance" not in done.output
+
+
+def test_wrong_variable_fails_the_kit(run_pytest: Callable[..., Any]) -> None:
+    """An explicit choice never falls back: the kit fails, and names what is installed."""
+    done = run_pytest(environment={"GPUINTEROP_BACKEND": "nonesuch"})
+    assert done.status == 1
+    assert done.failed == {"TestBackend::test_available"}
+    assert "GPUINTEROP_BACKEND=nonesuch" in done.output
+    assert "toy" in done.output
+
+
+def test_required_and_missing(run_pytest: Callable[..., Any]) -> None:
+    """``--gpuinterop-require`` fails, and does not skip, where the backend is missing."""
+    done = run_pytest("--gpuinterop-require=nonesuch")
+    assert done.status == 1
+    assert done.failed == {"TestBackend::test_available"}
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_unavailable(run_pytest: Callable[..., Any], required: bool) -> None:
+    """A backend that does not work is skipped with its reason; required, it fails with it."""
+    option = "require" if required else "backend"
+    done = run_pytest(f"--gpuinterop-{option}=toy", "-rsfE", toy="toybackend.broken:Unavailable")
+    assert "the toy box is locked. Find the key." in done.output
+    assert done.status == int(required), done.output
+    assert done.failed == ({"TestBackend::test_available"} if required else set())
+
+
+def test_required_exporter(run_pytest: Callable[..., Any]) -> None:
+    """A required independent party that is missing fails; also when the variable requires it."""
+    no_driver = {"VK_DRIVER_FILES": "/nonexistent.json", "VK_ICD_FILENAMES": "/nonexistent.json"}
+    done = run_pytest(
+        "--gpuinterop-require=toy",
+        "-k",
+        "TestBackend",
+        environment={"GPUINTEROP_REQUIRE_VULKAN": "1", **no_driver},
+    )
+    assert done.failed == {"TestBackend::test_required_exporters"}, done.output
+    assert "vulkan" in done.output
+
+
+SKIPS = """
+import pytest
+from gpuinterop.testing.kit import skip_declared
+from gpuinterop.testing.suites import Suite
+
+class TestMine(Suite):
+    def test_silent_skip(self, device):
+        pytest.skip("no mood for it")
+
+    def test_declared_skip(self, device):
+        skip_declared("the manual says so")
+"""
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_unexpected_skips(run_pytest: Callable[..., Any], required: bool) -> None:
+    """Where a backend is required only declared gaps may be skipped; elsewhere other skips are counted."""
+    option = "require" if required else "backend"
+    done = run_pytest(f"--gpuinterop-{option}=toy", kit=False, files={"test_skips.py": SKIPS})
+    assert done.status == int(required), done.output
+    assert done.failed == ({"TestMine::test_silent_skip"} if required else set())
+    assert f"1 skipped as declared, {0 if required else 1} unexpected skips" in done.output
+
+
+HANGS = """
+import threading
+import pytest
+from gpuinterop.testing.suites import Suite
+
+class TestMine(Suite):
+    @pytest.mark.timeout(1, method="thread")
+    def test_that_hangs(self, device):
+        threading.Event().wait()
+
+    def test_marked(self, device, request):
+        assert request.node.get_closest_marker("timeout").args[0] > 10
+"""
+
+
+def test_hanging(run_pytest: Callable[..., Any]) -> None:
+    """A test that hangs is ended, and the stacks are shown; every test of a suite has such a limit."""
+    done = run_pytest("--gpuinterop-backend=toy", "-k", "marked", kit=False, files={"test_hangs.py": HANGS})
+    assert done.status == 0, done.output
+    done = run_pytest("--gpuinterop-backend=toy", "-k", "hangs", kit=False)
+    assert done.status != 0
+    assert "in test_that_hangs" in done.output
+    assert "threading.Event().wait()" in done.output
+
+
+def test_header(run_pytest: Callable[..., Any]) -> None:
+    """The header has versions, drivers and the variables that are set: a typo shows."""
+    environment = {"GPUINTEROP_DISBALE": "*"}
+    done = run_pytest("--gpuinterop-backend=toy", "-k", "test_total", environment=environment)
+    assert "GPUINTEROP_DISBALE=*" in done.output
+    assert "gpuinterop device toy:0: Toy (toy 0.1)" in done.output
+    assert "Python " in done.output
+    assert "gpuinterop exporters of toy:0: " in done.output
+
+
+# -- the report ----------------------------------------------------------------------------------------------------
+
+
+def _run(device: str, date: str = "2026-01-02", platform: str = "linux", cells: tuple[str, ...] = ()) -> VerifiedRun:
+    return VerifiedRun(
+        date=date,
+        platform=platform,
+        device=device,
+        versions={"driver": '5 "final"', "a b": "\\x\n"},
+        cells=frozenset(map(Cell.parse, cells or ("map_buffer:opaque_fd", "graph_capture"))),
+    )
+
+
+def test_report_is_read_back(tmp_path: Path) -> None:
+    """What is written is what is read, whatever a driver calls itself."""
+    runs = [_run('Büro "GPU" \\ 7'), _run("other", platform=sys.platform)]
+    (tmp_path / "verified.toml").write_text(format_runs(runs), encoding="utf-8")
+    assert read_verified(tmp_path / "verified.toml") == runs
+
+
+def test_report_replaces_the_same_device(tmp_path: Path) -> None:
+    """A fresh run replaces the one of the same platform and device, and leaves the others."""
+    path = tmp_path / "verified.toml"
+    write_report(path, [_run("one"), _run("two")])
+    write_report(path, [_run("one", date="2026-03-04", cells=("stream_memory_ops",))])
+    found = {run.device: run for run in read_verified(path)}
+    assert found["one"].date == "2026-03-04"
+    assert {str(cell) for cell in found["one"].cells} == {"stream_memory_ops"}
+    assert found["two"].date == "2026-01-02"
+    assert [path.name] == [entry.name for entry in tmp_path.iterdir()]
+    assert merge_runs([_run("one")], [_run("one", platform="win32")]) == [_run("one"), _run("one", platform="win32")]
+
+
+FAILS = """
+from gpuinterop import OpaqueFd, Operation
+from gpuinterop.testing import requires
+from gpuinterop.testing.suites import Suite
+
+@requires((Operation.IMPORT_MEMORY, OpaqueFd))
+class TestMine(Suite):
+    @requires((Operation.MAP_BUFFER, OpaqueFd))
+    def test_that_fails(self, device):
+        assert False
+
+    def test_that_passes(self, device):
+        pass
+"""
+
+
+def test_failed_cells_are_not_reported(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """A cell counts as exercised when every test that claims it has passed."""
+    report = tmp_path / "verified.toml"
+    run_pytest("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", kit=False, files={"test_fails.py": FAILS})
+    assert report.exists()
+    assert read_verified(report) == []
+
+
+def test_a_part_is_not_reported(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """A run of a part would replace what the whole has shown."""
+    report = tmp_path / "verified.toml"
+    done = run_pytest("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", "-k", "test_total")
+    assert not report.exists()
+    assert "was not written" in done.output

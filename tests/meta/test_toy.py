@@ -1,0 +1,83 @@
+"""A third party's backend passes the kit; with a rule broken it fails, on the test that is there to catch it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuinterop.capabilities import read_verified
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the toy is made of memfds")
+
+ONLY_TOY = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd")
+HERE = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd@here")
+
+
+def test_the_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """In one process and across processes, with no skip but the gaps that it declares; and it is reported."""
+    report = tmp_path / "verified.toml"
+    done = run_pytest(*ONLY_TOY, f"--gpuinterop-report={report}", limit="20")
+    assert done.status == 0, done.output[-4000:]
+    assert "0 unexpected skips" in done.output
+    assert done.counts["passed"] > 150
+    (run,) = read_verified(report)
+    assert run.device == "Toy"
+    assert run.versions["toy"] == "0.1"
+    assert {str(cell) for cell in run.cells} == {
+        "import_memory:opaque_fd",
+        "map_buffer:opaque_fd",
+        "import_semaphore:timeline_fd",
+        "signal_semaphore:timeline_fd",
+        "wait_semaphore:timeline_fd",
+    }
+
+
+BROKEN = [
+    ("NoWait", "TestSemaphore::test_stream_waits_for_exporter"),
+    ("NoWait", "TestOrdering::test_exporter_then_device"),
+    ("NoSignal", "TestSemaphore::test_exporter_waits_for_stream"),
+    ("NoSignal", "TestSemaphore::test_timeline_signal_reaches_its_value"),
+    ("EarlySignal", "TestOrdering::test_device_then_exporter"),
+    ("EarlyEvents", "TestStreamWork::test_event_is_not_done_early"),
+    ("NoStreamOrder", "TestStreamWork::test_wait_stream"),
+    ("OneStream", "TestStream::test_pointers_differ"),
+    ("FirstOfBatch", "TestSemaphore::test_batch"),
+    ("ExactWait", "TestSemaphore::test_timeline_waits_for_at_least"),
+    ("WrongOffset", "TestMemory::test_map_at_offset"),
+    ("PrivateMapping", "TestMemory::test_device_writes_exporter_reads"),
+    ("NeverUnmap", "TestMemory::test_nothing_is_left_over"),
+    ("UnmapEarly", "TestMemory::test_two_mappings"),
+    ("LeakedFd", "TestMemory::test_nothing_is_left_over"),
+    ("LeakedFdOfFailure", "TestBadMemory::test_wrong_descriptor"),
+    ("TakesAnything", "TestBadMemory::test_wrong_descriptor"),
+    ("WrongByte", "TestMemory::test_fill"),
+    ("LongFill", "TestMemory::test_fill"),
+    ("ShortCopy", "TestMemory::test_exporter_writes_device_reads"),
+    ("EagerCopy", "TestOrdering::test_device_reads_after_exporter"),
+    ("EmptyPromise", "TestSemaphore::test_stream_waits_for_exporter"),
+    ("ThinReason", "TestCapability::test_reasons"),
+    ("ClaimsSupported", "TestBackend::test_available"),
+    ("OddIdentity", "TestBackend::test_device_is_described"),
+    ("WrongAddressKind", "TestBackend::test_device_is_described"),
+    ("Careless", "TestCapability::test_gap_is_refused"),
+]
+_CAUGHT_BY: dict[str, list[str]] = {}
+for _variant, _test in BROKEN:
+    _CAUGHT_BY.setdefault(_variant, []).append(_test)
+
+
+@pytest.mark.parametrize("variant", _CAUGHT_BY)
+def test_a_broken_one_is_caught(run_pytest: Callable[..., Any], variant: str) -> None:
+    """Each variant fails on those tests and passes another that its fault does not touch."""
+    expected = set(_CAUGHT_BY[variant])
+    names = {test.split("::")[1] for test in expected}
+    classes = {test.split("::")[0] for test in expected}
+    untouched = "TestBadArgument and test_bare_int" if variant != "ClaimsSupported" else "TestBackend and test_versions"
+    chosen = f"(({' or '.join(classes)}) and ({' or '.join(names)})) or ({untouched})"
+    done = run_pytest(*HERE, "-k", chosen, toy=f"toybackend.broken:{variant}")
+    assert done.status == 1, done.output[-4000:]
+    assert done.failed == expected, done.output[-4000:]
