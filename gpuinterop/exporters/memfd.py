@@ -621,9 +621,8 @@ class MemfdExporter(Exporter):
         if self._closed:
             raise ResourceClosedError("the memfd exporter was closed.")
 
-    @staticmethod
-    def _own(thing: Any, kind: type[Any]) -> Any:
-        if not isinstance(thing, kind):
+    def _own(self, thing: Any, kind: type[Any]) -> Any:
+        if not isinstance(thing, kind) or thing._exporter is not self:
             raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
         return thing
 
