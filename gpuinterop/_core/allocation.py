@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import TYPE_CHECKING
 
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from .memory import Buffer, Mapping
-from .resource import Resource, Retirement
+from .resource import Resource
 
 if TYPE_CHECKING:
     from ..backend import Native
@@ -30,7 +32,8 @@ class Allocation(Resource):
         size: int,
         exportable: bool,
     ) -> None:
-        super().__init__(device._reclaimer)
+        super().__init__(device._reclaimer, lambda: backend.release_allocation(native))
+        self._mapping_lock = threading.Lock()
         self._device = device
         self._backend = backend
         self._native = native
@@ -51,15 +54,15 @@ class Allocation(Resource):
     @property
     def buffer(self) -> Buffer:
         """The whole allocation, mapped on first use (``cuMemMap`` / ``hipMemMap``)."""
-        self._check_open()
-        if self._buffer is None or self._buffer.closed:
-            backend = self._backend
-            native, address = backend.map_allocation(self._native, [self._device._native])
-            mapping = Mapping(self, self._device, address, offset=0, size=self._size)
-            mapping.unmap = lambda: backend.unmap_allocation(native)
-            self._buffer = mapping.buffer(0, self._size)
-            self._buffer._warns = False  # type: ignore[misc]  # it is the allocation's own
-        return self._buffer
+        with self._mapping_lock, self._in_use():
+            if self._buffer is None or self._buffer.closed:
+                backend = self._backend
+                native, address = backend.map_allocation(self._native, [self._device._native])
+                unmap = functools.partial(backend.unmap_allocation, native)
+                mapping = Mapping(self, self._device, address, unmap, offset=0, size=self._size)
+                self._buffer = mapping.buffer(0, self._size)
+                self._buffer._warns = False  # it is the allocation's own
+            return self._buffer
 
     def export(self) -> AllocationHandle:
         """A new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``)."""
@@ -68,15 +71,7 @@ class Allocation(Resource):
             raise InvalidArgumentError(
                 "allocation", f"{self._label} was imported; duplicate() the handle before the import instead."
             )
-        handle = self._backend.export_allocation(self._native)
+        with self._in_use():
+            handle = self._backend.export_allocation(self._native)
         handle.origin = HandleOrigin(kind=OriginKind.ALLOCATION, device=self._device.identity, size=self._size)
         return handle
-
-    def _make_retirement(self, after: list[Retirement]) -> Retirement:
-        backend, native = self._backend, self._native
-        return Retirement(
-            self._label,
-            lambda: backend.release_allocation(native),
-            streams=self._reclaimer.streams(),
-            after=[*after, *self._reclaimer.retiring_streams()],
-        )

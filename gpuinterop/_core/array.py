@@ -8,7 +8,7 @@ from ..backend import ArrayBackend
 from ..errors import InvalidArgumentError
 from ..handles import ArrayLayout
 from .interchange import HostArray
-from .resource import Resource, Retirement
+from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class MipmappedArray(Resource):
     _noun = "MipmappedArray"
 
     def __init__(self, memory: ExternalMemory, backend: ArrayBackend, native: object, layout: ArrayLayout) -> None:
-        super().__init__(memory._reclaimer, parent=memory)
+        super().__init__(memory._reclaimer, lambda: backend.destroy_array(native), parent=memory)
         self._device = memory._device
         self._backend = backend
         self._native = native
@@ -62,15 +62,6 @@ class MipmappedArray(Resource):
         if not 0 <= n < self.layout.levels:
             raise InvalidArgumentError("n", f"there are levels 0 to {self.layout.levels - 1}, not {n}.")
         return ArrayLevel(self, n)
-
-    def _make_retirement(self, after: list[Retirement]) -> Retirement:
-        backend, native = self._backend, self._native
-        return Retirement(
-            self._label,
-            lambda: backend.destroy_array(native),
-            streams=self._reclaimer.streams(),
-            after=[*after, *self._reclaimer.retiring_streams()],
-        )
 
 
 class ArrayLevel:
@@ -125,8 +116,10 @@ class ArrayLevel:
 
     def _enqueue(self, address: int, stream: Stream, *, to_array: bool) -> None:
         array = self._array
-        array._check_open()
-        array._backend.copy_level(stream._native, array._native, self.index, address, self.nbytes, to_array=to_array)
+        with array._in_use():
+            array._backend.copy_level(
+                stream._native, array._native, self.index, address, self.nbytes, to_array=to_array
+            )
 
 
 def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:

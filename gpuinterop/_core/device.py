@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..backend import AllocationBackend, HostSemaphoreBackend
 from ..capabilities import Capabilities, Operation
-from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError
+from ..errors import (
+    ArgumentTypeError,
+    HandleError,
+    InvalidArgumentError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+)
 from ..handles import (
     AllocationHandle,
     AnySemaphoreHandle,
@@ -26,7 +35,7 @@ from ..handles import (
 from .allocation import Allocation
 from .memory import ExternalMemory, check_size_argument
 from .ownership import check_size, lend
-from .resource import Reclaimer
+from .resource import Reclaimer, check_timeout
 from .semaphore import ExternalSemaphore, origin_kind
 from .stream import Stream, foreign_pointer
 
@@ -46,7 +55,7 @@ class Device:
         self._backend = backend
         self._native: Native = backend.open_device(info.ordinal)
         self._reclaimer = Reclaimer(backend)
-        self._copier: Stream | None = None
+        self._copiers: list[Stream] = []
         self.info = info
         self.capabilities = capabilities
 
@@ -265,6 +274,7 @@ class Device:
                 raise InvalidArgumentError("stream", f"belongs to {stream._device.name}, not to {self.name}.")
             return stream
         pointer, keepalive = foreign_pointer(stream)
+        self._reclaimer.drain()  # a wrapper a frame would otherwise leave its end to nobody
         native = self._backend.adopt_stream(self._native, pointer)
         return Stream(self, native, owned=False, keepalive=keepalive)
 
@@ -274,13 +284,22 @@ class Device:
         Raises
         ------
         SemaphoreTimeoutError
-            `timeout` seconds passed on one stream; the message names it and its waits.
+            `timeout` seconds passed, for all of them together; the message names the stream and its waits.
+        GpuInteropError
+            An operation on one of the streams has failed.
         """
+        limit = check_timeout(timeout)
+        deadline = None if limit is None else time.monotonic() + limit
+
+        def left() -> float | None:
+            return None if deadline is None else max(0.0, deadline - time.monotonic())
+
         for stream in self._reclaimer.streams():
-            if not stream.closed:
-                stream.synchronize(timeout)
-        for retirement in self._reclaimer.retiring_streams():
-            self._reclaimer.wait(retirement, timeout if timeout is not None else 1e9)
+            with contextlib.suppress(ResourceClosedError):  # closed by another thread just now: it is among the next
+                stream.synchronize(left())
+        for retirement in self._reclaimer.closed_streams():
+            if not self._reclaimer.wait(retirement, left()):
+                raise SemaphoreTimeoutError(f"{retirement.label}, which is closed, is not idle after {timeout:g} s.")
         self._reclaimer.drain()
 
     def drain(self) -> None:
@@ -292,13 +311,23 @@ class Device:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _copy_stream(self) -> Stream:
-        """Ours, for copies that nobody gave a stream."""
-        if self._copier is None:
+    @contextmanager
+    def _copy_stream(self) -> Generator[Stream]:
+        """A stream of ours, for a copy that nobody gave a stream.
+
+        One for each copy under way, so that none waits behind another's; one that has failed is not used again.
+        """
+        try:
+            copier = self._copiers.pop()
+        except IndexError:
             copier = Stream(self, self._backend.create_stream(self._native), owned=True)
-            copier._warns = False  # type: ignore[misc]  # lives as long as the process
-            self._copier = copier
-        return self._copier
+            copier._warns = False  # lives as long as the process
+        try:
+            yield copier
+        except BaseException:
+            copier.close()
+            raise
+        self._copiers.append(copier)
 
     def _allocations(self) -> AllocationBackend:
         backend = self._backend
@@ -347,6 +376,8 @@ def _check_handle_type(handle_type: Any, wanted: type[Handle]) -> None:
 
 
 def _dedicated(handle: Handle, dedicated: bool | None) -> bool:
+    if dedicated is not None and not isinstance(dedicated, bool):
+        raise ArgumentTypeError("dedicated", f"must be True, False or None, not {dedicated!r}.")
     known = handle.origin.dedicated if handle.origin is not None else None
     if isinstance(handle, _ALWAYS_DEDICATED):
         known = True

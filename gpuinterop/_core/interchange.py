@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .resource import ExportToken
+from .resource import _sweeps
 
 if TYPE_CHECKING:
     from .memory import Buffer
@@ -26,7 +27,7 @@ _BFLOAT16 = 4
 class DType:
     """An element type, as DLPack and the array interfaces name it."""
 
-    __slots__ = ("bits", "code", "itemsize", "name", "typestr")
+    __slots__ = ("alignment", "bits", "code", "itemsize", "name", "typestr")
 
     def __init__(self, dtype: object) -> None:
         name = str(dtype)
@@ -37,27 +38,35 @@ class DType:
             import numpy as np
 
             try:
+                if dtype is None:
+                    raise TypeError  # NumPy takes it for float64
                 parsed = np.dtype(name if name in np.sctypeDict else dtype)  # type: ignore[call-overload]
-            except TypeError:
+            except Exception:  # NumPy parses strings with several kinds of error
                 raise ArgumentTypeError(
                     "dtype", f"{dtype!r} is no element type; use a name such as 'float32'."
                 ) from None
-            if parsed.kind not in _KINDS or parsed.byteorder == ">":
+            widest = 16 if parsed.kind == "c" else 8  # long double has no size that others agree on
+            if parsed.kind not in _KINDS or parsed.byteorder == ">" or parsed.itemsize > widest:
                 raise InvalidArgumentError("dtype", f"{parsed} cannot be shared; use a native number type.")
             self.name, self.code, self.bits = parsed.name, _KINDS[parsed.kind], parsed.itemsize * 8
             self.typestr = parsed.str
         self.itemsize = self.bits // 8
+        self.alignment = self.itemsize // 2 if self.code == _KINDS["c"] else self.itemsize
 
 
 def resolve_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    try:
-        resolved = tuple(operator.index(dim) for dim in dims)
-    except TypeError:
-        raise ArgumentTypeError("shape", f"{shape!r} is no sequence of ints.") from None
+    resolved = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape")
     if any(dim < 0 for dim in resolved):
         raise InvalidArgumentError("shape", f"{resolved} has a negative dimension.")
     return resolved
+
+
+def resolve_ints(values: Sequence[int], argument: str) -> tuple[int, ...]:
+    """A tuple of ints, or an error that names the argument."""
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise ArgumentTypeError(argument, f"{values!r} is no sequence of ints.") from None
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -121,17 +130,6 @@ class _ManagedVersioned(ctypes.Structure):
     ]
 
 
-# Everything a live tensor points at, by the address of its managed struct. The consumer's deleter call drops it.
-_alive: dict[int, tuple[Any, ...]] = {}
-
-
-def _release(address: int) -> None:
-    _alive.pop(address, None)
-
-
-_delete = _Deleter(_release)  # kept for ever: a consumer may call it as long as the process lives
-
-
 # A library object of our own: on ctypes.pythonapi, which everybody shares, anybody may set other argument types.
 _python = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle)
 _capsule_new = _python.PyCapsule_New
@@ -139,22 +137,44 @@ _capsule_new.restype = ctypes.py_object
 _capsule_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _capsule_is_valid = _python.PyCapsule_IsValid
 _capsule_is_valid.restype = ctypes.c_int
-_capsule_is_valid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-_capsule_pointer = _python.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+_capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
-
-def _destroy(capsule: int) -> None:
-    # A capsule that was consumed was renamed "used_dltensor": then the tensor is its consumer's.
-    for name in (_NAME, _NAME_VERSIONED):
-        if _capsule_is_valid(capsule, name):
-            _release(_capsule_pointer(capsule, name))
+# Everything a live tensor points at, by the address of its managed struct. The consumer's deleter call drops it.
+_alive: dict[int, list[Any]] = {}
 
 
-_destroy_capsule = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroy)
+def _release(address: int, _pop: Any = _alive.pop) -> None:
+    _pop(address, None)
+
+
+# A consumer may call it as long as the process lives, also when this module's names are gone: so it is never freed.
+_delete = _Deleter(_release)
+_python.Py_IncRef(ctypes.py_object(_delete))
+
+
+# A capsule that nobody takes has to be noticed by us. A destructor cannot: a capsule dies in the middle of other
+# libraries' error handling too, and Python code that runs there destroys the error. So we hold each capsule ourselves,
+# and look whether we are the only ones left.
+def _references(entry: list[Any]) -> int:
+    return sys.getrefcount(entry[0])
+
+
+_ONLY_OURS = _references([object()])
+
+
+def _sweep() -> None:
+    for address, entry in list(_alive.items()):
+        if entry[0] is None or _references(entry) > _ONLY_OURS:
+            continue
+        if any(_capsule_is_valid(entry[0], name) for name in (_NAME, _NAME_VERSIONED)):
+            _alive.pop(address, None)  # nobody took it, and nobody can any more
+        else:
+            entry[0] = None  # renamed by its consumer: the tensor is the consumer's
+
+
+_sweeps.append(_sweep)
 
 
 def make_capsule(
@@ -164,7 +184,7 @@ def make_capsule(
     dtype: DType,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
-    token: ExportToken,
+    token: object,
     versioned: bool,
 ) -> object:
     """A DLPack capsule that keeps `token` alive until its consumer lets go."""
@@ -185,9 +205,10 @@ def make_capsule(
     tensor.byte_offset = 0
     managed.deleter = _delete
     address = ctypes.addressof(managed)
-    _alive[address] = (managed, dims, steps, token)
     name = _NAME_VERSIONED if versioned else _NAME
-    return _capsule_new(address, name, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
+    capsule = _capsule_new(address, name, None)
+    _alive[address] = [capsule, managed, dims, steps, token]
+    return capsule
 
 
 # -- the view --------------------------------------------------------------------------------------------------------
@@ -215,7 +236,7 @@ class View:
         self._buffer = buffer
         self._dtype = dtype
         self._pointer = buffer._address + offset
-        self._token: ExportToken | None = None
+        self._token: object = None
         self.shape = shape
         self.strides = strides
 
@@ -264,7 +285,11 @@ class View:
         """
         self._buffer._check_open()
         device = self.__dlpack_device__()
-        if dl_device is not None and tuple(dl_device) != device:
+        pairs: list[tuple[str, Any]] = [("dl_device", dl_device), ("max_version", max_version)]
+        for argument, pair in pairs:
+            if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
+                raise ArgumentTypeError(argument, f"must be a pair of ints or None, not {pair!r}.")
+        if dl_device is not None and dl_device != device:
             raise BufferError(f"the memory is on {device}, not on {dl_device}; a view makes no copies.")
         if copy:
             raise BufferError("a view makes no copies; copy the array that you get.")
@@ -274,6 +299,7 @@ class View:
                 f"DLPack counts strides in elements: {misfits[0]} bytes is no multiple of {self._dtype.itemsize}; "
                 f"use {self._buffer._device.info.array_interface}, or a view of bytes."
             )
+        token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
         self._order(stream, device[0])
         return make_capsule(
             pointer=self._pointer,
@@ -281,7 +307,7 @@ class View:
             dtype=self._dtype,
             shape=self.shape,
             strides=self.strides,
-            token=self._buffer._mapping.exports.token(self._buffer),
+            token=token,
             versioned=max_version is not None and max_version[0] >= 1,
         )
 
@@ -305,10 +331,11 @@ class View:
         consumer.wait_stream(last)
 
     def _interface(self) -> dict[str, Any]:
+        # NumPy and CuPy keep this very object as the array's base, so the view's life is the export's, from the first
+        # time that anybody asks.
+        token = self._token or self._buffer.hold()
         self._buffer._check_open()
-        if self._token is None:
-            # NumPy and CuPy keep this very object as the array's base, so the view's life is the export's.
-            self._token = self._buffer._mapping.exports.token(self._buffer)
+        self._token = token
         return {
             "shape": self.shape,
             "strides": self.strides,
@@ -324,8 +351,11 @@ class View:
             info = self.__dict__["_buffer"]._device.info
             if name == info.array_interface:
                 interface = self._interface()
-                if name == "__cuda_array_interface__" and (last := self._buffer._mapping.last_stream()) is not None:
+                last = self._buffer._mapping.last_stream()
+                if last is not None and name == "__cuda_array_interface__":
                     interface["stream"] = last._ptr or 1
+                elif last is not None:
+                    last.synchronize()  # its consumers know no streams
                 return interface
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -373,4 +403,4 @@ class HostArray:
         self.nbytes: int = found.nbytes
 
 
-__all__ = ["DType", "HostArray", "View", "contiguous", "make_capsule", "resolve_shape", "span"]
+__all__ = ["DType", "HostArray", "View", "contiguous", "make_capsule", "resolve_ints", "resolve_shape", "span"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError
 from ..handles import ArrayLayout, MemoryHandle
-from .interchange import DType, HostArray, View, contiguous, resolve_shape, span
-from .resource import Exports, Resource, Retirement
+from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
+from .resource import Exports, Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -40,14 +43,22 @@ class Mapping(Resource):
     _noun = "Mapping"
     _warns = False  # its buffers do
 
-    def __init__(self, parent: Resource, device: Device, address: int, *, offset: int, size: int) -> None:
-        super().__init__(device._reclaimer, parent=parent)
+    def __init__(
+        self,
+        parent: Resource,
+        device: Device,
+        address: int,
+        unmap: Callable[[], None],
+        *,
+        offset: int,
+        size: int,
+    ) -> None:
+        self.exports = Exports()
+        super().__init__(device._reclaimer, unmap, parent=parent, exports=self.exports)
         self._device = device
         self.address = address
         self.offset = offset
         self.size = size
-        self.exports = Exports()
-        self.unmap: Callable[[], None] = lambda: None
         self._last: Stream | None = None
 
     def used_on(self, stream: Stream) -> None:
@@ -58,8 +69,7 @@ class Mapping(Resource):
         last = self._last
         if last is None or not last.closed:
             return last
-        while last._retirement is not None and not self._reclaimer.wait(last._retirement, 1.0):
-            pass  # a closed stream cannot be waited for otherwise
+        self._reclaimer.wait(last._retirement, None)  # a closed stream cannot be waited for otherwise
         self._last = None
         return None
 
@@ -67,17 +77,25 @@ class Mapping(Resource):
         return Buffer(self, self._device, offset, size)
 
     def buffer_closed(self) -> None:
-        if not any(not child.closed for child in self._children):
+        if not self._open_children():
             self._retire()
 
-    def _make_retirement(self, after: list[Retirement]) -> Retirement:
-        return Retirement(
-            self._label,
-            self.unmap,
-            streams=self._reclaimer.streams(),
-            after=[*after, *self._reclaimer.retiring_streams()],
-            exports=self.exports,
-        )
+
+class MappedRange:
+    """What a memory remembers of a mapping, until that is released: also when nobody holds the `Mapping` any more."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self.start = mapping.offset
+        self.end = mapping.offset + mapping.size
+        self.exports = mapping.exports
+        self.retirement = mapping._retirement
+        self._mapping = weakref.ref(mapping)
+
+    @property
+    def mapping(self) -> Mapping | None:
+        """None when it is closed."""
+        mapping = self._mapping()
+        return None if mapping is None or mapping.closed else mapping
 
 
 class Buffer(Resource):
@@ -90,8 +108,8 @@ class Buffer(Resource):
     _noun = "Buffer"
 
     def __init__(self, mapping: Mapping, device: Device, offset: int, size: int) -> None:
-        super().__init__(device._reclaimer, parent=mapping)
         self._mapping = mapping
+        super().__init__(device._reclaimer, None, parent=mapping, streams=lambda: ((), ()))
         self._device = device
         self._backend = device._backend
         self._address = mapping.address + offset - mapping.offset
@@ -155,7 +173,7 @@ class Buffer(Resource):
         if strides is None:
             steps = contiguous(dims, element.itemsize)
         else:
-            steps = tuple(operator.index(stride) for stride in strides)
+            steps = resolve_ints(strides, "strides")
             if len(steps) != len(dims):
                 raise InvalidArgumentError("strides", f"has {len(steps)} entries, shape has {len(dims)}.")
         low, high = span(dims, steps, element.itemsize)
@@ -165,9 +183,9 @@ class Buffer(Resource):
                 f"{list(dims)} of {element.name} with strides {list(steps)} covers bytes {start + low} to "
                 f"{start + high}, the buffer has {self._size}.",
             )
-        if (self._address + start) % element.itemsize:
+        if (self._address + start) % element.alignment:
             raise InvalidArgumentError(
-                "offset", f"{start} is not aligned to {element.name} ({element.itemsize} bytes); view bytes instead."
+                "offset", f"{start} is not aligned to {element.name} ({element.alignment} bytes); view bytes instead."
             )
         return View(self, dims, element, start, steps)
 
@@ -176,8 +194,9 @@ class Buffer(Resource):
 
         For whoever hands `ptr` to another API: that API's use of it cannot be seen from here.
         """
+        token = self._mapping.exports.token(self)  # first: what is checked then stays true
         self._check_open()
-        return self._mapping.exports.token(self)
+        return token
 
     def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy host memory into the buffer (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
@@ -216,7 +235,10 @@ class Buffer(Resource):
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done."""
-        value = operator.index(byte)
+        try:
+            value = operator.index(byte)
+        except TypeError:
+            raise ArgumentTypeError("byte", f"must be an int, not {type(byte).__name__}.") from None
         if not 0 <= value <= 255:
             raise InvalidArgumentError("byte", f"must be 0 to 255, not {value}.")
         start = check_size_argument(offset, "offset", minimum=0)
@@ -237,32 +259,36 @@ class Buffer(Resource):
 
     def _on(self, stream: Stream | None, enqueue: Callable[[Native], None], *, array: HostArray | None) -> None:
         """Enqueue on the given stream, or on our own and wait for it."""
-        if stream is not None:
-            check_stream(self._device, stream)
-            if array is not None and array.pageable:
-                stream.refuse_blocking_copy()
-            enqueue(stream._native)
-            self._mapping.used_on(stream)
-            if array is not None:
-                stream.keep_until_done(array)
-            return
-        copier = self._device._copy_stream()
-        last = self._mapping.last_stream()
-        if last is not None and last is not copier:
-            copier.wait_stream(last)
-        enqueue(copier._native)
-        copier.synchronize()
+        with self._mapping._in_use():
+            if stream is not None:
+                check_stream(self._device, stream)
+                if array is not None and array.pageable:
+                    stream.refuse_blocking_copy()
+                enqueue(stream._native)
+                self._mapping.used_on(stream)
+                if array is not None:
+                    stream.keep_until_done(array)
+                return
+            with self._device._copy_stream() as copier:
+                last = self._mapping.last_stream()
+                if last is not None:
+                    copier.wait_stream(last)
+                enqueue(copier._native)
+                if array is not None:
+                    copier.keep_until_done(array)  # the caller may be interrupted while the copy is still to come
+                copier.synchronize()
 
-    def _make_retirement(self, after: list[Retirement]) -> Retirement | None:
+    def _ended(self) -> None:
         self._mapping.buffer_closed()
-        return None
-
-    def _await_release(self, timeout: float) -> None:
-        raise AssertionError("a buffer has no native half")
 
     def close(self, timeout: float | None = None) -> None:
+        """End use at once; as `Resource.close`.
+
+        The mapping goes with its last buffer: while others share it, nothing is released, and `timeout` is not waited
+        for.
+        """
         super().close()
-        if timeout is not None and self._mapping.closed:
+        if self._mapping.closed:
             self._mapping.close(timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
@@ -284,12 +310,18 @@ class ExternalMemory(Resource):
         self, device: Device, native: Native, handle_type: type[MemoryHandle], *, size: int, dedicated: bool,
         keepalive: object = None,
     ) -> None:  # fmt: skip
-        super().__init__(device._reclaimer)
+        backend = device._backend
+
+        def release(_keepalive: object = keepalive) -> None:
+            backend.destroy_memory(native)
+
+        super().__init__(device._reclaimer, release)
         self._device = device
-        self._backend = device._backend
+        self._backend = backend
         self._native = native
         self._size = size
-        self._keepalive = keepalive
+        self._ranges: dict[int, MappedRange] = {}
+        self._mapping_lock = threading.RLock()  # two threads must not map one range twice
         self.handle_type = handle_type
         self.dedicated = dedicated
 
@@ -333,35 +365,45 @@ class ExternalMemory(Resource):
                 "size", f"bytes {start} to {end} are outside the memory, which has {self._size}."
             )
         self._device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
-        self._reclaimer.drain()
-        for child in list(self._children):
-            if not isinstance(child, Mapping) or (child._retirement is not None and child._retirement.done):
+        with self._mapping_lock, self._in_use():
+            self._reclaimer.drain()
+            self._check_open()  # what drained may have called back, and closed it
+            mapping = self._find_mapping(start, end)
+            if mapping is None:
+                native, address = self._backend.map_buffer(self._native, offset=start, size=count)
+                backend = self._backend
+                unmap = functools.partial(backend.unmap_buffer, native)
+                mapping = Mapping(self, self._device, address, unmap, offset=start, size=count)
+                self._ranges[mapping._retirement.serial] = MappedRange(mapping)
+            return mapping.buffer(start, count)
+
+    def _find_mapping(self, start: int, end: int) -> Mapping | None:
+        """The mapping that has these bytes; None when they are free."""
+        for serial, mapped in list(self._ranges.items()):
+            if mapped.retirement.done:
+                self._ranges.pop(serial, None)
                 continue
-            low, high = child.offset, child.offset + child.size
-            if end <= low or start >= high:
+            if end <= mapped.start or start >= mapped.end:
                 continue
-            if child.closed:
+            mapping = mapped.mapping
+            if mapping is None:
                 # Where nothing but events is left, the driver may only need a moment to see them as done.
-                if not len(child.exports) and self._reclaimer.wait(child._retirement, _MOMENT_S):
+                if not len(mapped.exports) and self._reclaimer.wait(mapped.retirement, _MOMENT_S):
                     continue
                 raise ResourceBusyError(
-                    f"bytes {low} to {high} of {self._label} were mapped and closed, and are still in use; call "
-                    "close(timeout=...) on that buffer, or drop its arrays."
+                    f"bytes {mapped.start} to {mapped.end} of {self._label} were mapped and closed, and are still in "
+                    f"use ({mapped.retirement.blockers()}); call close(timeout=...) on that buffer, or drop its arrays."
                 )
-            if low <= start and end <= high:
-                return child.buffer(start, count)
-            union = min(low, start), max(high, end)
+            if mapped.start <= start and end <= mapped.end:
+                return mapping
+            union = min(mapped.start, start), max(mapped.end, end)
             raise InvalidArgumentError(
                 "offset",
-                f"bytes {start} to {end} partly overlap the mapped bytes {low} to {high}, and two mappings of the same "
-                f"bytes are not coherent: map offset={union[0]}, size={union[1] - union[0]} once, first, and take "
-                "sub-buffers of it.",
+                f"bytes {start} to {end} partly overlap the mapped bytes {mapped.start} to {mapped.end}, and two "
+                f"mappings of the same bytes are not coherent: map offset={union[0]}, size={union[1] - union[0]} once, "
+                "first, and take sub-buffers of it.",
             )
-        native, address = self._backend.map_buffer(self._native, offset=start, size=count)
-        mapping = Mapping(self, self._device, address, offset=start, size=count)
-        backend = self._backend
-        mapping.unmap = lambda: backend.unmap_buffer(native)
-        return mapping.buffer(start, count)
+        return None
 
     def map_mipmapped_array(
         self,
@@ -400,7 +442,7 @@ class ExternalMemory(Resource):
         self._check_open()
         self._device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
         start = check_size_argument(offset, "offset", minimum=0)
-        dims = [operator.index(dim) for dim in extent]
+        dims = list(resolve_ints(extent, "extent"))
         if not 1 <= len(dims) <= 3:
             raise InvalidArgumentError("extent", f"has {len(dims)} dimensions; 1 to 3 are possible.")
         dims += [0] * (3 - len(dims))
@@ -414,13 +456,5 @@ class ExternalMemory(Resource):
             color_attachment=color_attachment,
             surface=surface,
         )
-        return map_mipmapped_array(self, layout)
-
-    def _make_retirement(self, after: list[Retirement]) -> Retirement:
-        backend, native = self._backend, self._native
-        return Retirement(
-            self._label,
-            lambda: backend.destroy_memory(native),
-            streams=self._reclaimer.streams(),
-            after=[*after, *self._reclaimer.retiring_streams()],
-        )
+        with self._in_use():
+            return map_mipmapped_array(self, layout)

@@ -28,6 +28,15 @@ T = TypeVar("T")
 # another thread's descriptor between the two.
 _import_lock = threading.Lock()
 
+
+def _forked() -> None:
+    global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it, and does not exist in the child
+    _import_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
 _F_DUPFD_QUERY = 1027  # Linux 6.10: are these two descriptors the same open file?
 _KCMP_FILE = 0
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())

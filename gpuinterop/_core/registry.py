@@ -1,11 +1,13 @@
 """Finds backends: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
 
-The environment is read at each call that needs a backend, never at import.
+Nothing is read at import. ``GPUINTEROP_BACKEND`` is read at each call that chooses a backend, ``GPUINTEROP_DISABLE``
+when a device is first made: a device is made once in a process, and its table never changes.
 """
 
 from __future__ import annotations
 
 import importlib.resources
+import operator
 import os
 import sys
 import threading
@@ -31,6 +33,15 @@ _DISABLE_VARIABLE = "GPUINTEROP_DISABLE"
 _lock = threading.RLock()
 _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
 _warned: set[str] = set()
+
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it, and is not here to let it go
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class LoadedBackend:
@@ -65,17 +76,20 @@ class LoadedBackend:
         Raises
         ------
         DeviceNotFoundError
+        ArgumentTypeError
+            `ordinal` is no int.
         """
+        number = _ordinal(ordinal)
         with _lock:
-            patterns = os.environ.get(_DISABLE_VARIABLE, "")
-            device = self._devices.get(ordinal)
+            device = self._devices.get(number)
             if device is None:
                 infos = {info.ordinal: info for info in self._native.devices()}
-                if ordinal not in infos:
+                if number not in infos:
                     known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
-                    raise DeviceNotFoundError(f"ordinal: {self.name} has no device {ordinal!r}; devices: {known}.")
-                device = Device(self._native, infos[ordinal], self._table(ordinal, infos[ordinal].name, patterns))
-                self._devices[ordinal] = device
+                    raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
+                patterns = os.environ.get(_DISABLE_VARIABLE, "")
+                device = Device(self._native, infos[number], self._table(number, infos[number].name, patterns))
+                self._devices[number] = device
             return device
 
     def _table(self, ordinal: int, owner: str, patterns: str) -> Capabilities:
@@ -102,6 +116,17 @@ class LoadedBackend:
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"
+
+
+def _ordinal(ordinal: object) -> int:
+    if not isinstance(ordinal, bool):
+        try:
+            return operator.index(ordinal)  # type: ignore[arg-type]  # whatever it is: that is what is asked
+        except TypeError:
+            pass
+    raise ArgumentTypeError(
+        "ordinal", f"must be an int, the device's place among the backend's, not {type(ordinal).__name__}."
+    )
 
 
 def _gap(capability: Capability | None) -> bool:
@@ -282,6 +307,8 @@ def device(ordinal: int = 0) -> Device:
     Raises
     ------
     DeviceNotFoundError, BackendNotFoundError, BackendUnavailableError
+    ArgumentTypeError
+        `ordinal` is no int.
     """
     return get_backend().device(ordinal)
 

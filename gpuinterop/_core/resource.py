@@ -3,21 +3,32 @@
 `close()` ends use at once and never blocks. The native release is *retired*: it happens once the events recorded at
 close are done, the children are released and no exported array is left. Retired releases drain at the next import,
 close, synchronize and at exit.
+
+A resource has its `Retirement` from birth. It holds no reference to the resource, so a resource that is dropped is
+collected, and its retirement outlives it. What must not be released yet stands in the retirement's `gates`: its
+children's retirements, and calls that are under way.
+
+Finalizers run at any moment, also while this module's own code runs in the same thread. So shared state is kept in
+dicts and lists that are read by copying them in one step, and no lock is held while anything else runs.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import itertools
+import os
 import sys
 import threading
 import time
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from ..errors import (
+    ArgumentTypeError,
     GpuInteropError,
     InvalidArgumentError,
     LeakedResourceWarning,
@@ -30,20 +41,38 @@ if TYPE_CHECKING:
     from .stream import Stream
 
 _EXIT_GRACE_S = 2.0  # at exit pending work gets this long; what is still busy then is left to the process's end
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+_serials = itertools.count(1)
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Seconds as a float; None for no limit."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise ArgumentTypeError("timeout", f"must be seconds or None, not {type(timeout).__name__}.")
+    if not timeout >= 0:
+        raise InvalidArgumentError("timeout", f"must be 0 or more seconds, not {timeout!r}.")
+    return None if timeout == float("inf") else float(timeout)
 
 
 class Exports:
     """Counts the arrays that others hold over one mapping."""
 
     def __init__(self) -> None:
-        self._tokens: weakref.WeakSet[ExportToken] = weakref.WeakSet()
+        self._tokens: dict[int, weakref.ref[ExportToken]] = {}
 
     def __len__(self) -> int:
+        for sweep in _sweeps:
+            sweep()
         return len(self._tokens)
 
     def token(self, keep: object) -> ExportToken:
+        """A new export; it lasts as long as the token, and the token keeps `keep` alive."""
         token = ExportToken(keep)
-        self._tokens.add(token)
+        serial = next(_serials)
+        tokens = self._tokens
+        tokens[serial] = weakref.ref(token, lambda _: tokens.pop(serial, None))
         return token
 
 
@@ -56,81 +85,175 @@ class ExportToken:
         self.keep = keep
 
 
+_sweeps: list[Callable[[], None]] = []  # what lets go of exports that nobody took (interchange)
+
+
 class Retirement:
-    """One native release that waits for its time."""
+    """One native release, and what it has to wait for.
+
+    Parameters
+    ----------
+    label : str
+        For messages.
+    release : callable, optional
+        The native release; runs once.
+    streams : callable, optional
+        The streams whose work so far the release waits for, and the retirements of those that are closed already.
+        Asked when the resource is closed and no array is left: an array may cause work as long as it lives.
+    exports : Exports, optional
+        The arrays to wait for.
+    """
 
     def __init__(
         self,
         label: str,
-        release: Callable[[], None],
+        release: Callable[[], None] | None = None,
         *,
-        streams: Iterable[Stream],
-        after: Iterable[Retirement] = (),
+        streams: Callable[[], tuple[Iterable[Stream], Iterable[Retirement]]] | None = None,
         exports: Exports | None = None,
     ) -> None:
         self.label = label
+        self.serial = next(_serials)
         self.done = False
+        self.gates: dict[int, Retirement | str] = {}
+        """What must go first, by serial: children, and calls under way."""
+        self.exports = exports
         self._release = release
-        self._streams = list(streams)
-        self._after = [earlier for earlier in after if not earlier.done]
-        self._exports = exports
-        self._events: list[Native] | None = None
+        self._parent: Retirement | None = None
+        self._streams = streams
+        self._events: dict[int, Native] | None = None
+        self._recording = [True]
+        self._after: list[Retirement] = []
         self._callbacks: list[Callable[[], None]] = []
-        self._callback_lock = threading.RLock()
+
+    def hang_on(self, parent: Retirement) -> None:
+        """The parent goes after this."""
+        self._parent = parent
+        parent.gates[self.serial] = self
+
+    def record_stream(self, backend: Backend, native: Native) -> None:
+        """Wait for this stream, and for no other."""
+        self._events = {}
+        record_on(backend, native, self._events)
 
     def record(self, backend: Backend) -> None:
         """Take the events, unless exported arrays can still cause work that they would miss."""
-        if self._events is not None or (self._exports is not None and len(self._exports)):
+        if self._events is not None or (self.exports is not None and len(self.exports)):
             return
-        self._events = []
-        for stream in self._streams:
-            if (native := stream._native_if_alive()) is not None:
-                try:
-                    self._events.append(backend.record(native))
-                except GpuInteropError:
-                    continue  # a stream that cannot record an event any more runs nothing either
-        self._streams.clear()
+        try:
+            self._recording.pop()  # the closing thread and a draining one may both get here
+        except IndexError:
+            return
+        events: dict[int, Native] = {}
+        if self._streams is not None:
+            streams, closed = self._streams()
+            self._after = [earlier for earlier in closed if not earlier.done]
+            for stream in streams:
+                if stream.closed:
+                    self._after.append(stream._retirement)
+                else:
+                    record_on(backend, stream._native, events)
+        self._events = events
 
     def ready(self, backend: Backend) -> bool:
+        """Whether the release may run; never blocks."""
+        if self.gates:
+            return False
         self.record(backend)
         if self._events is None:
             return False
-        while self._events:
+        for serial, event in list(self._events.items()):
             try:
-                if not backend.is_done(self._events[-1]):
+                if not backend.is_done(event):
                     return False
-            except GpuInteropError:
-                pass  # the stream has failed: nothing behind the failure will ever run
-            backend.destroy_event(self._events.pop())
+            except Exception as error:  # the stream has failed: nothing behind the failure will ever run
+                if not isinstance(error, GpuInteropError):
+                    report(error)
+            del self._events[serial]
+            backend.destroy_event(event)
         self._after = [earlier for earlier in self._after if not earlier.done]
         return not self._after
 
+    @property
+    def pending(self) -> bool:
+        """Whether work on a stream is what it waits for: that will end by itself."""
+        return bool(self._events) or any(earlier.pending for earlier in self._after)
+
     def blockers(self) -> str:
         """What the release waits for, for messages."""
-        if self._exports is not None and len(self._exports):
-            return f"{len(self._exports)} exported array(s) are still alive"
+        if self.exports is not None and (count := len(self.exports)):
+            return f"{count} exported array(s) are still alive"
+        for gate in list(self.gates.values()):
+            return gate if isinstance(gate, str) else f"{gate.label} is still in use ({gate.blockers()})"
         for earlier in self._after:
             if not earlier.done:
-                return f"{earlier.label} is still in use ({earlier.blockers()})"
+                return f"{earlier.label} still has work pending"
         return "work enqueued before close() is still pending"
 
     def finish(self) -> None:
+        """Release. Whatever fails in it is reported, and raised to nobody: the caller only happened to drain."""
+        release, self._release = self._release, None
+        parent, self._parent = self._parent, None
+        problem = None
         try:
-            self._release()
-        except GpuInteropError as error:
-            warnings.warn(f"releasing {self.label} failed: {error}", LeakedResourceWarning, stacklevel=2)
-        with self._callback_lock:
+            if release is not None:
+                release()
+        except Exception as error:
+            problem = error
+        finally:
+            self._streams = None
+            if parent is not None:
+                parent.gates.pop(self.serial, None)
             self.done = True
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
+            self._call_back()
+        if problem is not None:
+            warn_leak(f"releasing {self.label} failed: {problem}")
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        with self._callback_lock:
-            if not self.done:
-                self._callbacks.append(callback)
+        """Call `callback` after the release; at once if that was."""
+        self._callbacks.append(callback)
+        if self.done:  # `finish` may have come between the two lines, and run it already
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while True:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:
                 return
-        callback()
+            try:
+                callback()
+            except Exception as error:
+                report(error)
+
+
+def record_on(backend: Backend, native: Native, events: dict[int, Native]) -> None:
+    """Record an event on a stream; one that cannot record any more runs nothing either."""
+    with contextlib.suppress(GpuInteropError):
+        events[next(_serials)] = backend.record(native)
+
+
+class _Unraisable:
+    """Hands an exception to `sys.unraisablehook`, which takes what a finalizer raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __del__(self) -> None:
+        raise self.error
+
+
+def report(error: BaseException) -> None:
+    """Show an exception that nobody here can be raised to."""
+    _Unraisable(error)
+
+
+def warn_leak(message: str, source: object = None) -> None:
+    """A LeakedResourceWarning that is raised to nobody when warnings are errors."""
+    try:
+        warnings.warn(message, LeakedResourceWarning, stacklevel=3, source=source)
+    except LeakedResourceWarning as error:
+        report(error)
 
 
 class Reclaimer:
@@ -138,30 +261,36 @@ class Reclaimer:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._pending: deque[Retirement] = deque()
+        self._pending: dict[int, Retirement] = {}
         self._draining = threading.Lock()
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._streams: dict[int, weakref.ref[Stream]] = {}
         _reclaimers.add(self)
 
     def add_stream(self, stream: Stream) -> None:
-        self._streams.add(stream)
+        serial, streams = next(_serials), self._streams
+        streams[serial] = weakref.ref(stream, lambda _: streams.pop(serial, None))
 
     def streams(self) -> list[Stream]:
-        return list(self._streams)
+        """Those that are open."""
+        found = [reference() for reference in list(self._streams.values())]
+        return [stream for stream in found if stream is not None and not stream.closed]
 
-    def retiring_streams(self) -> list[Retirement]:
-        """Closed streams whose work is not done: memory closed after them must wait for it too."""
-        return [entry for entry in list(self._pending) if isinstance(entry, StreamRetirement)]
+    def work(self) -> tuple[list[Stream], list[Retirement]]:
+        """All that may still use the device's memory: open streams, and closed ones whose work is not done."""
+        return self.streams(), self.closed_streams()
+
+    def closed_streams(self) -> list[Retirement]:
+        return [entry for entry in list(self._pending.values()) if isinstance(entry, StreamRetirement)]
 
     def retire(self, retirement: Retirement) -> None:
+        self._pending[retirement.serial] = retirement
         retirement.record(self.backend)
-        self._pending.append(retirement)
 
     def drain(self) -> None:
         """Release whatever is ready; never blocks.
 
         Not re-entered: a finalizer that runs while this thread drains, or a second thread, leaves the work to the one
-        that is at it.
+        that is at it. An entry stays in place until it is finished: whoever closes something meanwhile sees it.
         """
         if not self._draining.acquire(blocking=False):
             return
@@ -169,28 +298,40 @@ class Reclaimer:
             progress = True
             while progress:
                 progress = False
-                for _ in range(len(self._pending)):
-                    entry = self._pending.popleft()
+                for serial, entry in list(self._pending.items()):
                     if entry.ready(self.backend):
-                        entry.finish()
+                        try:
+                            entry.finish()
+                        finally:
+                            self._pending.pop(serial, None)
                         progress = True
-                    else:
-                        self._pending.append(entry)
         finally:
             self._draining.release()
 
-    def wait(self, retirement: Retirement | None, timeout: float) -> bool:
-        """Drain until `retirement` (None: everything) is done; False when `timeout` seconds passed."""
-        deadline = time.monotonic() + timeout
-        pause = 20e-6
+    def wait(self, retirement: Retirement, timeout: float | None) -> bool:
+        """Drain until `retirement` is done; False when `timeout` seconds passed."""
+        return self._wait_until(lambda: retirement.done, timeout)
+
+    def wait_for_work(self, timeout: float) -> None:
+        """Drain until nothing waits for a stream's work any more: what waits for arrays would wait for ever."""
+        self._wait_until(lambda: not any(entry.pending for entry in list(self._pending.values())), timeout)
+
+    def _wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = _FIRST_PAUSE_S
         while True:
             self.drain()
-            if retirement.done if retirement is not None else not self._pending:
+            if condition():
                 return True
-            if time.monotonic() >= deadline:
+            if deadline is not None and time.monotonic() >= deadline:
                 return False
             time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+
+    def forked(self) -> None:
+        """In a child: what the parent has retired is the parent's to release."""
+        self._draining = threading.Lock()
+        self._pending.clear()
 
 
 class StreamRetirement(Retirement):
@@ -203,34 +344,50 @@ _reclaimers: weakref.WeakSet[Reclaimer] = weakref.WeakSet()
 @atexit.register
 def _drain_at_exit() -> None:
     for reclaimer in list(_reclaimers):
-        reclaimer.wait(None, _EXIT_GRACE_S)
+        reclaimer.wait_for_work(_EXIT_GRACE_S)
+
+
+def _forked() -> None:
+    for reclaimer in list(_reclaimers):
+        reclaimer.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Resource:
     """Something with a native half. Made by factories only; ends with `close()`."""
 
     _noun: ClassVar[str] = "resource"
-    _warns: ClassVar[bool] = True
-    _serial: ClassVar[int] = 0
+    _warns: bool = True
 
-    def __init__(self, reclaimer: Reclaimer, *, parent: Resource | None = None) -> None:
-        Resource._serial += 1
-        self._label = f"{self._noun} #{Resource._serial}"
+    def __init__(
+        self,
+        reclaimer: Reclaimer,
+        release: Callable[[], None] | None,
+        *,
+        parent: Resource | None = None,
+        label: str | None = None,
+        streams: Callable[[], tuple[Iterable[Stream], Iterable[Retirement]]] | None = None,
+        exports: Exports | None = None,
+        kind: type[Retirement] = Retirement,
+    ) -> None:
         self._reclaimer = reclaimer
         self._parent = parent  # children hold parents
-        self._children: weakref.WeakSet[Resource] = weakref.WeakSet()
-        self._retirement: Retirement | None = None
-        self._on_released: list[Callable[[], None]] = []
+        self._children: dict[int, weakref.ref[Resource]] = {}
         self._closed = False
         self._once = [True]  # popped by the one close that counts: list.pop is atomic, and safe in a finalizer
+        self._retirement = kind(label or self._noun, release, streams=streams or reclaimer.work, exports=exports)
+        self._label = self._retirement.label = f"{self._retirement.label} #{self._retirement.serial}"
         if parent is not None:
-            parent._children.add(self)
-
-    # -- what a subclass says ----------------------------------------------------------------------------------
-
-    def _make_retirement(self, after: list[Retirement]) -> Retirement | None:
-        """The native release; None where there is nothing native."""
-        raise NotImplementedError
+            self._retirement.hang_on(parent._retirement)
+            serial, children = self._retirement.serial, parent._children
+            children[serial] = weakref.ref(self, lambda _: children.pop(serial, None))
+            if parent._closed:  # closed by another thread meanwhile, which may have missed this child
+                self._retire()
+                reclaimer.drain()
+                parent._check_open()
 
     # -- public ------------------------------------------------------------------------------------------------
 
@@ -258,25 +415,21 @@ class Resource:
             `timeout` passed, and pending work or exported arrays still use the object. It stays closed, and is
             released later all the same.
         """
-        if timeout is not None and not timeout >= 0:
-            raise InvalidArgumentError("timeout", f"must be 0 or more seconds, not {timeout!r}.")
+        limit = check_timeout(timeout)
         self._retire()
         self._reclaimer.drain()
-        if timeout is not None and self._retirement is not None:
-            self._await_release(timeout)
+        if timeout is not None and not self._reclaimer.wait(self._retirement, limit):
+            raise ResourceBusyError(
+                f"{self._label} is still in use {timeout:g} s after close(): {self._retirement.blockers()}."
+            )
 
     def on_released(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when the native release has happened; at once if it has.
 
         For owners of the memory or semaphore on the other side, who may free theirs only afterwards. The callback
-        runs on whichever thread drains; it must not block.
+        runs on whichever thread drains; it must not block. What it raises is shown, and raised to nobody.
         """
-        if self._retirement is not None:
-            self._retirement.when_done(callback)
-        elif self._closed:
-            callback()
-        else:
-            self._on_released.append(callback)
+        self._retirement.when_done(callback)
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -286,26 +439,20 @@ class Resource:
         self.close()
 
     def __del__(self) -> None:
-        once = getattr(self, "_once", None)
-        if not once or sys.is_finalizing():
+        if not getattr(self, "_once", None) or sys.is_finalizing():
             return
+        self._retire()  # before the warning, which may be an error
         if self._warns:
-            warnings.warn(
-                f"{self._label} was dropped without close()", LeakedResourceWarning, stacklevel=2, source=self
-            )
-        self._retire()
+            warn_leak(f"{self._label} was dropped without close()", self)
 
     def __repr__(self) -> str:
         return f"<{self._label}{' closed' if self._closed else ''}>"
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _await_release(self, timeout: float) -> None:
-        assert self._retirement is not None
-        if not self._reclaimer.wait(self._retirement, timeout):
-            raise ResourceBusyError(
-                f"{self._label} is still in use {timeout:g} s after close(): {self._retirement.blockers()}."
-            )
+    def _open_children(self) -> list[Resource]:
+        found = [reference() for reference in list(self._children.values())]
+        return [child for child in found if child is not None and not child._closed]
 
     def _retire(self) -> None:
         try:
@@ -313,21 +460,26 @@ class Resource:
         except IndexError:
             return
         self._closed = True
-        after = []
-        for child in list(self._children):
-            child._retire()
-            if child._retirement is not None:
-                after.append(child._retirement)
-        retirement = self._make_retirement(after)
-        callbacks, self._on_released = self._on_released, []
-        if retirement is None:
-            for callback in callbacks:
-                callback()
-            return
-        self._retirement = retirement
-        for callback in callbacks:
-            retirement.when_done(callback)
-        self._reclaimer.retire(retirement)
+        try:
+            for child in self._open_children():
+                child._retire()
+            self._ended()
+        finally:
+            self._reclaimer.retire(self._retirement)
+
+    def _ended(self) -> None:
+        """What a subclass does when use ends, once."""
+
+    @contextmanager
+    def _in_use(self) -> Generator[None]:
+        """Keep the native half until the block is left; raises if the resource is closed."""
+        gates, serial = self._retirement.gates, next(_serials)
+        gates[serial] = "a call is under way"
+        try:
+            self._check_open()
+            yield
+        finally:
+            del gates[serial]
 
     def _check_open(self) -> None:
         if self._closed:

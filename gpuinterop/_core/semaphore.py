@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -30,8 +31,8 @@ from ..handles import (
     SemaphoreHandle,
     Timeline,
 )
-from .resource import Resource, Retirement
-from .stream import Stream, check_stream, check_timeout
+from .resource import Resource, check_timeout
+from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
     from ..backend import Native
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _MAX_VALUE = 2**64 - 1
+_MAX_MILLISECONDS = 2**31 - 1
 _NOWHERE = object()
 _ORIGINS: dict[type, OriginKind] = {
     Binary: OriginKind.BINARY,
@@ -61,8 +63,9 @@ class ExternalSemaphore(Resource, Generic[K]):
     `K` is its kind: ``Binary`` calls take no value, ``Timeline`` and ``Fence`` calls one, ``Keyed`` calls a key,
     ``SciSync`` calls the address of an ``NvSciSyncFence``.
 
-    `close()` leaves pending waits pending, as every GPU driver does; ``close(timeout=...)`` gives them that long and
-    then cancels them where the driver can (the host backend: the stream fails with `ResourceClosedError`).
+    `close()` leaves a stream's pending waits pending, as every GPU driver does; ``close(timeout=...)`` gives them that
+    long and then cancels them where the driver can (the host backend: the stream fails with `ResourceClosedError`). A
+    thread in `host_wait` is cancelled by `close()` at once.
     """
 
     _noun = "ExternalSemaphore"
@@ -76,13 +79,25 @@ class ExternalSemaphore(Resource, Generic[K]):
         exportable: bool = False,
         keepalive: object = None,
     ) -> None:
-        super().__init__(device._reclaimer)
-        self._label = f"{handle_type.type_name} semaphore #{Resource._serial}"
+        backend = device._backend
+        # The streams that used it, by pointer: the latest wrapper of each, and the last value signalled there.
+        used: dict[int, tuple[Stream, int]] = {}
+
+        def release(_keepalive: object = keepalive) -> None:
+            backend.destroy_semaphore(native)
+
+        super().__init__(
+            device._reclaimer,
+            release,
+            label=f"{handle_type.type_name} semaphore",
+            streams=lambda: ([stream for stream, _ in list(used.values())], ()),
+        )
+        self._used = used
         self._device = device
-        self._backend = device._backend
+        self._backend = backend
         self._native = native
         self._exportable = exportable
-        self._keepalive = keepalive
+        self._host_waits: dict[int, None] = {}
         self.handle_type = handle_type
         self.kind: type = handle_type.kind
         self._batch = device._backend.prepare([native])
@@ -94,8 +109,6 @@ class ExternalSemaphore(Resource, Generic[K]):
         # What a stream's `_open_on` is compared with: one look says that both are open, of one device, and able.
         self._signal_on: object = device if self._cannot_signal is None else _NOWHERE
         self._wait_on: object = device if self._cannot_wait is None else _NOWHERE
-        # The streams that used it, with the last value signalled on each; the release waits for them.
-        self._streams: dict[Stream, int] = {}
 
     @property
     def device(self) -> Device:
@@ -146,8 +159,8 @@ class ExternalSemaphore(Resource, Generic[K]):
         milliseconds = None if timeout is None else self._milliseconds(timeout)
         self._backend.wait(self._batch, stream._native, (number,), milliseconds)
         stream._waits.append((self._label, value))
-        if stream not in self._streams:
-            self._streams[stream] = -1
+        if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:
+            self._used[stream._ptr] = (stream, self._last_value(stream))
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -185,12 +198,12 @@ class ExternalSemaphore(Resource, Generic[K]):
             number = value
         else:
             number = self._check_value(value)
-        if self._grows and number <= (last := self._streams.get(stream, -1)):
+        if self._grows and number <= (last := self._last_value(stream)):
             raise InvalidArgumentError(
                 "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
             )
         self._backend.signal(self._batch, stream._native, (number,))
-        self._streams[stream] = number
+        self._used[stream._ptr] = (stream, number)
 
     # -- on the calling thread -----------------------------------------------------------------------------------
 
@@ -205,8 +218,16 @@ class ExternalSemaphore(Resource, Generic[K]):
             `timeout` seconds passed.
         """
         number = self._check_value(value)
-        self._check_open()
-        if not self._host_backend().host_wait(self._native, number, check_timeout(timeout)):
+        limit = check_timeout(timeout)
+        with self._in_use():
+            backend = self._host_backend()
+            serial = threading.get_ident()
+            self._host_waits[serial] = None
+            try:
+                done = backend.host_wait(self._native, number, limit)
+            finally:
+                del self._host_waits[serial]
+        if not done:
             raise SemaphoreTimeoutError(
                 f"{self._label} was not signalled{f' to {value}' if self._takes_value else ''} in {timeout:g} s; "
                 "is the other side alive?"
@@ -221,8 +242,8 @@ class ExternalSemaphore(Resource, Generic[K]):
             The backend's semaphores cannot be signalled without a stream.
         """
         number = self._check_value(value)
-        self._check_open()
-        self._host_backend().host_signal(self._native, number)
+        with self._in_use():
+            self._host_backend().host_signal(self._native, number)
 
     def export(self) -> SemaphoreHandle[K]:
         """A new handle that the caller owns; only of semaphores made by `Device.create_semaphore`."""
@@ -232,7 +253,8 @@ class ExternalSemaphore(Resource, Generic[K]):
                 "semaphore",
                 f"{self._label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
-        handle = self._host_backend().export_semaphore(self._native)
+        with self._in_use():
+            handle = self._host_backend().export_semaphore(self._native)
         handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=self._device.identity)
         return handle
 
@@ -273,12 +295,11 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise InvalidArgumentError("value", f"must be 0 to 2**64 - 1, not {number}.")
         return number
 
-    def _milliseconds(self, timeout: float) -> int:
+    def _milliseconds(self, timeout: float) -> int | None:
         seconds = check_timeout(timeout)
-        assert seconds is not None
         if self._cannot_time_out is not None:
             raise UnsupportedError(self._cannot_time_out, context=self._device.name)
-        return max(0, round(seconds * 1000))
+        return None if seconds is None else min(round(seconds * 1000), _MAX_MILLISECONDS)
 
     def _refuse(self, stream: object, gap: Capability | None) -> None:
         self._check_open()
@@ -286,15 +307,16 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise UnsupportedError(gap, context=self._device.name)
         check_stream(self._device, stream)
 
-    def _make_retirement(self, after: list[Retirement]) -> Retirement:
+    def _last_value(self, stream: Stream) -> int:
+        """The last value signalled on this stream, by whatever wrapper; 0, where a timeline starts, before that."""
+        entry = self._used.get(stream._ptr)
+        # A closed stream's number may be another stream's by now.
+        return 0 if entry is None or (entry[0] is not stream and entry[0].closed and entry[0]._owned) else entry[1]
+
+    def _ended(self) -> None:
         self._signal_on = self._wait_on = _NOWHERE
-        backend, native = self._backend, self._native
-        return Retirement(
-            self._label,
-            lambda: backend.destroy_semaphore(native),
-            streams=list(self._streams),
-            after=[*after, *self._reclaimer.retiring_streams()],
-        )
+        if self._host_waits:  # threads that only wait for what will not be used any more
+            self._backend.abandon_semaphore(self._native)
 
 
 def origin_kind(kind: type) -> OriginKind:
@@ -337,11 +359,12 @@ class SemaphoreBatch:
         numbers = self._check(stream, values, Operation.WAIT_SEMAPHORE)
         milliseconds = None
         if timeout is not None:
-            milliseconds = min(semaphore._milliseconds(timeout) for semaphore in self._semaphores)
+            for semaphore in self._semaphores:
+                milliseconds = semaphore._milliseconds(timeout)
         self._backend.wait(self._batch, stream._native, numbers, milliseconds)
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
             stream._waits.append((semaphore._label, number if semaphore._takes_value else None))
-            semaphore._streams.setdefault(stream, -1)
+            semaphore._used[stream._ptr] = (stream, semaphore._last_value(stream))
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Signal all; `values` in the order of the constructor, None where one is binary.
@@ -350,16 +373,19 @@ class SemaphoreBatch:
         """
         numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            if semaphore._grows and number <= (last := semaphore._streams.get(stream, -1)):
+            if semaphore._grows and number <= (last := semaphore._last_value(stream)):
                 raise InvalidArgumentError(
                     "values", f"{number} after {last} on the same stream for {semaphore._label}: a timeline only grows."
                 )
         self._backend.signal(self._batch, stream._native, numbers)
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            semaphore._streams[stream] = number
+            semaphore._used[stream._ptr] = (stream, number)
 
     def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:
-        given = [None] * len(self._semaphores) if values is None else list(values)
+        everything: Any = [None] * len(self._semaphores) if values is None else values
+        if not isinstance(everything, tuple | list):
+            raise ArgumentTypeError("values", f"must be a tuple or a list, one entry a semaphore, not {values!r}.")
+        given: Sequence[int | None] = everything
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         check_stream(self._device, stream)

@@ -16,7 +16,7 @@ from ..errors import (
     ResourceClosedError,
     SemaphoreTimeoutError,
 )
-from .resource import Resource, Retirement, StreamRetirement
+from .resource import Resource, StreamRetirement, check_timeout
 
 if TYPE_CHECKING:
     from ..backend import Native
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_STREAM = 0
 _POLL_S = 0.0005  # how often an awaited event is looked at
-
-
-def check_timeout(timeout: float | None) -> float | None:
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise ArgumentTypeError("timeout", f"must be seconds or None, not {type(timeout).__name__}.")
-    if not timeout >= 0:
-        raise InvalidArgumentError("timeout", f"must be 0 or more seconds, not {timeout!r}.")
-    return float(timeout)
 
 
 class Stream(Resource):
@@ -46,21 +36,30 @@ class Stream(Resource):
     _noun = "Stream"
 
     def __init__(self, device: Device, native: Native, *, owned: bool, keepalive: object = None) -> None:
-        super().__init__(device._reclaimer)
+        backend = device._backend
+        # Host memory of copies still to run, with the event behind each: the caller may drop an array at once.
+        kept: deque[tuple[Native, object]] = deque()
+
+        def release(_keepalive: object = keepalive) -> None:
+            while kept:
+                backend.destroy_event(kept.popleft()[0])
+            if owned:
+                backend.destroy_stream(native)
+
+        super().__init__(device._reclaimer, release, kind=StreamRetirement)
+        self._warns = owned  # a wrapped stream owns nothing that could leak
         self._device = device
-        self._backend = device._backend
+        self._backend = backend
         self._native = native
         self._owned = owned
-        self._warns = owned  # type: ignore[misc]  # a wrapped stream owns nothing that could leak
         self._keepalive = keepalive
-        self._ptr = device._backend.stream_pointer(native)
+        self._kept = kept
+        self._ptr = backend.stream_pointer(native)
         # What semaphores compare on the hot path: the device while the stream is open, nobody's device afterwards.
         self._open_on: object = device
         # The latest semaphore waits since the stream was last seen idle, for the message of a time-out. Labels, not
         # semaphores: remembering must not keep anything alive.
         self._waits: deque[tuple[str, int | None]] = deque(maxlen=16)
-        # Host memory of copies still to run, with the event behind each: the caller may drop an array at once.
-        self._kept: deque[tuple[Native, object]] = deque()
         device._reclaimer.add_stream(self)
 
     # -- public ------------------------------------------------------------------------------------------------
@@ -129,10 +128,11 @@ class Stream(Resource):
 
     def waiting_for(self) -> str:
         """The waits that may still be pending, for messages; empty when there are none."""
-        if not self._waits:
+        waits = list(self._waits)  # another thread may add to it
+        if not waits:
             return ""
         return "; it may be waiting for " + ", ".join(
-            label if value is None else f"{label} to reach {value}" for label, value in self._waits
+            label if value is None else f"{label} to reach {value}" for label, value in waits
         )
 
     def wait_stream(self, other: Stream) -> None:
@@ -175,34 +175,24 @@ class Stream(Resource):
         self._kept.append((self._backend.record(self._native), thing))
 
     def _drop_kept(self) -> None:
-        while self._kept:
+        while True:
             try:
-                if not self._backend.is_done(self._kept[0][0]):
-                    return
+                event, thing = self._kept.popleft()
+            except IndexError:
+                return
+            try:
+                done = self._backend.is_done(event)
             except GpuInteropError:
-                pass  # the stream failed: what is left on it never runs
-            self._backend.destroy_event(self._kept.popleft()[0])
+                done = True  # the stream failed: what is left on it never runs
+            if not done:
+                self._kept.appendleft((event, thing))
+                return
+            self._backend.destroy_event(event)
 
-    def _native_if_alive(self) -> Native | None:
-        """For recording events behind work: a closed stream is covered by its own retirement."""
-        return None if self._closed else self._native
-
-    def _make_retirement(self, after: list[Retirement]) -> Retirement | None:
+    def _ended(self) -> None:
+        # Also for a stream of somebody else's: what it was given through us may use our memory.
         self._open_on = None
-        if not self._owned and not self._kept:
-            return None
-        backend, native, owned = self._backend, self._native, self._owned
-        kept = self._kept
-
-        def release() -> None:
-            while kept:
-                backend.destroy_event(kept.popleft()[0])
-            if owned:
-                backend.destroy_stream(native)
-
-        retirement = StreamRetirement(self._label, release, streams=(), after=after)
-        retirement._events = [backend.record(native)]
-        return retirement
+        self._retirement.record_stream(self._backend, self._native)
 
 
 class Event:

@@ -24,6 +24,10 @@ class FakeBackend(ArrayBackend):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.blocked: set[int] = set()  # streams whose events are not done
+        self.on_is_done: Callable[[], None] = lambda: None
+        self.on_synchronize: Callable[[], None] = lambda: None
+        self.on_map: Callable[[], None] = lambda: None
+        self.on_record: Callable[[], None] = lambda: None
         self.live: set[tuple[str, int]] = set()
         self.on_import: Callable[[FdHandle], None] = lambda handle: os.close(handle.fd)
         self.memory = ctypes.create_string_buffer(1 << 16)
@@ -70,16 +74,19 @@ class FakeBackend(ArrayBackend):
 
     def synchronize(self, stream: Native) -> None:
         self.calls.append(("synchronize", stream))
+        self.on_synchronize()
 
     def wait_event(self, stream: Native, event: Native) -> None:
         self.calls.append(("wait_event", stream, self.event_streams[event]))
 
     def record(self, stream: Native) -> Native:
+        self.on_record()
         event = self._new("event")
         self.event_streams[event] = stream
         return event
 
     def is_done(self, event: Native) -> bool:
+        self.on_is_done()
         return self.event_streams[event][1] not in self.blocked
 
     def destroy_event(self, event: Native) -> None:
@@ -101,6 +108,7 @@ class FakeBackend(ArrayBackend):
 
     def map_buffer(self, memory: Native, *, offset: int, size: int) -> tuple[Native, int]:
         self.calls.append(("map_buffer", offset, size))
+        self.on_map()
         return self._new("mapping"), ctypes.addressof(self.memory) + offset
 
     def unmap_buffer(self, mapping: Native) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,15 @@ def test_a_pair_without_meaning_is_a_gap_and_a_non_pair_an_error() -> None:
     for bad in ("import_memory", ("import_memory", gi.OpaqueFd), 3, ()):
         with pytest.raises(gi.ArgumentTypeError):
             table().of(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["opaque_fd", 3, [], int, gi.OpaqueWin32(handle=8)])
+def test_the_handle_type_is_a_handles_type(kind: Any) -> None:
+    for requirement in ((Operation.MAP_BUFFER, kind), Cell(Operation.MAP_BUFFER, kind)):
+        for ask in (table().of, table().missing, table().supports, table().require):
+            with pytest.raises(gi.ArgumentTypeError, match="handle type must be") as caught:
+                ask(requirement)
+            assert caught.value.argument == "requirement"
 
 
 def test_as_dict_is_json() -> None:

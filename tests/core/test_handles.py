@@ -5,10 +5,12 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import handles
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind, handle_types
 
 
@@ -72,12 +74,65 @@ def test_every_fd_type_refuses_what_is_no_fd(kind: type[FdHandle], fd: int) -> N
         kind("7")  # type: ignore[arg-type]
     with pytest.raises(gi.ArgumentTypeError, match="fd"):
         kind(True)
-    with pytest.raises(gi.HandleError, match="fd"):
-        kind(-1)
+    for impossible in (-1, 2**31, 2**40, 2**70):
+        with pytest.raises(gi.HandleError, match="fd"):
+            kind(impossible)
     number = os.dup(fd)
     os.close(number)
     with pytest.raises(gi.HandleError, match="not open"):
         kind(number)
+
+
+@pytest.mark.parametrize(
+    ("base", "named"),
+    [
+        (handles.FdHandle, "OpaqueFd, TimelineFd, DmaBufFd"),
+        (handles.Win32Handle, "OpaqueWin32, OpaqueWin32Kmt, TimelineWin32"),
+        (handles.KmtHandle, "OpaqueWin32Kmt, D3D11ResourceKmt"),
+        (handles.PointerHandle, "NvSciBuf, NvSciSync"),
+        (handles.MemoryHandle, "OpaqueFd, DmaBufFd"),
+        (handles.SemaphoreHandle, "OpaqueFd, TimelineFd"),
+        (handles.AllocationHandle, "VmmFd, OpaqueWin32"),
+        (handles.Handle, "OpaqueFd"),
+    ],
+)
+def test_a_base_is_not_constructed_and_names_what_is(base: Any, named: str, fd: int) -> None:
+    for arguments in ((fd,), ()):
+        with pytest.raises(gi.ArgumentTypeError, match=named) as caught:
+            base(*arguments)
+        assert caught.value.argument == "handle"
+    with pytest.raises(gi.ArgumentTypeError, match=f"a {base.__name__} does not say"):
+        base(handle=fd, origin=None)
+    assert is_open(fd)
+
+
+def test_a_type_of_ones_own_is_constructed(fd: int) -> None:
+    class Mine(gi.OpaqueFd):
+        pass
+
+    with Mine(fd) as handle:
+        assert handle.type_name == "opaque_fd"
+
+
+def test_an_fd_that_somebody_else_closed_is_a_handle_error(fd: int) -> None:
+    with gi.OpaqueFd(os.dup(fd)) as borrowed:
+        os.close(borrowed.fd)
+        with pytest.raises(gi.HandleError, match="closed elsewhere"):
+            borrowed.duplicate()
+    owned = gi.OpaqueFd.adopt(os.dup(fd))
+    os.close(owned.fd)
+    with pytest.raises(gi.HandleError, match="closed elsewhere"):
+        owned.close()
+    owned.close()
+    assert owned.closed
+    with pytest.raises(gi.HandleError, match="closed elsewhere"), gi.OpaqueFd.adopt(os.dup(fd)) as second:
+        os.close(second.fd)
+
+
+def test_leaving_a_block_masks_no_exception(fd: int) -> None:
+    with pytest.raises(KeyError, match="in flight"), gi.OpaqueFd.adopt(os.dup(fd)) as handle:
+        os.close(handle.fd)
+        raise KeyError("in flight")
 
 
 def test_win32_handles_take_exactly_one_of_handle_and_name() -> None:
@@ -106,6 +161,67 @@ def test_pointer_and_fabric_handles_check_their_contents() -> None:
 def test_plain_pickle_is_refused_with_the_way_that_works(fd: int) -> None:
     with pytest.raises(TypeError, match=r"gpuinterop\.ipc"):
         pickle.dumps(gi.OpaqueFd(fd))
+
+
+def test_a_queue_is_advised_against(fd: int) -> None:
+    with pytest.raises(gi.ArgumentTypeError, match=r"argument of a Process or through a Pipe.*Not through a Queue"):
+        pickle.dumps(gi.OpaqueFd(fd))
+    with gi.OpaqueFd(fd) as closed:
+        pass
+    with pytest.raises(gi.HandleError, match=r"is closed.*Queue, which pickles later"):
+        multiprocessing.reduction.ForkingPickler.dumps(closed)
+
+
+METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
+
+
+def look(handle: gi.OpaqueFd, answers: Any) -> None:
+    """In another process: say what has come, and write through it."""
+    with handle:
+        os.pwrite(handle.fd, b"seen", 0)
+        answers.send((handle.owned, os.fstat(handle.fd).st_ino, handle.origin))
+
+
+def look_at_what_comes(connection: Any) -> None:
+    look(connection.recv(), connection)
+
+
+@METHODS
+def test_a_handle_is_an_argument_of_a_process(fd: int, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    origin = HandleOrigin(kind=OriginKind.MEMORY, size=16)
+    here, there = context.Pipe(duplex=False)
+    with gi.OpaqueFd(fd, origin=origin).duplicate() as handle:
+        process = context.Process(target=look, args=(handle, there))  # type: ignore[attr-defined]
+        process.start()
+    check_answer(process, here, fd, origin)  # closed here as soon as start() returned
+    there.close()
+
+
+@METHODS
+def test_a_handle_goes_through_a_pipe(fd: int, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    process = context.Process(target=look_at_what_comes, args=(there,))  # type: ignore[attr-defined]
+    process.start()
+    with gi.OpaqueFd(fd).duplicate() as handle:
+        here.send(handle)
+    check_answer(process, here, fd, None)  # closed here as soon as send() returned
+    there.close()
+
+
+def check_answer(process: Any, answers: Any, fd: int, origin: HandleOrigin | None) -> None:
+    try:
+        assert answers.poll(60)
+        assert answers.recv() == (True, os.fstat(fd).st_ino, origin and origin.untrusted())
+        assert os.pread(fd, 4, 0) == b"seen"
+        process.join(60)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        answers.close()
 
 
 def test_multiprocessing_passes_the_descriptor_itself(fd: int) -> None:

@@ -67,6 +67,14 @@ def test_semaphores_that_do_not_fit_are_refused() -> None:
         device.import_semaphore(gi.TimelineWin32(handle=9)) as timeline,
         device.import_semaphore(gi.KeyedMutex(handle=9)) as keyed,
     ):
+        for other in (None, 3, gi.TimelineWin32):
+            with pytest.raises(gi.ArgumentTypeError, match="ExternalSemaphore") as caught:
+                gi.Handoff(other)  # type: ignore[arg-type]
+            assert caught.value.argument == "to_compute"
+            if other is not None:
+                with pytest.raises(gi.ArgumentTypeError, match="ExternalSemaphore") as caught:
+                    gi.Handoff(binary, other)  # type: ignore[arg-type]
+                assert caught.value.argument == "to_graphics"
         for wrong in ((binary,), (binary, timeline), (binary, binary), (timeline, binary), (keyed,), (3,)):
             with pytest.raises(gi.InvalidArgumentError, match=r"to_compute|to_graphics"):
                 gi.Handoff(*wrong)

@@ -117,3 +117,26 @@ def test_what_cannot_be_sent_is_refused(pair: Pair) -> None:
         ipc.send_handle(pair[0], gi.OpaqueWin32(handle=8))
     with pytest.raises(gi.InvalidArgumentError, match="handles"):
         ipc.send_handles(pair[0], [])
+
+
+def test_wrong_arguments_are_named(pair: Pair) -> None:
+    anything: Any = gi.OpaqueFd.adopt(memfd())
+    there: Any = pair[1]
+    for argument, call in (
+        ("handles", lambda: ipc.send_handles(pair[0], anything)),
+        ("handles", lambda: ipc.send_handles(pair[0], iter([anything]))),  # type: ignore[arg-type]
+        ("connection", lambda: ipc.send_handles(pair[0].fileno(), [anything])),  # type: ignore[arg-type]
+        ("connection", lambda: ipc.send_handle(None, anything)),  # type: ignore[arg-type]
+        ("connection", lambda: ipc.receive_handle(3, gi.OpaqueFd)),  # type: ignore[arg-type]
+        ("connection", lambda: ipc.receive_handles(None, [gi.OpaqueFd])),  # type: ignore[arg-type]
+        ("expect", lambda: ipc.receive_handles(there, gi.OpaqueFd)),  # type: ignore[arg-type]
+        ("expect", lambda: ipc.receive_handle(there, int)),  # type: ignore[type-var]
+        ("expect", lambda: ipc.receive_handle(there, gi.OpaqueWin32)),
+        ("expect", lambda: ipc.receive_handle(there, "opaque_fd")),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(gi.ArgumentTypeError) as caught:
+            call()
+        assert caught.value.argument == argument
+    with pytest.raises(gi.InvalidArgumentError, match="expect"):
+        ipc.receive_handles(there, [])
+    anything.close()

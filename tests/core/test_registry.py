@@ -1,9 +1,13 @@
 """Which backend is chosen, and what is said when none is."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import gpuinterop as gi
@@ -186,6 +190,53 @@ def test_devices_are_made_once(install: Install) -> None:
         gi.device(3)
 
 
+@pytest.mark.parametrize("ordinal", [[], "0", None, True, False, 0.0])
+def test_an_ordinal_is_an_int(install: Install, ordinal: Any) -> None:
+    install(High)
+    for ask in (gi.device, gi.get_backend().device):
+        with pytest.raises(gi.ArgumentTypeError, match="ordinal: must be an int") as caught:
+            ask(ordinal)
+        assert caught.value.argument == "ordinal"
+    number: Any = np.int64(0)
+    assert gi.device(number) is gi.device(0)
+
+
+FORK = """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads, which is what this is about
+import gpuinterop as gi
+from gpuinterop._core import registry
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with registry._lock:
+        held.set()
+        done.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    gi.device()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+done.set()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_is_not_held_up_by_a_thread_that_it_lacks() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GPUINTEROP_BACKEND": "host"}
+    environment.pop("GPUINTEROP_DISABLE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
+
+
 def test_only_a_run_can_say_supported(install: Install) -> None:
     install(Boastful)
     with pytest.raises(gi.BackendUnavailableError, match=r"verified\.toml"):
@@ -219,6 +270,16 @@ def test_disable_turns_cells_off_and_knows_typos(install: Install, monkeypatch: 
     monkeypatch.setenv("GPUINTEROP_DISABLE", "map_bufer")
     with pytest.raises(gi.InvalidArgumentError, match="map_bufer"):
         gi.device()
+
+
+def test_disable_is_read_when_a_device_is_first_made(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(Usable)
+    before = gi.device()
+    monkeypatch.setenv("GPUINTEROP_DISABLE", "map_buffer")
+    assert gi.device() is before
+    assert gi.device().capabilities[Operation.MAP_BUFFER, gi.OpaqueFd].usable
+    assert registry.__doc__ is not None
+    assert "when a device is first made" in registry.__doc__
 
 
 def identity(**marks: Any) -> gi.DeviceIdentity:
