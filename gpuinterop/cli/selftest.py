@@ -23,8 +23,8 @@ __all__ = ["selftest"]
 def selftest(backend: str | None, report: bool, pytest_arguments: tuple[str, ...]) -> None:
     """Run the conformance suite for a backend on this machine; more arguments go to pytest.
 
-    With --report what was exercised and passed is written, dated, into the backend's verified.toml: from then on its
-    capability table says SUPPORTED there.
+    With --report what was exercised and passed is written, dated, into the backend's verified.toml, and for the Vulkan
+    drivers into that of gpuinterop.exporters: from then on their capability tables say SUPPORTED there.
     """
     if importlib.util.find_spec("pytest") is None:
         raise BackendUnavailableError("the conformance suite needs pytest.", fix="pip install gpuinterop[test]")
@@ -33,6 +33,7 @@ def selftest(backend: str | None, report: bool, pytest_arguments: tuple[str, ...
     command = [sys.executable, "-m", "pytest", "--pyargs", "gpuinterop.testing", f"--gpuinterop-require={chosen}"]
     if report:
         command.append(f"--gpuinterop-report={verified_file(chosen)}")
+        command.append(f"--gpuinterop-exporter-report={Path(__file__).parents[1] / 'exporters' / 'verified.toml'}")
     sys.exit(subprocess.run([*command, *pytest_arguments], check=False).returncode)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from .. import __version__
 from .._core import registry
-from ..capabilities import DOMAIN, Cell, Operation
+from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
 from ..errors import GpuInteropError
 from ..exporters import open_exporter
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
@@ -107,7 +107,7 @@ class _Tally:
 
     device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    passed: dict[Cell, int] = field(default_factory=Counter)
+    passed: dict[Cell, int] = field(default_factory=dict)
     failed: set[Cell] = field(default_factory=set)
     outcomes: Counter[str] = field(default_factory=Counter)
 
@@ -126,8 +126,9 @@ class Kit:
         self._asked = list(option("gpuinterop_backend"))
         self._only = list(option("gpuinterop_exporter"))
         self._report = option("gpuinterop_report")
+        self._exporter_report = option("gpuinterop_exporter_report")
         self._exporters_required = list(option("gpuinterop_require_exporter"))
-        if os.environ.get("GPUINTEROP_REQUIRE_VULKAN") == "1":
+        if os.environ.get("GPUINTEROP_REQUIRE_VULKAN"):
             self._exporters_required.append("vulkan")
         if not self._asked and not self._required and (chosen := os.environ.get("GPUINTEROP_BACKEND")):
             self._required = [chosen]  # an explicit choice never falls back
@@ -137,6 +138,7 @@ class Kit:
         self._exporters: dict[DeviceSpec, list[ExporterSpec]] = {}
         self._open: dict[ExporterSpec, Exporter] = {}
         self._tallies: dict[DeviceSpec, _Tally] = {}
+        self._driver_tallies: dict[tuple[str, int], _Tally] = {}
 
     # -- what there is ------------------------------------------------------------------------------------------
 
@@ -274,10 +276,13 @@ class Kit:
                 skip_declared(f"{missing[0].cell} of {party}: {missing[0].reason}")
 
     def record(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        spec, _ = _specs(item)
+        spec, party = _specs(item)
         name = spec.backend if spec else _params(item).get("backend_name", "")
         key = spec or DeviceSpec(name, problem="none of its devices is meant")
         tally = self._tallies.setdefault(key, _Tally())
+        tallies = [tally]
+        if party is not None and party.driver:
+            tallies.append(self._driver_tallies.setdefault((party.driver, party.index), _Tally()))
         if report.skipped and not hasattr(report, "wasxfail"):
             reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
             if reason.removeprefix("Skipped: ").startswith(_DECLARED):
@@ -289,11 +294,12 @@ class Kit:
                 tally.outcomes["skipped"] += 1
         if report.failed:
             tally.outcomes["failed"] += 1
-            tally.failed.update(_cells(item))
+            for one in tallies:
+                one.failed.update(_cells(item))
         elif report.when == "call" and report.passed:
             tally.outcomes["passed"] += 1
-            for cell in _cells(item):
-                tally.passed[cell] = tally.passed.get(cell, 0) + 1
+            for one in tallies:
+                one.passed.update(dict.fromkeys(_cells(item), 1))
 
     def exercised(self, spec: DeviceSpec) -> set[Cell]:
         """The cells whose tests have all passed so far."""
@@ -304,9 +310,15 @@ class Kit:
         parties = {f"exporter {one}": exporter.driver for one, exporter in self._open.items() if not one.process}
         for one in list(self._open):
             self.discard(one)
-        if not self._report or self.partial:
+        if self.partial:
             return
         now = datetime.datetime.now(datetime.UTC).date().isoformat()
+        if self._report:
+            write_report(self._report, self._device_runs(now, parties))
+        if self._exporter_report:
+            write_report(self._exporter_report, self.driver_runs(now))
+
+    def _device_runs(self, now: str, parties: dict[str, str]) -> list[VerifiedRun]:
         runs = []
         for spec, tally in self._tallies.items():
             if spec.problem or not tally.exercised:
@@ -320,7 +332,22 @@ class Kit:
                     cells=tally.exercised,
                 )
             )
-        write_report(self._report, runs)
+        return runs
+
+    def driver_runs(self, now: str) -> list[VerifiedRun]:
+        """What each Vulkan driver has shown: of what was exercised with it, the cells in which it has a part."""
+        runs = []
+        seen: Counter[str] = Counter()
+        for driver in self.drivers():
+            short = _short(driver.name, driver.driver)
+            tally = self._driver_tallies.get((short, seen[short]), _Tally())
+            seen[short] += 1
+            if cells := [cell for cell in tally.exercised if driver.capabilities.supports(cell)]:
+                versions = {"gpuinterop": __version__, driver.driver: driver.version}
+                runs.append(
+                    make_run(date=now, platform=sys.platform, device=driver.driver, versions=versions, cells=cells)
+                )
+        return runs
 
     def header(self) -> list[str]:
         lines = [f"gpuinterop {__version__}, Python {platform.python_version()}, {platform.platform()}"]

@@ -55,6 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="write the cells that were exercised and passed, as an entry of verified.toml",
     )
+    group.addoption(
+        "--gpuinterop-exporter-report",
+        default=None,
+        metavar="FILE",
+        help="write what the Vulkan drivers have shown, as entries of the exporters' verified.toml",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

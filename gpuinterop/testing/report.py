@@ -25,21 +25,19 @@ def merge_runs(runs: Iterable[VerifiedRun], fresh: Iterable[VerifiedRun]) -> lis
 
 def format_runs(runs: Iterable[VerifiedRun]) -> str:
     """The text of a ``verified.toml``; `gpuinterop.capabilities.read_verified` reads it back."""
-    parts = [_HEADER]
-    for run in runs:
-        lines = [
-            "[[run]]",
-            f"date = {_string(run.date)}",
-            f"platform = {_string(run.platform)}",
-            f"device = {_string(run.device)}",
-            "cells = [",
-            *(f"    {_string(text)}," for text in sorted(map(str, run.cells))),
-            "]",
-            "[run.versions]",
-            *(f"{_string(name)} = {_string(version)}" for name, version in sorted(run.versions.items())),
-        ]
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
+    import tomli_w
+
+    entries = [
+        {
+            "date": run.date,
+            "platform": run.platform,
+            "device": run.device,
+            "cells": sorted(map(str, run.cells)),
+            "versions": dict(sorted(run.versions.items())),
+        }
+        for run in runs
+    ]
+    return _HEADER + "\n" + tomli_w.dumps({"run": entries})
 
 
 def write_report(path: str | os.PathLike[str], fresh: Iterable[VerifiedRun]) -> None:
@@ -56,11 +54,3 @@ def make_run(
 ) -> VerifiedRun:
     """One run, its cells sorted out."""
     return VerifiedRun(date=date, platform=platform, device=device, versions=dict(versions), cells=frozenset(cells))
-
-
-def _string(text: str) -> str:
-    escaped = "".join(
-        {'"': '\\"', "\\": "\\\\"}.get(letter, letter) if letter.isprintable() else f"\\u{ord(letter):04x}"
-        for letter in text
-    )
-    return f'"{escaped}"'

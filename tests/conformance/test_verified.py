@@ -23,3 +23,18 @@ def test_supported_is_what_this_run_has_exercised(request: pytest.FixtureRequest
             f"{spec}: run `pytest tests/conformance --gpuinterop-backend={spec.backend} --gpuinterop-report=FILE` with "
             "the verified.toml of its package"
         )
+
+
+def test_what_vulkan_drivers_are_said_to_support_is_exercised_too(request: pytest.FixtureRequest) -> None:
+    """The same for the other side's table, as far as its drivers are here and took part."""
+    kit = kit_of(request.config)
+    runs = {run.device: run.cells for run in kit.driver_runs("today")}
+    if kit.partial or not runs:
+        pytest.skip("only the whole of tests/conformance, with Vulkan drivers, shows what is exercised")
+    for driver in kit.drivers():
+        if driver.driver in runs:
+            table = driver.capabilities
+            supported = {Cell(*key) for key, found in table.items() if found.support is Support.SUPPORTED}
+            assert sorted(map(str, supported)) == sorted(map(str, runs[driver.driver])), (
+                f"{driver.driver}: run `gpuinterop selftest --report`"
+            )
