@@ -184,7 +184,7 @@ Requirement: TypeAlias = "Operation | Cell | tuple[Operation, HandleType | None]
 
 def _cell(requirement: Requirement) -> Cell:
     if isinstance(requirement, Cell):
-        return requirement
+        return _checked(requirement)
     if isinstance(requirement, Operation):
         return Cell(requirement)
     pair: Any = requirement  # whatever a caller passed
@@ -192,7 +192,16 @@ def _cell(requirement: Requirement) -> Cell:
         raise ArgumentTypeError(
             "requirement", f"{requirement!r} is neither an Operation nor a pair (Operation, handle type)."
         )
-    return Cell(*pair)
+    return _checked(Cell(*pair))
+
+
+def _checked(cell: Cell) -> Cell:
+    kind: Any = cell.handle_type  # whatever a caller passed
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, _h.Handle)):
+        raise ArgumentTypeError(
+            "requirement", f"the handle type must be a type such as gpuinterop.OpaqueFd, or None, not {kind!r}."
+        )
+    return cell
 
 
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
@@ -245,7 +254,10 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     def require(self, *requirements: Requirement) -> None:
         """Raise :class:`UnsupportedError` for the first requirement that is not usable."""
         for requirement in requirements:
-            found = self._cells.get(requirement) if isinstance(requirement, tuple) else None
+            try:
+                found = self._cells.get(requirement) if isinstance(requirement, tuple) else None
+            except TypeError:  # it cannot be hashed: `of` says what is wrong with it
+                found = None
             if found is None:
                 found = self.of(requirement)
             if not found:

@@ -155,13 +155,24 @@ class _State(Enum):
     DETACHED = "detached"
 
 
+_NO_FD = 2**31  # the first number that no C int, and so no descriptor, can have
+
+
 class Handle:
-    """Base of all handles. Never constructed itself."""
+    """Base of all handles. Only the types of :func:`handle_types` are constructed; a driver must know what it gets."""
 
     type_name: ClassVar[str] = ""
     """The name in tables, in JSON and in ``GPUINTEROP_DISABLE``, e.g. ``timeline_fd``."""
 
     origin: HandleOrigin | None
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
+        if not cls.type_name:
+            kinds = ", ".join(kind.__name__ for kind in _CONCRETE if issubclass(kind, cls))
+            raise ArgumentTypeError(
+                "handle", f"a {cls.__name__} does not say what the handle is of; construct one of {kinds}."
+            )
+        return super().__new__(cls)
 
     def __init__(self, *, origin: HandleOrigin | None) -> None:
         self.origin = origin
@@ -182,8 +193,12 @@ class Handle:
         self._check_open()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_exc_info: object) -> None:
+        try:
+            self.close()
+        except HandleError:
+            if kind is None:  # else the exception in flight says more
+                raise
 
     def _check_open(self) -> None:
         if self._state is _State.OPEN:
@@ -205,8 +220,9 @@ class Handle:
         raise ArgumentTypeError(
             "handle",
             f"a {type(self).__name__} cannot be pickled: a number means nothing in another process. Send it with "
-            "gpuinterop.ipc.send_handle, or through multiprocessing (Process arguments, Pipe, Queue), which pass "
-            "the descriptor itself.",
+            "gpuinterop.ipc.send_handle, or through multiprocessing as an argument of a Process or through a Pipe, "
+            "which pass the descriptor itself. Not through a Queue, which pickles after put() has returned, when the "
+            "handle may be closed.",
         )
 
 
@@ -225,7 +241,7 @@ class FdHandle(Handle):
     ArgumentTypeError
         `fd` is not an int.
     HandleError
-        `fd` is negative or not open.
+        `fd` is not open, or a number that no descriptor has.
     """
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None) -> None:
@@ -233,7 +249,7 @@ class FdHandle(Handle):
         self._state = _State.CLOSED  # until the checks below have passed: __del__ may see us
         if isinstance(fd, bool) or not isinstance(fd, int):
             raise ArgumentTypeError("fd", f"must be an int, not {type(fd).__name__}.")
-        if fd < 0:
+        if not 0 <= fd < _NO_FD:
             raise HandleError(f"fd: {fd} is no file descriptor; the call that made it failed.")
         try:
             os.fstat(fd)
@@ -264,10 +280,23 @@ class FdHandle(Handle):
         return self._owned
 
     def close(self) -> None:
+        """End use. Idempotent. Closes an owned fd; a borrowed one stays open.
+
+        Raises
+        ------
+        HandleError
+            The fd is owned, and somebody else has closed it. The handle is closed all the same.
+        """
         if self._state is _State.OPEN:
             self._state = _State.CLOSED
             if self._owned:
-                os.close(self._fd)
+                try:
+                    os.close(self._fd)
+                except OSError as error:
+                    raise HandleError(
+                        f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
+                        f"({error.strerror}); was it closed elsewhere? detach() hands it over."
+                    ) from error
 
     def detach(self) -> int:
         """Return the fd; it is the caller's to close from now on, and the handle is done."""
@@ -276,8 +305,19 @@ class FdHandle(Handle):
         return fd
 
     def duplicate(self) -> Self:
-        """A second handle that owns a duplicate of the fd (close-on-exec)."""
-        return type(self).adopt(os.dup(self.fd), origin=self.origin)
+        """A second handle that owns a duplicate of the fd (close-on-exec).
+
+        Raises
+        ------
+        HandleError
+            The handle is closed, or its fd cannot be duplicated: somebody else has closed it, or there are too many.
+        """
+        fd = self.fd
+        try:
+            second = os.dup(fd)
+        except OSError as error:
+            raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}); was it closed elsewhere?") from error
+        return type(self).adopt(second, origin=self.origin)
 
     def __del__(self) -> None:
         if self._owned and self._state is _State.OPEN:
@@ -633,8 +673,10 @@ def handle_types() -> dict[str, type[Handle]]:
 
 
 # -- multiprocessing passes the descriptor itself ----------------------------------------------------------------
-# ForkingPickler (Process arguments, Pipe, Queue, Manager) consults this table; plain pickle does not, and meets
-# Handle.__reduce__, which refuses.
+# ForkingPickler consults this table; plain pickle does not, and meets Handle.__reduce__, which refuses.
+# Process.start() and a Pipe's send() pickle in the call: the handle is the caller's to close as soon as it returns. A
+# Queue pickles in a feeder thread some time after put(): a handle closed by then fails there, where the error is
+# printed and nobody can catch it; one left open is dropped there, unclosed. Nothing can tell them apart from here.
 
 
 def _rebuild_fd(kind: type[FdHandle], duplicate: Any, origin: HandleOrigin | None) -> FdHandle:
@@ -642,6 +684,11 @@ def _rebuild_fd(kind: type[FdHandle], duplicate: Any, origin: HandleOrigin | Non
 
 
 def _reduce_fd(handle: FdHandle) -> Any:
+    if handle.closed:
+        raise HandleError(
+            f"handle: this {type(handle).__name__} is {handle._state.value}; was it put into a multiprocessing Queue, "
+            "which pickles later? Pass it as an argument of the Process, or through a Pipe."
+        )
     origin = handle.origin.untrusted() if handle.origin else None
     return _rebuild_fd, (type(handle), reduction.DupFd(handle.fd), origin)
 

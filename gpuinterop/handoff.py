@@ -65,9 +65,12 @@ class Handoff:
         *,
         tracks_submits: bool = True,
     ) -> None:
-        for argument, semaphore in (("to_compute", to_compute), ("to_graphics", to_graphics)):
-            if semaphore is not None and not isinstance(semaphore, ExternalSemaphore):
-                raise ArgumentTypeError(argument, f"a {type(semaphore).__name__} is no ExternalSemaphore.")
+        given: list[tuple[str, object]] = [("to_compute", to_compute)]
+        if to_graphics is not None:
+            given.append(("to_graphics", to_graphics))
+        for argument, semaphore in given:
+            if not isinstance(semaphore, ExternalSemaphore):
+                raise ArgumentTypeError(argument, f"must be an ExternalSemaphore, not {type(semaphore).__name__}.")
         if to_compute.kind is Timeline:
             if to_graphics is not None:
                 raise InvalidArgumentError("to_graphics", "one timeline serves both directions; leave it out.")
@@ -108,6 +111,16 @@ class Handoff:
         if self._timeline:
             return HandoffStep(frame, 2 * frame if frame else None, 2 * frame + 1)
         return HandoffStep(frame, 0 if frame else None, 0)
+
+    def undo_submit(self) -> None:
+        """Take `next_submit` back: the submission it was asked for has failed, and nothing of it was queued.
+
+        Raises
+        ------
+        InvalidArgumentError
+            No submission is under way: none was asked for, or it was acquired already.
+        """
+        self._take(_Turn.ACQUIRE, _Turn.SUBMIT)
 
     def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
         """Enqueue: `stream` waits for the graphics side. Returns at once.

@@ -6,7 +6,9 @@ uuid known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes
 id (NUL padded), 64 bytes fabric data, 8 bytes zero. No pickle, nothing of variable length: a hostile peer can send
 wrong handles, which imports check, but nothing that runs.
 
-``multiprocessing`` (Process arguments, Pipe, Queue) passes handles too; plain pickle is refused.
+``multiprocessing`` passes handles too, as arguments of a Process and through a Pipe; plain pickle is refused. Do not
+use a Queue, a Pool or an executor: they pickle in a thread of their own, after ``put()`` has returned. By then a
+``with`` block has closed the handle, and the other side waits for nothing; without one, nobody is left to close it.
 """
 
 from __future__ import annotations
@@ -68,12 +70,12 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     Raises
     ------
     ArgumentTypeError
-        A handle that means nothing in another process (Win32, NvSci), or no handle.
+        A handle that means nothing in another process (Win32, NvSci), no handle, no sequence, or no socket.
     PeerError
         The peer is gone, or did not read within the socket's own time-out.
     """
-    if not 1 <= len(handles) <= MAX_HANDLES:
-        raise InvalidArgumentError("handles", f"1 to {MAX_HANDLES} at once, not {len(handles)}.")
+    _check_socket(connection)
+    _check_sequence("handles", handles, "send_handle")
     body = bytearray(_HEADER.pack(_MAGIC, _VERSION, len(handles)))
     fds = array.array("i")
     for handle in handles:
@@ -107,9 +109,16 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
 
     Raises
     ------
+    ArgumentTypeError
+        No socket, no sequence, or a type whose handles cannot be sent.
     PeerError
         The peer is gone, timed out, or sent something else. Every descriptor that came is closed again.
     """
+    _check_socket(connection)
+    _check_sequence("expect", expect, "receive_handle")
+    for kind in expect:
+        if kind not in WIRE_TYPES:
+            raise ArgumentTypeError("expect", f"{_name(kind)} cannot be received; {_names()} can.")
     size = _HEADER.size + _ENTRY.size * len(expect)
     fds: list[int] = []
     try:
@@ -121,6 +130,26 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
                 os.close(fd)
         raise
     return handles
+
+
+def _check_socket(connection: object) -> None:
+    if not isinstance(connection, socket.socket):
+        raise ArgumentTypeError("connection", f"must be a socket.socket, not {type(connection).__name__}.")
+
+
+def _check_sequence(argument: str, things: object, single: str) -> None:
+    if not isinstance(things, Sequence):
+        raise ArgumentTypeError(argument, f"must be a sequence, not {_name(things)}; {single} is for one.")
+    if not 1 <= len(things) <= MAX_HANDLES:
+        raise InvalidArgumentError(argument, f"1 to {MAX_HANDLES} at once, not {len(things)}.")
+
+
+def _name(thing: object) -> str:
+    return thing.__name__ if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def _names() -> str:
+    return ", ".join(kind.__name__ for kind in WIRE_TYPES)
 
 
 def _receive(connection: socket.socket, size: int, fds: list[int]) -> bytes:
@@ -179,8 +208,7 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
 
 def _pack(handle: Handle) -> bytes:
     if type(handle) not in WIRE_TYPES:
-        known = ", ".join(kind.__name__ for kind in WIRE_TYPES)
-        raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; {known} can.")
+        raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; {_names()} can.")
     origin, device = handle.origin, None
     kind = flags = size = 0
     if origin is not None:

@@ -179,7 +179,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend):
 
     def export_semaphore(self, semaphore: semaphores.Semaphore) -> AnySemaphoreHandle:
         kind = OpaqueFd if isinstance(semaphore, semaphores.BinarySemaphore) else TimelineFd
-        return kind.adopt(system.duplicate(semaphore.fd))
+        return kind.adopt(semaphore.duplicate())
 
     def host_signal(self, semaphore: semaphores.Semaphore, value: int) -> None:
         semaphore.signal(value)

@@ -11,7 +11,11 @@ limit, only to take the signal. Nobody who waits here can harm his peer by dying
 
 **What remains**, because the layout is SwiftShader's and its mutex not robust: a peer that dies inside the lock makes
 the semaphore unusable. That is noticed after :data:`LOCK_LIMIT` seconds, the semaphore is marked, and from then on
-everything that is done with it here raises the same `PeerError`; nothing is repaired.
+everything that is done with it here raises the same `PeerError`; nothing is repaired. Closing does not wait for the
+lock: it tries once, and otherwise leaves `ref_count` too high, which keeps a page alive no longer than its mappings.
+
+**After a fork** the child has the parent's mappings, but the reference that is counted is the parent's alone: the child
+gives none back.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +48,8 @@ from .formats import swiftshader, timeline
 
 LOCK_LIMIT: Final = 1.0
 """Seconds that a lock may be held by somebody else: its holders need microseconds."""
+IMPORT_LIMIT: Final = 0.05
+"""The same for an import, which runs under the core's lock: every other import of the process waits for it."""
 
 _SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
@@ -62,10 +70,12 @@ class Semaphore(ABC):
         """For messages. The number is the memfd's inode, the same in every process."""
         # Reentrant: the garbage collector may run a finalizer that closes us while we hold it.
         self._lock = threading.RLock()
-        self._users = 0
+        self._users: list[int] = []  # their threads, once for each time: after a fork only the forking one is left
         self._closed = False
         self._released = False
         self._failure: GpuInteropError | None = None
+        serial, live = next(_serials), _live  # a local: the module may be gone when the last ones are collected
+        live[serial] = weakref.ref(self, lambda _: live.pop(serial, None))
 
     @abstractmethod
     def signal(self, value: int) -> None: ...
@@ -77,6 +87,11 @@ class Semaphore(ABC):
     @abstractmethod
     def describe(self, value: int) -> str:
         """What a wait for `value` waits for, and how it stands."""
+
+    def duplicate(self) -> int:
+        """A close-on-exec duplicate of the fd."""
+        with self._in_use():  # a number that another thread closes may be anybody's a moment later
+            return system.duplicate(self.fd)
 
     def abandon(self) -> None:
         """Make pending and later operations raise `ResourceClosedError`."""
@@ -98,14 +113,15 @@ class Semaphore(ABC):
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Keep the page mapped."""
+        thread = threading.get_ident()
         with self._lock:
-            self._users += 1
+            self._users.append(thread)
         try:
             self._check()  # behind the count: from here on nobody unmaps
             yield
         finally:
             with self._lock:
-                self._users -= 1
+                self._users.remove(thread)
             self._release_if_last()
 
     def _release_if_last(self) -> None:
@@ -128,6 +144,12 @@ class Semaphore(ABC):
         system.unmap(self._address, system.PAGE)
         os.close(self.fd)
 
+    def _forked(self) -> None:
+        # Another thread of the parent may have held the lock, or have waited here: neither exists in the child.
+        self._lock = threading.RLock()
+        thread = threading.get_ident()
+        self._users = [user for user in self._users if user == thread]
+
 
 class BinarySemaphore(Semaphore):
     """A semaphore in SwiftShader's layout."""
@@ -137,6 +159,8 @@ class BinarySemaphore(Semaphore):
     def __init__(self, fd: int, address: int) -> None:
         super().__init__(fd, address)
         self._page = swiftshader.Page(address)
+        self._process = os.getpid()
+        """Whose reference `ref_count` counts."""
 
     @classmethod
     def create(cls) -> BinarySemaphore:
@@ -153,7 +177,7 @@ class BinarySemaphore(Semaphore):
         address = system.map_shared(fd, system.PAGE)
         try:
             semaphore = cls(fd, address)
-            semaphore._locked(semaphore._add_reference)
+            semaphore._locked(semaphore._add_reference, IMPORT_LIMIT)
         except BaseException:
             system.unmap(address, system.PAGE)
             raise
@@ -209,13 +233,14 @@ class BinarySemaphore(Semaphore):
             self._page.signaled = False
         return taken
 
-    def _locked(self, action: Callable[[], bool | None]) -> bool | None:
-        return self._page.mutex.run(action, self._lost, LOCK_LIMIT)
+    def _locked(self, action: Callable[[], bool | None], limit: float | None = None) -> bool | None:
+        seconds = LOCK_LIMIT if limit is None else limit
+        return self._page.mutex.run(action, lambda code: self._lost(code, seconds), seconds)
 
-    def _lost(self, code: int) -> None:
+    def _lost(self, code: int, limit: float) -> None:
         if code == errno.ETIMEDOUT:
             owner = self._page.mutex.owner
-            what = f"thread {owner} has held its lock for more than {LOCK_LIMIT:g} s"
+            what = f"thread {owner} has held its lock for more than {limit:g} s"
             if owner and not os.path.exists(f"/proc/{owner}"):
                 what = f"thread {owner}, which no longer exists here, holds its lock"
             what += ": that process died or was stopped between lock and unlock"
@@ -227,10 +252,15 @@ class BinarySemaphore(Semaphore):
         raise again(self._failure)
 
     def _release(self) -> None:
-        if self._failure is None or isinstance(self._failure, ResourceClosedError):
-            with contextlib.suppress(GpuInteropError):  # the count is of no use to a semaphore whose lock is lost
-                self._locked(self._drop_reference)
+        if self._process == os.getpid():
+            # Without waiting: who dropped us is never blocked, and the count is of no use where the lock is lost.
+            with contextlib.suppress(GpuInteropError):
+                self._page.mutex.run(self._drop_reference, _give_up, 0)
         super()._release()
+
+
+def _give_up(code: int) -> None:
+    raise PeerError(f"the lock cannot be taken ({errno.errorcode.get(code, code)}).")
 
 
 class TimelineSemaphore(Semaphore):
@@ -333,6 +363,20 @@ class TimelineSemaphore(Semaphore):
 
     def _wake(self) -> None:
         system.futex_wake_all(self._futex)
+
+
+_serials = itertools.count()
+_live: dict[int, weakref.ref[Semaphore]] = {}
+
+
+def _forked() -> None:
+    for reference in tuple(_live.values()):
+        if (semaphore := reference()) is not None:
+            semaphore._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _new_page(name: str, initialise: Callable[[int], None]) -> tuple[int, int]:

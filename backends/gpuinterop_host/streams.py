@@ -3,6 +3,9 @@
 An operation that fails stops its stream: the error is kept, what follows is skipped (a signal is not sent: a peer must
 not take unfinished work for finished), events recorded behind it are done, with that error, and `synchronize` raises
 it every time. Only destroying the stream ends that.
+
+A stream that is gone (destroyed; its interpreter exits; its worker stayed in the process that this one was forked from)
+refuses work with `ResourceClosedError`, so that nobody takes work for done that nobody does.
 """
 
 from __future__ import annotations
@@ -88,7 +91,8 @@ class Stream:
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
         # One entry for each operation that is not finished. Appending and popping are atomic, a counter's += is not.
         self._unfinished: deque[None] = deque()
-        self._destroyed = False
+        self._gone = ""
+        """Why the stream takes nothing any more; set before the None is queued that ends the worker."""
         self._ended = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"gpuinterop-host-{self.pointer}", daemon=True)
@@ -99,10 +103,15 @@ class Stream:
         _live[self.pointer] = self
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        gone = self._gone
+        if gone:
+            raise ResourceClosedError(gone)
         self._unfinished.append(None)
         self._queue.put((function, arguments))
-        if self._ended:
-            self._refuse()
+        if self._gone:  # since the look above: nobody can tell any more whether the worker saw it before its end
+            if self._ended:
+                self._refuse()
+            raise ResourceClosedError(self._gone)
 
     @property
     def idle(self) -> bool:
@@ -114,7 +123,9 @@ class Stream:
         return True
 
     def record(self) -> Event:
-        if not (self._unfinished or self._failure or self._destroyed or self._ended):
+        if self._gone:
+            raise ResourceClosedError(self._gone)
+        if not (self._unfinished or self._failure):
             return Event(done=True)  # nothing to wait for, so no turn of the worker either
         event = Event()
         self._queue.put(event)
@@ -127,17 +138,18 @@ class Stream:
 
     def check(self) -> None:
         """Raise if what this stream's thread waits for is of no use any more."""
-        if self._destroyed:
-            raise ResourceClosedError(f"the host stream {self.pointer} was destroyed with work pending.")
         check_exit()
+        if self._gone:
+            raise ResourceClosedError(f"the host stream {self.pointer} was destroyed with work pending.")
 
     def destroy(self) -> None:
         """End the worker. What still waits in it is cancelled; what is still queued behind that is skipped."""
-        self._destroyed = True
+        self._gone = self._gone or f"the host stream {self.pointer} was destroyed."
         _live.pop(self.pointer, None)
         self._queue.put(None)
 
     def end(self, limit: float) -> None:
+        self._gone = self._gone or f"the host stream {self.pointer} has ended: the interpreter is exiting."
         self._queue.put(None)
         self._thread.join(limit)
 
@@ -160,7 +172,7 @@ class Stream:
 
     def _refuse(self) -> None:
         """The worker has gone: let nobody wait for what was queued after it."""
-        failure = self._failure or ResourceClosedError(f"the host stream {self.pointer} was destroyed.")
+        failure = self._failure or ResourceClosedError(self._gone)
         while True:
             try:
                 item = self._queue.get_nowait()
@@ -168,14 +180,17 @@ class Stream:
                 return
             if isinstance(item, Event):
                 item.finish(failure)
+            elif item is not None:
+                self._unfinished.pop()
 
     def _forked(self) -> None:
-        # The thread stayed in the parent, and perhaps holds the queue's lock for ever.
-        self._queue = SimpleQueue()
-        self._failure = ResourceClosedError(
-            f"the host stream {self.pointer} belongs to the parent process; create a stream after the fork."
-        )
+        self._gone = f"the host stream {self.pointer} belongs to the parent process; create a stream after the fork."
+        self._failure = ResourceClosedError(self._gone)
         self._ended = True
+        self._refuse()  # the parent's worker sees to what was queued; here nobody would ever finish these events
+        # The thread stayed in the parent, and perhaps holds the queue's lock for ever: get_nowait does not wait for it.
+        self._queue = SimpleQueue()
+        self._unfinished = deque()
 
 
 class CallingThread:
@@ -232,7 +247,7 @@ def _exit() -> None:
 
 
 def _forked() -> None:
-    for stream in _live.values():
+    for stream in tuple(_live.values()):
         stream._forked()
 
 

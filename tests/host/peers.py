@@ -1,9 +1,11 @@
-"""What other processes do in these tests: started by multiprocessing's spawn, given handles."""
+"""What other processes do in these tests: started by multiprocessing's spawn, given handles; and scripts by `run`."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd, VmmFd
@@ -11,6 +13,12 @@ from gpuinterop_host.backend import HostBackend
 from gpuinterop_host.semaphores import BinarySemaphore
 
 LIMIT = 30.0
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def _import(backend: HostBackend, handle: OpaqueFd | TimelineFd) -> Any:

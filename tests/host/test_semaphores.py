@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import random
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -214,6 +216,53 @@ def test_destroyed_under_a_wait(backend: HostBackend, device: Device, stream: An
             backend.synchronize(stream)
     with pytest.raises(ResourceClosedError):
         backend.host_wait(semaphore, 1, 0)
+
+
+@BOTH
+@pytest.mark.parametrize("abandoned", [False, True], ids=["destroyed", "abandoned and destroyed"])
+def test_destroyed_under_a_host_wait(
+    backend: HostBackend, device: Device, no_leak: Leak, kind: Kind, abandoned: bool
+) -> None:
+    """At whatever moment: the waiter ends with an error, and the page is there as long as it looks at it."""
+    caught: list[BaseException] = []
+
+    def wait(semaphore: Any) -> None:
+        try:
+            backend.host_wait(semaphore, 1, None)
+        except BaseException as error:
+            caught.append(error)
+
+    pauses = random.Random(5)
+    with no_leak():
+        for _ in range(50):
+            semaphore = backend.create_semaphore(device, kind)
+            threads = [threading.Thread(target=wait, args=(semaphore,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            time.sleep(pauses.choice([0, 1e-4, 3e-3]))
+            if abandoned:
+                backend.abandon_semaphore(semaphore)
+            backend.destroy_semaphore(semaphore)
+            for thread in threads:
+                thread.join(LIMIT)
+                assert not thread.is_alive()
+            assert semaphore._released
+    assert [type(error) for error in caught] == [ResourceClosedError] * 150
+
+
+@BOTH
+def test_a_closed_semaphore_is_not_exported(backend: HostBackend, device: Device, kind: Kind) -> None:
+    """Its number may be somebody else's by now."""
+    semaphore: Any = backend.create_semaphore(device, kind)
+    number = semaphore.fd
+    backend.destroy_semaphore(semaphore)
+    fd = os.memfd_create("somebody else's")
+    if fd != number:  # most often it is: the lowest that is free is given out
+        os.dup2(fd, number)
+    with pytest.raises(ResourceClosedError, match=semaphore.label):
+        backend.export_semaphore(semaphore)
+    for mine in {fd, number}:
+        os.close(mine)
 
 
 @BOTH
@@ -480,6 +529,36 @@ def test_a_dead_lock_poisons(
     backend.destroy_semaphore(semaphore)
 
 
+def test_a_dead_lock_holds_nobody_up(
+    backend: HostBackend, device: Device, export: Any, start: Any, no_leak: Leak
+) -> None:
+    """Closing does not wait for it at all, an import next to not: others wait for the import."""
+    semaphore: Any = backend.create_semaphore(device, OpaqueFd)
+    handle = export(semaphore)
+    other = load(backend, device, handle)
+    start(peers.die_in_lock, handle, None).join()
+    began = time.monotonic()
+    backend.destroy_semaphore(other)
+    assert time.monotonic() - began < 0.5
+    assert semaphore._page.ref_count == 4  # ours, the other's, the dead peer's, those under way: nobody could take it
+    began = time.monotonic()
+    with no_leak(), pytest.raises(PeerError, match=r"no longer exists"):
+        load_or_close(backend, device, handle)
+    assert time.monotonic() - began < 0.5
+    with pytest.raises(ResourceClosedError, match="is closed"):
+        backend.host_signal(other, 0)
+    backend.destroy_semaphore(semaphore)
+
+
+def load_or_close(backend: HostBackend, device: Device, handle: Any) -> Any:
+    fd = os.dup(handle.fd)
+    try:
+        return backend.import_semaphore(device, OpaqueFd(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def test_signal_into_a_dead_lock(
     backend: HostBackend, stream: Any, create: Any, export: Any, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,6 +594,88 @@ def test_one_signal_for_one_waiter(backend: HostBackend, device: Device, create:
     for stream in streams:
         backend.synchronize(stream)
         backend.destroy_stream(stream)
+
+
+FORK = """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads, which is what this is about
+from gpuinterop.handles import OpaqueFd, TimelineFd
+from gpuinterop_host.backend import HostBackend
+backend = HostBackend()
+device = backend.open_device(0)
+
+def mapped():
+    return sum("/memfd:" in line for line in open("/proc/self/maps"))
+
+def in_child(*semaphores):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        for semaphore in semaphores:
+            backend.destroy_semaphore(semaphore)
+        os._exit(mapped())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+FORKED_REFERENCES = (
+    FORK
+    + """
+semaphore = backend.create_semaphore(device, OpaqueFd)
+other = backend.import_semaphore(device, OpaqueFd(backend.export_semaphore(semaphore).detach()))
+for _ in range(3):
+    assert in_child(semaphore, other) == 0
+print(semaphore._page.ref_count)
+backend.destroy_semaphore(other)
+print(semaphore._page.ref_count)
+"""
+)
+
+FORKED_LOCK = (
+    FORK
+    + """
+semaphore = backend.create_semaphore(device, {kind})
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with semaphore._lock:
+        held.set()
+        done.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+print(in_child(semaphore))
+done.set()
+thread.join()
+"""
+)
+
+FORKED_WAIT = (
+    FORK
+    + """
+semaphore = backend.create_semaphore(device, {kind})
+thread = threading.Thread(target=backend.host_wait, args=(semaphore, 1, None))
+thread.start()
+while not semaphore._users:
+    pass
+print(in_child(semaphore))
+backend.host_signal(semaphore, 1)
+thread.join()
+"""
+)
+
+
+def test_a_forked_child_gives_no_reference_back() -> None:
+    done = peers.run(FORKED_REFERENCES)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n2\n", "")
+
+
+@pytest.mark.parametrize("kind", ["OpaqueFd", "TimelineFd"])
+@pytest.mark.parametrize("script", [FORKED_LOCK, FORKED_WAIT], ids=["lock", "wait"])
+def test_a_forked_child_is_not_held_up_by_threads_that_it_lacks(script: str, kind: str) -> None:
+    """It closes a semaphore that the parent's threads are in the middle of, and has its page unmapped at once."""
+    done = peers.run(script.replace("{kind}", kind))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_lock_without_clocklock(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:

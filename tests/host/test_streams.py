@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,17 +15,13 @@ from gpuinterop.handles import TimelineFd
 from gpuinterop_host import streams
 from gpuinterop_host.backend import Device, HostBackend
 
+from .peers import run
+
 LIMIT = 30.0
 
 
 def fail() -> None:
     raise DriverError("test", 1, "BROKEN")
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def test_in_order(backend: HostBackend, stream: Any) -> None:
@@ -177,11 +170,50 @@ def test_after_destruction(backend: HostBackend, device: Device) -> None:
     backend.destroy_stream(stream)
     thread.join(LIMIT)
     assert not thread.is_alive()
-    with pytest.raises(ResourceClosedError):
-        backend.synchronize(stream)
-    event = backend.record(stream)
-    with pytest.raises(ResourceClosedError):
-        backend.wait_done(event, LIMIT)
+    other: Any = backend.create_stream(device)
+    semaphore: Any = backend.create_semaphore(device, TimelineFd)
+    batch = backend.prepare([semaphore])
+    event = backend.record(other)
+    memory = ctypes.create_string_buffer(4)
+    address = ctypes.addressof(memory)
+    for refused in (
+        lambda: backend.synchronize(stream),
+        lambda: backend.record(stream),
+        lambda: backend.fill(stream, address, 7, 4),
+        lambda: backend.copy(stream, address, address + 2, 2),
+        lambda: backend.signal(batch, stream, [1]),
+        lambda: backend.wait(batch, stream, [1], None),
+        lambda: backend.wait_event(stream, event),
+    ):
+        with pytest.raises(ResourceClosedError, match=f"{stream.pointer} was destroyed"):
+            refused()
+    assert memory.raw == bytes(4)
+    assert semaphore.value == 0
+    assert backend.is_idle(stream)
+    backend.destroy_stream(other)
+    backend.destroy_semaphore(semaphore)
+
+
+def test_destroyed_in_the_middle_of_a_submit(
+    backend: HostBackend, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another thread's destruction makes doubtful is not accepted, and leaves nothing behind."""
+    stream = backend.create_stream(device)
+    put = stream._queue.put
+
+    class Queue:
+        def put(self, item: object) -> None:
+            monkeypatch.undo()
+            backend.destroy_stream(stream)
+            stream._thread.join(LIMIT)
+            put(item)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stream, "_queue", Queue())
+    seen: list[int] = []
+    with pytest.raises(ResourceClosedError, match="was destroyed"):
+        stream.submit(seen.append, (1,))
+    assert not seen
+    assert backend.is_idle(stream)
 
 
 def test_streams_do_not_leak_threads(backend: HostBackend, device: Device) -> None:
@@ -308,6 +340,32 @@ print("done")
 """
 
 
+AFTER_THE_END = """
+import atexit
+
+@atexit.register
+def late():
+    for refused in (lambda: backend.signal(batch, stream, [1]), lambda: backend.record(stream)):
+        try:
+            refused()
+        except ResourceClosedError as error:
+            print(error)
+
+from gpuinterop.errors import ResourceClosedError
+from gpuinterop.handles import TimelineFd
+from gpuinterop_host.backend import HostBackend
+backend = HostBackend()
+device = backend.open_device(0)
+stream = backend.create_stream(device)
+batch = backend.prepare([backend.create_semaphore(device, TimelineFd)])
+"""
+
+
+def test_submit_behind_the_end() -> None:
+    done = run(AFTER_THE_END)
+    assert (done.returncode, done.stdout.count("the interpreter is exiting"), done.stderr) == (0, 2, "")
+
+
 def test_exit_with_waits_pending() -> None:
     done = run(EXIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
@@ -316,24 +374,38 @@ def test_exit_with_waits_pending() -> None:
 FORK = """
 import os, warnings
 warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads, which is what this is about
+import signal
 from gpuinterop.errors import ResourceClosedError
+from gpuinterop.handles import TimelineFd
 from gpuinterop_host.backend import HostBackend
 backend = HostBackend()
 device = backend.open_device(0)
 stream = backend.create_stream(device)
-backend.synchronize(stream)
+semaphore = backend.create_semaphore(device, TimelineFd)
+batch = backend.prepare([semaphore])
+backend.wait(batch, stream, [1], None)
+event = backend.record(stream)
 pid = os.fork()
 if pid == 0:
-    try:
-        backend.synchronize(stream)
-    except ResourceClosedError as error:
-        assert "fork" in str(error)
-        fresh = backend.create_stream(device)
-        backend.synchronize(fresh)
-        os._exit(7)
-    os._exit(1)
+    signal.alarm(20)
+    refusals = 0
+    for refused in (
+        lambda: backend.synchronize(stream),
+        lambda: backend.signal(batch, stream, [2]),
+        lambda: backend.is_idle(stream),
+        lambda: backend.wait_done(event, None),
+    ):
+        try:
+            refused()
+        except ResourceClosedError as error:
+            refusals += "fork" in str(error)
+    fresh = backend.create_stream(device)
+    backend.synchronize(fresh)
+    os._exit(3 + refusals)
 _, status = os.waitpid(pid, 0)
+backend.host_signal(semaphore, 1)
 backend.synchronize(stream)
+assert backend.is_done(event)
 print(os.waitstatus_to_exitcode(status))
 """
 
