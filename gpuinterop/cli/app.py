@@ -1,4 +1,4 @@
-"""The command group, and what becomes of errors: one line that says what to do, and exit status 2."""
+"""The command group, and what becomes of errors: one line that says what to do, and exit status 2; 130 at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from .. import __version__
 from ..errors import GpuInteropError
+from . import interrupted
 from .console import complain
 from .demo import demo
 from .info import info
@@ -25,6 +26,8 @@ class _Group(click.Group):
         except GpuInteropError as error:
             complain(f"[bold]error:[/bold] {escape(str(error))}")
             sys.exit(2)
+        except KeyboardInterrupt:  # before click, whose status for it is 1
+            interrupted()
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any, TextIO
+
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 __all__ = ["complain", "note", "stderr", "stdout"]
 
 
+_ASCII = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x"})
+
+
+class _Console(Console):
+    """One whose marks are ASCII where its output is no Unicode; rich does the same with its boxes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        if not self.encoding.startswith("utf"):
+            text = text.translate(_ASCII)
+        return super().render_str(text, **options)
+
+
 def stdout() -> Console:
     """Return a console on what ``sys.stdout`` is now."""
-    return Console(highlight=False)
+    _make_tolerant(sys.stdout)
+    return _Console(highlight=False)
 
 
 def stderr() -> Console:
     """Return a console on what ``sys.stderr`` is now."""
-    return Console(stderr=True, highlight=False)
+    _make_tolerant(sys.stderr)
+    return _Console(stderr=True, highlight=False)
+
+
+def _make_tolerant(stream: TextIO) -> None:
+    """What the encoding has no character for (a device's name, a path) is escaped, as Python does on stderr."""
+    if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def complain(markup: str) -> None:

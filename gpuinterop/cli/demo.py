@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -79,37 +81,61 @@ def demo(
     view without a copy, writes a disturbance that depends on it, and signals back. The final field is compared with a
     NumPy simulation of the same frames: the exit status is 0 only when they agree.
     """
-    if not output.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(output.parent)!r}.", param_hint="--output")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        party = open_party(exporter, driver, backend)
-        with party:
+    _check_target(output)
+    with ExitStack() as cleanup:
+        with _noted_warnings():
+            party = cleanup.enter_context(open_party(exporter, driver, backend))
             device = find_device(party.identity, backend)
-            for warning in caught:
-                note(str(warning.message))
-            with _progress(frames, show=not as_json) as progress:
-                task = progress.add_task("frames", total=frames)
-                run = run_wave(
-                    party,
-                    device,
-                    WaveParameters(width=size[0], height=size[1], damping=DAMPING),
-                    frames,
-                    timeout=timeout,
-                    tick=lambda: progress.advance(task),
-                    sabotage=Sabotage(sabotage) if sabotage else None,
-                )
+        progress = cleanup.enter_context(_progress(frames, show=not as_json))
+        task = progress.add_task("frames", total=frames)
+        run = run_wave(
+            party,
+            device,
+            WaveParameters(width=size[0], height=size[1], damping=DAMPING),
+            frames,
+            timeout=timeout,
+            tick=lambda: progress.advance(task),
+            sabotage=Sabotage(sabotage) if sabotage else None,
+        )
+    failure = ""
     try:
         render(run.field).save(output, format="PNG", optimize=True)
-    except OSError as error:
-        raise click.ClickException(f"{output} cannot be written: {error.strerror or error}.") from error
+    except Exception as error:  # of whatever kind: the result is worth more than its picture, and is told first
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        failure = f"[bold]error:[/bold] {escape(str(output))} cannot be written: {escape(why)}."
     if as_json:
-        click.echo(json.dumps(run.as_dict(str(output)), indent=2))
+        click.echo(json.dumps(run.as_dict(None if failure else str(output)), indent=2))
     else:
-        stdout().print(_table(run, output))
+        stdout().print(_table(run, None if failure else output))
+    if failure:
+        complain(failure)
     if not run.correct:
         complain(_verdict(run))
-    sys.exit(0 if run.correct else 1)
+        sys.exit(1)
+    sys.exit(2 if failure else 0)
+
+
+def _check_target(output: Path) -> None:
+    """Before the run, which may take long. That `output` is no directory, click has seen."""
+    if not output.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(output.parent)!r}.", param_hint="--output")
+    if not output.exists() and not os.access(output.parent, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"the folder {str(output.parent)!r} is not writable.", param_hint="--output")
+
+
+@contextmanager
+def _noted_warnings() -> Iterator[None]:
+    """Turn warnings into notes, also before an error.
+
+    For the choice of who takes part alone: those of the run go through Python's filters, as any program's.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                note(str(warning.message))
 
 
 def _progress(frames: int, *, show: bool) -> AbstractContextManager[Progress]:
@@ -118,13 +144,13 @@ def _progress(frames: int, *, show: bool) -> AbstractContextManager[Progress]:
         BarColumn(bar_width=40),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=stderr(),
-        disable=not show,
+        console=(console := stderr()),
+        disable=not (show and console.is_terminal),
         transient=True,
     )
 
 
-def _table(run: WaveRun, output: Path) -> Table:
+def _table(run: WaveRun, output: Path | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -140,7 +166,8 @@ def _table(run: WaveRun, output: Path) -> Table:
         rows.append(("a frame", f"median {run.median_us:,.0f} us, p99 {run.p99_us:,.0f} us"))
     if run.staging_ratio is not None:
         rows.append(("with copies", f"{run.staging_ratio:.2f} times as long, through host staging"))
-    rows.append(("picture", str(output)))
+    if output is not None:
+        rows.append(("picture", str(output)))
     for name, text in rows:
         table.add_row(name, escape(text))
     if run.correct:

@@ -75,11 +75,11 @@ def open_party(exporter: str | None, driver: str | None, backend: str | None) ->
         except DeviceNotFoundError as error:
             unmatched = unmatched or str(error)
             continue
-        return open_exporter("vulkan", driver=candidate.name)
-    reason = drivers.reason or unmatched
+        return open_exporter("vulkan", device_index=candidate.index)  # two GPUs may have one name
+    reason = " ".join(filter(None, (drivers.reason, unmatched)))
     if exporter == "vulkan":
         if unmatched:
-            raise DeviceNotFoundError(unmatched)
+            raise DeviceNotFoundError(reason)
         raise BackendUnavailableError(reason, fix="Without Vulkan there is `gpuinterop demo --exporter process`.")
     note(f"no Vulkan driver to share with ({reason}) The other side is a process with NumPy instead.")
     return open_exporter("memfd", process=True)

@@ -95,7 +95,7 @@ class Submission(_Closing):
 
     @abstractmethod
     def done(self, timeout: float = 0.0) -> bool:
-        """Whether the work has finished; waits up to `timeout` seconds."""
+        """Whether the work has finished; waits up to `timeout` seconds. After True nothing is left to close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

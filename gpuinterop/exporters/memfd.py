@@ -333,7 +333,10 @@ class MemfdSemaphore(ExporterSemaphore):
             self._libc.futex_wake(page + 12)
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
-        return self._wait(value, time.monotonic() + timeout, lambda: False)
+        try:
+            return self._wait(value, time.monotonic() + timeout, lambda: False)
+        except _Cancelled:
+            raise ResourceClosedError("the exporter's object was closed during the wait.") from None
 
     def _wait(self, value: int, deadline: float | None, cancelled: Callable[[], bool]) -> bool:
         with self._object.in_use() as page:

@@ -2,7 +2,8 @@
 
 Commands go over a Unix socket pair, as a length-prefixed JSON object and the bytes that belong to it; handles go over
 the same socket through :mod:`gpuinterop.ipc`. The child answers in any order: what may block runs on threads of its
-own, and never keeps another command waiting. It ends when its parent closes it or dies.
+own, and never keeps another command waiting. It ends when its parent closes it or dies, and not at Ctrl-C: that is for
+the parent to act on. A call takes no longer than its time-out, whatever has become of the child.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -18,6 +20,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
@@ -45,6 +48,7 @@ _REPLY_LIMIT = 30.0
 _END_LIMIT = 20.0
 _HEADER = struct.Struct("<III")  # bytes of JSON, bytes of data, number of handles
 _MAX_MESSAGE = 1 << 31
+_MAX_THREADS = 1 << 16  # as many as there are commands that block: with any fewer, one that would end a wait waits too
 _KINDS: Mapping[str, type] = {"binary": Binary, "timeline": Timeline}
 
 
@@ -58,19 +62,58 @@ def _kind_name(kind: type) -> str:
 # -- the wire ---------------------------------------------------------------------------------------------------------
 
 
+class _Stuck(Exception):
+    """A message could not be sent in time."""
+
+
 class _Wire:
     """Messages both ways; sending is safe from any thread, receiving is one thread's."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
+        self.broken = False
+        """Whether a message was left unfinished: what would follow it could not be told from its rest."""
         self._lock = threading.Lock()
 
-    def send(self, message: Mapping[str, Any], data: bytes = b"", handles: Sequence[FdHandle] = ()) -> None:
+    def send(
+        self,
+        message: Mapping[str, Any],
+        data: bytes = b"",
+        handles: Sequence[FdHandle] = (),
+        *,
+        deadline: float | None = None,
+    ) -> None:
+        """Send a message; raises _Stuck when it is not on its way by `deadline`, of time.monotonic()."""
         text = json.dumps({**message, "types": [type(handle).type_name for handle in handles]}).encode()
-        with self._lock:
-            self.socket.sendall(_HEADER.pack(len(text), len(data), len(handles)) + text + data)
+        if not self._lock.acquire(timeout=-1 if deadline is None else _left(deadline)):
+            raise _Stuck("an earlier message is still being sent")
+        try:
+            if self.broken:
+                raise _Stuck("an earlier message was not taken to its end")
+            self._all(_HEADER.pack(len(text), len(data), len(handles)) + text + data, deadline)
             if handles:
                 send_handles(self.socket, handles)
+        finally:
+            self._lock.release()
+
+    def _all(self, data: bytes, deadline: float | None) -> None:
+        if deadline is None:
+            self.socket.sendall(data)
+            return
+        # Not settimeout(): the reader, on the same socket, waits for as long as it takes.
+        rest, ready = memoryview(data), select.poll()
+        ready.register(self.socket, select.POLLOUT)
+        self.broken = True  # until the end; Ctrl-C leaves it so
+        while rest:
+            try:
+                rest = rest[self.socket.send(rest, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                left = _left(deadline)
+                if not left:
+                    self.broken = len(rest) < len(data)
+                    raise _Stuck("it does not read") from None
+                ready.poll(math.ceil(left * 1000))
+        self.broken = False
 
     def receive(self) -> tuple[dict[str, Any], bytes, list[FdHandle]] | None:
         """None at the end of the connection."""
@@ -100,6 +143,10 @@ class _Wire:
                 return None
             data += part
         return bytes(data)
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _describe_error(error: BaseException) -> dict[str, Any]:
@@ -178,7 +225,13 @@ class _Child:
             # -c and not -m: the package has imported this module, so running it would make a second copy of it.
             code = "from gpuinterop.exporters.process import _main; _main()"
             command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            # A terminal sends Ctrl-C to the child too. Held back from its first instruction on: it would die of it in
+            # the middle of its imports, traceback and all.
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._reader = threading.Thread(target=self._read, name="gpuinterop-process-exporter", daemon=True)
         self._reader.start()
         try:
@@ -190,6 +243,7 @@ class _Child:
     def call(
         self, name: str, *, timeout: float = _REPLY_LIMIT, data: bytes = b"", **arguments: Any
     ) -> tuple[Any, bytes, list[FdHandle]]:
+        deadline = time.monotonic() + timeout
         number = next(self._numbers)
         future: Future[tuple[Any, bytes, list[FdHandle]]] = Future()
         with self._lock:
@@ -198,19 +252,25 @@ class _Child:
             if self._ended:
                 raise self._death()
             self._waiting[number] = future
-        with contextlib.suppress(OSError):  # the reader sees the end, and says so below
-            self._wire.send({"number": number, "call": name, "arguments": arguments}, data)
         try:
-            return future.result(timeout)
+            with contextlib.suppress(OSError):  # the reader sees the end, and says so below
+                self._wire.send({"number": number, "call": name, "arguments": arguments}, data, deadline=deadline)
+            return future.result(_left(deadline))
+        except _Stuck as error:
+            raise PeerError(
+                f"the exporter's process {self.process.pid} did not take {name!r} in {timeout:g} s ({error}); "
+                "is it stopped? Close it."
+            ) from None
         except FutureTimeoutError:
             # TimeoutError is also what a SemaphoreTimeoutError of the child's is.
             if future.done():
                 raise
-            with self._lock:
-                self._waiting.pop(number, None)
             raise PeerError(
                 f"the exporter's process {self.process.pid} did not answer {name!r} in {timeout:g} s; is it stopped?"
             ) from None
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
 
     def _read(self) -> None:
         try:
@@ -254,14 +314,21 @@ class _Child:
     def close(self) -> None:
         if self._closing:
             return
-        with contextlib.suppress(GpuInteropError):
-            self.call("shutdown", timeout=_REPLY_LIMIT)
+        ending = False
+        if not self._wire.broken:
+            try:
+                self.call("shutdown", timeout=_REPLY_LIMIT)
+                ending = True
+            except PeerError:  # it is gone, or does not answer: no use to wait for its end
+                pass
+            except GpuInteropError:  # of the exporter's close
+                ending = True
         with self._lock:
             self._closing = True
         with contextlib.suppress(OSError):
             self._wire.socket.shutdown(socket.SHUT_RDWR)
         try:
-            self.process.wait(_END_LIMIT)
+            self.process.wait(_END_LIMIT if ending else 0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -346,13 +413,16 @@ class ProcessSemaphore(ExporterSemaphore):
 
 
 class ProcessSubmission(Submission):
-    """Work of an exporter in another process."""
+    """Work of an exporter in another process, which forgets it when it has said that it is done."""
 
     def __init__(self, remote: _Remote) -> None:
         self._remote = remote
+        self._finished = False
 
     def done(self, timeout: float = 0.0) -> bool:
-        return bool(self._remote.call("done", timeout=timeout + _REPLY_LIMIT, seconds=timeout))
+        if not self._finished and self._remote.call("done", timeout=timeout + _REPLY_LIMIT, seconds=timeout):
+            self._finished = self._remote.closed = True
+        return self._finished
 
     def close(self) -> None:
         self._remote.close()
@@ -507,7 +577,7 @@ class _Server:
         self._exporter: Exporter | None = None
         self._objects: dict[int, Any] = {}
         self._numbers = itertools.count(1)
-        self._threads = ThreadPoolExecutor(16, "gpuinterop-command")
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, "gpuinterop-command")  # starts one when none is idle
 
     def serve(self) -> None:
         while (received := self._wire.receive()) is not None:
@@ -518,7 +588,8 @@ class _Server:
                 return
             handler = getattr(self, f"_call_{name}")
             if name in _BLOCKING or arguments.get("method") in _BLOCKING:
-                self._threads.submit(self._answer, message["number"], handler, arguments, data)
+                with contextlib.suppress(RuntimeError):  # no thread can be started: then it is for the next idle one
+                    self._threads.submit(self._answer, message["number"], handler, arguments, data)
             else:  # in the order of the commands
                 self._answer(message["number"], handler, arguments, data)
 
@@ -589,6 +660,8 @@ class _Server:
         return self._keep(submission), b"", []
 
     def _call_method(self, data: bytes, object: int, method: str, **arguments: Any) -> _Reply:
+        if method == "done" and object not in self._objects:  # another thread of the parent's was told already
+            return True, b"", []
         target = self._objects[object]
         if method == "close":
             self._objects.pop(object)
@@ -604,7 +677,11 @@ class _Server:
         elif method == "wait":
             return target.wait(arguments["value"], timeout=arguments["seconds"]), b"", []
         elif method == "done":
-            return target.done(arguments["seconds"]), b"", []
+            finished = target.done(arguments["seconds"])
+            if finished:  # most callers drop what is done, and never close it
+                self._objects.pop(object, None)
+                target.close()
+            return finished, b"", []
         elif method == "submit":
             return self._keep(target.submit(**arguments)), b"", []
         else:

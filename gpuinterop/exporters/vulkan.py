@@ -21,6 +21,7 @@ from ..errors import (
     BackendUnavailableError,
     DeviceNotFoundError,
     DriverError,
+    GpuInteropError,
     InvalidArgumentError,
     LeakedResourceWarning,
     ResourceClosedError,
@@ -53,6 +54,8 @@ class VulkanDriver:
 
     Attributes
     ----------
+    index : int
+        Its place in the loader's order: what ``VulkanExporter(device_index=...)`` opens exactly this one with.
     name : str
         Of the device.
     driver, version : str
@@ -62,6 +65,7 @@ class VulkanDriver:
         As :func:`gpuinterop.vulkan.capabilities`.
     """
 
+    index: int
     name: str
     driver: str
     version: str
@@ -75,7 +79,7 @@ class DriverList(list[VulkanDriver]):
     Attributes
     ----------
     reason : str
-        Why the list is empty; empty otherwise.
+        Why the list is empty, or what is wrong with a device that is missing from it; empty otherwise.
     """
 
     reason: str = ""
@@ -87,27 +91,37 @@ def list_drivers() -> DriverList:
     Returns
     -------
     DriverList
-        Empty, with its `reason`, where PyPI's `vulkan`, the loader or every driver is missing.
+        Empty, with its `reason`, where PyPI's `vulkan`, the loader or every driver is missing. A device whose driver
+        fails is left out, and stands in the `reason`.
     """
     found = DriverList()
     try:
         with _Instance(validation=False) as instance:
-            found.extend(
-                VulkanDriver(
-                    name=physical.name,
-                    driver=physical.driver_name,
-                    version=physical.driver_version,
-                    identity=physical.identity,
-                    capabilities=physical.capabilities,
-                )
-                for physical in instance.physical_devices()
-            )
+            problems = []
+            for index, physical in enumerate(instance.physical_devices()):
+                label = f"physical device {index}"
+                try:
+                    label = physical.name
+                    found.append(_describe(index, physical))
+                except GpuInteropError as error:  # one broken driver must not hide the others
+                    problems.append(f"{label}: {error}")
+            found.reason = "; ".join(problems)
     except (BackendUnavailableError, DriverError) as error:
-        found.clear()
         found.reason = str(error)
     if not found and not found.reason:
         found.reason = "the Vulkan loader lists no physical device."
     return found
+
+
+def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
+    return VulkanDriver(
+        index=index,
+        name=physical.name,
+        driver=physical.driver_name,
+        version=physical.driver_version,
+        identity=physical.identity,
+        capabilities=physical.capabilities,
+    )
 
 
 class _Instance:
@@ -176,11 +190,11 @@ class _Instance:
 
     def close(self) -> None:
         null = self.api.ffi.NULL
-        if self.handle is not None:
+        handle, self.handle = self.handle, None
+        if handle is not None:
             if self._messenger != null:
-                self.functions.vkDestroyDebugUtilsMessengerEXT(self.handle, self._messenger, null)
-            self.functions.vkDestroyInstance(self.handle, null)
-            self.handle = None
+                self.functions.vkDestroyDebugUtilsMessengerEXT(handle, self._messenger, null)
+            self.functions.vkDestroyInstance(handle, null)
 
     def __enter__(self) -> _Instance:
         return self
@@ -215,11 +229,16 @@ def _layers(api: Api, loader: Functions) -> set[str]:
 
 
 def _choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:
+    if driver is not None and not isinstance(driver, str):
+        raise ArgumentTypeError("driver", f"must be a str, not {type(driver).__name__}.")
+    if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
+        raise ArgumentTypeError("device_index", f"must be an int, not {type(index).__name__}.")
+    matching = devices
     if driver is not None:
         # "lavapipe" is what everybody calls it; it calls itself llvmpipe.
         wanted = driver.lower().replace("lavapipe", "llvmpipe")
         matching = [d for d in devices if wanted in f"{d.name}\n{d.driver_name}".lower()]
-    else:
+    elif index is None:
 
         def rank(device: PhysicalDevice) -> int:
             if not device.is_cpu:
@@ -236,7 +255,7 @@ def _choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | 
 
 
 class _Device:
-    """A VkDevice with one to three queues of a family that computes."""
+    """A VkDevice with one or two queues of a family that computes."""
 
     def __init__(self, instance: _Instance, physical: PhysicalDevice) -> None:
         api, ffi, new = instance.api, instance.api.ffi, instance.api.new
@@ -305,6 +324,7 @@ class _Pending(Submission):
         self._commands = commands
         self._finished = False
         self._waiters = 0
+        self._sent = False  # whether the queue may have it
 
     def done(self, timeout: float = 0.0) -> bool:
         exporter = self._exporter
@@ -355,7 +375,9 @@ class VulkanMemory(ExporterMemory):
         self._staging: _Staging | None = None
         self._bytes: Any = None
         try:
-            if self._buffer.flags & host == host and not exporter._staged:
+            # A GPU's caches are its own: also where the host sees its memory, a copy with a barrier to the host's
+            # reads is what makes the bytes certain.
+            if vk.is_cpu and self._buffer.flags & host == host and not exporter._staged:
                 self._bytes = _map(vk, self._buffer.memory, self.size)
             exporter._children[self] = None
         except BaseException:
@@ -397,9 +419,9 @@ class VulkanMemory(ExporterMemory):
     def _stage(self, size: int) -> _Staging:
         """A staging buffer of `size` bytes or more; the last one is kept."""
         if self._staging is None or self._staging.size < size:
-            if self._staging is not None:
-                self._staging.close()
-                self._staging = None
+            staging, self._staging = self._staging, None
+            if staging is not None:
+                staging.close()
             self._staging = _Staging(self._exporter._vk, size)
         return self._staging
 
@@ -431,8 +453,9 @@ class VulkanMemory(ExporterMemory):
     def close(self) -> None:
         if self._buffer.buffer is not None and self._exporter._settle(self):
             self._bytes = None  # freeing the memory unmaps it
-            if self._staging is not None:
-                self._staging.close()
+            staging, self._staging = self._staging, None  # first, as in ExportableBuffer.close()
+            if staging is not None:
+                staging.close()
             self._buffer.close()
         self._exporter._children.pop(self, None)
 
@@ -503,6 +526,8 @@ class VulkanSemaphore(ExporterSemaphore):
         vk = exporter._open()
         self._semaphore = create_semaphore(vk, kind, exportable=exportable)
         self._payload: FdHandle | None = None
+        self._unheard: list[_Pending] = []
+        """Waits on the queue whose caller ran out of time: each takes a signal, and is whose wait comes next."""
         if not exportable:
             exporter._children[self] = None
             return
@@ -538,9 +563,23 @@ class VulkanSemaphore(ExporterSemaphore):
             self._exporter._submit((), None, ((self, 0),))
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
+        """As :meth:`ExporterSemaphore.wait`, with one difference.
+
+        A binary wait that ran out of time stays on the queue. The next wait for this semaphore, here or of a
+        submission, takes its place: a signal that came in between is seen, not lost. Until then whatever is submitted
+        later stays behind it, also what has nothing to do with this semaphore, since a queue runs in order; reads and
+        writes of memory pass it where the family has a second queue, which SwiftShader's has not.
+        """
         semaphore = self._handle()
         if self.kind is Binary:
-            return self._exporter._submit(((self, 0),), None, ()).done(timeout)
+            pending = self._adopt() or self._exporter._submit(((self, 0),), None, ())
+            finished = False
+            try:
+                finished = pending.done(timeout)
+            finally:
+                if not finished:
+                    self._unheard.append(pending)
+            return finished
         # The counter is polled: vkWaitSemaphores sleeps in steps of 10 ms on NVIDIA.
         deadline = time.monotonic() + timeout
         pause = 20e-6
@@ -550,6 +589,13 @@ class VulkanSemaphore(ExporterSemaphore):
             time.sleep(pause)
             pause = min(pause * 1.5, 1e-3)
         return True
+
+    def _adopt(self) -> _Pending | None:
+        """Take over a wait whose caller ran out of time."""
+        try:
+            return self._unheard.pop(0)
+        except IndexError:
+            return None
 
     def counter(self, semaphore: Any) -> int:
         """A timeline's value now."""
@@ -577,8 +623,8 @@ class VulkanSemaphore(ExporterSemaphore):
     def close(self) -> None:
         exporter = self._exporter
         if self._semaphore is not None and exporter._settle(self):
-            exporter._vk.destroy("vkDestroySemaphore", self._semaphore)
-            self._semaphore = None
+            semaphore, self._semaphore = self._semaphore, None  # first, as in ExportableBuffer.close()
+            exporter._vk.destroy("vkDestroySemaphore", semaphore)
         if self._payload is not None:
             self._payload.close()
         exporter._children.pop(self, None)
@@ -615,10 +661,12 @@ class VulkanWave(Wave):
             self.memory_size = self.memory.size
             self.dedicated = self.memory.dedicated
             self._pipeline(vk, undo)
-            self._commands = [exporter._allocate_commands() for _ in range(2)]
+            self._commands: list[Any] = []
             undo.callback(exporter._free_commands, self._commands)
-            for parity, commands in enumerate(self._commands):
-                self._record(vk, commands, parity)
+            with exporter._lock:  # recording uses the pool, as allocating does
+                for parity in range(2):
+                    self._commands.append(exporter._allocate())
+                    self._record(vk, self._commands[-1], parity)
             self._clear(vk)
             self._undo = undo.pop_all()
         exporter._children[self] = None
@@ -784,7 +832,8 @@ class VulkanExporter(Exporter):
     validation : bool, optional
         Enable the Khronos validation layer and collect what it says. Default: whether ``GPUINTEROP_VALIDATION`` is 1.
     device_index : int, optional
-        Which of those that match.
+        Which of those that match `driver`, from 0 in the loader's order. Without `driver`: which of all, so that
+        ``VulkanExporter(device_index=found.index)`` opens exactly what :func:`list_drivers` has listed.
     staged : bool, optional
         Write and read through a staging buffer and the queue, also where the host sees the memory. A GPU always does.
 
@@ -871,9 +920,9 @@ class VulkanExporter(Exporter):
                 raise InvalidArgumentError(
                     "fill", f"offset and size are multiples of 4, not {item.offset} and {item.size}."
                 )
-            _ours(item.memory, VulkanMemory)._check(item.offset, item.size)
-        waits = [(_ours(semaphore, VulkanSemaphore), value) for semaphore, value in wait]
-        signals = [(_ours(semaphore, VulkanSemaphore), value) for semaphore, value in signal]
+            self._own(item.memory, VulkanMemory)._check(item.offset, item.size)
+        waits = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in wait]
+        signals = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in signal]
 
         def record(commands: Any) -> None:
             for item in fill:
@@ -896,10 +945,10 @@ class VulkanExporter(Exporter):
             for fence in self._fences:
                 vk.destroy("vkDestroyFence", fence)
             vk.destroy("vkDestroyCommandPool", self._pool)
-            if self._rescuer is not None:
-                self._rescuer.close()
+            rescued = self._rescuer is None or self._rescuer.close()
             self._device.close()
-            self._instance.close()
+            if rescued:
+                self._instance.close()
         self._closed = True
 
     # -- for its objects ----------------------------------------------------------------------------------------------
@@ -908,6 +957,13 @@ class VulkanExporter(Exporter):
         if self._closed:
             raise ResourceClosedError("the Vulkan exporter was closed.")
         return self._vk
+
+    def _own(self, thing: Any, kind: type[Any]) -> Any:
+        if not isinstance(thing, kind):
+            raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
+        if thing._exporter is not self:  # a driver that is given another device's objects crashes
+            raise ArgumentTypeError("submit", f"takes objects of this exporter, not a {kind.__name__} of another.")
+        return thing
 
     def _submit(
         self,
@@ -921,8 +977,35 @@ class VulkanExporter(Exporter):
         queue: Any = None,
     ) -> _Pending:
         """`record` records commands for this once; `commands` were recorded before."""
+        adopted: list[tuple[VulkanSemaphore, _Pending]] = []
+        left = []
+        try:
+            for semaphore, value in waits:
+                # A wait that is on the queue already holds back what is submitted after it, as this one would.
+                if earlier := semaphore._adopt():
+                    adopted.append((semaphore, earlier))
+                else:
+                    left.append((semaphore, value))
+            used: frozenset[object] = frozenset((*uses, *(semaphore for semaphore, _ in (*waits, *signals))))
+            return self._enqueue(left, record, signals, commands, used, stage, queue)
+        except BaseException:
+            for semaphore, earlier in adopted:
+                semaphore._unheard.insert(0, earlier)
+            raise
+
+    def _enqueue(
+        self,
+        waits: Sequence[tuple[VulkanSemaphore, int]],
+        record: Callable[[Any], None] | None,
+        signals: Sequence[tuple[VulkanSemaphore, int]],
+        commands: Any,
+        uses: frozenset[object],
+        stage: int,
+        queue: Any,
+    ) -> _Pending:
         vk = self._open()
         api, ffi = vk.api, vk.api.ffi
+        self._reap()
         chain = ffi.NULL
         if any(semaphore.kind is Timeline for semaphore, _ in (*waits, *signals)):
             chain = api.new(
@@ -932,7 +1015,6 @@ class VulkanExporter(Exporter):
                 signalSemaphoreValueCount=len(signals),
                 pSignalSemaphoreValues=api.array("uint64_t", [value for _, value in signals]),
             )
-        self._reap()
         own = None
         with self._lock:
             if record is not None:
@@ -953,17 +1035,29 @@ class VulkanExporter(Exporter):
                 pSignalSemaphores=api.array("VkSemaphore", [semaphore._handle() for semaphore, _ in signals]),
             )
             fence = self._fence()
+            pending = _Pending(self, fence, tuple(waits), uses, own)
+            submit, target = vk.functions.vkQueueSubmit, vk.queue if queue is None else queue
             try:
-                vk.call("vkQueueSubmit", vk.queue if queue is None else queue, 1, info, fence)
-            except BaseException:
-                self._fences.append(fence)
-                if own is not None:
-                    self._free([own])
+                # Ctrl-C raises between two steps of Python, also right after the call has returned. So the work is on
+                # the list before, and `_sent` in the step before: what may be on the queue keeps its fence, its
+                # commands and its semaphores until the fence says so.
+                self._pending.append(pending)
+                pending._sent = True
+                code = submit(target, 1, info, fence)
+                check("vkQueueSubmit", code)
+            except BaseException as error:
+                if not pending._sent or isinstance(error, DriverError):
+                    self._take_back(pending)
                 raise
-            used = frozenset((*uses, *(semaphore for semaphore, _ in (*waits, *signals))))
-            pending = _Pending(self, fence, tuple(waits), used, own)
-            self._pending.append(pending)
         return pending
+
+    def _take_back(self, pending: _Pending) -> None:
+        """What never got onto the queue."""
+        if pending in self._pending:
+            self._pending.remove(pending)
+        self._fences.append(pending._fence)
+        if pending._commands is not None:
+            self._free([pending._commands])
 
     def _fence(self) -> Any:
         vk = self._vk
@@ -985,13 +1079,10 @@ class VulkanExporter(Exporter):
         handles = vk.api.array("VkCommandBuffer", commands)
         vk.functions.vkFreeCommandBuffers(vk.device, self._pool, len(commands), handles)
 
-    def _allocate_commands(self) -> Any:
-        with self._lock:
-            return self._allocate()
-
     def _free_commands(self, commands: Sequence[Any]) -> None:
-        with self._lock:
-            self._free(commands)
+        if commands:
+            with self._lock:
+                self._free(commands)
 
     def _retire(self, pending: _Pending) -> None:
         """The fence of `pending` is signalled: take back what the work held."""
@@ -1083,12 +1174,6 @@ class VulkanExporter(Exporter):
         return False
 
 
-def _ours(thing: Any, kind: type[Any]) -> Any:
-    if not isinstance(thing, kind):
-        raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
-    return thing
-
-
 class _Rescuer:
     """A second device on the same physical device that shares the payload of the first one's semaphores."""
 
@@ -1120,11 +1205,14 @@ class _Rescuer:
             fences = vk.api.array("VkFence", [fence])
             if vk.functions.vkWaitForFences(vk.device, 1, fences, 1, int(timeout * 1e9)) != c.SUCCESS:
                 return False
+            del self._garbage[0]
             vk.destroy("vkDestroySemaphore", imported)
             vk.destroy("vkDestroyFence", fence)
-            del self._garbage[0]
         return True
 
-    def close(self) -> None:
-        if self._collect(_PATIENCE):
+    def close(self) -> bool:
+        """False: the device is left undestroyed, and its instance has to be."""
+        idle = self._collect(_PATIENCE)
+        if idle:
             self._device.close()
+        return idle

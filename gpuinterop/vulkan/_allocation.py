@@ -8,10 +8,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..capabilities import Operation
-from ..errors import InvalidArgumentError, LeakedResourceWarning, ResourceClosedError, UnsupportedError
+from ..errors import (
+    ArgumentTypeError,
+    InvalidArgumentError,
+    LeakedResourceWarning,
+    ResourceClosedError,
+    UnsupportedError,
+)
 from ..handles import VmmFd
 from . import _api as c
-from ._context import VulkanContext
+from ._context import Native, VulkanContext, check_context
 from ._query import BUFFER_USAGE
 from ._share import BufferTransfer, _Shared, agree, check_device
 
@@ -29,29 +35,37 @@ class ImportedBuffer(_Shared, BufferTransfer):
     ----------
     allocation : Allocation
         Not owned.
-    vk_memory
-        The VkDeviceMemory.
     """
 
     def __init__(self, vk: VulkanContext, allocation: Allocation, buffer: Any, memory: Any, keep: object) -> None:
         super().__init__(vk)
         self._foreign = c.QUEUE_FAMILY_EXTERNAL
         self._buffer = buffer
-        self._keep = keep  # an array over the bytes: as long as it lives, the device does not unmap them
+        self._memory = memory
         self.allocation = allocation
-        self.vk_memory = memory
-        vk._users.add(self)
+        # `keep` is an array over the bytes: as long as it lives, the device does not unmap them.
+        self._native = Native(vk, [("vkDestroyBuffer", buffer), ("vkFreeMemory", memory)], keep)
 
     def __del__(self) -> None:
-        if getattr(self, "_buffer", None) is not None and not sys.is_finalizing():
+        native = getattr(self, "_native", None)
+        if native is not None and not native.closed and not sys.is_finalizing():
             warnings.warn("an ImportedBuffer was dropped without close()", LeakedResourceWarning, stacklevel=2)
 
     @property
     def vk_buffer(self) -> Any:
-        """The VkBuffer, PyPI vulkan's handle."""
-        if self._buffer is None:
-            raise ResourceClosedError("the imported buffer was closed.")
+        """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`."""
+        self._check_open()
         return self._buffer
+
+    @property
+    def vk_memory(self) -> Any:
+        """The VkDeviceMemory. Raises `ResourceClosedError` after `close`."""
+        self._check_open()
+        return self._memory
+
+    def _check_open(self) -> None:
+        if self._native.closed:
+            raise ResourceClosedError("the imported buffer was closed.")
 
     @property
     def buffer(self) -> Buffer:
@@ -65,10 +79,7 @@ class ImportedBuffer(_Shared, BufferTransfer):
 
     def close(self, timeout: float | None = None) -> None:
         """Destroy the VkBuffer and its memory; the allocation stays. Idempotent. Vulkan must be done with them."""
-        if self._buffer is not None:
-            self._vk.destroy("vkDestroyBuffer", self._buffer)
-            self._vk.destroy("vkFreeMemory", self.vk_memory)
-            self._buffer = self.vk_memory = self._keep = None
+        self._native.close()
 
 
 def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int = BUFFER_USAGE) -> ImportedBuffer:
@@ -88,7 +99,7 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     Returns
     -------
     ImportedBuffer
-        Owns the Vulkan side; close it.
+        Owns the Vulkan side; close it. One that is dropped instead is destroyed when `vk` is closed.
 
     Raises
     ------
@@ -100,6 +111,12 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     DriverError
         A native call failed.
     """
+    from .._core.allocation import Allocation
+
+    check_context(vk)
+    if not isinstance(allocation, Allocation):
+        raise ArgumentTypeError("allocation", f"must be of Device.allocate(), not a {type(allocation).__name__}.")
+    c.check_flags("usage", usage)
     device = allocation.device
     check_device(vk, device)
     agree(vk, device, (Operation.EXPORT_ALLOCATION,), (allocation.handle_type,))

@@ -8,13 +8,13 @@ this package: cffi has no types.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
-__all__ = ["Api", "Functions", "check", "check_call", "result_name"]
+__all__ = ["Api", "Functions", "check", "check_call", "check_flags", "check_int", "check_sequence", "result_name"]
 
 # -- numbers of the API; spelled here because `vulkan` is imported late, and default arguments are not ---------------
 
@@ -156,6 +156,26 @@ def check_call(functions: Functions, call: str, *arguments: Any) -> int:
     return check(call, getattr(functions, call)(*arguments))
 
 
+def check_int(argument: str, value: object, lowest: int, bits: int) -> int:
+    """An argument as an int; cffi's own complaints are no errors of ours, and do not say which argument."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(argument, f"must be an int, not {type(value).__name__}.")
+    if not lowest <= value < 1 << bits:
+        raise InvalidArgumentError(argument, f"must be from {lowest} to 2**{bits} - 1, not {value}.")
+    return value
+
+
+def check_sequence(argument: str, value: object, wanted: str) -> None:
+    """Refuse what is no sequence, and a str, which is one of letters."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ArgumentTypeError(argument, f"must be {wanted}, not {value!r}.")
+
+
+def check_flags(argument: str, value: object, *, empty: bool = False) -> int:
+    """An argument that is a set of ``Vk*Flags``."""
+    return check_int(argument, value, 0 if empty else 1, 32)
+
+
 def load() -> tuple[Any, Any]:
     """PyPI's ``vulkan`` module and its cffi ``ffi``.
 
@@ -246,16 +266,28 @@ class Api:
         if get_instance_proc_addr is None:
             self._get_instance_proc_addr = self.module.lib.vkGetInstanceProcAddr
         else:
-            self._get_instance_proc_addr = self.cast("PFN_vkGetInstanceProcAddr", get_instance_proc_addr)
+            self._get_instance_proc_addr = self.handle(
+                "PFN_vkGetInstanceProcAddr", get_instance_proc_addr, "get_instance_proc_addr"
+            )
 
-    def cast(self, kind: str, handle: Any) -> Any:
-        """A handle or pointer of `kind` from an int, a ctypes value or any cffi pointer, also another cffi's."""
+    def handle(self, kind: str, handle: Any, argument: str = "") -> Any:
+        """As `cast`, for a handle that has to be one: drivers dereference a null without looking."""
+        found = self.cast(kind, handle, argument)
+        if not self.address(found):
+            raise InvalidArgumentError(argument or kind, f"the {kind} is null; did the call that made it fail?")
+        return found
+
+    def cast(self, kind: str, handle: Any, argument: str = "") -> Any:
+        """A handle or pointer of `kind` from an int, a ctypes value or any cffi pointer, also another cffi's.
+
+        None and 0 are null. `argument` is what the caller calls it, for messages.
+        """
         value = getattr(handle, "value", handle)
         if value is None:
             value = 0
         if isinstance(value, bool) or not isinstance(value, int | self.ffi.CData):
             raise ArgumentTypeError(
-                kind, f"must be PyPI vulkan's {kind}, or its value as an int; not {type(handle).__name__}."
+                argument or kind, f"must be PyPI vulkan's {kind}, or its value as an int; not {type(handle).__name__}."
             )
         return self.ffi.cast(kind, value)
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet, ref
+from weakref import ref
 
 from ..capabilities import Capabilities
-from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ..handles import DeviceIdentity
-from ._api import Api, check_call
+from ._api import Api, check_call, check_int
 from ._query import PhysicalDevice
 
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.resource import Resource
 
-__all__ = ["Lease", "VulkanContext"]
+__all__ = ["Lease", "Native", "VulkanContext", "check_context"]
 
 
 class Lease:
@@ -36,6 +36,36 @@ class Lease:
     def _released(self) -> None:
         self._vk._leases.discard(self)
         self._free()
+
+
+class Native:
+    """Vulkan objects that only Vulkan uses. The context holds them: they outlive whoever drops their owner.
+
+    A finalizer may not free them, because a queue may still be at work with them.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    objects : sequence of (str, object)
+        Function that destroys it and handle, in the order of destruction.
+    keep : object
+        Held until they are destroyed.
+    """
+
+    def __init__(self, vk: VulkanContext, objects: Sequence[tuple[str, Any]], keep: object = None) -> None:
+        self._vk = vk
+        self._objects = list(objects)
+        self._keep = keep
+        self.closed = False
+        vk._natives[self] = None
+
+    def close(self) -> None:
+        """Destroy them; idempotent."""
+        self.closed = True
+        while self._objects:
+            self._vk.destroy(*self._objects.pop(0))
+        self._keep = None
+        self._vk._natives.pop(self, None)
 
 
 class VulkanContext:
@@ -74,23 +104,19 @@ class VulkanContext:
         get_instance_proc_addr: Any = None,
     ) -> None:
         self.api = Api(get_instance_proc_addr)
-        self.instance = self._handle("VkInstance", instance)
-        self.physical_device = self._handle("VkPhysicalDevice", physical_device)
-        self.device = self._handle("VkDevice", device)
-        self.queue = None if queue is None else self._handle("VkQueue", queue)
+        self.instance = self.api.handle("VkInstance", instance, "instance")
+        self.physical_device = self.api.handle("VkPhysicalDevice", physical_device, "physical_device")
+        self.device = self.api.handle("VkDevice", device, "device")
+        self.queue = None if queue is None else self.api.handle("VkQueue", queue, "queue")
+        if queue_family_index is not None:
+            check_int("queue_family_index", queue_family_index, 0, 32)
         self.queue_family_index = queue_family_index
         self.instance_functions = self.api.instance_functions(self.instance)
         self.functions = self.api.device_functions(self.instance_functions, self.device)
         self._physical = PhysicalDevice(self.api, self.instance_functions, self.physical_device)
         self._leases: set[Lease] = set()
-        self._users: WeakSet[Any] = WeakSet()
+        self._natives: dict[Native, None] = {}
         self._closed = False
-
-    def _handle(self, kind: str, value: Any) -> Any:
-        handle = self.api.cast(kind, value)
-        if handle == self.api.ffi.NULL:
-            raise InvalidArgumentError(kind, "is null; the call that made it failed.")
-        return handle
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -110,7 +136,8 @@ class VulkanContext:
     def close(self, timeout: float = 10.0) -> None:
         """Close whatever was shared through it, and wait until the compute side has let go. Idempotent.
 
-        Afterwards this library calls nothing of the VkDevice any more; the application may destroy it.
+        Afterwards this library calls nothing of the VkDevice any more; the application may destroy it. Vulkan's own
+        work with what was shared must be done before.
 
         Parameters
         ----------
@@ -128,8 +155,8 @@ class VulkanContext:
         for lease in list(self._leases):
             if (resource := lease.resource()) is not None:
                 resource.close()
-        for user in list(self._users):
-            user.close()
+        for native in list(self._natives):
+            native.close()
         deadline = time.monotonic() + timeout
         pause = 20e-6
         while self._leases:
@@ -212,3 +239,11 @@ class VulkanContext:
     def address(self, handle: Any) -> int:
         """A handle's value, for those who pass it on."""
         return self.api.address(handle)
+
+
+def check_context(vk: Any) -> VulkanContext:
+    """Refuse what is no open context, before a function of a VkDevice is looked up that may be gone."""
+    if not isinstance(vk, VulkanContext):
+        raise ArgumentTypeError("vk", f"must be a gpuinterop.vulkan.VulkanContext, not {type(vk).__name__}.")
+    vk.check_open()
+    return vk

@@ -19,7 +19,7 @@ from ..handles import (
     TimelineFd,
 )
 from . import _api as c
-from ._context import VulkanContext
+from ._context import VulkanContext, check_context
 from ._query import MEMORY_BITS
 
 __all__ = ["ExportableBuffer", "create_buffer", "create_semaphore", "export_memory", "export_semaphore"]
@@ -65,10 +65,14 @@ class ExportableBuffer:
 
     def close(self) -> None:
         """Destroy both; idempotent."""
-        if self.buffer is not None:
-            self.vk.destroy("vkDestroyBuffer", self.buffer)
-            self.vk.destroy("vkFreeMemory", self.memory)
-            self.buffer = self.memory = None
+        # Forgotten first, here and wherever something is destroyed: Ctrl-C raises right after the call too, and the
+        # next close must not destroy it again.
+        buffer, self.buffer = self.buffer, None
+        if buffer is not None:
+            self.vk.destroy("vkDestroyBuffer", buffer)
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            self.vk.destroy("vkFreeMemory", memory)
 
 
 def memory_types(vk: VulkanContext, bits: int) -> int:
@@ -93,10 +97,8 @@ def create_buffer(
     vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd
 ) -> ExportableBuffer:
     """Create a buffer whose memory can be exported, after having asked whether it can be."""
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise ArgumentTypeError("size", f"must be an int, not {type(size).__name__}.")
-    if size <= 0:
-        raise InvalidArgumentError("size", f"must be positive, not {size}.")
+    c.check_int("size", size, 1, 63)
+    c.check_flags("usage", usage)
     features = vk._physical.buffer_features(handle_type, usage)
     require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
     bit = MEMORY_BITS[handle_type]
@@ -164,13 +166,17 @@ def export_memory(
     Raises
     ------
     InvalidArgumentError
-        The application did not enable the extension, or the handle type is another.
+        The application did not enable the extension, the handle type is another, or `vk_memory` is null.
     DriverError
         ``vkGetMemoryFdKHR`` failed.
     """
+    check_context(vk)
+    c.check_int("size", size, 1, 63)
+    if not isinstance(dedicated, bool):
+        raise ArgumentTypeError("dedicated", f"must be True or False, not {dedicated!r}.")
     if handle_type not in (OpaqueFd, DmaBufFd):
         raise InvalidArgumentError("handle_type", f"must be OpaqueFd or DmaBufFd, not {handle_type!r}.")
-    memory = vk.api.cast("VkDeviceMemory", vk_memory)
+    memory = vk.api.handle("VkDeviceMemory", vk_memory, "vk_memory")
     info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
     origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated)
     fd = vk.api.ffi.new("int *")
@@ -225,13 +231,14 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
     UnsupportedError
         The driver reports that it exports none of this kind; it was not called.
     InvalidArgumentError
-        The application did not enable the extension.
+        The application did not enable the extension, or `vk_semaphore` is null.
     DriverError
         ``vkGetSemaphoreFdKHR`` failed.
     """
+    check_context(vk)
     handle_type = semaphore_handle_type(kind)
     require_exportable_semaphore(vk, handle_type)
-    semaphore = vk.api.cast("VkSemaphore", vk_semaphore)
+    semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
     info = vk.api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     origin_kind = OriginKind.TIMELINE if kind is Timeline else OriginKind.BINARY
     origin = HandleOrigin(kind=origin_kind, device=vk.identity)

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..capabilities import Operation
-from ..errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..errors import (
+    GpuInteropError,
+    InvalidArgumentError,
+    SemaphoreTimeoutError,
+    UnsupportedError,
+)
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
 from . import _api as c
 from ._context import VulkanContext
@@ -89,6 +94,7 @@ class SharedHandoff(_Shared):
     @property
     def queue_family(self) -> QueueFamily | None:
         """The family that the context was given; None when it was given none."""
+        self._vk.check_open()
         index = self._vk.queue_family_index
         if index is None:
             return None
@@ -107,6 +113,8 @@ class SharedHandoff(_Shared):
     def vulkan_submit(self, *, stage: int = c.STAGE_ALL_COMMANDS) -> VulkanSubmit:
         """Say what this frame's submission waits for and signals. Call it once a frame, and submit with it.
 
+        When the submission fails, say so with `undo_submit`.
+
         Parameters
         ----------
         stage : int
@@ -122,17 +130,32 @@ class SharedHandoff(_Shared):
         ------
         InvalidArgumentError
             The frame before was not released yet.
+        ResourceClosedError
+            The handoff was closed, or the context.
         """
+        c.check_flags("stage", stage)
+        # Both before the turn is taken: whoever is refused here has submitted nothing.
+        forth = self._to_compute.vk_semaphore
+        back = (self._to_graphics or self._to_compute).vk_semaphore
         step = self._handoff.next_submit()
-        back = self._to_graphics or self._to_compute
         waits = step.wait_value is not None
         return VulkanSubmit(
-            wait_semaphores=[back.vk_semaphore] if waits else [],
+            wait_semaphores=[back] if waits else [],
             wait_values=[step.wait_value] if step.wait_value is not None else [],
             wait_stages=[stage] if waits else [],
-            signal_semaphores=[self._to_compute.vk_semaphore],
+            signal_semaphores=[forth],
             signal_values=[step.signal_value],
         )
+
+    def undo_submit(self) -> None:
+        """Take `vulkan_submit` back: the submission failed, and nothing of it was queued. Then it can be retried.
+
+        Raises
+        ------
+        InvalidArgumentError
+            No submission is under way: none was asked for, or it was acquired already.
+        """
+        self._handoff.undo_submit()
 
     def submit(
         self, queue: Any = None, command_buffers: Sequence[Any] = (), fence: Any = None, *,
@@ -154,16 +177,19 @@ class SharedHandoff(_Shared):
         ------
         InvalidArgumentError
             The frame before was not released yet, or there is no queue.
+        ResourceClosedError
+            The handoff was closed, or the context.
         DriverError
-            ``vkQueueSubmit`` failed.
+            ``vkQueueSubmit`` failed. The frame can be submitted again.
         """
         vk = self._vk
         api, null = vk.api, vk.api.ffi.NULL
-        target = vk.queue if queue is None else api.cast("VkQueue", queue)
+        target = vk.queue if queue is None else api.handle("VkQueue", queue, "queue")
         if target is None:
             raise InvalidArgumentError("queue", "give one here, or to VulkanContext.")
-        commands = [api.cast("VkCommandBuffer", each) for each in command_buffers]
-        signalled = null if fence is None else api.cast("VkFence", fence)
+        c.check_sequence("command_buffers", command_buffers, "a sequence of command buffers")
+        commands = [api.handle("VkCommandBuffer", each, "command_buffers") for each in command_buffers]
+        signalled = null if fence is None else api.cast("VkFence", fence, "fence")
         what = self.vulkan_submit(stage=stage)
         chain = null
         if self.mode == "timeline":
@@ -185,7 +211,12 @@ class SharedHandoff(_Shared):
             signalSemaphoreCount=1,
             pSignalSemaphores=api.array("VkSemaphore", what["signal_semaphores"]),
         )
-        vk.call("vkQueueSubmit", target, 1, info, signalled)
+        try:
+            vk.call("vkQueueSubmit", target, 1, info, signalled)
+        except GpuInteropError:
+            # Nothing was queued. After anything else, Ctrl-C above all, it may have been: then the turn stays taken.
+            self.undo_submit()
+            raise
 
     def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
         """Enqueue: `stream` waits for Vulkan. Returns at once. As `Handoff.acquire`."""
@@ -212,7 +243,10 @@ class SharedHandoff(_Shared):
         ------
         SemaphoreTimeoutError
             `timeout` passed.
+        ResourceClosedError
+            The handoff was closed, or the context.
         """
+        _ = self._to_compute.vk_semaphore  # raises when closed, also where nothing is to be waited for
         wanted = 2 * self._handoff.frame
         if not wanted:
             return
@@ -266,6 +300,9 @@ def share_handoff(vk: VulkanContext, device: Device, *, allow: Sequence[str] = (
         A native call failed.
     """
     check_device(vk, device)
+    c.check_sequence("allow", allow, "a sequence such as ('timeline', 'binary')")
+    if not allow:
+        raise InvalidArgumentError("allow", "must name one mode or more: 'timeline', 'binary'.")
     if unknown := [mode for mode in allow if mode not in (*_MODES, "bridged")]:
         raise InvalidArgumentError("allow", f"{unknown[0]!r} is none of 'timeline', 'binary' and 'bridged'.")
     types = [_MODES[mode] for mode in allow if mode in _MODES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from ._api import Api, Functions, check_call
 if TYPE_CHECKING:
     from ._context import VulkanContext
 
-__all__ = ["PhysicalDevice", "capabilities", "identity", "required_extensions"]
+__all__ = ["ImageSupport", "PhysicalDevice", "capabilities", "identity", "required_extensions"]
 
 _INSTANCE_EXTENSIONS = (
     "VK_KHR_get_physical_device_properties2",
@@ -40,6 +41,29 @@ _MEMORY_EXTENSION: dict[type[Handle], str] = {
 _SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, TimelineFd: c.SEMAPHORE_TIMELINE}
 
 
+@dataclass(frozen=True, slots=True)
+class ImageSupport:
+    """What a driver does for images of one format, tiling, usage and handle type.
+
+    Attributes
+    ----------
+    features : int
+        ``VkExternalMemoryFeatureFlags``; 0 where such images cannot be shared.
+    extent : tuple of int
+        The largest width and height.
+    levels, layers : int
+        The most of them.
+    size : int
+        The largest image, in bytes.
+    """
+
+    features: int = 0
+    extent: tuple[int, int] = (0, 0)
+    levels: int = 0
+    layers: int = 0
+    size: int = 0
+
+
 class PhysicalDevice:
     """A physical device and the functions to ask it with."""
 
@@ -55,10 +79,10 @@ class PhysicalDevice:
         if isinstance(found, PhysicalDevice):
             return found
         api = Api(get_instance_proc_addr)
-        handle = api.cast("VkPhysicalDevice", physical_device)
+        handle = api.handle("VkPhysicalDevice", physical_device, "physical_device")
         if instance is None and get_instance_proc_addr is None:
             return cls(api, api.exported_functions(), handle)
-        return cls(api, api.instance_functions(api.cast("VkInstance", instance)), handle)
+        return cls(api, api.instance_functions(api.handle("VkInstance", instance, "instance")), handle)
 
     @cached_property
     def extensions(self) -> frozenset[str]:
@@ -161,10 +185,10 @@ class PhysicalDevice:
             self._buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
         )
 
-    def image_features(self, handle_type: type[Handle], format_: int, tiling: int, usage: int, flags: int = 0) -> int:
-        """``VkExternalMemoryFeatureFlags`` of 2D images; 0 where the format cannot be shared so."""
+    def image_support(self, handle_type: type[Handle], format_: int, tiling: int, usage: int) -> ImageSupport:
+        """What 2D images can be and be shared as."""
         if _MEMORY_EXTENSION[handle_type] not in self.extensions:
-            return 0
+            return ImageSupport()
         external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=MEMORY_BITS[handle_type])
         info = self.api.new(
             "VkPhysicalDeviceImageFormatInfo2",
@@ -173,14 +197,20 @@ class PhysicalDevice:
             type=c.IMAGE_TYPE_2D,
             tiling=tiling,
             usage=usage,
-            flags=flags,
         )
         found = self.api.new("VkExternalImageFormatProperties")
         properties = self.api.new("VkImageFormatProperties2", pNext=found)
         # An error is the answer "no": VK_ERROR_FORMAT_NOT_SUPPORTED is how a driver refuses a handle type.
         if self.functions.vkGetPhysicalDeviceImageFormatProperties2(self.handle, info, properties) < 0:
-            return 0
-        return int(found.externalMemoryProperties.externalMemoryFeatures)
+            return ImageSupport()
+        limits = properties.imageFormatProperties
+        return ImageSupport(
+            features=int(found.externalMemoryProperties.externalMemoryFeatures),
+            extent=(int(limits.maxExtent.width), int(limits.maxExtent.height)),
+            levels=int(limits.maxMipLevels),
+            layers=int(limits.maxArrayLayers),
+            size=int(limits.maxResourceSize),
+        )
 
     def semaphore_features(self, handle_type: type[Handle]) -> int:
         """``VkExternalSemaphoreFeatureFlags``.
@@ -237,7 +267,7 @@ class PhysicalDevice:
             return _gap(cell, f"{self.driver_name} does not offer {extension}.", query, Scope.DRIVER)
         if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
             what = "images of optimal tiling"
-            features = self.image_features(kind, _FORMAT_R32G32B32A32_SFLOAT, c.TILING_OPTIMAL, IMAGE_USAGE)
+            features = self.image_support(kind, _FORMAT_R32G32B32A32_SFLOAT, c.TILING_OPTIMAL, IMAGE_USAGE).features
         else:
             what = "buffers"
             features = self.buffer_features(kind)

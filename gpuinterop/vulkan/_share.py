@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
 
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import Binary, DmaBufFd, MemoryHandle, OpaqueFd, SemaphoreHandle, Timeline
 from . import _api as c
-from ._context import Lease, VulkanContext
+from ._context import Lease, VulkanContext, check_context
 from ._export import (
     ExportableBuffer,
     allocate_exportable,
@@ -24,13 +24,14 @@ from ._export import (
     require_exportable,
     semaphore_handle_type,
 )
-from ._query import BUFFER_USAGE, IMAGE_USAGE, MEMORY_BITS
+from ._query import BUFFER_USAGE, IMAGE_USAGE, MEMORY_BITS, ImageSupport
 
 if TYPE_CHECKING:
     from .._core.array import MipmappedArray
     from .._core.device import Device
     from .._core.interchange import View
     from .._core.memory import Buffer, ExternalMemory
+    from .._core.resource import Resource
     from .._core.semaphore import ExternalSemaphore
     from .._core.stream import Stream
 
@@ -44,6 +45,11 @@ _MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
 
 def check_device(vk: VulkanContext, device: Device) -> None:
     """Refuse what is certainly another GPU: drivers would import its memory without a word."""
+    from .._core.device import Device
+
+    check_context(vk)
+    if not isinstance(device, Device):
+        raise ArgumentTypeError("device", f"must be a device of gpuinterop, not {type(device).__name__}.")
     if vk.identity.conflicts(device.identity):
         raise InvalidArgumentError(
             "device",
@@ -63,9 +69,22 @@ def agree(vk: VulkanContext, device: Device, operations: Sequence[Operation], ty
                 break
         else:
             return kind
-    if gap is None:
-        raise InvalidArgumentError("handle_types", "must name one handle type or more.")
+    assert gap is not None  # no caller gives no types
     raise gap
+
+
+def memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequence[type[MemoryHandle]]:
+    """The argument `handle_types`, checked."""
+    if handle_types is None:
+        return _MEMORY_TYPES
+    c.check_sequence("handle_types", handle_types, "a sequence of handle types")
+    given: Sequence[object] = handle_types
+    for kind in given:
+        if not isinstance(kind, type) or not issubclass(kind, MemoryHandle):
+            raise ArgumentTypeError("handle_types", f"{kind!r} is no type of memory handle, such as OpaqueFd.")
+    if not handle_types:
+        raise InvalidArgumentError("handle_types", "must name one handle type or more.")
+    return handle_types
 
 
 class _Shared:
@@ -73,6 +92,12 @@ class _Shared:
 
     def __init__(self, vk: VulkanContext) -> None:
         self._vk = vk
+
+    def _require_open(self, resource: Resource) -> None:
+        """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
+        self._vk.check_open()
+        if resource.closed:
+            raise ResourceClosedError(f"the {type(self).__name__} was closed.")
 
     def close(self, timeout: float | None = None) -> None:
         raise NotImplementedError
@@ -108,6 +133,11 @@ class BufferTransfer:
             Being recorded, for a queue of the context's family.
         stage, access : int
             ``VkPipelineStageFlags`` and ``VkAccessFlags`` of Vulkan's use; by default all.
+
+        Raises
+        ------
+        ResourceClosedError
+            The buffer was closed, or the context.
         """
         self._barrier(cmd, stage, access, self._vk.family(), c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign)
 
@@ -120,6 +150,11 @@ class BufferTransfer:
         Parameters
         ----------
         cmd, stage, access
+            As for `release`.
+
+        Raises
+        ------
+        ResourceClosedError
             As for `release`.
         """
         self._barrier(cmd, stage, 0, self._foreign, stage, access, self._vk.family())
@@ -135,6 +170,8 @@ class BufferTransfer:
         target_family: int,
     ) -> None:
         vk = self._vk
+        vk.check_open()
+        commands = _commands(vk, cmd, source_stage, source_access | target_access, target_stage)
         null = vk.api.ffi.NULL
         barrier = vk.api.new(
             "VkBufferMemoryBarrier",
@@ -145,8 +182,15 @@ class BufferTransfer:
             buffer=self.vk_buffer,
             size=c.WHOLE_SIZE,
         )
-        commands = vk.api.cast("VkCommandBuffer", cmd)
         vk.functions.vkCmdPipelineBarrier(commands, source_stage, target_stage, 0, 0, null, 1, barrier, 0, null)
+
+
+def _commands(vk: VulkanContext, cmd: Any, source_stage: int, access: int, target_stage: int) -> Any:
+    """The command buffer of a barrier; checks what a caller may have given for the rest."""
+    c.check_flags("stage", source_stage)
+    c.check_flags("stage", target_stage)
+    c.check_flags("access", access, empty=True)
+    return vk.api.handle("VkCommandBuffer", cmd, "cmd")
 
 
 class SharedBuffer(_Shared, BufferTransfer):
@@ -172,12 +216,14 @@ class SharedBuffer(_Shared, BufferTransfer):
 
     @property
     def vk_buffer(self) -> Any:
-        """The VkBuffer, PyPI vulkan's handle; None once it is destroyed."""
+        """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        self._require_open(self.memory)
         return self._native.buffer
 
     @property
     def vk_memory(self) -> Any:
-        """The VkDeviceMemory."""
+        """The VkDeviceMemory. Raises as `vk_buffer`."""
+        self._require_open(self.memory)
         return self._native.memory
 
     @property
@@ -277,7 +323,8 @@ def share_buffer(
         A native call failed.
     """
     check_device(vk, device)
-    kind = agree(vk, device, (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER), handle_types or _MEMORY_TYPES)
+    types = memory_types_of(handle_types)
+    kind = agree(vk, device, (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER), types)
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
     native = create_buffer(vk, size, usage, kind)
     with ExitStack() as undo:
@@ -383,12 +430,14 @@ class SharedImage(_Shared):
 
     @property
     def vk_image(self) -> Any:
-        """The VkImage, PyPI vulkan's handle; None once it is destroyed."""
+        """The VkImage, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        self._require_open(self.memory)
         return self._native.image
 
     @property
     def vk_memory(self) -> Any:
-        """The VkDeviceMemory."""
+        """The VkDeviceMemory. Raises as `vk_image`."""
+        self._require_open(self.memory)
         return self._native.memory
 
     def view(self) -> View:
@@ -455,6 +504,10 @@ class SharedImage(_Shared):
 
     def _barrier(self, cmd: Any, source: tuple[int, int, int, int], target: tuple[int, int, int, int]) -> None:
         vk = self._vk
+        vk.check_open()
+        commands = _commands(vk, cmd, source[0], source[1] | target[1], target[0])
+        c.check_int("layout", source[3], 0, 32)
+        c.check_int("layout", target[3], 0, 32)
         null = vk.api.ffi.NULL
         barrier = vk.api.new(
             "VkImageMemoryBarrier",
@@ -467,7 +520,6 @@ class SharedImage(_Shared):
             image=self.vk_image,
             subresourceRange=self._range[0],
         )
-        commands = vk.api.cast("VkCommandBuffer", cmd)
         vk.functions.vkCmdPipelineBarrier(commands, source[0], target[0], 0, 0, null, 0, null, 1, barrier)
 
     def close(self, timeout: float | None = None) -> None:
@@ -484,10 +536,12 @@ class _NativeImage:
         self.memory = memory
 
     def close(self) -> None:
-        if self.image is not None:
-            self._vk.destroy("vkDestroyImage", self.image)
-            self._vk.destroy("vkFreeMemory", self.memory)
-            self.image = self.memory = None
+        image, self.image = self.image, None  # forgotten first, as in ExportableBuffer
+        if image is not None:
+            self._vk.destroy("vkDestroyImage", image)
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            self._vk.destroy("vkFreeMemory", memory)
 
 
 class _ImagePlan:
@@ -504,13 +558,17 @@ class _ImagePlan:
     ) -> None:  # fmt: skip
         if tiling not in ("linear", "optimal"):
             raise InvalidArgumentError("tiling", f"must be 'linear' or 'optimal', not {tiling!r}.")
-        if len(extent) != 2 or min(extent) <= 0:
-            raise InvalidArgumentError("extent", f"must be (width, height), both positive, not {extent!r}.")
-        if levels < 1 or layers < 1:
-            raise InvalidArgumentError("levels", f"levels and layers count from 1, not {levels} and {layers}.")
+        c.check_sequence("extent", extent, "(width, height)")
+        if len(extent) != 2:
+            raise InvalidArgumentError("extent", f"must be (width, height), not {extent!r}.")
+        for length in extent:
+            c.check_int("extent", length, 1, 32)
+        c.check_int("levels", levels, 1, 32)
+        c.check_int("layers", layers, 1, 32)
         self.linear = tiling == "linear"
-        if self.linear and (levels, layers) != (1, 1):
-            raise InvalidArgumentError("levels", "a linear image has one level and one layer.")
+        for argument, number in (("levels", levels), ("layers", layers)):
+            if self.linear and number != 1:
+                raise InvalidArgumentError(argument, "a linear image has one level and one layer.")
         self.format, self.name = _format(vk, format)
         if self.linear:
             _texel(self.name)
@@ -519,7 +577,7 @@ class _ImagePlan:
         if usage is None:
             # A linear image can be copied to and from on every driver; few can do more with it.
             usage = c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST if self.linear else IMAGE_USAGE
-        self.usage = usage
+        self.usage = c.check_flags("usage", usage)
         self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
         self.handle_type: type[MemoryHandle] = OpaqueFd
         self.range = vk.api.new(
@@ -529,9 +587,11 @@ class _ImagePlan:
     def create(self, vk: VulkanContext, undo: ExitStack) -> _NativeImage:
         """Make it; `undo` takes it apart."""
         new = vk.api.new
-        features = vk._physical.image_features(self.handle_type, self.format, self.tiling, self.usage)
+        support = vk._physical.image_support(self.handle_type, self.format, self.tiling, self.usage)
+        features = support.features
         operation = Operation.MAP_BUFFER if self.linear else Operation.MAP_MIPMAPPED_ARRAY
         require_exportable(vk, features, operation, self.handle_type)
+        self._check_limits(vk, support)
         bit = MEMORY_BITS[self.handle_type]
         info = new(
             "VkImageCreateInfo",
@@ -556,6 +616,10 @@ class _ImagePlan:
             features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation or wants.prefersDedicatedAllocation
         )
         self.size = int(requirements.memoryRequirements.size)
+        if self.size > support.size:
+            raise InvalidArgumentError(
+                "extent", f"the image has {self.size} bytes; {vk.identity.name} shares {support.size} at most."
+            )
         index = memory_types(vk, requirements.memoryRequirements.memoryTypeBits)
         chain = new("VkMemoryDedicatedAllocateInfo", image=image) if self.dedicated else vk.api.ffi.NULL
         memory = allocate_exportable(vk, self.size, index, bit, chain)
@@ -567,6 +631,21 @@ class _ImagePlan:
             vk.functions.vkGetImageSubresourceLayout(vk.device, image, subresource, layout)
             self.row_pitch, self.offset = int(layout.rowPitch), int(layout.offset)
         return _NativeImage(vk, image, memory)
+
+    def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
+        """What is over a limit some drivers make all the same, and fail later."""
+        most = f"{vk.identity.name} shares {self.name} images of this tiling and usage with"
+        if self.extent[0] > support.extent[0] or self.extent[1] > support.extent[1]:
+            raise InvalidArgumentError(
+                "extent",
+                f"{most} {support.extent[0]} x {support.extent[1]} texels at most, "
+                f"not {self.extent[0]} x {self.extent[1]}.",
+            )
+        levels = min(support.levels, max(self.extent).bit_length())  # the last level is one texel
+        if self.levels > levels:
+            raise InvalidArgumentError("levels", f"{most} {levels} at most, at this extent, not {self.levels}.")
+        if self.layers > support.layers:
+            raise InvalidArgumentError("layers", f"{most} {support.layers} at most, not {self.layers}.")
 
 
 def share_image(
@@ -610,14 +689,14 @@ def share_image(
     UnsupportedError
         One side cannot; nothing was created.
     InvalidArgumentError
-        `device` is another GPU, or the driver does not share this format, tiling and usage.
+        `device` is another GPU, or the driver does not share this format, tiling and usage, or none so large.
     DriverError
         A native call failed.
     """
     check_device(vk, device)
     plan = _ImagePlan(vk, extent, format, tiling, levels, layers, usage)
     operation = Operation.MAP_BUFFER if plan.linear else Operation.MAP_MIPMAPPED_ARRAY
-    plan.handle_type = agree(vk, device, (Operation.IMPORT_MEMORY, operation), handle_types or _MEMORY_TYPES)
+    plan.handle_type = agree(vk, device, (Operation.IMPORT_MEMORY, operation), memory_types_of(handle_types))
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
     with ExitStack() as undo:
         native = plan.create(vk, undo)
@@ -641,8 +720,6 @@ class SharedSemaphore(_Shared, Generic[K]):
 
     Attributes
     ----------
-    vk_semaphore
-        The VkSemaphore, PyPI vulkan's handle.
     semaphore : ExternalSemaphore
         The compute side's.
     kind : type
@@ -651,9 +728,15 @@ class SharedSemaphore(_Shared, Generic[K]):
 
     def __init__(self, vk: VulkanContext, vk_semaphore: Any, semaphore: ExternalSemaphore[K], kind: type[K]) -> None:
         super().__init__(vk)
-        self.vk_semaphore = vk_semaphore
+        self._vk_semaphore = vk_semaphore
         self.semaphore = semaphore
         self.kind = kind
+
+    @property
+    def vk_semaphore(self) -> Any:
+        """The VkSemaphore, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        self._require_open(self.semaphore)
+        return self._vk_semaphore
 
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
@@ -671,7 +754,7 @@ class SharedSemaphore(_Shared, Generic[K]):
 @overload
 def share_semaphore(vk: VulkanContext, device: Device, kind: type[Timeline]) -> SharedSemaphore[Timeline]: ...
 @overload
-def share_semaphore(vk: VulkanContext, device: Device, kind: type[Binary]) -> SharedSemaphore[Binary]: ...
+def share_semaphore(vk: VulkanContext, device: Device, kind: type[Binary] = ...) -> SharedSemaphore[Binary]: ...
 @overload
 def share_semaphore(vk: VulkanContext, device: Device, kind: type[Any]) -> SharedSemaphore[Any]: ...
 def share_semaphore(vk: VulkanContext, device: Device, kind: type[Any] = Binary) -> SharedSemaphore[Any]:

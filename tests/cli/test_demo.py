@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from PIL import Image
+
+from gpuinterop.cli.app import app
 
 from .parties import require_driver
 
@@ -154,6 +157,124 @@ def test_errors_say_what_to_do(arguments: list[str], environment: dict[str, str]
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     assert words in result.stderr
+
+
+def test_a_picture_that_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--exporter", "process", "--frames", "3", "--json", "--output", str(tmp_path))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "is a directory" in result.stderr
+
+
+def test_a_read_only_folder_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def access(path: Path, mode: int) -> bool:  # root may write everywhere
+        return real(path, mode) and not (Path(path) == tmp_path and mode & os.W_OK)
+
+    real = os.access
+    monkeypatch.setattr(os, "access", access)
+    result = CliRunner().invoke(app, ["demo", "--exporter", "process", "--output", str(tmp_path / "a.png")])
+    assert result.exit_code == 2
+    assert "not writable" in result.output
+    (tmp_path / "b.png").touch()  # but what is there may be written, whatever its folder
+    result = CliRunner().invoke(
+        app, ["demo", "--exporter", "process", "--frames", "2", "--size", "16x16", "--output", str(tmp_path / "b.png")]
+    )
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_picture_that_fails_costs_no_result(as_json: bool, tmp_path: Path) -> None:
+    arguments = ["--exporter", "process", "--frames", "3", "--output", "/dev/full", *["--json"] * as_json]
+    result = demo(tmp_path, *arguments)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: /dev/full cannot be written: ")
+    if as_json:
+        found = parsed(result)
+        assert found["correct"] is True
+        assert found["output"] is None
+    else:
+        assert "correct" in result.stdout
+        assert "/dev/full" not in result.stdout
+
+
+def test_an_output_without_unicode(tmp_path: Path) -> None:
+    result = demo(
+        tmp_path, "--exporter", "process", "--frames", "3", "--output", "ü.png", PYTHONIOENCODING="ascii:strict"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()
+    assert "\\xfc.png" in result.stdout
+    assert (tmp_path / "ü.png").exists()
+
+
+def run_code(code: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`gpuinterop demo` in an interpreter that something is done to first."""
+    text = (
+        f"import sys\n{code}\n"
+        "sys.argv = 'gpuinterop demo --exporter process --frames 4 --size 16x16 --json'.split()\n"
+        "from gpuinterop.cli import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, *options, "-c", text], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_warnings_of_the_run_are_seen(tmp_path: Path) -> None:
+    warn = (
+        "import warnings\n"
+        "from gpuinterop.cli import wave\n"
+        "real = wave._Run.read\n"
+        "wave._Run.read = lambda self: (warnings.warn('left undestroyed', RuntimeWarning), real(self))[1]\n"
+    )
+    result = run_code(warn, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "RuntimeWarning: left undestroyed" in result.stderr
+    assert run_code(warn, tmp_path, "-W", "error::RuntimeWarning").returncode == 1
+
+
+def test_warnings_of_the_choice_are_notes(tmp_path: Path) -> None:
+    result = run_code(
+        "import warnings\n"
+        "from gpuinterop.cli import parties, demo\n"
+        "demo.sys.modules['gpuinterop.cli.demo'].find_device = (\n"
+        "    lambda *a: (warnings.warn('fell back', RuntimeWarning), parties.find_device(*a))[1])\n",
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "note: fell back\n"
+
+
+INTERRUPTS = {
+    "imports": (
+        "class Finder:\n"
+        "    def find_spec(name, *more):\n"
+        "        if name == 'gpuinterop.cli.demo':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    ),
+    "choice": (
+        "from gpuinterop.exporters import process\n"
+        "process._identity = lambda entry: signal.raise_signal(signal.SIGINT)\n"
+    ),
+    "run": (
+        "from gpuinterop.cli import consumer\n"
+        "real = consumer.NumpyConsumer.work\n"
+        "def work(self, frame, timeout):\n"
+        "    frame == 2 and signal.raise_signal(signal.SIGINT)\n"
+        "    real(self, frame, timeout)\n"
+        "consumer.NumpyConsumer.work = work\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("where", INTERRUPTS)
+def test_an_interrupt_is_one_line(where: str, tmp_path: Path) -> None:
+    result = run_code("import signal\n" + INTERRUPTS[where], tmp_path)
+    assert result.returncode == 130
+    assert result.stderr == "interrupted\n"
+    assert result.stdout == ""
 
 
 def test_no_vulkan_and_vulkan_wanted(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ def test_for_people() -> None:
         assert word in result.stdout
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("arguments", [[], ["--all"]])
+def test_an_output_without_unicode(arguments: list[str], encoding: str) -> None:
+    result = info(*arguments, PYTHONIOENCODING=encoding)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()
+    assert "+ shown by a recorded run" in result.stdout
+    assert "✓ shown by a recorded run" in info(*arguments, PYTHONIOENCODING="utf-8").stdout
+
+
 def test_all_shows_every_cell() -> None:
     assert info("--all").stdout.count("nvscibuf") > info().stdout.count("nvscibuf")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,20 @@ def test_without_a_wait_the_field_is_wrong(party: Party, sabotage: Sabotage) -> 
         assert len(result.frame_us) == FRAMES
         assert result.max_error > 1000 * TOLERANCE
         assert not result.correct
+
+
+def test_without_a_wait_all_signals_are_there(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    def signal(*arguments: Any, **options: Any) -> None:
+        signals.append(arguments[2:])
+        real(*arguments, **options)
+
+    real = gi.ExternalSemaphore.signal
+    signals: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(gi.ExternalSemaphore, "signal", signal)
+    for sabotage in (Sabotage.CONSUMER_WAIT, Sabotage.EXPORTER_WAIT):
+        signals.clear()
+        assert run(party, sabotage=sabotage).problem == ""
+        assert len(signals) == FRAMES
 
 
 @pytest.mark.parametrize("sabotage", [Sabotage.EXPORTER_SIGNAL, Sabotage.CONSUMER_SIGNAL])

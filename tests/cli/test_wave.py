@@ -14,9 +14,10 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.cli.consumer import ArrayConsumer, CopyConsumer
 from gpuinterop.cli.picture import render
-from gpuinterop.cli.simulation import Sources, simulate
-from gpuinterop.cli.wave import choose_sync, run_wave
-from gpuinterop.exporters.base import WaveParameters
+from gpuinterop.cli.simulation import Field, Sources, simulate
+from gpuinterop.cli.wave import _Run, choose_sync, run_wave
+from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.base import Submission, Wave, WaveParameters
 
 from .parties import open_party
 
@@ -102,6 +103,47 @@ def test_a_field_with_holes_is_wrong_and_can_be_drawn(hole: float, monkeypatch: 
     assert not result.correct
     assert result.as_dict()["max_error"] is None
     assert render(result.field).size == (512, 384)
+
+
+@pytest.mark.parametrize("hole", [math.nan, math.inf])
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_hole_in_one_slot_is_wrong(slot: int, hole: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(run: _Run) -> tuple[Field, Field] | None:
+        slots = real(run)
+        assert slots is not None
+        slots[slot][20, 30] = hole
+        return slots
+
+    real = _Run.read
+    with open_party("memfd") as exporter:
+        device = gi.match_device(exporter.identity)
+        monkeypatch.setattr(_Run, "read", read)
+        result = run_wave(exporter, device, SMALL, 5, staging=False)
+    assert result.problem == ""
+    assert not result.correct
+    assert result.as_dict()["max_error"] is None
+
+
+def test_submissions_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    with open_exporter("memfd") as exporter:
+        device = gi.match_device(exporter.identity)
+        real = exporter.create_wave
+
+        def create_wave(parameters: WaveParameters, kind: type | None) -> Wave:
+            def submit(frame: int, **options: bool) -> Submission:
+                submission = inner(frame, **options)
+                monkeypatch.setattr(submission, "close", lambda: closed.append(frame))
+                return submission
+
+            wave = real(parameters, kind)
+            inner = wave.submit
+            monkeypatch.setattr(wave, "submit", submit)
+            return wave
+
+        monkeypatch.setattr(exporter, "create_wave", create_wave)
+        assert run_wave(exporter, device, SMALL, 6).correct
+    assert closed == [*range(6), *range(6, 12)]  # the last two, when the run is over; and those of the staging
 
 
 class _Stream:

@@ -9,11 +9,19 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
+from gpuinterop.handles import Binary
 
 if TYPE_CHECKING:
-    from tests.graphics.vulkan_application import DRIVERS, Application, give_up, match, open_exporter
+    from tests.graphics.vulkan_application import (
+        DRIVERS,
+        Application,
+        give_up,
+        match,
+        open_exporter,
+        semaphores_missing,
+    )
 else:
-    from vulkan_application import DRIVERS, Application, give_up, match, open_exporter
+    from vulkan_application import DRIVERS, Application, give_up, match, open_exporter, semaphores_missing
 
 
 @pytest.fixture(params=DRIVERS)
@@ -22,7 +30,7 @@ def driver(request: pytest.FixtureRequest) -> str:
     found = list_drivers()
     wanted = name.replace("lavapipe", "llvmpipe")
     if not any(wanted in f"{d.name} {d.driver}".lower() for d in found):
-        give_up(f"there is no Vulkan driver {name!r} ({found.reason or [d.name for d in found]})")
+        give_up(f"there is no Vulkan driver {name!r} ({[d.name for d in found]} {found.reason})")
     return name
 
 
@@ -38,10 +46,10 @@ def exporter(driver: str) -> Iterator[VulkanExporter]:
 
 
 @pytest.fixture
-def signalling(exporter: VulkanExporter) -> VulkanExporter:
+def signalling(driver: str, exporter: VulkanExporter) -> VulkanExporter:
     """Of a driver that exports binary semaphores."""
     if not exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
-        pytest.skip(f"{exporter.device} exports no binary semaphores")
+        semaphores_missing(driver, Binary)
     return exporter
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.handles import Binary, Timeline
 
 if TYPE_CHECKING:
-    from tests.graphics.vulkan_application import Application
+    from tests.graphics.vulkan_application import Application, semaphores_missing
 else:
-    from vulkan_application import Application
+    from vulkan_application import Application, semaphores_missing
 
 README = Path(__file__).parents[2] / "README.md"
 SHAPE = (16, 16)
@@ -172,12 +173,12 @@ def run(application: Application, frames: int, *, hold: bool = False) -> tuple[l
 
 
 @pytest.fixture
-def sharing(application: Application, device: gi.Device) -> Application:
+def sharing(driver: str, application: Application, device: gi.Device) -> Application:
     """Of a driver that shares semaphores; where one does not, that is a gap, and tested as such elsewhere."""
     sides = (gi.vulkan.capabilities(application.physical_device), device.capabilities)
     wanted = [(gi.Operation.IMPORT_SEMAPHORE, kind) for kind in (gi.TimelineFd, gi.OpaqueFd)]
     if not any(all(side.supports(cell) for side in sides) for cell in wanted):
-        pytest.skip("the driver and the device share no semaphores")
+        semaphores_missing(driver, Binary, Timeline)
     return application
 
 

@@ -4,7 +4,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,9 +16,15 @@ from gpuinterop.handles import Binary, OriginKind, Timeline
 from gpuinterop.vulkan._export import semaphore_handle_type
 
 if TYPE_CHECKING:
-    from tests.graphics.vulkan_application import Application, descriptors, match, open_exporter
+    from tests.graphics.vulkan_application import (
+        Application,
+        descriptors,
+        match,
+        open_exporter,
+        semaphores_missing,
+    )
 else:
-    from vulkan_application import Application, descriptors, match, open_exporter
+    from vulkan_application import Application, descriptors, match, open_exporter, semaphores_missing
 
 SMALL = WaveParameters(width=50, height=37)
 
@@ -119,8 +125,9 @@ def test_a_binary_semaphore_carries_one_signal(signalling: VulkanExporter) -> No
             semaphore.signal()
             assert semaphore.wait(timeout=30)
         assert not semaphore.wait(timeout=0.05)
-        semaphore.signal()  # past the queue that the wait above holds up; that wait consumes it
+        semaphore.signal()  # past the queue that the wait above holds up
         assert signalling.submit().done(30)
+        assert semaphore.wait(timeout=30)  # that wait has taken the signal, and is this one
         assert not semaphore.wait(timeout=0.05)
 
 
@@ -134,6 +141,110 @@ def test_work_waits_for_its_semaphore(signalling: VulkanExporter) -> None:
         semaphore.signal()
         assert submission.done(30)
         assert memory.read(0, 4) == b"\1\0\0\0"
+
+
+def test_a_wait_that_ran_out_of_time_keeps_its_place(signalling: VulkanExporter) -> None:
+    with signalling.create_semaphore(Binary) as semaphore, signalling.create_memory(64) as memory:
+        for _ in range(3):
+            assert not semaphore.wait(timeout=0.02)  # "not signalled yet": that must not cost the next signal
+        semaphore.signal()
+        assert semaphore.wait(timeout=30)
+        assert not semaphore.wait(timeout=0.02)
+        memory.write(0, bytes(64))
+        work = signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
+        assert not work.done(0.02)
+        semaphore.signal()  # one signal, for the wait of the submission
+        assert work.done(30)
+        assert memory.read(0, 4) == b"\1\0\0\0"
+        assert not semaphore.wait(timeout=0.02)
+        began = time.monotonic()
+    assert time.monotonic() - began < 4  # the close has taken the wait over
+
+
+def interrupt(exporter: VulkanExporter, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Ctrl-C right after a native call has returned: that is where Python delivers it."""
+    real = getattr(exporter._vk.functions, name)
+
+    def interrupted(*arguments: Any) -> int:
+        monkeypatch.undo()
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(exporter._vk.functions.__dict__, name, interrupted)
+
+
+def test_an_interrupted_submission_keeps_what_it_uses(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_exporter(driver, validation=True) as exporter:
+        held = VulkanSemaphore(exporter, Timeline, exportable=False)
+        memory = exporter.create_memory(4096)
+        memory.write(0, bytes(4096))
+        fill = [Fill(memory=memory, offset=0, size=4, word=1)]
+        interrupt(exporter, monkeypatch, "vkQueueSubmit")
+        with pytest.raises(KeyboardInterrupt):
+            exporter.submit(wait=[(held, 1)], fill=fill)
+        (pending,) = exporter._pending
+        assert pending._fence not in exporter._fences
+        assert not pending.done(0.02)
+        held.signal(1)
+        assert pending.done(30)
+        assert memory.read(0, 4) == b"\1\0\0\0"
+        interrupt(exporter, monkeypatch, "vkQueueSubmit")
+        with pytest.raises(KeyboardInterrupt):
+            exporter.submit(wait=[(held, 2)], fill=fill)
+    assert exporter.validation_messages == []
+
+
+def test_an_interrupted_close_destroys_nothing_twice(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vkDestroyBuffer", "vkFreeMemory", "vkDestroySemaphore"):
+        exporter = open_exporter(driver, validation=True)
+        exporter.create_memory(4096)
+        VulkanSemaphore(exporter, Timeline, exportable=False)
+        interrupt(exporter, monkeypatch, name)
+        with pytest.raises(KeyboardInterrupt):
+            exporter.close()
+        exporter.close()
+        # What an interrupted close leaves behind may be left; what is gone must not be destroyed again.
+        assert [m for m in exporter.validation_messages if "vkDestroyDevice-device-00378" not in m] == []
+
+
+def test_a_failed_submission_takes_nothing(signalling: VulkanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    with signalling.create_memory(4096) as memory, signalling.create_semaphore(Binary) as semaphore:
+        gone = signalling.create_semaphore(Binary)
+        gone.close()
+        assert not semaphore.wait(timeout=0.02)
+        before = list(signalling._pending)
+        monkeypatch.setitem(signalling._vk.functions.__dict__, "vkQueueSubmit", lambda *_: -1)
+        with pytest.raises(gi.OutOfMemoryError, match="vkQueueSubmit"):
+            signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
+        monkeypatch.undo()
+        assert signalling._pending == before
+        signalling._vk.functions.__dict__.pop("vkQueueSubmit", None)
+        with pytest.raises(gi.ResourceClosedError):
+            signalling.submit(wait=[(semaphore, 0)], signal=[(gone, 0)])
+        assert len(signalling._fences) == 1
+        semaphore.signal()
+        assert semaphore.wait(timeout=30)
+
+
+def test_a_gpus_memory_is_staged_also_where_the_host_sees_it(exporter: VulkanExporter) -> None:
+    exporter._physical.__dict__["is_cpu"] = False
+    with exporter.create_memory(4096) as memory:
+        memory.write(0, b"abcd")
+        assert memory.read(0, 4) == b"abcd"
+        assert memory._staging is not None
+
+
+def test_the_wave_is_recorded_under_the_lock(exporter: VulkanExporter) -> None:
+    """Recording uses the command pool, which other threads submit from."""
+    real, held = exporter._vk.functions.vkCmdDispatch, []
+
+    def watched(*arguments: Any) -> None:
+        held.append(exporter._lock.locked())
+        real(*arguments)
+
+    exporter._vk.functions.__dict__["vkCmdDispatch"] = watched
+    exporter.create_wave(SMALL, None).close()
+    assert held == [True, True]
 
 
 def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
@@ -166,6 +277,20 @@ def test_closing_an_exporter_with_a_timeline_wait_pending_returns(driver: str) -
 def test_foreign_objects_are_refused(exporter: VulkanExporter) -> None:
     with pytest.raises(gi.ArgumentTypeError, match="objects of this exporter"):
         exporter.submit(fill=[Fill(memory=object(), offset=0, size=4, word=0)])
+
+
+def test_the_objects_of_another_exporter_are_refused(exporter: VulkanExporter, driver: str) -> None:
+    """They are of another VkDevice, whose driver takes them for its own and crashes, or writes anywhere."""
+    with open_exporter(driver, validation=False) as other, other.create_memory(64) as memory:
+        exportable = other.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))
+        kind = Binary if exportable else Timeline
+        with VulkanSemaphore(other, kind, exportable=exportable) as semaphore:
+            fill = [Fill(memory=memory, offset=0, size=4, word=1)]
+            for wrong in ({"fill": fill}, {"wait": [(semaphore, 1)]}, {"signal": [(semaphore, 1)]}):
+                with pytest.raises(gi.ArgumentTypeError, match="of another") as caught:
+                    exporter.submit(**wrong)
+                assert caught.value.argument == "submit"
+        assert exporter.submit().done(30)
 
 
 # -- the wave ----------------------------------------------------------------------------------------------------------
@@ -228,9 +353,9 @@ def test_a_wave_without_semaphores_says_so(exporter: VulkanExporter) -> None:
 
 
 @pytest.mark.parametrize("kind", [Binary, Timeline])
-def test_an_aborted_wave_closes_at_once(signalling: VulkanExporter, kind: type) -> None:
+def test_an_aborted_wave_closes_at_once(driver: str, signalling: VulkanExporter, kind: type) -> None:
     if not signalling.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, semaphore_handle_type(kind))):
-        pytest.skip("the driver exports none of this kind")
+        semaphores_missing(driver, kind)
     for frames in (1, 2, 5):
         wave = signalling.create_wave(SMALL, kind)
         submissions = [wave.submit(frame) for frame in range(frames)]
@@ -269,7 +394,7 @@ def test_a_wave_dropped_with_its_exporter_does_not_hang(driver: str) -> None:
     exporter = open_exporter(driver, validation=True)
     if not exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
         exporter.close()
-        pytest.skip("the driver exports no semaphores")
+        semaphores_missing(driver, Binary)
     wave = exporter.create_wave(SMALL, Binary)
     wave.submit(0)
     wave.submit(1)

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import gpuinterop as gi
 from gpuinterop.capabilities import DOMAIN, Scope, Support, VerifiedRun
-from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
+from gpuinterop.exporters.vulkan import VulkanExporter, _choose, list_drivers
 from gpuinterop.vulkan import _query
 
 if TYPE_CHECKING:
@@ -67,6 +68,44 @@ def test_list_drivers(driver: str) -> None:
     assert len(found[0].capabilities) == len(DOMAIN)
 
 
+def test_a_broken_driver_does_not_hide_the_others(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list_drivers()
+    broken = next(d for d in found if driver.replace("lavapipe", "llvmpipe") in f"{d.name} {d.driver}".lower())
+    real = _query.PhysicalDevice.buffer_features
+
+    def fail(self: _query.PhysicalDevice, *arguments: Any) -> int:
+        if self.name == broken.name:
+            raise gi.DriverError("vkSomething", -3, "VK_ERROR_INITIALIZATION_FAILED")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(_query.PhysicalDevice, "buffer_features", fail)
+    left = list_drivers()
+    assert [d.index for d in left] == [d.index for d in found if d is not broken]
+    assert broken.name in left.reason
+    assert "VK_ERROR_INITIALIZATION_FAILED" in left.reason
+
+
+def test_what_was_listed_is_opened_by_its_index(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of two devices of one name, and whatever the default prefers."""
+    found = list_drivers()
+    assert [d.index for d in found] == list(range(len(found)))
+    assert found.reason == ""
+    for listed in found:
+        with VulkanExporter(device_index=listed.index) as exporter:
+            assert exporter.identity == listed.identity
+    devices: list[Any] = [SimpleNamespace(name="Twin", driver_name="twins", is_cpu=False) for _ in range(3)]
+    for index in range(3):
+        assert _choose(devices, None, index) is devices[index]
+        assert _choose(devices, "twin", index) is devices[index]
+    for wrong in (3, -1):
+        with pytest.raises(gi.DeviceNotFoundError):
+            _choose(devices, None, wrong)
+    with pytest.raises(gi.ArgumentTypeError, match="device_index"):
+        VulkanExporter(driver, device_index="0")  # type: ignore[arg-type]
+    with pytest.raises(gi.ArgumentTypeError, match="driver"):
+        VulkanExporter(7)  # type: ignore[arg-type]
+
+
 def test_an_unknown_driver_names_those_there_are(driver: str) -> None:
     with pytest.raises(gi.DeviceNotFoundError, match=r"no Vulkan device for driver 'voodoo'.*finds: '"):
         VulkanExporter("voodoo")
@@ -96,7 +135,7 @@ def test_identity_by_every_way(application: Application, driver: str) -> None:
 def test_a_thing_that_is_no_handle(application: Application) -> None:
     with pytest.raises(gi.ArgumentTypeError, match="VkPhysicalDevice"):
         gi.vulkan.identity("device")
-    with pytest.raises(gi.InvalidArgumentError, match="VkDevice: is null"):
+    with pytest.raises(gi.InvalidArgumentError, match="device: the VkDevice is null"):
         gi.vulkan.VulkanContext(application.instance, application.physical_device, 0)
 
 

@@ -13,15 +13,26 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.exporters.vulkan import VulkanExporter
+from gpuinterop.handles import Binary, Timeline
 
 DRIVERS = os.environ.get("GPUINTEROP_TEST_DRIVERS", "swiftshader,lavapipe").split(",")
-REQUIRED = bool(os.environ.get("GPUINTEROP_REQUIRE_VULKAN"))
+DECLARED_GAPS: dict[str, set[type]] = {"lavapipe": {Binary, Timeline}, "swiftshader": {Timeline}}
+"""Kinds of semaphore that a driver is known not to export; of any other, and of every GPU, all are expected."""
 
 
 def give_up(reason: str) -> NoReturn:
-    if REQUIRED:
+    """Skip; fail where GPUINTEROP_REQUIRE_VULKAN has any value but the empty one."""
+    if os.environ.get("GPUINTEROP_REQUIRE_VULKAN"):
         pytest.fail(f"GPUINTEROP_REQUIRE_VULKAN is set, and {reason}")
     pytest.skip(reason)
+
+
+def semaphores_missing(driver: str, *kinds: type) -> NoReturn:
+    """Skip where the driver is known to share none of `kinds`; else something is broken."""
+    names = " or ".join(kind.__name__.lower() for kind in kinds)
+    if set(kinds) <= DECLARED_GAPS.get(driver, set()):
+        pytest.skip(f"{driver} shares no {names} semaphores")
+    give_up(f"{driver} should share {names} semaphores, and does not, or the device does not")
 
 
 def open_exporter(driver: str, **options: Any) -> VulkanExporter:
@@ -118,7 +129,18 @@ def match(vk: Any) -> gi.Device:
     try:
         return gi.match_device(gi.vulkan.identity(vk))
     except (gi.DeviceNotFoundError, gi.BackendNotFoundError) as error:
-        pytest.skip(f"no backend's device is this Vulkan device: {error}")
+        reason = f"no backend's device is this Vulkan device: {error}"
+    if vk.is_cpu:
+        give_up(reason)  # the host's backend is always there
+    pytest.skip(reason)  # Vulkan's side of a GPU is tested without its backend too
+
+
+def require_allocations(application: Application, device: gi.Device) -> None:
+    """The host has shareable allocations; not every GPU's backend has."""
+    if not device.capabilities.supports((gi.Operation.EXPORT_ALLOCATION, gi.VmmFd)):
+        if application.vk.is_cpu:
+            give_up("the host should have shareable allocations")
+        pytest.skip("the device has no shareable allocations")
 
 
 def descriptors() -> int:

@@ -1,0 +1,263 @@
+"""Closed objects, null handles, wrong arguments and failing calls: errors that say so, and no crash of the driver."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.handles import Binary
+from gpuinterop.vulkan._query import ImageSupport, PhysicalDevice
+
+if TYPE_CHECKING:
+    from tests.graphics import vulkan_application
+    from tests.graphics.vulkan_application import Application, match, require_allocations, semaphores_missing
+else:
+    import vulkan_application
+    from vulkan_application import Application, match, require_allocations, semaphores_missing
+
+
+@pytest.fixture
+def handoff(driver: str, application: Application, device: gi.Device) -> Any:
+    if not gi.vulkan.capabilities(application.vk).supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
+        semaphores_missing(driver, Binary)
+    with gi.vulkan.share_handoff(application.vk, device, allow=("binary",)) as handoff:
+        yield handoff
+
+
+def closed(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        with pytest.raises(gi.ResourceClosedError):
+            call()
+
+
+@pytest.mark.parametrize("by", ["itself", "the context"])
+def test_what_is_closed_hands_nothing_out(application: Application, device: gi.Device, by: str) -> None:
+    vk = application.vk
+    buffer = gi.vulkan.share_buffer(vk, device, 4096)
+    image = gi.vulkan.share_image(vk, device, (8, 8), "R8_UNORM", tiling="linear")
+    for thing in (buffer, image) if by == "itself" else (vk,):
+        thing.close()
+    commands = application.record(lambda _: None)
+    closed(
+        lambda: buffer.vk_buffer,
+        lambda: buffer.vk_memory,
+        lambda: buffer.release(commands),
+        lambda: buffer.acquire(commands),
+        lambda: image.vk_image,
+        lambda: image.vk_memory,
+        lambda: image.release(commands),
+        lambda: image.acquire(commands),
+    )
+    if by == "the context":
+        closed(
+            lambda: gi.vulkan.share_buffer(vk, device, 4096),
+            lambda: gi.vulkan.share_image(vk, device, (8, 8), "R8_UNORM"),
+            lambda: gi.vulkan.share_semaphore(vk, device),
+            lambda: gi.vulkan.share_handoff(vk, device),
+            lambda: gi.vulkan.export_memory(vk, 1, size=1, dedicated=False),
+            lambda: gi.vulkan.export_semaphore(vk, 1, Binary),
+        )
+
+
+@pytest.mark.parametrize("by", ["itself", "the context"])
+def test_a_closed_handoff_submits_nothing(application: Application, handoff: Any, by: str) -> None:
+    (handoff if by == "itself" else application.vk).close()
+    closed(
+        handoff.vulkan_submit,
+        handoff.submit,
+        lambda: handoff.wait_host(0),
+        lambda: handoff._to_compute.vk_semaphore,
+    )
+    with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+        handoff.undo_submit()  # no turn was taken
+
+
+def test_a_closed_timeline_is_not_looked_at(application: Application, device: gi.Device) -> None:
+    class Closed:
+        closed = True
+
+    shared = gi.vulkan.SharedSemaphore(application.vk, 1, Closed(), gi.handles.Timeline)  # type: ignore[arg-type]
+    closed(shared.counter, lambda: shared.vk_semaphore)
+
+
+def test_null_handles_are_refused(application: Application, device: gi.Device) -> None:
+    vk = application.vk
+    calls: dict[str, Callable[[Any], object]] = {
+        "vk_memory": lambda nothing: gi.vulkan.export_memory(vk, nothing, size=4096, dedicated=False),
+        "vk_semaphore": lambda nothing: gi.vulkan.export_semaphore(vk, nothing, Binary),
+        "physical_device": gi.vulkan.identity,
+    }
+    if not gi.vulkan.capabilities(vk).supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
+        del calls["vk_semaphore"]  # refused for that
+    for nothing in (None, 0, application.api.ffi.NULL):
+        for argument, call in calls.items():
+            with pytest.raises(gi.InvalidArgumentError) as caught:
+                call(nothing)
+            assert caught.value.argument == argument
+    with gi.vulkan.share_buffer(vk, device, 4096) as shared, pytest.raises(gi.InvalidArgumentError, match="cmd"):
+        shared.release(None)
+
+
+def test_null_handles_in_a_submission_are_refused(handoff: Any) -> None:
+    with pytest.raises(gi.InvalidArgumentError, match="queue: the VkQueue is null"):
+        handoff.submit(queue=0)
+    with pytest.raises(gi.InvalidArgumentError, match="command_buffers: the VkCommandBuffer is null"):
+        handoff.submit(command_buffers=[None])
+    assert handoff.vulkan_submit()["signal_semaphores"]  # neither took the turn
+
+
+def test_a_failed_submission_can_be_repeated(
+    application: Application, device: gi.Device, handoff: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(application.vk.functions.__dict__, "vkQueueSubmit", lambda *_: -1)
+    for _ in range(2):
+        with pytest.raises(gi.DriverError, match="VK_ERROR_OUT_OF_HOST_MEMORY"):
+            handoff.submit()
+    with device.create_stream() as stream:
+        with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+            handoff.acquire(stream)  # nothing will signal
+        monkeypatch.undo()
+        handoff.vulkan_submit()
+        handoff.undo_submit()  # as somebody does whose own vkQueueSubmit failed
+        handoff.submit()
+        handoff.acquire(stream)
+        stream.synchronize(30)
+        with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+            handoff.undo_submit()
+    application.idle()
+
+
+def test_an_image_over_the_limits_is_refused(
+    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vk = application.vk
+
+    def refused(argument: str, *extent: int, **options: Any) -> None:
+        with pytest.raises(gi.InvalidArgumentError) as caught:
+            gi.vulkan.share_image(vk, device, extent, "R8G8B8A8_UNORM", **options)
+        assert caught.value.argument == argument
+
+    refused("extent", 100_000, 4, tiling="linear")
+    refused("extent", 4, 100_000, tiling="linear")
+    limits = ImageSupport(features=6, extent=(16, 8), levels=4, layers=3, size=16)
+    monkeypatch.setattr(PhysicalDevice, "image_support", lambda *_: limits)
+    refused("extent", 16, 8, tiling="linear")  # for its bytes
+    # Whether the device maps mipmapped arrays does not matter here.
+    monkeypatch.setattr("gpuinterop.vulkan._share.agree", lambda *_: gi.OpaqueFd)
+    refused("extent", 17, 8)
+    refused("extent", 16, 9)
+    refused("levels", 16, 8, levels=5)
+    refused("levels", 4, 4, levels=4)  # it has 4, 2 and 1 texels
+    refused("layers", 16, 8, layers=4)
+
+
+def test_a_dropped_import_is_destroyed_with_the_context(driver: str) -> None:
+    application = Application(driver)
+    device = match(application.vk)
+    require_allocations(application, device)
+    with device.allocate(8192) as allocation:
+        imported = gi.vulkan.import_allocation(application.vk, allocation)
+        with pytest.warns(gi.LeakedResourceWarning, match="ImportedBuffer"):
+            del imported
+            gc.collect()
+        application.close()
+    assert application.messages == []  # the layer complains of what a VkDevice is destroyed with
+
+
+def test_bad_arguments_are_named(application: Application, device: gi.Device) -> None:
+    vk: Any = application.vk
+    g: Any = gi.vulkan
+    dev: Any = device
+    linear = {"tiling": "linear"}
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("vk", lambda: g.share_buffer(application.device, dev, 4096)),
+        ("vk", lambda: g.share_semaphore(None, dev)),
+        ("vk", lambda: g.export_memory(None, 1, size=1, dedicated=False)),
+        ("device", lambda: g.share_buffer(vk, 0, 4096)),
+        ("device", lambda: g.share_image(vk, "cuda", (8, 8), "R8_UNORM")),
+        ("device", lambda: g.share_handoff(vk, None)),
+        ("size", lambda: g.share_buffer(vk, dev, 1 << 70)),
+        ("size", lambda: g.share_buffer(vk, dev, 1 << 63)),
+        ("usage", lambda: g.share_buffer(vk, dev, 4096, usage="x")),
+        ("usage", lambda: g.share_buffer(vk, dev, 4096, usage=0)),
+        ("usage", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", usage=-1, **linear)),
+        ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types="OpaqueFd")),
+        ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=gi.OpaqueFd)),
+        ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=[gi.TimelineFd])),
+        ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=[])),
+        ("handle_types", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", handle_types=(3,), **linear)),
+        ("extent", lambda: g.share_image(vk, dev, 8, "R8_UNORM", **linear)),
+        ("extent", lambda: g.share_image(vk, dev, (8.5, 8), "R8_UNORM", **linear)),
+        ("extent", lambda: g.share_image(vk, dev, (8, 1 << 40), "R8_UNORM", **linear)),
+        ("levels", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", levels="2")),
+        ("layers", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", layers=0)),
+        ("layers", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", layers=2, **linear)),
+        ("kind", lambda: g.share_semaphore(vk, dev, "binary")),
+        ("allow", lambda: g.share_handoff(vk, dev, allow=())),
+        ("allow", lambda: g.share_handoff(vk, dev, allow="timeline")),
+        ("allocation", lambda: g.import_allocation(vk, 3)),
+        ("size", lambda: g.export_memory(vk, 1, size="1", dedicated=False)),
+        ("queue_family_index", lambda: g.VulkanContext(application.instance, vk.physical_device, vk.device, None, "0")),
+        ("instance", lambda: g.VulkanContext("x", vk.physical_device, vk.device)),
+    ]
+    for argument, call in calls:
+        with pytest.raises(gi.InvalidArgumentError) as caught:
+            call()
+        assert caught.value.argument == argument, caught.value
+    with gi.vulkan.share_buffer(vk, device, 4096) as shared:
+        commands = application.record(lambda _: None)
+        wrong: list[dict[str, Any]] = [{"stage": "all"}, {"access": -1}]
+        for options in wrong:
+            with pytest.raises(gi.InvalidArgumentError) as caught:
+                shared.release(commands, **options)
+            assert [caught.value.argument] == list(options)
+
+
+# -- the tests' own ----------------------------------------------------------------------------------------------------
+
+
+class Identity:
+    """What `match` looks at."""
+
+    def __init__(self, is_cpu: bool) -> None:
+        self.is_cpu = is_cpu
+
+
+def test_a_required_vulkan_is_not_skipped(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, skipped = pytest.fail.Exception, pytest.skip.Exception
+
+    def none(identity: object) -> gi.Device:
+        raise gi.DeviceNotFoundError("there is none")
+
+    monkeypatch.setattr(gi, "match_device", none)
+    monkeypatch.setattr(gi.vulkan, "identity", lambda vk: vk)
+    for required, is_cpu, outcome in (
+        ("", True, skipped),
+        ("1", True, failed),
+        ("yes", True, failed),
+        ("1", False, skipped),  # a GPU whose backend does not work here
+    ):
+        monkeypatch.setenv("GPUINTEROP_REQUIRE_VULKAN", required)
+        with pytest.raises(outcome, match="there is none"):
+            match(Identity(is_cpu))
+    monkeypatch.setenv("GPUINTEROP_REQUIRE_VULKAN", "1")
+    for driver, outcome in (("swiftshader", failed), ("nvidia", failed), ("lavapipe", skipped)):
+        with pytest.raises(outcome, match="binary"):
+            vulkan_application.semaphores_missing(driver, Binary)
+
+
+def test_arrays_stay_usable_until_the_import_is_closed(application: Application, device: gi.Device) -> None:
+    require_allocations(application, device)
+    with device.allocate(4096) as allocation:
+        imported = gi.vulkan.import_allocation(application.vk, allocation)
+        allocation.buffer.fill(5)
+        host = np.zeros(4096, np.uint8)
+        imported.buffer.copy_to_host(host)
+        assert (host == 5).all()
+        application.vk.close()
+        closed(lambda: imported.vk_buffer, lambda: imported.vk_memory)
