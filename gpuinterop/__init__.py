@@ -30,7 +30,8 @@ _NAMES = {
         "PeerError", "ResourceBusyError", "ResourceClosedError", "SemaphoreTimeoutError", "UnsupportedError",
     ),
     "gpuinterop.handles": (
-        "Binary", "D3D11Fence", "D3D11Resource", "D3D11ResourceKmt", "D3D12Fence", "D3D12Heap", "D3D12Resource",
+        "ArrayUsage", "Binary", "D3D11Fence", "D3D11Resource", "D3D11ResourceKmt", "D3D12Fence", "D3D12Heap",
+        "D3D12Resource",
         "DeviceIdentity", "DmaBufFd", "DrmSyncobjFd", "EventFd", "FabricHandle", "Fence", "HandleOrigin", "Keyed",
         "KeyedMutex", "KeyedMutexKmt", "NvSciBuf", "NvSciSync", "OpaqueFd", "OpaqueWin32", "OpaqueWin32Kmt",
         "SciSync", "SyncFd", "Timeline", "TimelineFd", "TimelineWin32", "VmmFd",
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
         UnsupportedError as UnsupportedError,
     )
     from .handles import (
+        ArrayUsage as ArrayUsage,
         Binary as Binary,
         D3D11Fence as D3D11Fence,
         D3D11Resource as D3D11Resource,

@@ -46,7 +46,7 @@ class Support(Enum):
     """How far a cell can be relied on."""
 
     SUPPORTED = "supported"
-    """A dated run on real hardware stands in the backend's ``verified.toml``."""
+    """A dated run on the device itself stands in the backend's ``verified.toml``; a simulated one never counts."""
     UNVERIFIED = "unverified"
     """The vendor says yes, nobody has shown it here. Usable."""
     UNSUPPORTED = "unsupported"
@@ -345,6 +345,11 @@ def read_verified(file: Traversable) -> list[VerifiedRun]:
     ]
 
 
+def _versions(run: VerifiedRun) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items() if name != "gpuinterop")
+    return f" ({versions})" if versions else ""
+
+
 def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun]) -> list[Capability]:
     """UNVERIFIED becomes SUPPORTED where a run on this platform has shown it.
 
@@ -362,7 +367,7 @@ def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun]) -> list[Ca
                 operation=found.operation,
                 handle_type=found.handle_type,
                 support=Support.SUPPORTED,
-                reference=f"verified.toml: {run_of.date} on {run_of.device}",
+                reference=f"verified.toml: {run_of.date} on {run_of.device}{_versions(run_of)}",
             )
         result.append(found)
     return result

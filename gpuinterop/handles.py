@@ -16,7 +16,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, Flag, auto
 from multiprocessing import reduction
 from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
@@ -25,6 +25,7 @@ from .errors import ArgumentTypeError, HandleError, InvalidArgumentError, Leaked
 __all__ = [
     "AllocationHandle",
     "ArrayLayout",
+    "ArrayUsage",
     "Binary",
     "D3D11Fence",
     "D3D11Resource",
@@ -699,6 +700,21 @@ if sys.platform != "win32":
             reduction.register(_kind, _reduce_fd)
 
 
+class ArrayUsage(Flag):
+    """What an image in external memory is used as; the exporter created it for the same.
+
+    The drivers' flags: ``CUDA_ARRAY3D_SURFACE_LDST``, ``CUDA_ARRAY3D_COLOR_ATTACHMENT``, ``CUDA_ARRAY3D_CUBEMAP``.
+    """
+
+    NONE = 0
+    SURFACE = auto()
+    """Kernels load and store texels (``VK_IMAGE_USAGE_STORAGE_BIT``)."""
+    COLOR_ATTACHMENT = auto()
+    """The graphics side renders into it."""
+    CUBEMAP = auto()
+    """Six layers are the faces of a cube."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayLayout:
     """How an image lies in external memory, as ``map_mipmapped_array`` takes it.
@@ -713,8 +729,7 @@ class ArrayLayout:
         Mip levels; array layers (0: no array).
     offset : int
         In bytes, from the start of the memory.
-    cubemap, color_attachment, surface : bool
-        What the image is used as.
+    usage : ArrayUsage
     """
 
     format: str
@@ -722,6 +737,4 @@ class ArrayLayout:
     levels: int = 1
     layers: int = 0
     offset: int = 0
-    cubemap: bool = False
-    color_attachment: bool = False
-    surface: bool = True
+    usage: ArrayUsage = ArrayUsage.SURFACE

@@ -62,7 +62,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend):
         return {
             "python": platform.python_version(),
             "libc": " ".join(system.libc_version()).strip(),
-            "kernel": f"{platform.system()} {platform.release()}",
+            "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         }
 
     def libraries(self) -> Mapping[str, str]:

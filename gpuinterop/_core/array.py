@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..backend import ArrayBackend
 from ..errors import InvalidArgumentError
-from ..handles import ArrayLayout
+from ..handles import ArrayLayout, ArrayUsage
 from .interchange import HostArray
 from .resource import Resource
 from .stream import Stream, check_stream
@@ -132,7 +132,7 @@ def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> Mipmappe
         raise InvalidArgumentError(
             "levels", f"an image of {layout.extent} has 1 to {most} levels, not {layout.levels}."
         )
-    if layout.layers < 0 or (layout.cubemap and layout.layers % 6):
+    if layout.layers < 0 or (layout.usage & ArrayUsage.CUBEMAP and layout.layers % 6):
         raise InvalidArgumentError("layers", f"{layout.layers} does not fit; a cube map has a multiple of 6.")
     least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * texel_bytes(layout.format)
     if layout.offset + least > memory.size:

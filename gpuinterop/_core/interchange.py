@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .resource import _sweeps
+from .resource import _sweeps, check_int
 
 if TYPE_CHECKING:
     from .memory import Buffer
@@ -64,9 +63,10 @@ def resolve_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 def resolve_ints(values: Sequence[int], argument: str) -> tuple[int, ...]:
     """A tuple of ints, or an error that names the argument."""
     try:
-        return tuple(operator.index(value) for value in values)
+        listed = tuple(values)
     except TypeError:
         raise ArgumentTypeError(argument, f"{values!r} is no sequence of ints.") from None
+    return tuple(check_int(value, argument) for value in listed)
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError
-from ..handles import ArrayLayout, MemoryHandle
+from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
 from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
-from .resource import Exports, Resource
+from .resource import Exports, Resource, check_int
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -26,10 +25,7 @@ _MOMENT_S = 0.01
 
 
 def check_size_argument(size: object, argument: str = "size", *, minimum: int = 1) -> int:
-    try:
-        number = operator.index(size)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentTypeError(argument, f"must be an int (bytes), not {type(size).__name__}.") from None
+    number = check_int(size, argument)
     if number < minimum:
         raise InvalidArgumentError(argument, f"must be {minimum} or more bytes, not {number}.")
     if number > _MAX_SIZE:
@@ -235,10 +231,7 @@ class Buffer(Resource):
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done."""
-        try:
-            value = operator.index(byte)
-        except TypeError:
-            raise ArgumentTypeError("byte", f"must be an int, not {type(byte).__name__}.") from None
+        value = check_int(byte, "byte")
         if not 0 <= value <= 255:
             raise InvalidArgumentError("byte", f"must be 0 to 255, not {value}.")
         start = check_size_argument(offset, "offset", minimum=0)
@@ -412,10 +405,7 @@ class ExternalMemory(Resource):
         levels: int = 1,
         layers: int = 0,
         offset: int = 0,
-        *,
-        cubemap: bool = False,
-        color_attachment: bool = False,
-        surface: bool = True,
+        usage: ArrayUsage = ArrayUsage.SURFACE,
     ) -> MipmappedArray:
         """Map an optimally tiled image (``cuExternalMemoryGetMappedMipmappedArray`` / ``hip...``).
 
@@ -429,8 +419,8 @@ class ExternalMemory(Resource):
             Mip levels; array layers, 0 for no array.
         offset : int
             In bytes.
-        cubemap, color_attachment, surface : bool
-            The image's usage; must be what the exporter created it with.
+        usage : ArrayUsage
+            What the image is used as; must be what the exporter created it for.
 
         Raises
         ------
@@ -445,6 +435,8 @@ class ExternalMemory(Resource):
         dims = list(resolve_ints(extent, "extent"))
         if not 1 <= len(dims) <= 3:
             raise InvalidArgumentError("extent", f"has {len(dims)} dimensions; 1 to 3 are possible.")
+        if not isinstance(usage, ArrayUsage):
+            raise ArgumentTypeError("usage", f"must be a gpuinterop.ArrayUsage, not {usage!r}.")
         dims += [0] * (3 - len(dims))
         layout = ArrayLayout(
             format=format,
@@ -452,9 +444,7 @@ class ExternalMemory(Resource):
             levels=levels,
             layers=layers,
             offset=start,
-            cubemap=cubemap,
-            color_attachment=color_attachment,
-            surface=surface,
+            usage=usage,
         )
         with self._in_use():
             return map_mipmapped_array(self, layout)

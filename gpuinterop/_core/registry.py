@@ -7,7 +7,6 @@ when a device is first made: a device is made once in a process, and its table n
 from __future__ import annotations
 
 import importlib.resources
-import operator
 import os
 import sys
 import threading
@@ -25,6 +24,7 @@ from ..errors import (
 )
 from ..handles import DeviceIdentity
 from .device import Device
+from .resource import check_int
 
 GROUP = "gpuinterop.backends"
 _BACKEND_VARIABLE = "GPUINTEROP_BACKEND"
@@ -79,7 +79,7 @@ class LoadedBackend:
         ArgumentTypeError
             `ordinal` is no int.
         """
-        number = _ordinal(ordinal)
+        number = check_int(ordinal, "ordinal")
         with _lock:
             device = self._devices.get(number)
             if device is None:
@@ -116,17 +116,6 @@ class LoadedBackend:
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"
-
-
-def _ordinal(ordinal: object) -> int:
-    if not isinstance(ordinal, bool):
-        try:
-            return operator.index(ordinal)  # type: ignore[arg-type]  # whatever it is: that is what is asked
-        except TypeError:
-            pass
-    raise ArgumentTypeError(
-        "ordinal", f"must be an int, the device's place among the backend's, not {type(ordinal).__name__}."
-    )
 
 
 def _gap(capability: Capability | None) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import operator
 import os
 import sys
 import threading
@@ -43,6 +44,16 @@ if TYPE_CHECKING:
 _EXIT_GRACE_S = 2.0  # at exit pending work gets this long; what is still busy then is left to the process's end
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 _serials = itertools.count(1)
+
+
+def check_int(value: object, argument: str) -> int:
+    """An int, also NumPy's; no bool, which is most often an argument in the wrong place."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentTypeError(argument, f"must be an int, not {type(value).__name__}.") from None
 
 
 def check_timeout(timeout: float | None) -> float | None:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -31,7 +30,7 @@ from ..handles import (
     SemaphoreHandle,
     Timeline,
 )
-from .resource import Resource, check_timeout
+from .resource import Resource, check_int, check_timeout
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -287,10 +286,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 f"a {self.kind.__name__.lower()} semaphore wants {_VALUE_NAMES[self.kind]}; "
                 "is the handle a binary one's (OpaqueFd)?",
             )
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise ArgumentTypeError("value", f"must be an int, not {type(value).__name__}.") from None
+        number = check_int(value, "value")
         if not 0 <= number <= _MAX_VALUE:
             raise InvalidArgumentError("value", f"must be 0 to 2**64 - 1, not {number}.")
         return number

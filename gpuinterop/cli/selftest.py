@@ -27,7 +27,9 @@ def selftest(backend: str | None, report: bool, pytest_arguments: tuple[str, ...
     drivers into that of gpuinterop.exporters: from then on their capability tables say SUPPORTED there.
     """
     if importlib.util.find_spec("pytest") is None:
-        raise BackendUnavailableError("the conformance suite needs pytest.", fix="pip install gpuinterop[test]")
+        raise BackendUnavailableError(
+            "the conformance suite needs pytest.", fix="Install gpuinterop with its extra 'test'."
+        )
     chosen = get_backend(backend).name
     # Required, not only chosen: a test that is skipped for anything but a declared gap is a failure.
     command = [sys.executable, "-m", "pytest", "--pyargs", "gpuinterop.testing", f"--gpuinterop-require={chosen}"]

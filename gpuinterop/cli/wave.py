@@ -1,6 +1,6 @@
 """The demo's engine: an exporter steps a wave in shared memory, a consumer disturbs it, and a simulation checks both.
 
-The demo shows it, the benchmark times it, and the tests take its waits and signals out one by one.
+The demo shows it, and the tests take its waits and signals out one by one.
 """
 
 from __future__ import annotations

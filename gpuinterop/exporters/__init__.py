@@ -1,6 +1,6 @@
 """Independent parties: Vulkan, plain memfds, and either of them in a process of its own.
 
-The demo, the benchmark and the conformance kit drive these against a backend; nothing in here calls one.
+The demo and the conformance kit drive these against a backend; nothing in here calls one.
 """
 
 from __future__ import annotations

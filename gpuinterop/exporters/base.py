@@ -1,6 +1,6 @@
 """What an independent party can do: make memory and semaphores by its own means, and use them by its own means.
 
-The demo, the benchmark and the conformance kit drive these. An exporter never calls the backend under test: what it
+The demo and the conformance kit drive these. An exporter never calls the backend under test: what it
 writes, reads, signals and waits for goes through Vulkan, or through its own mapping of the same bytes.
 """
 

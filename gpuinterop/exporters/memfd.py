@@ -523,7 +523,7 @@ class MemfdExporter(Exporter):
 
     def __init__(self) -> None:
         self._libc = _Libc()
-        self.driver = f"memfd {platform.release()}"
+        self.driver = f"memfd {platform.release().partition('-')[0]}"
         self.identity = DeviceIdentity(name="CPU (memfd exporter)", is_cpu=True)
         self._children: list[Any] = []
         self._pending: list[_Pending] = []

@@ -19,6 +19,7 @@ from ..errors import GpuInteropError
 from ..exporters import open_exporter
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
 from .report import make_run, write_report
+from .required import vulkan_is_required
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -128,7 +129,7 @@ class Kit:
         self._report = option("gpuinterop_report")
         self._exporter_report = option("gpuinterop_exporter_report")
         self._exporters_required = list(option("gpuinterop_require_exporter"))
-        if os.environ.get("GPUINTEROP_REQUIRE_VULKAN"):
+        if vulkan_is_required():
             self._exporters_required.append("vulkan")
         if not self._asked and not self._required and (chosen := os.environ.get("GPUINTEROP_BACKEND")):
             self._required = [chosen]  # an explicit choice never falls back

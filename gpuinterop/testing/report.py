@@ -11,8 +11,8 @@ from ..capabilities import Cell, VerifiedRun, read_verified
 __all__ = ["format_runs", "merge_runs", "write_report"]
 
 _HEADER = """\
-# What runs of the conformance suite have shown on real hardware: `gpuinterop selftest --report`.
-# Only cells named here are called SUPPORTED. Written by that command; do not edit.
+# What runs of the conformance suite have shown, on the devices and with the drivers named. Only cells named here are
+# called SUPPORTED. Written by `gpuinterop selftest --report`; do not edit.
 """
 
 

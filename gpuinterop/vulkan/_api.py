@@ -18,7 +18,6 @@ __all__ = ["Api", "Functions", "check", "check_call", "check_flags", "check_int"
 
 # -- numbers of the API; spelled here because `vulkan` is imported late, and default arguments are not ---------------
 
-QUEUE_FAMILY_IGNORED: Final = 0xFFFFFFFF
 QUEUE_FAMILY_EXTERNAL: Final = 0xFFFFFFFE
 QUEUE_FAMILY_FOREIGN: Final = 0xFFFFFFFD
 
@@ -31,7 +30,6 @@ FEATURE_DEDICATED_ONLY: Final = 0x1  # of memory; semaphores have no such bit, t
 MEMORY_EXPORTABLE: Final = 0x2
 MEMORY_IMPORTABLE: Final = 0x4
 SEMAPHORE_EXPORTABLE: Final = 0x1
-SEMAPHORE_IMPORTABLE: Final = 0x2
 
 SEMAPHORE_BINARY: Final = 0
 SEMAPHORE_TIMELINE: Final = 1
@@ -48,7 +46,6 @@ IMAGE_COLOR_ATTACHMENT: Final = 0x10
 IMAGE_TYPE_2D: Final = 1
 TILING_OPTIMAL: Final = 0
 TILING_LINEAR: Final = 1
-LAYOUT_UNDEFINED: Final = 0
 LAYOUT_GENERAL: Final = 1
 ASPECT_COLOR: Final = 1
 
@@ -71,7 +68,6 @@ ACCESS_SHADER_WRITE: Final = 0x40
 ACCESS_TRANSFER_READ: Final = 0x800
 ACCESS_TRANSFER_WRITE: Final = 0x1000
 ACCESS_HOST_READ: Final = 0x2000
-ACCESS_HOST_WRITE: Final = 0x4000
 ACCESS_MEMORY_READ: Final = 0x8000
 ACCESS_MEMORY_WRITE: Final = 0x10000
 

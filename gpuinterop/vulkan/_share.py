@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, over
 
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
-from ..handles import Binary, DmaBufFd, MemoryHandle, OpaqueFd, SemaphoreHandle, Timeline
+from ..handles import ArrayUsage, Binary, DmaBufFd, MemoryHandle, OpaqueFd, SemaphoreHandle, Timeline
 from . import _api as c
 from ._context import Lease, VulkanContext, check_context
 from ._export import (
@@ -419,13 +419,17 @@ class SharedImage(_Shared):
         if make.linear:
             self.buffer = imported.map_buffer(offset=0, size=make.size)
         else:
+            usage = ArrayUsage.NONE
+            if make.usage & c.IMAGE_STORAGE:
+                usage |= ArrayUsage.SURFACE
+            if make.usage & c.IMAGE_COLOR_ATTACHMENT:
+                usage |= ArrayUsage.COLOR_ATTACHMENT
             self.array = imported.map_mipmapped_array(
                 make.name,
                 make.extent,
                 levels=make.levels,
                 layers=make.layers if make.layers > 1 else 0,
-                surface=bool(make.usage & c.IMAGE_STORAGE),
-                color_attachment=bool(make.usage & c.IMAGE_COLOR_ATTACHMENT),
+                usage=usage,
             )
 
     @property

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from typing import NoReturn
-
-import pytest
-
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
-
-
-def give_up(reason: str) -> NoReturn:
-    """Skip, or fail where Vulkan is required: by any value but an empty one, as everywhere."""
-    if os.environ.get("GPUINTEROP_REQUIRE_VULKAN"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+from gpuinterop.testing.required import give_up
 
 
 def require_driver(name: str) -> None:

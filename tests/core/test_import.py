@@ -13,6 +13,9 @@ import builtins, os, sys
 
 reads = []
 class Watched(dict):
+    def __iter__(self): reads.append("everything"); return super().__iter__()
+    def keys(self): reads.append("everything"); return super().keys()
+    def items(self): reads.append("everything"); return super().items()
     def __getitem__(self, key): reads.append(key); return super().__getitem__(key)
     def get(self, key, default=None): reads.append(key); return super().get(key, default)
     def __contains__(self, key): reads.append(key); return super().__contains__(key)
@@ -25,8 +28,7 @@ import gpuinterop
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 forbidden = {"numpy", "vulkan", "cuda", "hip", "rocm", "torch", "cupy", "cffi", "gpuinterop_host", "multiprocessing"}
 assert not new & forbidden, new & forbidden
-ours = [key for key in reads if b"GPUINTEROP" in key or b"VK_" in key]
-assert not ours, ours
+assert not reads, reads
 libraries = [name for name in opened if ".so" in str(name)]
 assert not libraries, libraries
 print("clean")

@@ -59,6 +59,8 @@ def test_live_mappings_never_overlap(ranges: list[tuple[int, int]]) -> None:
         ({"offset": 2**62, "size": 2**62}, "size"),
         ({"offset": 1.5}, "offset"),
         ({"size": "4"}, "size"),
+        ({"size": True}, "size"),
+        ({"offset": False}, "offset"),
     ],
 )
 def test_bad_ranges_name_the_argument(arguments: dict[str, int], argument: str) -> None:
@@ -234,15 +236,19 @@ def test_arrays_are_laid_out_checked_and_copied() -> None:
         buffer = device.import_memory(gi.OpaqueWin32(handle=9), size=8192).map_buffer()
         array.level(0).copy_to_buffer(buffer, stream=stream)
         assert backend.calls[-1] == ("copy_level", 0, 8192, False)
+        array.level(1).copy_from_buffer(buffer, offset=64, stream=stream)
+        assert backend.calls[-1] == ("copy_level", 1, 2048, True)
         bad: list[Call] = [
             lambda: array.level(3),
             lambda: array.level(0).copy_from_host(bytes(4), stream=stream),
             lambda: memory.map_mipmapped_array("R64_SFLOAT", (4, 4)),
             lambda: memory.map_mipmapped_array("R8_UNORM", (0, 4)),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), levels=9),
-            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), layers=5, cubemap=True),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), layers=5, usage=gi.ArrayUsage.CUBEMAP),
             lambda: memory.map_mipmapped_array("R32G32B32A32_SFLOAT", (512, 512)),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4, 4, 4)),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, True)),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), usage=True),  # type: ignore[arg-type]
         ]
         for call in bad:
             with pytest.raises(gi.InvalidArgumentError):

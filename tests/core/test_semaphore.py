@@ -39,7 +39,7 @@ def test_every_kind_has_its_calls() -> None:
                     assert len(backend.calls) == count
 
 
-@pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5])
+@pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5, True])
 def test_impossible_values_are_refused(value: Any) -> None:
     device, backend = fake_device()
     with device.create_stream() as stream, semaphore_of(device) as semaphore:

@@ -10,6 +10,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
 from gpuinterop.handles import Binary
+from gpuinterop.testing.required import give_up
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         semaphores_missing,
     )
 else:
-    from vulkan_application import DRIVERS, Application, give_up, match, open_exporter, semaphores_missing
+    from vulkan_application import DRIVERS, Application, match, open_exporter, semaphores_missing
 
 
 @pytest.fixture(params=DRIVERS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
+from gpuinterop.testing.required import give_up
+from gpuinterop.vulkan._share import SharedImage, _ImagePlan
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
         require_allocations,
     )
 else:
-    from vulkan_application import DECLARED_GAPS, Application, descriptors, give_up, match, require_allocations
+    from vulkan_application import DECLARED_GAPS, Application, descriptors, match, require_allocations
 
 
 def fill(application: Application, shared: Any, word: int) -> None:
@@ -188,6 +191,22 @@ def test_a_linear_image_in_place(application: Application, device: gi.Device, dr
             shared.release(commands)
 
         application.run(back_and_forth)
+
+
+def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None:
+    """With a made-up image and memory: the host maps no optimal image."""
+    given: dict[str, Any] = {}
+    memory: Any = SimpleNamespace(map_mipmapped_array=lambda *_, **options: given.update(options))
+    for usage, expected in (
+        (None, gi.handles.ArrayUsage.SURFACE),  # storage is among the default
+        (0x4, gi.handles.ArrayUsage.NONE),  # VK_IMAGE_USAGE_SAMPLED_BIT
+        (0x10, gi.handles.ArrayUsage.COLOR_ATTACHMENT),
+        (0x18, gi.handles.ArrayUsage.COLOR_ATTACHMENT | gi.handles.ArrayUsage.SURFACE),
+    ):
+        plan = _ImagePlan(application.vk, (64, 64), "R8G8B8A8_UNORM", "optimal", 3, 2, usage)
+        native: Any = SimpleNamespace()
+        SharedImage(application.vk, native, memory, plan)
+        assert given == {"levels": 3, "layers": 2, "usage": expected}
 
 
 def test_linear_images_of_other_formats(application: Application, device: gi.Device) -> None:

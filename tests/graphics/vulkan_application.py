@@ -1,6 +1,6 @@
 """What the tests of Vulkan's side share.
 
-There is no ``__init__.py`` beside this: as a package, this folder would hide PyPI's `vulkan` from the other tests.
+There is no ``__init__.py`` beside this: the tests import this module by its bare name.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import Binary, Timeline
+from gpuinterop.testing.required import give_up
 
 DRIVERS = os.environ.get("GPUINTEROP_TEST_DRIVERS", "swiftshader,lavapipe").split(",")
 DECLARED_GAPS: dict[str, set[type]] = {"lavapipe": {Binary, Timeline}, "swiftshader": {Timeline}}
 """Kinds of semaphore that a driver is known not to export; of any other, and of every GPU, all are expected."""
-
-
-def give_up(reason: str) -> NoReturn:
-    """Skip; fail where GPUINTEROP_REQUIRE_VULKAN has any value but the empty one."""
-    if os.environ.get("GPUINTEROP_REQUIRE_VULKAN"):
-        pytest.fail(f"GPUINTEROP_REQUIRE_VULKAN is set, and {reason}")
-    pytest.skip(reason)
 
 
 def semaphores_missing(driver: str, *kinds: type) -> NoReturn:

@@ -530,21 +530,21 @@ def test_a_dead_lock_poisons(
 
 
 def test_a_dead_lock_holds_nobody_up(
-    backend: HostBackend, device: Device, export: Any, start: Any, no_leak: Leak
+    backend: HostBackend, device: Device, export: Any, start: Any, no_leak: Leak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing does not wait for it at all, an import next to not: others wait for the import."""
+    """Closing does not wait for it at all, an import next to not: others wait for the import.
+
+    What waited for the lock as long as its users do would wait for ever here.
+    """
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 1e9)
     semaphore: Any = backend.create_semaphore(device, OpaqueFd)
     handle = export(semaphore)
     other = load(backend, device, handle)
     start(peers.die_in_lock, handle, None).join()
-    began = time.monotonic()
     backend.destroy_semaphore(other)
-    assert time.monotonic() - began < 0.5
     assert semaphore._page.ref_count == 4  # ours, the other's, the dead peer's, those under way: nobody could take it
-    began = time.monotonic()
     with no_leak(), pytest.raises(PeerError, match=r"no longer exists"):
         load_or_close(backend, device, handle)
-    assert time.monotonic() - began < 0.5
     with pytest.raises(ResourceClosedError, match="is closed"):
         backend.host_signal(other, 0)
     backend.destroy_semaphore(semaphore)

@@ -1,0 +1,22 @@
+"""Where ``GPUINTEROP_REQUIRE_VULKAN`` is set to anything, a missing Vulkan driver is a failure and no skip."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+__all__ = ["give_up", "vulkan_is_required"]
+
+
+def vulkan_is_required() -> bool:
+    """Whether this run must not go on without its Vulkan drivers."""
+    return bool(os.environ.get("GPUINTEROP_REQUIRE_VULKAN"))
+
+
+def give_up(reason: str) -> NoReturn:
+    """End a test for want of Vulkan: skip it, or fail it where Vulkan is required."""
+    if vulkan_is_required():
+        pytest.fail(f"GPUINTEROP_REQUIRE_VULKAN is set, and {reason}")
+    pytest.skip(reason)
