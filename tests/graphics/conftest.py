@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (
         DRIVERS,
         Application,
-        give_up,
         match,
         open_exporter,
         semaphores_missing,

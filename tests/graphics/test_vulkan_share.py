@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         DECLARED_GAPS,
         Application,
         descriptors,
-        give_up,
         match,
         require_allocations,
     )
