@@ -84,6 +84,29 @@ class Cell:
                 return cell
         raise InvalidArgumentError("cell", f"{text!r} is no cell of gpuinterop.capabilities.DOMAIN.")
 
+    def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
+        """The cell as usable on somebody's word: what a backend says, and only a run can raise to SUPPORTED."""
+        return Capability(
+            operation=self.operation,
+            handle_type=self.handle_type,
+            support=Support.UNVERIFIED,
+            scope=scope,
+            reason=reason,
+            reference=reference,
+        )
+
+    def gap(self, scope: Scope, reason: str, reference: str, workaround: str = "") -> Capability:
+        """The cell as a gap, with what it hangs on, why, where that is written and what to do instead."""
+        return Capability(
+            operation=self.operation,
+            handle_type=self.handle_type,
+            support=Support.UNSUPPORTED,
+            scope=scope,
+            reason=reason,
+            reference=reference,
+            workaround=workaround,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
@@ -234,14 +257,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         found = self._cells.get((cell.operation, cell.handle_type))
         if found is not None:
             return found
-        return Capability(
-            operation=cell.operation,
-            handle_type=cell.handle_type,
-            support=Support.UNSUPPORTED,
-            scope=Scope.BINDINGS,
-            reason="the pair has no meaning: " + _meaning(cell),
-            reference="gpuinterop.capabilities.DOMAIN",
-        )
+        return cell.gap(Scope.BINDINGS, "the pair has no meaning: " + _meaning(cell), "gpuinterop.capabilities.DOMAIN")
 
     def supports(self, *requirements: Requirement) -> bool:
         """Whether all of these are usable (SUPPORTED or UNVERIFIED)."""

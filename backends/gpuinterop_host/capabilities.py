@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuinterop import handles as h
-from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope, Support
+from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope
 
 from . import system
 
@@ -31,8 +31,7 @@ def _capability(cell: Cell) -> Capability:
         return _usable(cell, "memfds, SwiftShader's and lavapipe's memory", _RULE)
     if operation in _SEMAPHORE and kind in (h.OpaqueFd, h.TimelineFd):
         if system.LAYOUT is None:
-            return _gap(
-                cell,
+            return cell.gap(
                 Scope.PLATFORM,
                 "the semaphores are laid out as glibc does on 64-bit x86-64 and aarch64; this is another machine or "
                 "C library.",
@@ -50,48 +49,42 @@ def _capability(cell: Cell) -> Capability:
 def _refused(cell: Cell) -> Capability:
     operation, kind = cell.operation, cell.handle_type
     if operation is Operation.STREAM_MEMORY_OPS:
-        return _gap(
-            cell,
+        return cell.gap(
             Scope.BINDINGS,
             "the host's streams do not write or wait for 64-bit words yet; it is planned.",
             "README.md, Not yet",
             "the host has semaphores of its own: create_semaphore(TimelineFd).",
         )
     if operation is Operation.GRAPH_CAPTURE:
-        return _gap(
-            cell,
+        return cell.gap(
             Scope.RUNTIME,
             "the CPU has no graphs: a stream runs what it is given, and records nothing for a replay.",
             "gpuinterop_host.streams",
             "call signal and wait on a stream each time.",
         )
     if operation in (Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST):
-        return _gap(
-            cell,
+        return cell.gap(
             Scope.DEVICE,
             "multicast writes one store to the memories of several devices; the host is one device with one memory.",
             "CUDA driver API: multicast object management",
             "map one allocation wherever it is needed: allocate(size) and export().",
         )
     if kind in (h.NvSciBuf, h.NvSciSync):
-        return _gap(
-            cell,
+        return cell.gap(
             Scope.RUNTIME,
             "NvSci is NVIDIA's library for its embedded platforms; it has no implementation for the CPU alone.",
             "NVIDIA DriveOS: NvStreams",
             "memfds: OpaqueFd memory, OpaqueFd and TimelineFd semaphores.",
         )
     if kind is h.FabricHandle:
-        return _gap(
-            cell,
+        return cell.gap(
             Scope.DEVICE,
             "fabric handles name memory in an NVLink domain; CPU memory is not part of one.",
             "CUDA driver API: CU_MEM_HANDLE_TYPE_FABRIC",
             "VmmFd, within one machine.",
         )
     if kind is h.DmaBufFd:
-        return _gap(
-            cell,
+        return cell.gap(
             Scope.PLATFORM,
             "the CPU may touch a dma-buf only between DMA_BUF_IOCTL_SYNC start and end, round every access; a view "
             "without copies cannot issue them.",
@@ -99,15 +92,13 @@ def _refused(cell: Cell) -> Capability:
             "export the memory as OpaqueFd; lavapipe and SwiftShader both do.",
         )
     if operation is Operation.MAP_MIPMAPPED_ARRAY and kind is h.OpaqueFd:
-        return _gap(
-            cell,
+        return cell.gap(
             Scope.DEVICE,
             "CPU memory has no opaque tiling that an array could stand for.",
             "Vulkan specification: vkGetImageSubresourceLayout",
             "make the image with VK_IMAGE_TILING_LINEAR, and view the buffer with the strides that its layout says.",
         )
-    return _gap(
-        cell,
+    return cell.gap(
         Scope.PLATFORM,
         "Win32 and Direct3D handles exist on Windows only, and the host backend on Linux only.",
         "Vulkan specification: VkExternalMemoryHandleTypeFlagBits",
@@ -116,23 +107,4 @@ def _refused(cell: Cell) -> Capability:
 
 
 def _usable(cell: Cell, what: str, reference: str) -> Capability:
-    return Capability(
-        operation=cell.operation,
-        handle_type=cell.handle_type,
-        support=Support.UNVERIFIED,
-        scope=Scope.PLATFORM,
-        reason=f"implemented ({what}); no run on this platform is recorded.",
-        reference=reference,
-    )
-
-
-def _gap(cell: Cell, scope: Scope, reason: str, reference: str, workaround: str) -> Capability:
-    return Capability(
-        operation=cell.operation,
-        handle_type=cell.handle_type,
-        support=Support.UNSUPPORTED,
-        scope=scope,
-        reason=reason,
-        reference=reference,
-        workaround=workaround,
-    )
+    return cell.unverified(Scope.PLATFORM, f"implemented ({what}); no run on this platform is recorded.", reference)

@@ -123,14 +123,7 @@ def _gap(capability: Capability | None) -> bool:
 
 
 def _default_gap(cell: Cell, reason: str) -> Capability:
-    return Capability(
-        operation=cell.operation,
-        handle_type=cell.handle_type,
-        support=Support.UNSUPPORTED,
-        scope=Scope.BINDINGS,
-        reason=f"{reason}.",
-        reference="gpuinterop.backend",
-    )
+    return cell.gap(Scope.BINDINGS, f"{reason}.", "gpuinterop.backend")
 
 
 class InstalledBackend:

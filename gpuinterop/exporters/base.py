@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..capabilities import Capabilities
+from ..errors import InvalidArgumentError
 from ..handles import AnySemaphoreHandle, DeviceIdentity, MemoryHandle
 
 __all__ = ["Exporter", "ExporterMemory", "ExporterSemaphore", "Fill", "Submission", "Wave", "WaveParameters"]
@@ -119,6 +120,12 @@ class WaveParameters:
     @property
     def size(self) -> int:
         return 2 * self.slot_bytes
+
+    def slot_offset(self, slot: int) -> int:
+        """Where a slot starts, in bytes."""
+        if slot not in (0, 1):
+            raise InvalidArgumentError("slot", f"must be 0 or 1, not {slot!r}.")
+        return slot * self.slot_bytes
 
 
 class Wave(_Closing):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, Support
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
     BackendUnavailableError,
@@ -484,17 +484,12 @@ class MemfdWave(Wave):
             del slots, u, target, here, previous
 
     def read(self, slot: int) -> bytes:
-        return self._memory.read(self._slot(slot), self.parameters.slot_bytes)
+        return self._memory.read(self.parameters.slot_offset(slot), self.parameters.slot_bytes)
 
     def write(self, slot: int, data: bytes) -> None:
         if len(data) != self.parameters.slot_bytes:
             raise InvalidArgumentError("data", f"has {len(data)} bytes, a slot {self.parameters.slot_bytes}.")
-        self._memory.write(self._slot(slot), data)
-
-    def _slot(self, slot: int) -> int:
-        if slot not in (0, 1):
-            raise InvalidArgumentError("slot", f"must be 0 or 1, not {slot!r}.")
-        return slot * self.parameters.slot_bytes
+        self._memory.write(self.parameters.slot_offset(slot), data)
 
     def abort(self) -> None:
         self._aborted.set()
@@ -643,11 +638,7 @@ def _capability(cell: Cell) -> Capability:
     yes = (cell.operation in _MEMORY and cell.handle_type is OpaqueFd) or (
         cell.operation in _SEMAPHORES and cell.handle_type in (OpaqueFd, TimelineFd)
     )
-    return Capability(
-        operation=cell.operation,
-        handle_type=cell.handle_type,
-        support=Support.UNVERIFIED if yes else Support.UNSUPPORTED,
-        scope=Scope.PLATFORM,
-        reason="the other side of it is made with plain memfds." if yes else "plain memfds have nothing of this kind.",
-        reference="gpuinterop.exporters.memfd",
-    )
+    home = "gpuinterop.exporters.memfd"
+    if yes:
+        return cell.unverified(Scope.PLATFORM, "the other side of it is made with plain memfds.", home)
+    return cell.gap(Scope.PLATFORM, "plain memfds have nothing of this kind.", home)

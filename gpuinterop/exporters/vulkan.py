@@ -792,17 +792,12 @@ class VulkanWave(Wave):
         )
 
     def read(self, slot: int) -> bytes:
-        return self.memory.read(self._slot(slot), self.parameters.slot_bytes)
+        return self.memory.read(self.parameters.slot_offset(slot), self.parameters.slot_bytes)
 
     def write(self, slot: int, data: bytes) -> None:
         if len(data) != self.parameters.slot_bytes:
             raise InvalidArgumentError("data", f"a slot has {self.parameters.slot_bytes} bytes, not {len(data)}.")
-        self.memory.write(self._slot(slot), data)
-
-    def _slot(self, slot: int) -> int:
-        if slot not in (0, 1):
-            raise InvalidArgumentError("slot", f"must be 0 or 1, not {slot!r}.")
-        return slot * self.parameters.slot_bytes
+        self.memory.write(self.parameters.slot_offset(slot), data)
 
     def abort(self) -> None:
         self._aborted = True

@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, Support, promote, read_verified
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, promote, read_verified
 from ..handles import DeviceIdentity, DmaBufFd, Handle, OpaqueFd, TimelineFd, VmmFd
 from . import _api as c
 from ._api import Api, Functions, check_call
@@ -258,13 +258,14 @@ class PhysicalDevice:
             return self._semaphore_cell(cell)
         if operation is Operation.EXPORT_ALLOCATION and kind is VmmFd:
             return self._allocation_cell(cell)
-        return _gap(cell, *_reason(cell))
+        reason, reference, scope = _reason(cell)
+        return cell.gap(scope, reason, reference)
 
     def _memory_cell(self, cell: Cell, query: str) -> Capability:
         kind = cell.handle_type
         assert kind is not None  # a memory cell has one
         if (extension := _MEMORY_EXTENSION[kind]) not in self.extensions:
-            return _gap(cell, f"{self.driver_name} does not offer {extension}.", query, Scope.DRIVER)
+            return cell.gap(Scope.DRIVER, f"{self.driver_name} does not offer {extension}.", query)
         if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
             what = "images of optimal tiling"
             features = self.image_support(kind, _FORMAT_R32G32B32A32_SFLOAT, c.TILING_OPTIMAL, IMAGE_USAGE).features
@@ -272,8 +273,9 @@ class PhysicalDevice:
             what = "buffers"
             features = self.buffer_features(kind)
         if features & c.MEMORY_EXPORTABLE:
-            return _said(cell, f"the driver reports {what} as exportable; nobody has shown it here.", query)
-        return _gap(cell, f"{self.driver_name} reports {what} as not exportable ({query}).", query, Scope.DRIVER)
+            reason = f"the driver reports {what} as exportable; nobody has shown it here."
+            return cell.unverified(Scope.DRIVER, reason, query)
+        return cell.gap(Scope.DRIVER, f"{self.driver_name} reports {what} as not exportable ({query}).", query)
 
     def _semaphore_cell(self, cell: Cell) -> Capability:
         query = "vkGetPhysicalDeviceExternalSemaphoreProperties"
@@ -282,16 +284,16 @@ class PhysicalDevice:
         what = "timeline semaphores" if kind is TimelineFd else "binary semaphores"
         if "VK_KHR_external_semaphore_fd" not in self.extensions:
             reason = f"{self.driver_name} does not offer VK_KHR_external_semaphore_fd."
-            return _gap(cell, reason, query, Scope.DRIVER, _BRIDGE)
+            return cell.gap(Scope.DRIVER, reason, query, _BRIDGE)
         if kind is TimelineFd and not self.has_timelines:
-            return _gap(cell, f"{self.driver_name} has no timeline semaphores.", query, Scope.DRIVER, _BRIDGE)
+            return cell.gap(Scope.DRIVER, f"{self.driver_name} has no timeline semaphores.", query, _BRIDGE)
         if self.semaphore_features(kind) & c.SEMAPHORE_EXPORTABLE:
-            return _said(cell, f"the driver reports {what} as exportable; nobody has shown it here.", query)
-        return _gap(
-            cell,
+            reason = f"the driver reports {what} as exportable; nobody has shown it here."
+            return cell.unverified(Scope.DRIVER, reason, query)
+        return cell.gap(
+            Scope.DRIVER,
             f"{self.driver_name} reports no exportable handle types for {what} ({query}).",
             query,
-            Scope.DRIVER,
             _BRIDGE,
         )
 
@@ -299,13 +301,13 @@ class PhysicalDevice:
         query = "vkGetPhysicalDeviceExternalBufferProperties"
         if self.is_lavapipe:
             if self.imports_host_pointers():
-                return _said(
-                    cell, "through VK_EXT_external_memory_host, for allocations mapped in this process.", query
-                )
-            return _gap(cell, "lavapipe's memory fds have a header of its own.", query, Scope.DRIVER)
+                reason = "through VK_EXT_external_memory_host, for allocations mapped in this process."
+                return cell.unverified(Scope.DRIVER, reason, query)
+            return cell.gap(Scope.DRIVER, "lavapipe's memory fds have a header of its own.", query)
         if self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE:
-            return _said(cell, "the driver reports buffers as importable; nobody has shown it here.", query)
-        return _gap(cell, f"{self.driver_name} reports buffers as not importable ({query}).", query, Scope.DRIVER)
+            reason = "the driver reports buffers as importable; nobody has shown it here."
+            return cell.unverified(Scope.DRIVER, reason, query)
+        return cell.gap(Scope.DRIVER, f"{self.driver_name} reports buffers as not importable ({query}).", query)
 
 
 _SEMAPHORE_OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE)
@@ -348,29 +350,6 @@ def _reason(cell: Cell) -> tuple[str, str, Scope]:
         "gpuinterop.vulkan exports file descriptors; Windows handles are not implemented.",
         "gpuinterop.vulkan",
         Scope.BINDINGS,
-    )
-
-
-def _said(cell: Cell, reason: str, query: str) -> Capability:
-    return Capability(
-        operation=cell.operation,
-        handle_type=cell.handle_type,
-        support=Support.UNVERIFIED,
-        scope=Scope.DRIVER,
-        reason=reason,
-        reference=query,
-    )
-
-
-def _gap(cell: Cell, reason: str, reference: str, scope: Scope, workaround: str = "") -> Capability:
-    return Capability(
-        operation=cell.operation,
-        handle_type=cell.handle_type,
-        support=Support.UNSUPPORTED,
-        scope=scope,
-        reason=reason,
-        reference=reference,
-        workaround=workaround,
     )
 
 
