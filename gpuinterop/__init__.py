@@ -16,6 +16,7 @@ _NAMES = {
     "gpuinterop._core.allocation": ("Allocation",),
     "gpuinterop._core.array": ("ArrayLevel", "MipmappedArray"),
     "gpuinterop._core.device": ("Device",),
+    "gpuinterop._core.graph": ("Graph", "GraphSemaphores", "GraphStep"),
     "gpuinterop._core.interchange": ("View",),
     "gpuinterop._core.memory": ("Buffer", "ExternalMemory"),
     "gpuinterop._core.registry": (
@@ -62,6 +63,11 @@ if TYPE_CHECKING:
     )
     from ._core.device import (
         Device as Device,
+    )
+    from ._core.graph import (
+        Graph as Graph,
+        GraphSemaphores as GraphSemaphores,
+        GraphStep as GraphStep,
     )
     from ._core.interchange import (
         View as View,

@@ -33,6 +33,7 @@ __all__ = [
     "HostSemaphoreBackend",
     "MulticastBackend",
     "Native",
+    "SemaphoreNode",
     "StreamMemoryBackend",
 ]
 
@@ -60,6 +61,8 @@ class DeviceInfo:
         DLPack's ``(DLDeviceType, device id)`` of a mapped buffer.
     array_interface : str
         The attribute under which a view offers itself: ``__array_interface__`` or ``__cuda_array_interface__``.
+    note : str
+        What keeps the device from matching others' devices, if anything does (a MIG instance).
     """
 
     ordinal: int
@@ -70,6 +73,7 @@ class DeviceInfo:
     is_cpu: bool = False
     dlpack: tuple[int, int]
     array_interface: str
+    note: str = ""
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -184,6 +188,13 @@ class Backend(ABC):
     @abstractmethod
     def copy(self, stream: Native, target: Address, source: Address, size: int) -> None:
         """Enqueue a copy of `size` bytes between any two addresses (device, pinned or pageable)."""
+
+    def is_pageable(self, device: Native, address: Address) -> bool:
+        """Whether a copy of the host memory at `address` blocks; asked only where `pageable_copies_block`.
+
+        The default knows of no memory that does not: override it where the driver can be asked what it has pinned.
+        """
+        return True
 
     @abstractmethod
     def fill(self, stream: Native, target: Address, byte: int, size: int) -> None: ...
@@ -307,17 +318,71 @@ class StreamMemoryBackend(Backend):
         """Wait until the word is `value` or more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemaphoreNode:
+    """A graph's node that signals or waits.
+
+    Attributes
+    ----------
+    native : Native
+        The node.
+    signals : bool
+        Else it waits.
+    semaphores : tuple of int
+        Which, as `GraphBackend.semaphore_pointer` numbers them.
+    values : tuple of int
+        As captured.
+    """
+
+    native: Native
+    signals: bool
+    semaphores: tuple[int, ...]
+    values: tuple[int, ...]
+
+
 class GraphBackend(Backend):
-    """Signals and waits captured into graphs, with values set anew for each launch."""
+    """Signals and waits captured into graphs, with values set anew for each launch.
+
+    Graphs and their executables are plain numbers (``CUgraph``, ``CUgraphExec``): most are other libraries'.
+    """
 
     @abstractmethod
-    def is_capturing(self, stream: Native) -> bool: ...
+    def is_capturing(self, stream: Native) -> bool:
+        """Whether what is enqueued goes into a graph; also of a capture that has become invalid."""
 
     @abstractmethod
-    def semaphore_nodes(self, graph: int) -> Sequence[Native]: ...
+    def begin_capture(self, stream: Native) -> None: ...
 
     @abstractmethod
-    def set_node(self, executable: int, node: Native, batch: Native, values: Sequence[int]) -> None: ...
+    def end_capture(self, stream: Native) -> int:
+        """The graph."""
+
+    @abstractmethod
+    def instantiate(self, device: Native, graph: int) -> int:
+        """The executable."""
+
+    @abstractmethod
+    def launch(self, executable: int, stream: Native) -> None: ...
+
+    @abstractmethod
+    def destroy_graph(self, device: Native, graph: int) -> None: ...
+
+    @abstractmethod
+    def destroy_executable(self, device: Native, executable: int) -> None: ...
+
+    @abstractmethod
+    def semaphore_pointer(self, semaphore: Native) -> int:
+        """The number under which a graph's nodes know it."""
+
+    @abstractmethod
+    def semaphore_nodes(self, graph: int) -> Sequence[SemaphoreNode]:
+        """Those that signal and wait, in the driver's order."""
+
+    @abstractmethod
+    def set_node(
+        self, executable: int, node: SemaphoreNode, semaphores: Sequence[Native], values: Sequence[int]
+    ) -> None:
+        """Set the values of later launches; launches that are under way keep theirs."""
 
 
 class MulticastBackend(AllocationBackend):

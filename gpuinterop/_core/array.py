@@ -104,8 +104,7 @@ class ArrayLevel:
         if host.nbytes != self.nbytes:
             raise InvalidArgumentError(argument, f"has {host.nbytes} bytes, level {self.index} has {self.nbytes}.")
         check_stream(self._array._device, stream)
-        if host.pageable:
-            stream.refuse_blocking_copy()
+        stream.check_host_copy(host)
         self._enqueue(host.ptr, stream, to_array=to_array)
         stream.keep_until_done(host)
 
@@ -113,6 +112,8 @@ class ArrayLevel:
         start = buffer._range(offset, self.nbytes, "offset")
         check_stream(self._array._device, stream)
         self._enqueue(buffer._address + start, stream, to_array=to_array)
+        if stream._graph is not None:
+            stream._graph.hold(buffer._mapping)
 
     def _enqueue(self, address: int, stream: Stream, *, to_array: bool) -> None:
         array = self._array
@@ -120,6 +121,8 @@ class ArrayLevel:
             array._backend.copy_level(
                 stream._native, array._native, self.index, address, self.nbytes, to_array=to_array
             )
+            if stream._graph is not None:
+                stream._graph.hold(array)
 
 
 def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..backend import AllocationBackend, HostSemaphoreBackend
+from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend
 from ..capabilities import Capabilities, Operation
 from ..errors import (
     ArgumentTypeError,
@@ -37,7 +38,7 @@ from .memory import ExternalMemory, check_size_argument
 from .ownership import check_size, lend
 from .resource import Reclaimer, check_timeout
 from .semaphore import ExternalSemaphore, origin_kind
-from .stream import Stream, foreign_pointer
+from .stream import Stream, check_foreign_device, foreign_pointer
 
 if TYPE_CHECKING:
     from ..backend import Backend, DeviceInfo, Native
@@ -56,6 +57,8 @@ class Device:
         self._native: Native = backend.open_device(info.ordinal)
         self._reclaimer = Reclaimer(backend)
         self._copiers: list[Stream] = []
+        # By the number under which a graph's nodes know them.
+        self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
         self.info = info
         self.capabilities = capabilities
 
@@ -274,6 +277,7 @@ class Device:
                 raise InvalidArgumentError("stream", f"belongs to {stream._device.name}, not to {self.name}.")
             return stream
         pointer, keepalive = foreign_pointer(stream)
+        check_foreign_device(self, stream)
         self._reclaimer.drain()  # a wrapper a frame would otherwise leave its end to nobody
         native = self._backend.adopt_stream(self._native, pointer)
         return Stream(self, native, owned=False, keepalive=keepalive)
@@ -328,6 +332,11 @@ class Device:
             copier.close()
             raise
         self._copiers.append(copier)
+
+    def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
+        """Remember an import: a graph's nodes name semaphores by number."""
+        if isinstance(self._backend, GraphBackend) and semaphore._native is not None:
+            self._semaphores[self._backend.semaphore_pointer(semaphore._native)] = semaphore
 
     def _allocations(self) -> AllocationBackend:
         backend = self._backend

@@ -64,7 +64,8 @@ class Mapping(Resource):
         """The stream whose work others must be ordered behind; None when there is none pending."""
         last = self._last
         if last is None or not last.closed:
-            return last
+            # What is being captured does not run: nobody can be ordered behind it.
+            return None if last is None or last.capturing else last
         self._reclaimer.wait(last._retirement, None)  # a closed stream cannot be waited for otherwise
         self._last = None
         return None
@@ -255,10 +256,12 @@ class Buffer(Resource):
         with self._mapping._in_use():
             if stream is not None:
                 check_stream(self._device, stream)
-                if array is not None and array.pageable:
-                    stream.refuse_blocking_copy()
+                if array is not None:
+                    stream.check_host_copy(array)
                 enqueue(stream._native)
                 self._mapping.used_on(stream)
+                if stream._graph is not None:
+                    stream._graph.hold(self._mapping)
                 if array is not None:
                     stream.keep_until_done(array)
                 return

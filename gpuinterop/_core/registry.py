@@ -317,7 +317,8 @@ def match_device(identity: DeviceIdentity) -> Device:
         for candidate in loaded.devices():
             if _same(candidate.identity, identity):
                 return candidate
-            seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}")
+            note = f" ({candidate.info.note})" if candidate.info.note else ""
+            seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
     raise DeviceNotFoundError(
         f"identity: no device is {identity.name or 'that one'} (uuid {_hex(identity.uuid)}, pci {identity.pci_bus_id}, "
         f"luid {_hex(identity.luid)}); devices: {', '.join(seen) or 'none'}."

@@ -28,6 +28,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from ..backend import GraphBackend
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -142,29 +143,33 @@ class Retirement:
         self._parent = parent
         parent.gates[self.serial] = self
 
-    def record_stream(self, backend: Backend, native: Native) -> None:
-        """Wait for this stream, and for no other."""
-        self._events = {}
-        record_on(backend, native, self._events)
-
     def record(self, backend: Backend) -> None:
-        """Take the events, unless exported arrays can still cause work that they would miss."""
+        """Take the events, unless exported arrays can still cause work that they would miss.
+
+        Nor while a stream is being captured: the event would go into the graph. The next drain tries again.
+        """
         if self._events is not None or (self.exports is not None and len(self.exports)):
+            return
+        streams, closed = self._work()
+        natives = [stream._native for stream in streams if not stream.closed]
+        if any(is_capturing(backend, native) for native in natives):
             return
         try:
             self._recording.pop()  # the closing thread and a draining one may both get here
         except IndexError:
             return
+        self._after = [earlier for earlier in closed if not earlier.done]
+        self._after += [stream._retirement for stream in streams if stream.closed]
         events: dict[int, Native] = {}
-        if self._streams is not None:
-            streams, closed = self._streams()
-            self._after = [earlier for earlier in closed if not earlier.done]
-            for stream in streams:
-                if stream.closed:
-                    self._after.append(stream._retirement)
-                else:
-                    record_on(backend, stream._native, events)
+        for native in natives:
+            record_on(backend, native, events)
         self._events = events
+
+    def _work(self) -> tuple[list[Stream], list[Retirement]]:
+        if self._streams is None:
+            return [], []
+        streams, closed = self._streams()
+        return list(streams), list(closed)
 
     def ready(self, backend: Backend) -> bool:
         """Whether the release may run; never blocks."""
@@ -242,6 +247,16 @@ def record_on(backend: Backend, native: Native, events: dict[int, Native]) -> No
     """Record an event on a stream; one that cannot record any more runs nothing either."""
     with contextlib.suppress(GpuInteropError):
         events[next(_serials)] = backend.record(native)
+
+
+def is_capturing(backend: Backend, native: Native) -> bool:
+    """Whether the stream's work goes into a graph; one that cannot say captures nothing."""
+    if not isinstance(backend, GraphBackend):
+        return False
+    try:
+        return backend.is_capturing(native)
+    except GpuInteropError:
+        return False
 
 
 class _Unraisable:
@@ -346,7 +361,23 @@ class Reclaimer:
 
 
 class StreamRetirement(Retirement):
-    """A closed stream."""
+    """A stream: waits for its own work, and for no other.
+
+    Also one of somebody else's: what it was given through us may use our memory.
+    """
+
+    native: Native = None
+
+    def record(self, backend: Backend) -> None:
+        if self._events is not None or is_capturing(backend, self.native):
+            return
+        try:
+            self._recording.pop()
+        except IndexError:
+            return
+        events: dict[int, Native] = {}
+        record_on(backend, self.native, events)
+        self._events = events
 
 
 _reclaimers: weakref.WeakSet[Reclaimer] = weakref.WeakSet()

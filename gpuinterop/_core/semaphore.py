@@ -100,6 +100,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         self.handle_type = handle_type
         self.kind: type = handle_type.kind
         self._batch = device._backend.prepare([native])
+        device._know(self)
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
         self._cannot_signal = _gap(device, Operation.SIGNAL_SEMAPHORE, handle_type)
@@ -197,7 +198,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             number = value
         else:
             number = self._check_value(value)
-        if self._grows and number <= (last := self._last_value(stream)):
+        if self._grows and number <= (last := self._last_value(stream)) and not stream.capturing:
             raise InvalidArgumentError(
                 "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
             )
@@ -309,6 +310,11 @@ class ExternalSemaphore(Resource, Generic[K]):
         # A closed stream's number may be another stream's by now.
         return 0 if entry is None or (entry[0] is not stream and entry[0].closed and entry[0]._owned) else entry[1]
 
+    def _forget_values(self) -> None:
+        """Begin anew with what grows: a capture noted values here that nobody has signalled."""
+        for pointer, (stream, _) in list(self._used.items()):
+            self._used[pointer] = (stream, 0)
+
     def _ended(self) -> None:
         self._signal_on = self._wait_on = _NOWHERE
         if self._host_waits:  # threads that only wait for what will not be used any more
@@ -369,7 +375,7 @@ class SemaphoreBatch:
         """
         numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            if semaphore._grows and number <= (last := semaphore._last_value(stream)):
+            if semaphore._grows and number <= (last := semaphore._last_value(stream)) and not stream.capturing:
                 raise InvalidArgumentError(
                     "values", f"{number} after {last} on the same stream for {semaphore._label}: a timeline only grows."
                 )

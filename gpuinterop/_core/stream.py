@@ -6,7 +6,8 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import (
     ArgumentTypeError,
@@ -16,11 +17,13 @@ from ..errors import (
     ResourceClosedError,
     SemaphoreTimeoutError,
 )
-from .resource import Resource, StreamRetirement, check_timeout
+from .resource import Resource, StreamRetirement, check_timeout, is_capturing
 
 if TYPE_CHECKING:
     from ..backend import Native
     from .device import Device
+    from .graph import Graph
+    from .interchange import HostArray
 
 _DEFAULT_STREAM = 0
 _POLL_S = 0.0005  # how often an awaited event is looked at
@@ -47,6 +50,7 @@ class Stream(Resource):
                 backend.destroy_stream(native)
 
         super().__init__(device._reclaimer, release, kind=StreamRetirement)
+        cast(StreamRetirement, self._retirement).native = native
         self._warns = owned  # a wrapped stream owns nothing that could leak
         self._device = device
         self._backend = backend
@@ -55,6 +59,7 @@ class Stream(Resource):
         self._keepalive = keepalive
         self._kept = kept
         self._ptr = backend.stream_pointer(native)
+        self._graph: Graph | None = None  # what `capture` makes, while it does
         # What semaphores compare on the hot path: the device while the stream is open, nobody's device afterwards.
         self._open_on: object = device
         # The latest semaphore waits since the stream was last seen idle, for the message of a time-out. Labels, not
@@ -80,6 +85,36 @@ class Stream(Resource):
             raise InvalidArgumentError("stream", f"{self._device.name} has no CUDA streams.")
         return (0, self.ptr)
 
+    @property
+    def capturing(self) -> bool:
+        """Whether work goes into a graph instead of running (``cuStreamIsCapturing``), whoever captures."""
+        self._check_open()
+        return is_capturing(self._backend, self._native)
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """Capture what is enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
+
+        Other libraries' work on the stream is captured with it. Nothing of it runs before `Graph.launch`.
+
+        Raises
+        ------
+        UnsupportedError
+            The device captures no graphs (`Operation.GRAPH_CAPTURE`).
+
+        Examples
+        --------
+        >>> with stream.capture() as graph:
+        ...     semaphore.wait(stream, 1)
+        ...     buffer.fill(7, stream=stream)
+        ...     semaphore.signal(stream, 2)
+        >>> for frame in frames:
+        ...     graph.launch(stream)
+        ...     graph.semaphores.advance(2)
+        """
+        from .graph import capture  # it stands on this module
+
+        return capture(self)
+
     def query(self) -> bool:
         """Whether all work enqueued so far is done; never blocks.
 
@@ -87,8 +122,10 @@ class Stream(Resource):
         ------
         GpuInteropError
             An operation on the stream has failed.
+        InvalidArgumentError
+            The stream is being captured: nothing that was enqueued runs.
         """
-        self._check_open()
+        self._refuse_capture()
         done = self._backend.is_idle(self._native)
         if done:
             self._waits.clear()
@@ -110,9 +147,11 @@ class Stream(Resource):
         GpuInteropError
             An operation on the stream has failed. On the host backend what came after it was not run, and the
             stream stays failed.
+        InvalidArgumentError
+            The stream is being captured: nothing that was enqueued runs.
         """
         timeout = check_timeout(timeout)
-        self._check_open()
+        self._refuse_capture()
         if timeout is None and not self._backend.holds_gil:
             self._backend.synchronize(self._native)
         else:
@@ -156,14 +195,33 @@ class Stream(Resource):
 
     def record(self) -> Event:
         """An event that is done when everything enqueued so far is."""
-        self._check_open()
+        self._refuse_capture()
         return Event(self, self._backend.record(self._native))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def refuse_blocking_copy(self) -> None:
-        """Refuse a copy of pageable host memory that would block the caller behind a pending semaphore wait."""
-        if self._backend.pageable_copies_block and self._waits and not self.query():
+    def _refuse_capture(self) -> None:
+        if self.capturing:  # a driver would refuse as well, and give the capture up
+            raise InvalidArgumentError(
+                "stream", f"{self._label} is being captured: what is enqueued runs when the graph is launched."
+            )
+
+    def check_host_copy(self, host: HostArray) -> None:
+        """Refuse a copy of host memory that a graph would outlive, or that would block behind a pending wait."""
+        if self.capturing:
+            raise InvalidArgumentError(
+                "stream",
+                f"{self._label} is being captured, and a graph would use the host array at every launch, when it may "
+                "be gone: copy between buffers in the capture, and to and from the host outside of it.",
+            )
+        backend = self._backend
+        if (
+            host.pageable
+            and self._waits
+            and backend.pageable_copies_block
+            and backend.is_pageable(self._device._native, host.ptr)
+            and not self.query()
+        ):
             raise ResourceBusyError(
                 f"a copy of pageable memory blocks the caller until {self._label} gets there{self.waiting_for()}, "
                 "which can deadlock: use pinned memory, or synchronize the stream first."
@@ -190,9 +248,7 @@ class Stream(Resource):
             self._backend.destroy_event(event)
 
     def _ended(self) -> None:
-        # Also for a stream of somebody else's: what it was given through us may use our memory.
         self._open_on = None
-        self._retirement.record_stream(self._backend, self._native)
 
 
 class Event:
@@ -259,6 +315,22 @@ def foreign_pointer(stream: object) -> tuple[int, object]:
         f"a {type(stream).__name__} is no stream: pass an int, an object with __cuda_stream__, or a stream of torch or "
         "CuPy.",
     )
+
+
+def check_foreign_device(device: Device, stream: object) -> None:
+    """Refuse another library's stream that says that it is another GPU's.
+
+    The default streams need this: their number, 0, is the same on every GPU.
+    """
+    index = getattr(getattr(stream, "device", None), "index", None)  # torch
+    if index is None:
+        index = getattr(stream, "device_id", None)  # CuPy; -1 for its default stream, which is the current device's
+    if isinstance(index, int) and not isinstance(index, bool) and index >= 0 and index != device.info.dlpack[1]:
+        raise InvalidArgumentError(
+            "stream",
+            f"is a stream of that library's device {index}, and {device.name} is device {device.info.dlpack[1]}: wrap "
+            f"it with gpuinterop.device({index}), or make the device current before you ask for the stream.",
+        )
 
 
 def check_stream(device: Device, stream: object) -> Stream:

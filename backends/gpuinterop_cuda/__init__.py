@@ -1,0 +1,1 @@
+"""The CUDA backend of gpuinterop, on ``cuda.bindings.driver``."""

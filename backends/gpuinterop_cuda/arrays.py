@@ -1,0 +1,133 @@
+"""Mipmapped arrays: formats by Vulkan's names, and copies of whole levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuinterop.backend import Address
+from gpuinterop.errors import InvalidArgumentError
+from gpuinterop.handles import ArrayLayout, ArrayUsage
+
+from . import memory
+from .driver import Context, Driver
+from .memory import Memory
+from .streams import Stream
+
+_LAYERED, _SURFACE, _CUBEMAP, _COLOR_ATTACHMENT = 0x01, 0x02, 0x04, 0x20  # CUDA_ARRAY3D_*
+_HOST, _ARRAY = 1, 3  # CUmemorytype
+
+# Channel types as CUarray_format has them. UNORM and SNORM are the integers: what normalises is the texture that reads.
+_UINT: Final[Mapping[int, int]] = {8: 0x01, 16: 0x02, 32: 0x03}
+_SINT: Final[Mapping[int, int]] = {8: 0x08, 16: 0x09, 32: 0x0A}
+_FLOAT: Final[Mapping[int, int]] = {16: 0x10, 32: 0x20}
+_NUMERICS: Final[Mapping[str, Mapping[int, int]]] = {
+    "UNORM": {8: 0x01, 16: 0x02},
+    "SNORM": {8: 0x08, 16: 0x09},
+    "UINT": _UINT,
+    "SINT": _SINT,
+    "SFLOAT": _FLOAT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A texel as CUDA describes it."""
+
+    channel: int
+    """``CUarray_format``."""
+    channels: int
+    texel_bytes: int
+
+
+def _formats() -> dict[str, Format]:
+    found = {}
+    for order in ("R", "R{0}G", "R{0}G{0}B{0}A"):
+        for numeric, widths in _NUMERICS.items():
+            for bits, channel in widths.items():
+                channels = order.count("{") + 1
+                found[f"{order.format(bits)}{bits}_{numeric}"] = Format(channel, channels, bits // 8 * channels)
+    # The same four bytes; the order of the colours is whoever reads them's.
+    return found | {"B8G8R8A8_UNORM": Format(0x01, 4, 4)}
+
+
+FORMATS: Final = _formats()
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A mapped mipmapped array."""
+
+    context: Context
+    handle: Any
+    layout: ArrayLayout
+    format: Format
+
+
+def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
+    """``cuExternalMemoryGetMappedMipmappedArray``."""
+    api = driver.api
+    texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
+    if texel is None:
+        raise InvalidArgumentError(
+            "format", f"CUDA has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
+        )
+    desc = api.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
+    desc.offset = layout.offset
+    array = desc.arrayDesc
+    array.Width, array.Height, depth = layout.extent
+    array.Depth = layout.layers or depth  # a layered array's depth is its layers
+    array.Format = api.CUarray_format(texel.channel)
+    array.NumChannels = texel.channels
+    array.Flags = _flags(layout)
+    desc.numLevels = layout.levels
+    with memory.context.aside():
+        native = driver.check(
+            "cuExternalMemoryGetMappedMipmappedArray", api.cuExternalMemoryGetMappedMipmappedArray(memory.handle, desc)
+        )
+    return Array(memory.context, native, layout, texel)
+
+
+def _flags(layout: ArrayLayout) -> int:
+    flags = 0
+    if layout.layers:
+        flags |= _LAYERED
+    if layout.usage & ArrayUsage.SURFACE:
+        flags |= _SURFACE
+    if layout.usage & ArrayUsage.COLOR_ATTACHMENT:
+        flags |= _COLOR_ATTACHMENT
+    if layout.usage & ArrayUsage.CUBEMAP:
+        flags |= _CUBEMAP
+        if layout.layers == 6:  # one cube is no array of cubes
+            flags &= ~_LAYERED
+    return flags
+
+
+def copy_level(driver: Driver, stream: Stream, array: Array, level: int, address: Address, *, to_array: bool) -> None:
+    """``cuMemcpy3DAsync`` between a level, all its layers, and tightly packed bytes."""
+    api = driver.api
+    width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
+    plane = driver.check("cuMipmappedArrayGetLevel", api.cuMipmappedArrayGetLevel(array.handle, level))
+    types = api.CUmemorytype
+    job = api.CUDA_MEMCPY3D()
+    job.WidthInBytes = width * array.format.texel_bytes
+    job.Height = height
+    job.Depth = array.layout.layers or depth
+    # Memory that the driver does not know is pageable memory of the host; the rest it finds out by itself.
+    known = memory.memory_type(driver, array.context, address) is not None
+    end, other = ("src", "dst") if to_array else ("dst", "src")
+    setattr(job, f"{other}MemoryType", types(_ARRAY))
+    setattr(job, f"{other}Array", plane)
+    setattr(job, f"{end}MemoryType", types.CU_MEMORYTYPE_UNIFIED if known else types(_HOST))
+    setattr(job, f"{end}Device" if known else f"{end}Host", api.CUdeviceptr(address) if known else address)
+    setattr(job, f"{end}Pitch", width * array.format.texel_bytes)
+    setattr(job, f"{end}Height", height)
+    with stream.context.current():
+        driver.check("cuMemcpy3DAsync", api.cuMemcpy3DAsync(job, stream.handle))
+
+
+def destroy(driver: Driver, array: Array) -> None:
+    """``cuMipmappedArrayDestroy``."""
+    with array.context.aside():
+        driver.check("cuMipmappedArrayDestroy", driver.api.cuMipmappedArrayDestroy(array.handle))

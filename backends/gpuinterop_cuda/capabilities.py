@@ -1,0 +1,223 @@
+"""The capability table: device attributes, symbol probes and the platform. Asking creates no context."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Iterable
+from typing import Final
+
+from gpuinterop import handles as h
+from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope
+
+from .driver import Driver
+
+_DOC = "CUDA driver API: "
+_EXTERNAL: Final = _DOC + "External Resource Interoperability"
+_VMM: Final = _DOC + "Virtual Memory Management"
+
+_MEMORY = {Operation.IMPORT_MEMORY, Operation.MAP_BUFFER, Operation.MAP_MIPMAPPED_ARRAY}
+_SEMAPHORE = {Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE}
+_ALLOCATION = {Operation.EXPORT_ALLOCATION, Operation.IMPORT_ALLOCATION}
+_MULTICAST = {Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST}
+_KEYED = (h.KeyedMutex, h.KeyedMutexKmt)
+_NVSCI = (h.NvSciBuf, h.NvSciSync)
+
+# CUdevice_attribute by number: bindings older than the driver have no name for the later ones, and a driver older than
+# the attribute says INVALID_VALUE, which is read as no.
+_INTEGRATED, _MAJOR = 18, 75
+_VMM_SUPPORTED, _HANDLE_FD, _HANDLE_WIN32, _HANDLE_KMT, _HANDLE_FABRIC = 102, 103, 104, 105, 128
+_TIMELINE = 114
+
+_SYMBOLS: Final = {
+    Operation.IMPORT_MEMORY: ("cuImportExternalMemory", "cuDestroyExternalMemory"),
+    Operation.MAP_BUFFER: ("cuExternalMemoryGetMappedBuffer",),
+    Operation.MAP_MIPMAPPED_ARRAY: ("cuExternalMemoryGetMappedMipmappedArray", "cuMemcpy3DAsync"),
+    Operation.IMPORT_SEMAPHORE: ("cuImportExternalSemaphore", "cuDestroyExternalSemaphore"),
+    Operation.SIGNAL_SEMAPHORE: ("cuSignalExternalSemaphoresAsync",),
+    Operation.WAIT_SEMAPHORE: ("cuWaitExternalSemaphoresAsync",),
+    Operation.EXPORT_ALLOCATION: ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemSetAccess"),
+    Operation.IMPORT_ALLOCATION: ("cuMemImportFromShareableHandle", "cuMemSetAccess"),
+    Operation.GRAPH_CAPTURE: (
+        "cuStreamBeginCapture",
+        "cuGraphExternalSemaphoresSignalNodeGetParams",
+        "cuGraphExecExternalSemaphoresSignalNodeSetParams",
+        "cuGraphExecExternalSemaphoresWaitNodeSetParams",
+    ),
+}
+
+
+class _Probe:
+    """What the driver says of one device."""
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self._driver = driver
+        self._device = driver.check("cuDeviceGet", driver.api.cuDeviceGet(ordinal))
+        self.windows = sys.platform == "win32"
+        self.integrated = self.attribute(_INTEGRATED) != 0
+
+    def attribute(self, number: int) -> int:
+        """0 for one that the driver does not know."""
+        try:
+            wanted = self._driver.api.CUdevice_attribute(number)
+        except ValueError:
+            return 0
+        result = self._driver.api.cuDeviceGetAttribute(wanted, self._device)
+        return 0 if result[0] else int(result[1])
+
+    def missing(self, symbols: Iterable[str]) -> list[str]:
+        return [symbol for symbol in symbols if not self._driver.has(symbol)]
+
+    @property
+    def has_dma_buf_type(self) -> bool:
+        """Whether the bindings know the type: from 13.0 on."""
+        return hasattr(self._driver.api.CUexternalMemoryHandleType, "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD")
+
+
+def table(driver: Driver, ordinal: int) -> list[Capability]:
+    """Every cell of DOMAIN."""
+    probe = _Probe(driver, ordinal)
+    return [_capability(cell, probe) for cell in DOMAIN]
+
+
+def _capability(cell: Cell, probe: _Probe) -> Capability:
+    if missing := probe.missing(_SYMBOLS.get(cell.operation, ())):
+        return cell.gap(
+            Scope.DRIVER, f"the driver lacks {', '.join(missing)}.", _EXTERNAL, "install a newer NVIDIA driver."
+        )
+    operation = cell.operation
+    if operation in _MULTICAST:
+        return cell.gap(
+            Scope.BINDINGS,
+            "this version of the backend has no multicast objects yet; it is planned.",
+            "README.md, Not yet",
+            "one allocation, exported and mapped by each device.",
+        )
+    if operation is Operation.STREAM_MEMORY_OPS:
+        return cell.gap(
+            Scope.BINDINGS,
+            "this version of the backend does not write or wait for 64-bit words yet; it is planned.",
+            "README.md, Not yet",
+            "a timeline semaphore.",
+        )
+    if operation is Operation.CREATE_SEMAPHORE:
+        return cell.gap(
+            Scope.RUNTIME,
+            "CUDA imports semaphores and makes none.",
+            _EXTERNAL,
+            "make it with Vulkan or Direct3D and import it (gpuinterop.vulkan.share_semaphore).",
+        )
+    if operation is Operation.GRAPH_CAPTURE:
+        return _usable(cell, "signals and waits are captured as nodes", _DOC + "Graph Management")
+    if operation in _ALLOCATION:
+        return _allocation(cell, probe)
+    if operation is Operation.WAIT_TIMEOUT and cell.handle_type not in _KEYED:
+        return cell.gap(
+            Scope.RUNTIME,
+            "CUDA has a time-out for keyed mutexes only; any other wait ends with its signal.",
+            _DOC + "cuWaitExternalSemaphoresAsync",
+            "Stream.synchronize(timeout=...) names what a stream waits for.",
+        )
+    return _external(cell, probe)
+
+
+def _external(cell: Cell, probe: _Probe) -> Capability:
+    """External memory and semaphores, by handle type."""
+    operation, kind = cell.operation, cell.handle_type
+    assert kind is not None
+    if kind is h.DmaBufFd:
+        return _dma_buf(cell, probe)
+    if kind in _NVSCI:
+        if probe.integrated and not probe.windows:
+            return _usable(cell, "an integrated GPU with NvSci", "NVIDIA DriveOS: NvStreams")
+        return cell.gap(
+            Scope.PLATFORM,
+            "NvSci exists on NVIDIA's embedded platforms (DRIVE OS, Jetson) only; the driver here says NOT_SUPPORTED.",
+            "NVIDIA DriveOS: NvStreams",
+            "OpaqueFd memory, TimelineFd semaphores.",
+        )
+    if issubclass(kind, h.FdHandle):
+        if probe.windows:
+            return cell.gap(
+                Scope.PLATFORM, "Windows has no file descriptors to share.", _EXTERNAL, "OpaqueWin32, TimelineWin32."
+            )
+    elif not probe.windows:
+        return cell.gap(
+            Scope.PLATFORM,
+            "Win32 and Direct3D handles exist on Windows only; the driver says NOT_SUPPORTED here.",
+            _EXTERNAL,
+            "OpaqueFd memory, OpaqueFd and TimelineFd semaphores.",
+        )
+    if kind in (h.TimelineFd, h.TimelineWin32) and not probe.attribute(_TIMELINE):
+        return cell.gap(
+            Scope.DEVICE,
+            "the device says that it has no interop with timeline semaphores (attribute 114 is 0).",
+            _DOC + "CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED",
+            "binary semaphores, one each way.",
+        )
+    if operation is Operation.MAP_MIPMAPPED_ARRAY and kind is h.D3D12Heap:
+        return _usable(cell, "as any mapped array; the image's offset in the heap is given", _EXTERNAL)
+    return _usable(cell, "the driver documents this type", _EXTERNAL)
+
+
+def _dma_buf(cell: Cell, probe: _Probe) -> Capability:
+    if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
+        return cell.gap(
+            Scope.RUNTIME,
+            "CUDA maps dma-bufs as buffers only.",
+            _DOC + "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD",
+            "export the image's memory as OpaqueFd.",
+        )
+    if probe.windows or not probe.integrated or probe.attribute(_MAJOR) < 10:
+        return cell.gap(
+            Scope.PLATFORM,
+            "CUDA imports dma-bufs on Tegra from Thor on; on discrete GPUs the driver says NOT_SUPPORTED.",
+            _DOC + "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD",
+            "export the memory as OpaqueFd; the Vulkan driver of the same GPU can.",
+        )
+    if not probe.has_dma_buf_type:
+        return cell.gap(
+            Scope.BINDINGS,
+            "cuda-bindings before 13.0 has no name for dma-bufs.",
+            _DOC + "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD",
+            "pip install 'cuda-bindings>=13'.",
+        )
+    return _usable(cell, "an integrated GPU from Thor on", _DOC + "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD")
+
+
+def _allocation(cell: Cell, probe: _Probe) -> Capability:
+    kind = cell.handle_type
+    assert kind is not None
+    if not probe.attribute(_VMM_SUPPORTED):
+        return cell.gap(
+            Scope.DEVICE,
+            "the device has no virtual memory management (attribute 102 is 0).",
+            _VMM,
+            "memory that Vulkan allocates and exports (gpuinterop.vulkan.share_buffer).",
+        )
+    numbers = {h.VmmFd: _HANDLE_FD, h.OpaqueWin32: _HANDLE_WIN32, h.OpaqueWin32Kmt: _HANDLE_KMT}
+    number = numbers.get(kind, _HANDLE_FABRIC)
+    if not probe.attribute(number):
+        return cell.gap(
+            Scope.DEVICE if kind is h.FabricHandle else Scope.PLATFORM,
+            f"the device says that it makes no such handles (attribute {number} is 0).",
+            _VMM,
+            "OpaqueWin32." if probe.windows else "VmmFd, within one machine.",
+        )
+    if kind is h.FabricHandle and not probe.windows and not _imex_channel():
+        return cell.gap(
+            Scope.PLATFORM,
+            "fabric handles need an IMEX channel, and none in /dev/nvidia-caps-imex-channels is open to this process.",
+            "NVIDIA IMEX service documentation: IMEX channels",
+            "have the administrator create a channel; VmmFd works within one machine.",
+        )
+    return _usable(cell, "the device's attributes say so", _VMM)
+
+
+def _imex_channel() -> bool:
+    return any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/nvidia-caps-imex-channels/channel*"))
+
+
+def _usable(cell: Cell, what: str, reference: str) -> Capability:
+    return cell.unverified(Scope.PLATFORM, f"{what}; no run on this platform is recorded.", reference)

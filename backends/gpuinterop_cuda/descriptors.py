@@ -1,0 +1,101 @@
+"""Handles as the driver's descriptors want them: which type is which number, and which arm of the union is set."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpuinterop.errors import ArgumentTypeError
+from gpuinterop.handles import (
+    D3D11Fence,
+    D3D11Resource,
+    D3D11ResourceKmt,
+    D3D12Fence,
+    D3D12Heap,
+    D3D12Resource,
+    DmaBufFd,
+    FdHandle,
+    Handle,
+    KeyedMutex,
+    KeyedMutexKmt,
+    NvSciBuf,
+    NvSciSync,
+    OpaqueFd,
+    OpaqueWin32,
+    OpaqueWin32Kmt,
+    PointerHandle,
+    TimelineFd,
+    TimelineWin32,
+    Win32Handle,
+)
+
+# The numbers of CUexternalMemoryHandleType. By number, because 12.9 has no name for the last.
+MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
+    OpaqueFd: 1,
+    OpaqueWin32: 2,
+    OpaqueWin32Kmt: 3,
+    D3D12Heap: 4,
+    D3D12Resource: 5,
+    D3D11Resource: 6,
+    D3D11ResourceKmt: 7,
+    NvSciBuf: 8,
+    DmaBufFd: 9,
+}
+# The numbers of CUexternalSemaphoreHandleType.
+SEMAPHORE_TYPES: Final[Mapping[type[Handle], int]] = {
+    OpaqueFd: 1,
+    OpaqueWin32: 2,
+    OpaqueWin32Kmt: 3,
+    D3D12Fence: 4,
+    D3D11Fence: 5,
+    NvSciSync: 6,
+    KeyedMutex: 7,
+    KeyedMutexKmt: 8,
+    TimelineFd: 9,
+    TimelineWin32: 10,
+}
+_DEDICATED: Final = 1  # CUDA_EXTERNAL_MEMORY_DEDICATED
+
+
+def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any, object]:
+    """A ``CUDA_EXTERNAL_MEMORY_HANDLE_DESC``, and what must stay alive until the call."""
+    desc = api.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+    desc.type = api.CUexternalMemoryHandleType(_number(MEMORY_TYPES, handle))
+    keep = _fill(desc.handle, handle, "nvSciBufObject")
+    desc.size = size
+    # A dma-buf's flags are 0: it is what it is.
+    desc.flags = _DEDICATED if dedicated and not isinstance(handle, DmaBufFd) else 0
+    return desc, keep
+
+
+def semaphore(api: Any, handle: Handle) -> tuple[Any, object]:
+    """A ``CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC``, and what must stay alive until the call."""
+    desc = api.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
+    desc.type = api.CUexternalSemaphoreHandleType(_number(SEMAPHORE_TYPES, handle))
+    return desc, _fill(desc.handle, handle, "nvSciSyncObj")
+
+
+def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
+    try:
+        return types[type(handle)]
+    except KeyError:
+        raise ArgumentTypeError("handle", f"CUDA has no external object of {type(handle).__name__}.") from None
+
+
+def _fill(union: Any, handle: Handle, pointer_arm: str) -> object:
+    """Set exactly one arm: they share their bytes."""
+    if isinstance(handle, FdHandle):
+        union.fd = handle.fd
+        return None
+    if isinstance(handle, PointerHandle):
+        setattr(union, pointer_arm, handle.pointer)
+        return None
+    assert isinstance(handle, Win32Handle)
+    if handle.handle is not None:
+        union.win32.handle = handle.handle
+        return None
+    assert handle.name is not None
+    name = ctypes.create_string_buffer(handle.name.encode("utf-16-le") + b"\0\0")
+    union.win32.name = ctypes.addressof(name)
+    return name

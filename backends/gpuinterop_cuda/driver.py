@@ -1,0 +1,191 @@
+"""The driver through cuda-python: loading it, calling it, the current context, and what its errors mean.
+
+Every function of ``cuda.bindings.driver`` returns a tuple that begins with a ``CUresult``; the bindings look functions
+up by name and version when they are first called, and raise a ``RuntimeError`` for one that the driver lacks.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
+
+OUT_OF_MEMORY: Final = 2
+NOT_READY: Final = 600
+_NO_DEVICE: Final = 100
+
+_MEANINGS: Final[Mapping[tuple[str, int], str]] = {
+    ("cuImportExternalMemory", 999): "the descriptor is no memory that this GPU's driver has exported: it is another "
+    "GPU's, another kind of object, or of another driver. Take the device that gpuinterop.match_device gives.",
+    ("cuImportExternalSemaphore", 999): "the descriptor is no semaphore that a driver of this GPU has exported.",
+    ("cuImportExternalMemory", 801): "this driver does not import that type on this platform.",
+    ("cuImportExternalSemaphore", 801): "this driver does not import that type on this platform.",
+    ("cuExternalMemoryGetMappedBuffer", 1): "the range reaches beyond the exported object. The size given to the "
+    "import must be the allocation's; the driver does not check it before this.",
+    ("cuExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: format, extent, levels, "
+    "layers, usage and offset must be those of the exporter's image, and its memory dedicated where it was.",
+    ("cuMemSetAccess", 801): "the device has no peer access to the device that the memory lies on.",
+    ("cuMemImportFromShareableHandle", 999): "the handle is no allocation that a CUDA driver on this machine exported.",
+    ("cuMemExportToShareableHandle", 801): "the allocation was not made for handles of this type.",
+    ("cuMemImportFromShareableHandle", 800): "no permission: fabric handles need access to an IMEX channel "
+    "(/dev/nvidia-caps-imex-channels).",
+    ("cuMemCreate", 800): "no permission: fabric handles need access to an IMEX channel "
+    "(/dev/nvidia-caps-imex-channels).",
+}
+_CAPTURE: Final = "a graph is being captured that this call is not allowed in; make the call before or after."
+_LOST: Final = "earlier work on the device has failed, and its context is lost: the process must be started again."
+_GENERAL: Final[Mapping[int, str]] = {
+    3: "CUDA is not initialised in this process. After a fork it never can be: start processes with the "
+    "multiprocessing start method 'spawn'.",
+    4: "the driver is being shut down: the process is ending.",
+    46: "the device is in use by another process, exclusively.",
+    201: "no context is current, or it was destroyed.",
+    700: _LOST,
+    715: _LOST,
+    719: _LOST,
+    900: _CAPTURE,
+    901: "the capture of a graph was made invalid by an earlier call; end it and capture again.",
+    905: "a wait in a capture for work outside of it; use semaphores, or record the event in the same capture.",
+    906: "an operation on the default stream would wait for a stream that is being captured.",
+    907: "an event that was recorded in a capture has no state of its own.",
+}
+
+
+class Driver:
+    """The bindings' module, with what every caller needs beside it."""
+
+    def __init__(self) -> None:
+        self.api: Any = _load()
+        try:
+            (code,) = self.api.cuInit(0)
+        except RuntimeError as error:  # DynamicLibNotFoundError of 13.x, RuntimeError of 12.9
+            failure = BackendUnavailableError(
+                "there is no NVIDIA driver here: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
+                fix="Install the NVIDIA driver; in a container, start it with the NVIDIA runtime (--gpus all).",
+                absent=True,
+            )
+            raise failure from error
+        if code == _NO_DEVICE:
+            raise BackendUnavailableError(
+                "the NVIDIA driver is here, and no device that it may use.",
+                fix="CUDA_VISIBLE_DEVICES may hide it; in a container the device nodes may be missing.",
+            )
+        if code:
+            symbol, text = self._describe(int(code))
+            raise BackendUnavailableError(
+                f"cuInit failed with {symbol} ({int(code)}): {text}.",
+                fix="nvidia-smi shows whether driver and kernel module fit together.",
+            )
+        self.version: int = self.check("cuDriverGetVersion", self.api.cuDriverGetVersion())
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def check(self, call: str, result: Any) -> Any:
+        """What the call returned beside its status; raises where that is no success."""
+        code = result[0]
+        if code:
+            raise self.error(call, code)
+        return result[1] if len(result) > 1 else None
+
+    def error(self, call: str, code: Any) -> DriverError:
+        """The error of a call, with its name and what it means there."""
+        number = int(code)
+        symbol, text = self._describe(number)
+        meaning = _MEANINGS.get((call, number)) or _GENERAL.get(number) or text
+        kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
+        return kind(call, number, symbol, meaning)
+
+    def _describe(self, number: int) -> tuple[str, str]:
+        try:
+            code = self.api.CUresult(number)
+        except ValueError:  # newer than the bindings
+            return f"CUresult {number}", "unknown to these bindings"
+        found = []
+        for function in (self.api.cuGetErrorName, self.api.cuGetErrorString):
+            status, text = function(code)
+            found.append(text.decode() if not status and text else code.name)
+        return found[0], found[1]
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def has(self, symbol: str, version: int | None = None) -> bool:
+        """Whether the bindings know a function, and the driver has it."""
+        return hasattr(self.api, symbol) and self.address(symbol, version) != 0
+
+    def address(self, symbol: str, version: int | None = None) -> int:
+        """A function's address, as of a version of CUDA; 0 where there is none."""
+        flags = self.api.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+        code, pointer, _ = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
+        return 0 if code or not pointer else int(pointer)
+
+    @property
+    def bindings_version(self) -> str:
+        return importlib.metadata.version("cuda-bindings")
+
+    # -- calls that are not stream-ordered -----------------------------------------------------------------------
+
+    @contextmanager
+    def relaxed(self) -> Generator[None]:
+        """Let this thread make calls that a capture elsewhere forbids.
+
+        A capture in global mode, which is torch's default, is made invalid by an event query of any thread; ours say
+        nothing about what is being captured. (``cuThreadExchangeStreamCaptureMode``)
+        """
+        modes = self.api.CUstreamCaptureMode
+        before = self.check(
+            "cuThreadExchangeStreamCaptureMode",
+            self.api.cuThreadExchangeStreamCaptureMode(modes.CU_STREAM_CAPTURE_MODE_RELAXED),
+        )
+        try:
+            yield
+        finally:
+            self.api.cuThreadExchangeStreamCaptureMode(before)
+
+
+class Context:
+    """A device's primary context, which torch, CuPy, JAX and numba use as well. Retained, and never given back."""
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self._driver = driver
+        api = driver.api
+        self.ordinal = ordinal
+        self.device = driver.check("cuDeviceGet", api.cuDeviceGet(ordinal))
+        self.handle = driver.check("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain(self.device))
+        self.pointer = int(self.handle)
+
+    @contextmanager
+    def current(self) -> Generator[None]:
+        """Make it this thread's current one, and put back what was (``cuCtxPushCurrent``, ``cuCtxPopCurrent``)."""
+        driver, api = self._driver, self._driver.api
+        driver.check("cuCtxPushCurrent", api.cuCtxPushCurrent(self.handle))
+        try:
+            yield
+        finally:
+            api.cuCtxPopCurrent()
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """As `current`, for calls that belong to no stream: also during a capture."""
+        with self.current(), self._driver.relaxed():
+            yield
+
+    @property
+    def is_current(self) -> bool:
+        return int(self._driver.check("cuCtxGetCurrent", self._driver.api.cuCtxGetCurrent())) == self.pointer
+
+
+def _load() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        # `cuda` alone proves nothing: hip-python-interop has a package of that name.
+        failure = BackendUnavailableError(
+            f"cuda-bindings cannot be imported ({error}).",
+            fix="pip install 'gpuinterop[cuda]'",
+            absent=isinstance(error, ModuleNotFoundError),
+        )
+        raise failure from error
+    return driver

@@ -1,0 +1,125 @@
+"""Graphs, as far as semaphores are concerned: capture, launch, and the values in a graph's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpuinterop.backend import SemaphoreNode
+
+from .driver import Context, Driver
+from .semaphores import Batch, Semaphore
+from .streams import Stream
+
+_SIGNAL_NODE, _WAIT_NODE = 8, 9  # CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL, ..._WAIT
+
+
+def is_capturing(driver: Driver, stream: Stream) -> bool:
+    """``cuStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
+    if stream.relative:
+        with stream.in_context():
+            return _status(driver, stream)
+    return _status(driver, stream)
+
+
+def _status(driver: Driver, stream: Stream) -> bool:
+    code, status = driver.api.cuStreamIsCapturing(stream.handle)
+    if int(code) == 906:  # IMPLICIT: this default stream would wait for one that is being captured; it is not itself
+        return False
+    return int(driver.check("cuStreamIsCapturing", (code, status))) != 0
+
+
+def begin(driver: Driver, stream: Stream) -> None:
+    """``cuStreamBeginCapture``, thread-local: what other threads do is none of this capture's business."""
+    mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with stream.context.current():
+        driver.check("cuStreamBeginCapture", driver.api.cuStreamBeginCapture(stream.handle, mode))
+
+
+def end(driver: Driver, stream: Stream) -> int:
+    """``cuStreamEndCapture``."""
+    with stream.context.current():
+        return int(driver.check("cuStreamEndCapture", driver.api.cuStreamEndCapture(stream.handle)))
+
+
+def instantiate(driver: Driver, context: Context, graph: int) -> int:
+    """``cuGraphInstantiate``."""
+    with context.aside():
+        return int(driver.check("cuGraphInstantiate", driver.api.cuGraphInstantiate(driver.api.CUgraph(graph), 0)))
+
+
+def launch(driver: Driver, stream: Stream, executable: int) -> None:
+    """``cuGraphLaunch``."""
+    with stream.context.current():
+        driver.check("cuGraphLaunch", driver.api.cuGraphLaunch(driver.api.CUgraphExec(executable), stream.handle))
+
+
+def destroy_graph(driver: Driver, context: Context, graph: int) -> None:
+    with context.aside():
+        driver.check("cuGraphDestroy", driver.api.cuGraphDestroy(driver.api.CUgraph(graph)))
+
+
+def destroy_executable(driver: Driver, context: Context, executable: int) -> None:
+    with context.aside():
+        driver.check("cuGraphExecDestroy", driver.api.cuGraphExecDestroy(driver.api.CUgraphExec(executable)))
+
+
+def nodes(driver: Driver, graph: int) -> list[SemaphoreNode]:
+    """``cuGraphGetNodes``; of those the ones that signal and wait."""
+    api = driver.api
+    native = api.CUgraph(graph)
+    _, count = _check_nodes(driver, api.cuGraphGetNodes(native))
+    found, _ = _check_nodes(driver, api.cuGraphGetNodes(native, count))
+    result = []
+    for node in found[:count]:
+        kind = int(driver.check("cuGraphNodeGetType", api.cuGraphNodeGetType(node)))
+        if kind in (_SIGNAL_NODE, _WAIT_NODE):
+            result.append(_node(driver, node, signals=kind == _SIGNAL_NODE))
+    return result
+
+
+def _check_nodes(driver: Driver, result: Any) -> tuple[Any, int]:
+    driver.check("cuGraphGetNodes", result[:1])
+    return result[1], int(result[2])
+
+
+def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
+    api = driver.api
+    if signals:
+        call, function = (
+            "cuGraphExternalSemaphoresSignalNodeGetParams",
+            api.cuGraphExternalSemaphoresSignalNodeGetParams,
+        )
+    else:
+        call, function = "cuGraphExternalSemaphoresWaitNodeGetParams", api.cuGraphExternalSemaphoresWaitNodeGetParams
+    params = driver.check(call, function(node))
+    count = params.numExtSems
+    return SemaphoreNode(
+        native=node,
+        signals=signals,
+        semaphores=tuple(int(handle) for handle in params.extSemArray[:count]),
+        values=tuple(int(one.params.fence.value) for one in params.paramsArray[:count]),
+    )
+
+
+def set_node(
+    driver: Driver, executable: int, node: SemaphoreNode, semaphores: Sequence[Semaphore], values: Sequence[int]
+) -> None:
+    """``cuGraphExecExternalSemaphoresSignalNodeSetParams`` and its like for waits."""
+    api = driver.api
+    batch = Batch(driver, semaphores)
+    handle = api.CUgraphExec(executable)
+    if node.signals:
+        params = api.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS()
+        slot = batch.signal_slot(values)
+        call = "cuGraphExecExternalSemaphoresSignalNodeSetParams"
+        function = api.cuGraphExecExternalSemaphoresSignalNodeSetParams
+    else:
+        params = api.CUDA_EXT_SEM_WAIT_NODE_PARAMS()
+        slot = batch.wait_slot(values, None)
+        call = "cuGraphExecExternalSemaphoresWaitNodeSetParams"
+        function = api.cuGraphExecExternalSemaphoresWaitNodeSetParams
+    params.extSemArray = batch.handles
+    params.paramsArray = slot[0]
+    params.numExtSems = batch.count
+    driver.check(call, function(handle, node.native, params))

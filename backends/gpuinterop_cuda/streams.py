@@ -1,0 +1,142 @@
+"""Streams and events.
+
+The numbers 0, 1 and 2 are no streams by themselves: each names the default stream of whatever context is current in
+the calling thread. A call on one of them would otherwise land on whichever GPU is current there, so it is made with the
+device's own context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gpuinterop.errors import InvalidArgumentError
+
+from .driver import NOT_READY, Context, Driver
+
+_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
+_DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
+_LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+
+
+class Stream:
+    """A stream of one context."""
+
+    __slots__ = ("context", "handle", "pointer", "relative")
+
+    def __init__(self, driver: Driver, context: Context, pointer: int) -> None:
+        self.context = context
+        self.pointer = pointer
+        self.relative = pointer <= _PER_THREAD
+        # 0 is the legacy stream everywhere but in the bindings, where a variable turns it into the thread's own.
+        self.handle = driver.api.CUstream(pointer or _LEGACY)
+
+    @contextmanager
+    def in_context(self) -> Generator[None]:
+        """For a call on a default stream."""
+        if self.context.is_current:
+            yield
+        else:
+            with self.context.current():
+                yield
+
+
+def create(driver: Driver, context: Context) -> Stream:
+    """``cuStreamCreate`` with ``CU_STREAM_NON_BLOCKING``: one that blocks stalls the default stream while it waits."""
+    with context.aside():
+        return Stream(driver, context, int(driver.check("cuStreamCreate", driver.api.cuStreamCreate(_NON_BLOCKING))))
+
+
+def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
+    """Wrap a stream, after a look whether it is this device's (``cuStreamGetDevice``, ``cuStreamGetCtx``)."""
+    stream = Stream(driver, context, pointer)
+    if stream.relative:
+        return stream
+    found = _ordinal(driver, context, stream)
+    if found != context.ordinal:
+        raise InvalidArgumentError(
+            "stream",
+            f"{pointer:#x} is a stream of CUDA device {found}, and this is device {context.ordinal}: wrap it with "
+            f"gpuinterop.device({found}).",
+        )
+    return stream
+
+
+def _ordinal(driver: Driver, context: Context, stream: Stream) -> int:
+    api = driver.api
+    with driver.relaxed():
+        if driver.has("cuStreamGetDevice"):  # from 12.8 on
+            device = driver.check("cuStreamGetDevice", api.cuStreamGetDevice(stream.handle))
+            return int(device)
+        owner = driver.check("cuStreamGetCtx", api.cuStreamGetCtx(stream.handle))
+        if int(owner) == context.pointer:
+            return context.ordinal
+        driver.check("cuCtxPushCurrent", api.cuCtxPushCurrent(owner))
+        try:
+            return int(driver.check("cuCtxGetDevice", api.cuCtxGetDevice()))
+        finally:
+            api.cuCtxPopCurrent()
+
+
+def destroy(driver: Driver, stream: Stream) -> None:
+    with stream.context.aside():
+        driver.check("cuStreamDestroy", driver.api.cuStreamDestroy(stream.handle))
+
+
+def synchronize(driver: Driver, stream: Stream) -> None:
+    with stream.context.aside():
+        driver.check("cuStreamSynchronize", driver.api.cuStreamSynchronize(stream.handle))
+
+
+def is_idle(driver: Driver, stream: Stream) -> bool:
+    with stream.context.aside():
+        (code,) = driver.api.cuStreamQuery(stream.handle)
+    return _reached(driver, "cuStreamQuery", code)
+
+
+class Event:
+    """A point in a stream's work."""
+
+    __slots__ = ("context", "handle")
+
+    def __init__(self, context: Context, handle: Any) -> None:
+        self.context = context
+        self.handle = handle
+
+
+def record(driver: Driver, stream: Stream) -> Event:
+    """``cuEventCreate``, ``cuEventRecord``."""
+    api = driver.api
+    with stream.context.current():
+        event = Event(stream.context, driver.check("cuEventCreate", api.cuEventCreate(_DISABLE_TIMING)))
+        try:
+            driver.check("cuEventRecord", api.cuEventRecord(event.handle, stream.handle))
+        except BaseException:
+            api.cuEventDestroy(event.handle)
+            raise
+    return event
+
+
+def wait_event(driver: Driver, stream: Stream, event: Event) -> None:
+    with stream.context.current():
+        driver.check("cuStreamWaitEvent", driver.api.cuStreamWaitEvent(stream.handle, event.handle, 0))
+
+
+def is_done(driver: Driver, event: Event) -> bool:
+    with driver.relaxed():
+        (code,) = driver.api.cuEventQuery(event.handle)
+    return _reached(driver, "cuEventQuery", code)
+
+
+def destroy_event(driver: Driver, event: Event) -> None:
+    with event.context.aside():
+        driver.check("cuEventDestroy", driver.api.cuEventDestroy(event.handle))
+
+
+def _reached(driver: Driver, call: str, code: Any) -> bool:
+    if code == NOT_READY:
+        return False
+    if code:
+        raise driver.error(call, code)
+    return True
