@@ -95,6 +95,11 @@ class Backend(ABC):
     """`copy` from or to pageable host memory blocks the caller until the stream gets there (CUDA, HIP): behind a
     pending wait that deadlocks, and the core refuses it."""
 
+    releases_block: ClassVar[bool] = False
+    """`unmap_buffer`, `destroy_array` and `destroy_semaphore` wait for all work of the device, and until then every
+    other call of the process waits for them (CUDA: ``cuMemFree``, ``cuDestroyExternalSemaphore``). Behind a semaphore
+    wait whose signal is still to be submitted that deadlocks: the core calls them only while none is pending."""
+
     @abstractmethod
     def __init__(self) -> None:
         """Load the driver, or raise `BackendUnavailableError` saying why not. Creates no context."""

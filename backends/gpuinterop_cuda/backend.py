@@ -23,6 +23,7 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
     name = "cuda"
     priority = 20
     pageable_copies_block: ClassVar[bool] = True
+    releases_block: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._driver = Driver()
@@ -175,7 +176,7 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
     # -- graphs --------------------------------------------------------------------------------------------------
 
     def is_capturing(self, stream: streams.Stream) -> bool:
-        return graphs.is_capturing(self._driver, stream)
+        return streams.is_capturing(self._driver, stream)
 
     def begin_capture(self, stream: streams.Stream) -> None:
         graphs.begin(self._driver, stream)

@@ -27,6 +27,12 @@ _MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     "import must be the allocation's; the driver does not check it before this.",
     ("cuExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: format, extent, levels, "
     "layers, usage and offset must be those of the exporter's image, and its memory dedicated where it was.",
+    (
+        "cuWaitExternalSemaphoresAsync",
+        1,
+    ): "the stream must be of the device's primary context, and the semaphore alive.",
+    ("cuSignalExternalSemaphoresAsync", 1): "the stream must be of the device's primary context, and the semaphore "
+    "alive.",
     ("cuMemSetAccess", 801): "the device has no peer access to the device that the memory lies on.",
     ("cuMemImportFromShareableHandle", 999): "the handle is no allocation that a CUDA driver on this machine exported.",
     ("cuMemExportToShareableHandle", 801): "the allocation was not made for handles of this type.",

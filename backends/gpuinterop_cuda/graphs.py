@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from gpuinterop.backend import SemaphoreNode
 
@@ -11,22 +12,9 @@ from .driver import Context, Driver
 from .semaphores import Batch, Semaphore
 from .streams import Stream
 
+# CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS and ..._WAIT_PARAMS: 144 bytes each, a fence's value first.
+_PARAMS_BYTES: Final = 144
 _SIGNAL_NODE, _WAIT_NODE = 8, 9  # CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL, ..._WAIT
-
-
-def is_capturing(driver: Driver, stream: Stream) -> bool:
-    """``cuStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
-    if stream.relative:
-        with stream.in_context():
-            return _status(driver, stream)
-    return _status(driver, stream)
-
-
-def _status(driver: Driver, stream: Stream) -> bool:
-    code, status = driver.api.cuStreamIsCapturing(stream.handle)
-    if int(code) == 906:  # IMPLICIT: this default stream would wait for one that is being captured; it is not itself
-        return False
-    return int(driver.check("cuStreamIsCapturing", (code, status))) != 0
 
 
 def begin(driver: Driver, stream: Stream) -> None:
@@ -93,12 +81,24 @@ def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
     else:
         call, function = "cuGraphExternalSemaphoresWaitNodeGetParams", api.cuGraphExternalSemaphoresWaitNodeGetParams
     params = driver.check(call, function(node))
-    count = params.numExtSems
+    # The bindings give the arrays of what was set through them, not of what the driver has answered.
+    found = _NodeParams.from_address(params.getPtr())
+    pairs = [(found.semaphores[i], found.params + i * _PARAMS_BYTES) for i in range(found.count)]
     return SemaphoreNode(
         native=node,
         signals=signals,
-        semaphores=tuple(int(handle) for handle in params.extSemArray[:count]),
-        values=tuple(int(one.params.fence.value) for one in params.paramsArray[:count]),
+        semaphores=tuple(int(pointer) for pointer, _ in pairs),
+        values=tuple(ctypes.c_uint64.from_address(address).value for _, address in pairs),
+    )
+
+
+class _NodeParams(ctypes.Structure):
+    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, and its like for waits. The arrays are the node's own."""
+
+    _fields_ = (
+        ("semaphores", ctypes.POINTER(ctypes.c_size_t)),
+        ("params", ctypes.c_size_t),
+        ("count", ctypes.c_uint),
     )
 
 

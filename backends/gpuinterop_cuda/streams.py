@@ -17,6 +17,7 @@ from .driver import NOT_READY, Context, Driver
 
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
+_IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
 
@@ -49,34 +50,45 @@ def create(driver: Driver, context: Context) -> Stream:
 
 
 def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
-    """Wrap a stream, after a look whether it is this device's (``cuStreamGetDevice``, ``cuStreamGetCtx``)."""
+    """Wrap a stream, after a look whether it is this device's (``cuStreamGetCtx``).
+
+    A stream that is being captured is not asked: the documentation does not say whether a capture survives that.
+    """
     stream = Stream(driver, context, pointer)
-    if stream.relative:
+    if stream.relative or is_capturing(driver, stream):
         return stream
-    found = _ordinal(driver, context, stream)
-    if found != context.ordinal:
+    api = driver.api
+    code, owner = api.cuStreamGetCtx(stream.handle)
+    if code or int(owner) == context.pointer:  # a green context's stream may have no context to tell
+        return stream
+    driver.check("cuCtxPushCurrent", api.cuCtxPushCurrent(owner))
+    try:
+        ordinal = int(driver.check("cuCtxGetDevice", api.cuCtxGetDevice()))
+    finally:
+        api.cuCtxPopCurrent()
+    if ordinal != context.ordinal:
         raise InvalidArgumentError(
             "stream",
-            f"{pointer:#x} is a stream of CUDA device {found}, and this is device {context.ordinal}: wrap it with "
-            f"gpuinterop.device({found}).",
+            f"{pointer:#x} is a stream of CUDA device {ordinal}, and this is device {context.ordinal}: wrap it with "
+            f"gpuinterop.device({ordinal}).",
         )
-    return stream
+    raise InvalidArgumentError(
+        "stream",
+        f"{pointer:#x} is a stream of another context than the device's primary one, which torch, CuPy, JAX and numba "
+        "use: what is imported in one context cannot be used in another. Create it in the primary context.",
+    )
 
 
-def _ordinal(driver: Driver, context: Context, stream: Stream) -> int:
-    api = driver.api
-    with driver.relaxed():
-        if driver.has("cuStreamGetDevice"):  # from 12.8 on
-            device = driver.check("cuStreamGetDevice", api.cuStreamGetDevice(stream.handle))
-            return int(device)
-        owner = driver.check("cuStreamGetCtx", api.cuStreamGetCtx(stream.handle))
-        if int(owner) == context.pointer:
-            return context.ordinal
-        driver.check("cuCtxPushCurrent", api.cuCtxPushCurrent(owner))
-        try:
-            return int(driver.check("cuCtxGetDevice", api.cuCtxGetDevice()))
-        finally:
-            api.cuCtxPopCurrent()
+def is_capturing(driver: Driver, stream: Stream) -> bool:
+    """``cuStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
+    if stream.relative:
+        with stream.in_context():
+            result = driver.api.cuStreamIsCapturing(stream.handle)
+    else:
+        result = driver.api.cuStreamIsCapturing(stream.handle)
+    if int(result[0]) == _IMPLICIT:  # a default stream, which would wait for one that is being captured
+        return False
+    return int(driver.check("cuStreamIsCapturing", result)) != 0
 
 
 def destroy(driver: Driver, stream: Stream) -> None:

@@ -59,7 +59,7 @@ class Allocation(Resource):
                 backend = self._backend
                 native, address = backend.map_allocation(self._native, [self._device._native])
                 unmap = functools.partial(backend.unmap_allocation, native)
-                mapping = Mapping(self, self._device, address, unmap, offset=0, size=self._size)
+                mapping = Mapping(self, self._device, address, unmap, offset=0, size=self._size, blocks=False)
                 self._buffer = mapping.buffer(0, self._size)
                 self._buffer._warns = False  # it is the allocation's own
             return self._buffer

@@ -211,18 +211,18 @@ class Graph(Resource):
         """Enqueue the whole of it (``cuGraphLaunch``). Returns at once."""
         executable = self.executable_ptr
         check_stream(self._device, stream)
-        with self._in_use():
+        assert self._semaphores is not None
+        with self._in_use(), self._reclaimer.enqueuing_wait():
             self._backend.launch(executable, stream._native)
             self._used[stream._ptr] = stream
+            for step in self._semaphores.waits:
+                for semaphore, value in zip(step.semaphores, step.values, strict=True):
+                    if semaphore is not None:
+                        stream._waits.append((semaphore._label, value if semaphore._takes_value else None))
         for resource in list(self._held):
             note = getattr(resource, "used_on", None)
             if note is not None:
                 note(stream)
-        assert self._semaphores is not None
-        for step in self._semaphores.waits:
-            for semaphore, value in zip(step.semaphores, step.values, strict=True):
-                if semaphore is not None:
-                    stream._waits.append((semaphore._label, value if semaphore._takes_value else None))
 
     def _captured(self) -> list[int]:
         self._check_open()

@@ -48,9 +48,10 @@ class Mapping(Resource):
         *,
         offset: int,
         size: int,
+        blocks: bool,
     ) -> None:
         self.exports = Exports()
-        super().__init__(device._reclaimer, unmap, parent=parent, exports=self.exports)
+        super().__init__(device._reclaimer, unmap, parent=parent, exports=self.exports, blocks=blocks)
         self._device = device
         self.address = address
         self.offset = offset
@@ -369,7 +370,7 @@ class ExternalMemory(Resource):
                 native, address = self._backend.map_buffer(self._native, offset=start, size=count)
                 backend = self._backend
                 unmap = functools.partial(backend.unmap_buffer, native)
-                mapping = Mapping(self, self._device, address, unmap, offset=start, size=count)
+                mapping = Mapping(self, self._device, address, unmap, offset=start, size=count, blocks=True)
                 self._ranges[mapping._retirement.serial] = MappedRange(mapping)
             return mapping.buffer(start, count)
 

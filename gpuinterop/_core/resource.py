@@ -24,6 +24,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -114,6 +115,8 @@ class Retirement:
         Asked when the resource is closed and no array is left: an array may cause work as long as it lives.
     exports : Exports, optional
         The arrays to wait for.
+    blocks : bool
+        The native release waits for all work of the device (`Backend.releases_block`).
     """
 
     def __init__(
@@ -123,8 +126,12 @@ class Retirement:
         *,
         streams: Callable[[], tuple[Iterable[Stream], Iterable[Retirement]]] | None = None,
         exports: Exports | None = None,
+        blocks: bool = False,
     ) -> None:
         self.label = label
+        self.blocks = blocks
+        self.held_by = ""
+        """The stream whose pending wait `blocks` has last kept this from going, for messages."""
         self.serial = next(_serials)
         self.done = False
         self.gates: dict[int, Retirement | str] = {}
@@ -204,6 +211,11 @@ class Retirement:
         for earlier in self._after:
             if not earlier.done:
                 return f"{earlier.label} still has work pending"
+        if self.held_by:
+            return (
+                f"the driver's release waits for the whole device, and {self.held_by} may be waiting for a semaphore: "
+                "synchronize that first"
+            )
         return "work enqueued before close() is still pending"
 
     def finish(self) -> None:
@@ -290,6 +302,13 @@ class Reclaimer:
         self._pending: dict[int, Retirement] = {}
         self._draining = threading.Lock()
         self._streams: dict[int, weakref.ref[Stream]] = {}
+        # A release that blocks, and a wait that is being enqueued, never overlap: each announces itself before it looks
+        # for the other. No lock is taken by a wait, unless a release is under way.
+        self.waiting: dict[int, None] = {}
+        """The threads that are enqueuing a wait just now."""
+        self.releasing = False
+        """A release that blocks is under way, or about to be."""
+        self._release_lock = threading.RLock()
         _reclaimers.add(self)
 
     def add_stream(self, stream: Stream) -> None:
@@ -326,13 +345,57 @@ class Reclaimer:
                 progress = False
                 for serial, entry in list(self._pending.items()):
                     if entry.ready(self.backend):
-                        try:
-                            entry.finish()
-                        finally:
-                            self._pending.pop(serial, None)
-                        progress = True
+                        progress |= self._finish(serial, entry)
         finally:
             self._draining.release()
+
+    def _finish(self, serial: int, entry: Retirement) -> bool:
+        """Release; False where that would block the device, and with it whoever is to end a pending wait."""
+        if not entry.blocks:
+            self._finish_now(serial, entry)
+            return True
+        with self._release_lock:
+            self.releasing = True
+            try:
+                entry.held_by = self._pending_wait()
+                if entry.held_by:
+                    return False
+                self._finish_now(serial, entry)
+                return True
+            finally:
+                self.releasing = False
+
+    def _finish_now(self, serial: int, entry: Retirement) -> None:
+        try:
+            entry.finish()
+        finally:
+            self._pending.pop(serial, None)
+
+    def _pending_wait(self) -> str:
+        """The label of a stream that may be waiting for a semaphore; empty when none is."""
+        if self.waiting:
+            return "another thread's stream"
+        for retirement in (*(stream._retirement for stream in self.streams()), *self.closed_streams()):
+            if isinstance(retirement, StreamRetirement) and retirement.may_wait(self.backend):
+                return retirement.label
+        return ""
+
+    @contextmanager
+    def enqueuing_wait(self) -> Generator[None]:
+        """Round a call that enqueues waits, and the note of them in the stream."""
+        thread = threading.get_ident()
+        self.waiting[thread] = None
+        try:
+            if self.releasing:
+                self.let_release_end()
+            yield
+        finally:
+            self.waiting.pop(thread, None)
+
+    def let_release_end(self) -> None:
+        """Block until the release that is under way has ended; it waits for nobody's wait."""
+        with self._release_lock:
+            pass
 
     def wait(self, retirement: Retirement, timeout: float | None) -> bool:
         """Drain until `retirement` is done; False when `timeout` seconds passed."""
@@ -357,6 +420,9 @@ class Reclaimer:
     def forked(self) -> None:
         """In a child: what the parent has retired is the parent's to release."""
         self._draining = threading.Lock()
+        self._release_lock = threading.RLock()
+        self.releasing = False
+        self.waiting.clear()
         self._pending.clear()
 
 
@@ -367,6 +433,31 @@ class StreamRetirement(Retirement):
     """
 
     native: Native = None
+    waits: deque[tuple[str, int | None]]
+    """The latest semaphore waits since the stream was last seen idle, for messages. Labels, not semaphores:
+    remembering must not keep anything alive."""
+
+    def forget(self, seen: Iterable[tuple[str, int | None]]) -> None:
+        """Take out waits that have passed; another thread may add to them meanwhile."""
+        for entry in seen:
+            with contextlib.suppress(IndexError):
+                if self.waits[0] is entry:
+                    self.waits.popleft()
+
+    def may_wait(self, backend: Backend) -> bool:
+        """Whether a semaphore wait may be pending; never blocks."""
+        seen = list(self.waits)  # first: what is added behind this line is not taken out
+        if not seen:
+            return False
+        if is_capturing(backend, self.native):
+            return True  # the driver must not be asked
+        try:
+            if not backend.is_idle(self.native):
+                return True
+        except GpuInteropError:
+            pass  # it has failed: what is left on it never runs
+        self.forget(seen)
+        return False
 
     def record(self, backend: Backend) -> None:
         if self._events is not None or is_capturing(backend, self.native):
@@ -414,13 +505,20 @@ class Resource:
         streams: Callable[[], tuple[Iterable[Stream], Iterable[Retirement]]] | None = None,
         exports: Exports | None = None,
         kind: type[Retirement] = Retirement,
+        blocks: bool = False,
     ) -> None:
         self._reclaimer = reclaimer
         self._parent = parent  # children hold parents
         self._children: dict[int, weakref.ref[Resource]] = {}
         self._closed = False
         self._once = [True]  # popped by the one close that counts: list.pop is atomic, and safe in a finalizer
-        self._retirement = kind(label or self._noun, release, streams=streams or reclaimer.work, exports=exports)
+        self._retirement = kind(
+            label or self._noun,
+            release,
+            streams=streams or reclaimer.work,
+            exports=exports,
+            blocks=blocks and reclaimer.backend.releases_block,
+        )
         self._label = self._retirement.label = f"{self._retirement.label} #{self._retirement.serial}"
         if parent is not None:
             self._retirement.hang_on(parent._retirement)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ..backend import HostSemaphoreBackend
@@ -90,6 +91,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             release,
             label=f"{handle_type.type_name} semaphore",
             streams=lambda: ([stream for stream, _ in list(used.values())], ()),
+            blocks=True,
         )
         self._used = used
         self._device = device
@@ -157,8 +159,15 @@ class ExternalSemaphore(Resource, Generic[K]):
         else:
             number = self._check_value(value)
         milliseconds = None if timeout is None else self._milliseconds(timeout)
-        self._backend.wait(self._batch, stream._native, (number,), milliseconds)
-        stream._waits.append((self._label, value))
+        reclaimer, thread = self._reclaimer, get_ident()
+        reclaimer.waiting[thread] = None  # before the look at `releasing`: see Reclaimer
+        try:
+            if reclaimer.releasing:
+                reclaimer.let_release_end()
+            self._backend.wait(self._batch, stream._native, (number,), milliseconds)
+            stream._waits.append((self._label, value))
+        finally:
+            reclaimer.waiting.pop(thread, None)
         if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:
             self._used[stream._ptr] = (stream, self._last_value(stream))
 
@@ -363,9 +372,11 @@ class SemaphoreBatch:
         if timeout is not None:
             for semaphore in self._semaphores:
                 milliseconds = semaphore._milliseconds(timeout)
-        self._backend.wait(self._batch, stream._native, numbers, milliseconds)
-        for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            stream._waits.append((semaphore._label, number if semaphore._takes_value else None))
+        with self._device._reclaimer.enqueuing_wait():
+            self._backend.wait(self._batch, stream._native, numbers, milliseconds)
+            for semaphore, number in zip(self._semaphores, numbers, strict=True):
+                stream._waits.append((semaphore._label, number if semaphore._takes_value else None))
+        for semaphore in self._semaphores:
             semaphore._used[stream._ptr] = (stream, semaphore._last_value(stream))
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:

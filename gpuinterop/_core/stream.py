@@ -50,7 +50,9 @@ class Stream(Resource):
                 backend.destroy_stream(native)
 
         super().__init__(device._reclaimer, release, kind=StreamRetirement)
-        cast(StreamRetirement, self._retirement).native = native
+        retirement = cast(StreamRetirement, self._retirement)
+        retirement.native = native
+        self._waits = retirement.waits = deque(maxlen=16)
         self._warns = owned  # a wrapped stream owns nothing that could leak
         self._device = device
         self._backend = backend
@@ -62,9 +64,6 @@ class Stream(Resource):
         self._graph: Graph | None = None  # what `capture` makes, while it does
         # What semaphores compare on the hot path: the device while the stream is open, nobody's device afterwards.
         self._open_on: object = device
-        # The latest semaphore waits since the stream was last seen idle, for the message of a time-out. Labels, not
-        # semaphores: remembering must not keep anything alive.
-        self._waits: deque[tuple[str, int | None]] = deque(maxlen=16)
         device._reclaimer.add_stream(self)
 
     # -- public ------------------------------------------------------------------------------------------------
@@ -126,9 +125,10 @@ class Stream(Resource):
             The stream is being captured: nothing that was enqueued runs.
         """
         self._refuse_capture()
+        seen = list(self._waits)  # another thread may add to it
         done = self._backend.is_idle(self._native)
         if done:
-            self._waits.clear()
+            cast(StreamRetirement, self._retirement).forget(seen)
         return done
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -152,6 +152,7 @@ class Stream(Resource):
         """
         timeout = check_timeout(timeout)
         self._refuse_capture()
+        seen = list(self._waits)
         if timeout is None and not self._backend.holds_gil:
             self._backend.synchronize(self._native)
         else:
@@ -161,7 +162,7 @@ class Stream(Resource):
                     raise SemaphoreTimeoutError(f"{self._label} is not idle after {timeout:g} s{self.waiting_for()}.")
             finally:
                 self._backend.destroy_event(event)
-        self._waits.clear()
+        cast(StreamRetirement, self._retirement).forget(seen)
         self._drop_kept()
         self._reclaimer.drain()
 

@@ -1,0 +1,199 @@
+"""Where a native release waits for the whole device, it is not called while a semaphore wait may be pending.
+
+Such a call would hold every other call of the process until the wait is over (measured: ``cuMemFree``,
+``cuDestroyExternalSemaphore``), also the one that was to end it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+from gpuinterop.backend import Native
+
+from .fake import FakeBackend, fake_device
+
+LIMIT = 20.0
+
+
+class BlockingBackend(FakeBackend):
+    """Notes what a driver would have blocked on: a release while a stream has a wait that nobody has signalled."""
+
+    releases_block = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: set[int] = set()  # streams with a pending wait
+        self.deadlocks: list[str] = []
+        self.on_wait: Callable[[], None] = lambda: None
+        self.on_release: Callable[[], None] = lambda: None
+
+    def is_idle(self, stream: Native) -> bool:
+        return stream[1] not in self.waiting
+
+    def wait(self, batch: Native, stream: Native, values: object, timeout_ms: int | None) -> None:
+        self.on_wait()
+        self.waiting.add(stream[1])
+
+    def _release(self, native: Native) -> None:
+        self.on_release()
+        if self.waiting:
+            self.deadlocks.append(f"released {native[0]} while {sorted(self.waiting)} wait")
+        self._drop(native)
+
+    def unmap_buffer(self, mapping: Native) -> None:
+        self._release(mapping)
+
+    def destroy_semaphore(self, semaphore: Native) -> None:
+        self._release(semaphore)
+
+    def destroy_array(self, array: Native) -> None:
+        self._release(array)
+
+
+@pytest.fixture
+def fake() -> tuple[Device, BlockingBackend]:
+    backend = BlockingBackend()
+    device, _ = fake_device(backend=backend)
+    return device, backend
+
+
+def semaphore_of(device: Device) -> gi.ExternalSemaphore[gi.Timeline]:
+    return device.import_semaphore(gi.TimelineWin32(handle=8))
+
+
+def memory_of(device: Device) -> gi.ExternalMemory:
+    return device.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+
+
+def test_nothing_that_blocks_is_released_behind_a_pending_wait(fake: tuple[Device, BlockingBackend]) -> None:
+    device, backend = fake
+    gate, other, memory = semaphore_of(device), semaphore_of(device), memory_of(device)
+    _held = memory.map_buffer(), memory.map_mipmapped_array("R8_UNORM", (4, 4))
+    with device.create_stream() as stream:
+        gate.wait(stream, 1)
+        other.close()
+        memory.close()
+        device.drain()
+        assert backend.count("semaphore") == 2
+        assert (backend.count("mapping"), backend.count("array"), backend.count("memory")) == (1, 1, 1)
+        backend.waiting.clear()
+        device.drain()
+        assert backend.count("semaphore") == 1
+        assert (backend.count("mapping"), backend.count("array"), backend.count("memory")) == (0, 0, 0)
+        gate.close()
+    assert backend.deadlocks == []
+
+
+def test_the_message_names_the_stream(fake: tuple[Device, BlockingBackend]) -> None:
+    device, backend = fake
+    gate, other = semaphore_of(device), semaphore_of(device)
+    stream = device.create_stream()
+    gate.wait(stream, 1)
+    with pytest.raises(gi.ResourceBusyError, match=rf"{stream.label} may be waiting for a semaphore"):
+        other.close(timeout=0.01)
+    backend.waiting.clear()
+    other.close(timeout=LIMIT)
+    gate.close()
+    stream.close()
+    assert backend.deadlocks == []
+
+
+def test_the_waits_of_a_closed_stream_count(fake: tuple[Device, BlockingBackend]) -> None:
+    device, backend = fake
+    gate, other = semaphore_of(device), semaphore_of(device)
+    stream = device.wrap_stream(77)
+    gate.wait(stream, 1)
+    backend.blocked.add(77)
+    stream.close()
+    other.close()
+    assert backend.count("semaphore") == 2
+    backend.waiting.clear()
+    backend.blocked.clear()
+    other.close(timeout=LIMIT)
+    gate.close(timeout=LIMIT)
+    assert backend.deadlocks == []
+
+
+def test_a_batch_and_a_stream_behind_another_count(fake: tuple[Device, BlockingBackend]) -> None:
+    device, backend = fake
+    first, second, other = (semaphore_of(device) for _ in range(3))
+    with device.create_stream() as stream:
+        gi.SemaphoreBatch(first, second).wait(stream, (1, 1))
+        other.close()
+        assert backend.count("semaphore") == 3
+        backend.waiting.clear()
+        other.close(timeout=LIMIT)
+    first.close()
+    second.close()
+    assert backend.deadlocks == []
+
+
+def test_a_wait_that_is_being_enqueued_counts(fake: tuple[Device, BlockingBackend]) -> None:
+    """The narrow window: the driver has the wait, and the stream does not know it yet."""
+    device, backend = fake
+    gate, other = semaphore_of(device), semaphore_of(device)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def on_wait() -> None:
+        inside.set()
+        assert go_on.wait(LIMIT)
+
+    with device.create_stream() as stream:
+        backend.on_wait = on_wait
+        thread = threading.Thread(target=lambda: gate.wait(stream, 1))
+        thread.start()
+        assert inside.wait(LIMIT)
+        other.close()
+        assert backend.count("semaphore") == 2
+        go_on.set()
+        thread.join(LIMIT)
+        device.drain()
+        assert backend.count("semaphore") == 2
+        backend.waiting.clear()
+        other.close(timeout=LIMIT)
+    gate.close()
+    assert backend.deadlocks == []
+
+
+def test_a_wait_lets_a_release_that_is_under_way_end(fake: tuple[Device, BlockingBackend]) -> None:
+    """The other side of the window: the release has looked, and the wait comes before its driver call is over."""
+    device, backend = fake
+    gate, other = semaphore_of(device), semaphore_of(device)
+    inside, go_on, entered = threading.Event(), threading.Event(), threading.Event()
+
+    def on_release() -> None:
+        inside.set()
+        assert go_on.wait(LIMIT)
+
+    with device.create_stream() as stream:
+        backend.on_release = on_release
+        releasing = threading.Thread(target=other.close)
+        releasing.start()
+        assert inside.wait(LIMIT)
+        backend.on_wait = entered.set
+        waiting = threading.Thread(target=lambda: gate.wait(stream, 1))
+        waiting.start()
+        assert not entered.wait(0.05), "the wait went past a release"
+        go_on.set()
+        releasing.join(LIMIT)
+        waiting.join(LIMIT)
+        assert entered.is_set()
+        backend.waiting.clear()
+    backend.on_release = lambda: None
+    gate.close(timeout=LIMIT)
+    assert backend.deadlocks == []
+
+
+def test_a_backend_whose_releases_do_not_block_is_not_held_up() -> None:
+    device, backend = fake_device()
+    gate, other = semaphore_of(device), semaphore_of(device)
+    with device.create_stream() as stream:
+        gate.wait(stream, 1)
+        other.close()
+        assert backend.count("semaphore") == 1
+        gate.close()

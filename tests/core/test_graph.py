@@ -1,0 +1,308 @@
+"""Capture, launch, the values of each launch, and what must not happen to a stream that is being captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+from gpuinterop.backend import GraphBackend, Native, SemaphoreNode
+from gpuinterop.capabilities import Operation
+
+from .fake import FakeBackend, fake_device
+
+LIMIT = 20.0
+
+
+class GraphFake(FakeBackend, GraphBackend):
+    """Captures signals and waits; knows by number what it has captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capturing: dict[int, list[SemaphoreNode]] = {}
+        self.graphs: dict[int, list[SemaphoreNode]] = {}
+        self.recorded_in_a_capture = 0
+
+    def is_capturing(self, stream: Native) -> bool:
+        return stream[1] in self.capturing
+
+    def begin_capture(self, stream: Native) -> None:
+        self.capturing[stream[1]] = []
+
+    def end_capture(self, stream: Native) -> int:
+        graph = self._new("graph")[1]
+        self.graphs[graph] = self.capturing.pop(stream[1])
+        return graph
+
+    def instantiate(self, device: Native, graph: int) -> int:
+        self.calls.append(("instantiate", graph))
+        return self._new("executable")[1]
+
+    def launch(self, executable: int, stream: Native) -> None:
+        self.calls.append(("launch", executable, stream))
+
+    def destroy_graph(self, device: Native, graph: int) -> None:
+        self._drop(("graph", graph))
+
+    def destroy_executable(self, device: Native, executable: int) -> None:
+        self._drop(("executable", executable))
+
+    def semaphore_pointer(self, semaphore: Native) -> int:
+        return int(semaphore[1])
+
+    def semaphore_nodes(self, graph: int) -> Sequence[SemaphoreNode]:
+        return self.graphs[graph]
+
+    def set_node(
+        self, executable: int, node: SemaphoreNode, semaphores: Sequence[Native], values: Sequence[int]
+    ) -> None:
+        self.calls.append(("set_node", executable, node.native, tuple(semaphores), tuple(values)))
+
+    def record(self, stream: Native) -> Native:
+        self.recorded_in_a_capture += stream[1] in self.capturing
+        return super().record(stream)
+
+    def _node(self, batch: Native, stream: Native, values: Sequence[int], *, signals: bool) -> bool:
+        nodes = self.capturing.get(stream[1])
+        if nodes is not None:
+            nodes.append(
+                SemaphoreNode(
+                    native=("node", len(nodes)),
+                    signals=signals,
+                    semaphores=tuple(one[1] for one in batch),
+                    values=tuple(values),
+                )
+            )
+        return nodes is not None
+
+    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+        if not self._node(batch, stream, values, signals=True):
+            super().signal(batch, stream, values)
+
+    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+        if not self._node(batch, stream, values, signals=False):
+            super().wait(batch, stream, values, timeout_ms)
+
+
+@pytest.fixture
+def fake() -> tuple[Device, GraphFake]:
+    backend = GraphFake()
+    device, _ = fake_device(backend=backend)
+    return device, backend
+
+
+def timeline(device: Device) -> gi.ExternalSemaphore[gi.Timeline]:
+    return device.import_semaphore(gi.TimelineWin32(handle=8))
+
+
+def binary(device: Device) -> gi.ExternalSemaphore[gi.Binary]:
+    return device.import_semaphore(gi.OpaqueWin32(handle=8))
+
+
+def buffer_of(device: Device) -> tuple[gi.ExternalMemory, gi.Buffer]:
+    memory = device.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+    return memory, memory.map_buffer()
+
+
+def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, GraphFake]) -> None:
+    device, backend = fake
+    with timeline(device) as semaphore, device.create_stream() as stream:
+        with stream.capture() as graph:
+            semaphore.wait(stream, 1)
+            semaphore.signal(stream, 2)
+        assert [call for call in backend.calls if call[0] in ("wait", "signal")] == []
+        (wait,), (signal,) = graph.semaphores.waits, graph.semaphores.signals
+        assert (wait.semaphores, wait.values) == ((semaphore,), (1,))
+        assert (signal.semaphores, signal.values) == ((semaphore,), (2,))
+        backend.calls.clear()
+        graph.launch(stream)
+        graph.semaphores.advance(2)
+        graph.launch(stream)
+        signal.set(11)
+        executable = graph.executable_ptr
+        native = semaphore._native
+        assert [call for call in backend.calls if call[0] in ("launch", "set_node")] == [
+            ("launch", executable, stream._native),
+            ("set_node", executable, ("node", 0), (native,), (3,)),
+            ("set_node", executable, ("node", 1), (native,), (4,)),
+            ("launch", executable, stream._native),
+            ("set_node", executable, ("node", 1), (native,), (11,)),
+        ]
+        assert signal.values == (11,)
+        graph.close()
+
+
+def test_binary_semaphores_keep_no_value(fake: tuple[Device, GraphFake]) -> None:
+    device, _ = fake
+    with binary(device) as one, timeline(device) as other, device.create_stream() as stream:
+        with stream.capture() as graph:
+            gi.SemaphoreBatch(one, other).signal(stream, (None, 5))
+        graph.semaphores.advance(3)
+        assert graph.semaphores.steps[0].values == (0, 8)
+        with pytest.raises(gi.InvalidArgumentError, match="value"):
+            graph.semaphores.steps[0].set(1, 9)
+        with pytest.raises(gi.InvalidArgumentError, match="1 for 2 semaphores"):
+            graph.semaphores.steps[0].set(9)
+        graph.close()
+
+
+def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Device, GraphFake]) -> None:
+    device, backend = fake
+    semaphore, stream = timeline(device), device.create_stream()
+    memory, buffer = buffer_of(device)
+    with stream.capture() as graph:
+        semaphore.wait(stream, 1)
+        buffer.fill(1, stream=stream)
+    semaphore.close()
+    memory.close()
+    device.drain()
+    assert (backend.count("semaphore"), backend.count("mapping"), backend.count("memory")) == (1, 1, 1)
+    graph.launch(stream)
+    backend.blocked.add(stream.ptr)
+    graph.close()
+    device.drain()
+    assert (backend.count("graph"), backend.count("semaphore"), backend.count("mapping")) == (1, 1, 1)
+    backend.blocked.clear()
+    graph.close(timeout=LIMIT)
+    assert (backend.count("graph"), backend.count("executable")) == (0, 0)
+    device.drain()
+    assert (backend.count("semaphore"), backend.count("mapping"), backend.count("memory")) == (0, 0, 0)
+    stream.close()
+
+
+def test_another_librarys_graph(fake: tuple[Device, GraphFake]) -> None:
+    """Its stream is captured by others, the values are baked in and set anew; its handles stay its own."""
+    device, backend = fake
+    semaphore, foreign = timeline(device), device.wrap_stream(99)
+    backend.begin_capture(("adopted", 99))
+    semaphore.wait(foreign, 1)
+    semaphore.signal(foreign, 2)
+    graph = backend.end_capture(("adopted", 99))
+    executable = backend.instantiate(0, graph)
+    with gi.GraphSemaphores(device, graph, executable) as semaphores:
+        semaphores.advance(2)
+        assert [step.values for step in semaphores.steps] == [(3,), (4,)]
+        semaphore.close()
+        device.drain()
+        assert backend.count("semaphore") == 1
+    device.drain()
+    assert (backend.count("semaphore"), backend.count("graph"), backend.count("executable")) == (0, 1, 1)
+    foreign.close()
+
+
+def test_a_node_of_somebody_elses_semaphore_is_left_alone(fake: tuple[Device, GraphFake]) -> None:
+    device, backend = fake
+    backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(4242,), values=(1,))]
+    with gi.GraphSemaphores(device, 7, 8) as semaphores:
+        assert semaphores.steps[0].semaphores == (None,)
+        with pytest.raises(gi.InvalidArgumentError, match="not imported by this library"):
+            semaphores.advance(1)
+
+
+def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, GraphFake]) -> None:
+    device, _ = fake
+    with timeline(device) as semaphore, device.create_stream() as stream:
+        semaphore.signal(stream, 5)
+        with stream.capture() as graph:
+            semaphore.signal(stream, 3)  # whatever it says, the launch says it anew
+            semaphore.signal(stream, 1000)
+        semaphore.signal(stream, 6)
+        graph.close()
+
+
+def test_no_event_goes_into_a_capture(fake: tuple[Device, GraphFake]) -> None:
+    """Closing and dropping things during a capture releases nothing, records nothing, and is made up for afterwards."""
+    device, backend = fake
+    semaphore, foreign = timeline(device), device.wrap_stream(99)
+    memory, buffer = buffer_of(device)
+    buffer.fill(1, stream=foreign)  # real work, before the capture
+    backend.begin_capture(("adopted", 99))
+    with device.wrap_stream(99) as another:
+        semaphore.signal(another, 2)
+    memory.close()
+    semaphore.close()
+    device.drain()
+    assert (backend.count("mapping"), backend.count("semaphore")) == (1, 1)
+    assert backend.recorded_in_a_capture == 0
+    backend.end_capture(("adopted", 99))
+    backend.blocked.add(99)
+    device.drain()
+    assert (backend.count("mapping"), backend.count("semaphore")) == (1, 1), "the work before the capture is not done"
+    backend.blocked.clear()
+    device.drain()
+    assert (backend.count("mapping"), backend.count("semaphore")) == (0, 0)
+    foreign.close()
+
+
+def test_what_a_capture_would_not_survive_is_refused(fake: tuple[Device, GraphFake]) -> None:
+    device, backend = fake
+    memory, buffer = buffer_of(device)
+    with device.create_stream() as stream:
+        with stream.capture() as graph:
+            array = np.zeros(4096, np.uint8)
+            for call in (
+                stream.query,
+                stream.synchronize,
+                stream.record,
+                lambda: buffer.copy_to_host(array, stream=stream),
+                lambda: buffer.copy_from_host(array, stream=stream),
+                lambda: stream.capture().__enter__(),
+                lambda: graph.launch(stream),
+            ):
+                with pytest.raises(gi.InvalidArgumentError, match="captured"):
+                    call()
+            buffer.fill(3, stream=stream)
+            backend.calls.clear()
+            buffer.fill(4)  # on a stream of its own, and not behind the one that is being captured
+            assert ("wait_event" in {call[0] for call in backend.calls}) is False
+        assert backend.recorded_in_a_capture == 0
+        graph.close()
+    memory.close()
+
+
+def test_a_capture_whose_body_fails_ends(fake: tuple[Device, GraphFake]) -> None:
+    device, backend = fake
+    with device.create_stream() as stream:
+        with pytest.raises(KeyError), stream.capture() as graph:
+            raise KeyError
+        assert not stream.capturing
+        assert (backend.count("graph"), backend.count("executable")) == (0, 0)
+        with pytest.raises(gi.ResourceClosedError):
+            graph.launch(stream)
+
+
+def test_without_graphs_it_is_a_gap() -> None:
+    device, _ = fake_device(Operation.GRAPH_CAPTURE)
+    with device.create_stream() as stream:
+        assert not stream.capturing
+        with pytest.raises(gi.UnsupportedError, match="graph_capture"), stream.capture():
+            pass
+        with pytest.raises(gi.UnsupportedError, match="graph_capture"):
+            gi.GraphSemaphores(device, 1, 2)
+
+
+def test_a_stream_of_another_gpu_is_refused(fake: tuple[Device, GraphFake]) -> None:
+    """torch's default stream has the number 0 on every GPU: what tells them apart is the stream's own word."""
+
+    class TorchDevice:
+        index = 1
+
+    class TorchStream:
+        cuda_stream = 0
+        device = TorchDevice()
+
+    class CupyStream:
+        ptr = 0
+        device_id = 1
+
+    device, _ = fake_device(dlpack=(2, 0))
+    for stream in (TorchStream(), CupyStream()):
+        with pytest.raises(gi.InvalidArgumentError, match=r"device 1.*gpuinterop\.device\(1\)"):
+            device.wrap_stream(stream)
+    TorchDevice.index = 0
+    CupyStream.device_id = -1
+    for stream in (TorchStream(), CupyStream()):
+        device.wrap_stream(stream).close()
