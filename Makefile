@@ -2,10 +2,12 @@
 #
 #   PYTHON=python3.13       the interpreter that .venv is made with
 #   ARGS="-k timeline"      what is passed on to the demo or to pytest
+#   CUDA_BINDINGS=12.9.0    the version of cuda-bindings that test-cuda uses, installed beside .venv's
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
 
 PYTHON ?= python3
 ARGS ?=
+CUDA_BINDINGS ?=
 VULKAN_FLAGS ?=
 GLSLFLAGS ?= --quiet
 
@@ -20,11 +22,12 @@ BIN := $(VENV)/bin
 MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON)))
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test lint types check format shaders wheel-check vulkan clean
+.PHONY: help demo test test-main test-cuda lint types check format shaders wheel-check vulkan clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
-	@echo "make test         run the tests"
+	@echo "make test         run the tests: those of test-main, then those of test-cuda"
+	@echo "make test-cuda    the CUDA backend, on a simulated driver"
 	@echo "make check        lint, types and tests"
 	@echo "make lint         ruff, and import-linter's contracts"
 	@echo "make types        mypy --strict"
@@ -36,8 +39,24 @@ help:
 demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
-test: $(VENV)/.test vulkan
-	@. .vulkan/env; exec $(BIN)/python -m pytest $(ARGS)
+# One after the other, also under make -j: a process has one CUDA driver, and those of test-main have none.
+test:
+	@$(MAKE) --no-print-directory test-main
+	@$(MAKE) --no-print-directory test-cuda
+
+test-main: $(VENV)/.test vulkan
+	@. .vulkan/env; $(BIN)/python -m pytest $(ARGS) || $(NONE_SELECTED)
+
+test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) vulkan
+	@. .vulkan/env; export PYTHONPATH="$(if $(CUDA_BINDINGS),$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS))"; \
+	    $(BIN)/python -m pytest tests/cuda $(ARGS) || $(NONE_SELECTED)
+
+# ARGS="-k timeline" may select tests of one of the two only: pytest's 5 is no failure then.
+NONE_SELECTED = { status=$$?; [ $$status = 5 ] && [ -n "$(ARGS)" ] || exit $$status; }
+
+$(VENV)/cuda-bindings-%: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*
+	@mv $@.new $@
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -81,11 +100,11 @@ $(MADE):
 	@touch $(VENV)/.made $@
 
 $(VENV)/.test: $(MADE) pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,vulkan]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,test,vulkan]'
 	@touch $@
 
 $(VENV)/.dev: $(MADE) pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,test,vulkan]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dev,test,vulkan]'
 	@touch $@ $(VENV)/.test
 
 clean:

@@ -1,26 +1,17 @@
-"""Each of the four waits and signals is taken out in turn: the field is wrong, every time. With none, it is right."""
+"""The sabotages of the demo, on the host backend."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.wave import TOLERANCE, Hold, Sabotage, Sync, WaveRun, choose_sync, run_wave
-from gpuinterop.exporters.base import Exporter, WaveParameters
+from gpuinterop.cli.wave import Sabotage, Sync, choose_sync
 
 from .parties import open_party
-
-TIMES = 20
-FRAMES = 4
-PATIENT = 20.0  # never reached: only a bound
-SHORT = 0.05  # for signals that never come
-
-Party = tuple[Exporter, gi.Device, Sync]
+from .sabotage_cases import Party, SabotageCases, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds and SwiftShader's semaphores are Linux's")
 
@@ -35,77 +26,8 @@ def party(request: pytest.FixtureRequest) -> Iterator[Party]:
         yield exporter, device, sync
 
 
-def run(
-    party: Party, *, timeout: float = PATIENT, sabotage: Sabotage | None = None, hold: Hold | None = None
-) -> WaveRun:
-    exporter, device, sync = party
-    return run_wave(
-        exporter,
-        device,
-        WaveParameters(width=64, height=64),
-        FRAMES,
-        sync=sync,
-        timeout=timeout,
-        staging=False,
-        sabotage=sabotage,
-        hold=hold,
-    )
-
-
-@pytest.mark.parametrize("hold", [None, *Hold])
-def test_with_everything_in_place_it_is_right(party: Party, hold: Hold | None) -> None:
-    for _ in range(TIMES):
-        result = run(party, hold=hold)
-        assert result.problem == ""
-        assert result.correct
-        assert len(result.frame_us) == FRAMES
-
-
-@pytest.mark.parametrize("sabotage", [Sabotage.CONSUMER_WAIT, Sabotage.EXPORTER_WAIT])
-def test_without_a_wait_the_field_is_wrong(party: Party, sabotage: Sabotage) -> None:
-    for _ in range(TIMES):
-        result = run(party, sabotage=sabotage)
-        # It ran to its end, and nothing but the field tells.
-        assert result.problem == ""
-        assert len(result.frame_us) == FRAMES
-        assert result.max_error > 1000 * TOLERANCE
-        assert not result.correct
-
-
-def test_without_a_wait_all_signals_are_there(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    def signal(*arguments: Any, **options: Any) -> None:
-        signals.append(arguments[2:])
-        real(*arguments, **options)
-
-    real = gi.ExternalSemaphore.signal
-    signals: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(gi.ExternalSemaphore, "signal", signal)
-    for sabotage in (Sabotage.CONSUMER_WAIT, Sabotage.EXPORTER_WAIT):
-        signals.clear()
-        assert run(party, sabotage=sabotage).problem == ""
-        assert len(signals) == FRAMES
-
-
-@pytest.mark.parametrize("sabotage", [Sabotage.EXPORTER_SIGNAL, Sabotage.CONSUMER_SIGNAL])
-def test_without_a_signal_the_run_ends_and_the_field_is_wrong(party: Party, sabotage: Sabotage) -> None:
-    # Without the exporter's, the first frame never comes; without the consumer's, the second.
-    frame = 0 if sabotage is Sabotage.EXPORTER_SIGNAL else 1
-    for _ in range(TIMES):
-        result = run(party, timeout=SHORT, sabotage=sabotage)
-        assert result.problem.startswith(f"frame {frame}: waited 50 ms for ")
-        assert len(result.frame_us) == frame
-        assert result.max_error > 1000 * TOLERANCE
-        assert not result.correct
-
-
-@pytest.mark.parametrize("sabotage", Sabotage)
-def test_nothing_is_left_behind(party: Party, sabotage: Sabotage) -> None:
-    timeout = SHORT if sabotage in (Sabotage.EXPORTER_SIGNAL, Sabotage.CONSUMER_SIGNAL) else PATIENT
-    run(party, timeout=timeout, sabotage=sabotage)  # what is opened once and kept is there from now on
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        run(party, timeout=timeout, sabotage=sabotage)
-    assert len(os.listdir("/proc/self/fd")) <= before
+class TestSabotage(SabotageCases):
+    pass
 
 
 def test_a_host_has_no_semaphore_to_take_out() -> None:
