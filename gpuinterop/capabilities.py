@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -336,6 +336,8 @@ class VerifiedRun:
         The driver's, the bindings' and the exporters' versions.
     cells : frozenset of Cell
         What was exercised and passed.
+    tests : Mapping[str, int]
+        How many passed, failed, and were skipped: as declared gaps, or unexpectedly.
     """
 
     date: str
@@ -343,6 +345,7 @@ class VerifiedRun:
     device: str
     versions: Mapping[str, str]
     cells: frozenset[Cell]
+    tests: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_verified(file: Traversable) -> list[VerifiedRun]:
@@ -356,6 +359,7 @@ def read_verified(file: Traversable) -> list[VerifiedRun]:
             device=run["device"],
             versions=dict(run.get("versions", {})),
             cells=frozenset(Cell.parse(text) for text in run["cells"]),
+            tests=dict(run.get("tests", {})),
         )
         for run in tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])
     ]

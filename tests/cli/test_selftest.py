@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,8 @@ from click.testing import CliRunner
 import gpuinterop
 from gpuinterop.cli.app import app
 from gpuinterop.cli.selftest import verified_file
+
+HARDWARE = Path(__file__).parents[2] / "docs" / "hardware.md"
 
 
 @pytest.fixture
@@ -48,6 +52,23 @@ def test_the_report_goes_to_the_backends_package(commands: list[list[str]]) -> N
     expected = f"{gpuinterop_host.submodule_search_locations[0]}/verified.toml"
     assert str(verified_file("host")) == expected
     assert f"--gpuinterop-report={expected}" in commands[0]
+
+
+def test_the_document_shows_what_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commands: list[list[str]]
+) -> None:
+    document = tmp_path / "hardware.md"
+    shutil.copy(HARDWARE, document)
+    before = document.read_text(encoding="utf-8")
+    arguments = ["selftest", "--backend", "host", "--report", "--document", str(document)]
+    CliRunner().invoke(app, arguments)  # its run has failed: nothing is written
+    monkeypatch.setattr(subprocess, "run", lambda *_arguments, **_options: SimpleNamespace(returncode=0))
+    document.write_text(before.replace("import_memory", "nonsense"), encoding="utf-8")
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert document.read_text(encoding="utf-8") == before, "docs/hardware.md is not what is recorded"
+    document.write_text("no marks\n", encoding="utf-8")
+    assert "lacks the lines" in CliRunner().invoke(app, arguments).output
+    assert CliRunner().invoke(app, ["selftest", "--document", str(document)]).exit_code == 2
 
 
 def test_without_pytest(monkeypatch: pytest.MonkeyPatch, commands: list[list[str]]) -> None:
