@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentTypeError, InvalidArgumentError
 
 if TYPE_CHECKING:
+    from ..handles import DeviceIdentity
     from .base import Exporter
 
 __all__ = ["open_exporter"]
@@ -17,7 +18,14 @@ __all__ = ["open_exporter"]
 _NAMES = ("memfd", "vulkan")
 
 
-def open_exporter(name: str, *, driver: str | None = None, process: bool = False, **options: Any) -> Exporter:
+def open_exporter(
+    name: str,
+    *,
+    driver: str | None = None,
+    process: bool = False,
+    identity: DeviceIdentity | None = None,
+    **options: Any,
+) -> Exporter:
     """Open an exporter by name; close it with ``close()``.
 
     Parameters
@@ -28,6 +36,9 @@ def open_exporter(name: str, *, driver: str | None = None, process: bool = False
         Part of the Vulkan device's or driver's name, e.g. ``swiftshader``. For ``vulkan`` only.
     process : bool, optional
         Run it in a child process.
+    identity : DeviceIdentity, optional
+        The device that handles are said to come from, for a device that is simulated on top of this party. Default:
+        the party's own.
     **options
         Passed on to the exporter's class.
 
@@ -46,6 +57,8 @@ def open_exporter(name: str, *, driver: str | None = None, process: bool = False
         if name != "vulkan":
             raise InvalidArgumentError("driver", f"{name} has no drivers to choose from.")
         options["driver"] = driver
+    if identity is not None:
+        options["identity"] = identity
     if process:
         from .process import ProcessExporter
 

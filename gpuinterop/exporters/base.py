@@ -12,11 +12,26 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from ..capabilities import Capabilities
-from ..errors import InvalidArgumentError
-from ..handles import AnySemaphoreHandle, DeviceIdentity, MemoryHandle
+from .._core.array import texel_bytes
+from .._core.resource import check_int
+from ..capabilities import Capabilities, Operation
+from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from ..handles import AllocationHandle, AnySemaphoreHandle, ArrayUsage, DeviceIdentity, MemoryHandle, OpaqueFd, VmmFd
 
-__all__ = ["Exporter", "ExporterMemory", "ExporterSemaphore", "Fill", "Submission", "Wave", "WaveParameters"]
+__all__ = [
+    "Exporter",
+    "ExporterImage",
+    "ExporterMemory",
+    "ExporterSemaphore",
+    "Fill",
+    "ImageParameters",
+    "Submission",
+    "Wave",
+    "WaveParameters",
+]
+
+_IMAGES = (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd)
+_ALLOCATIONS = (Operation.EXPORT_ALLOCATION, VmmFd)
 
 
 class _Closing(ABC):
@@ -58,6 +73,110 @@ class ExporterMemory(_Closing):
     @abstractmethod
     def read(self, offset: int, size: int) -> bytes:
         """Read by the exporter's own means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageParameters:
+    """An optimally tiled image of one sample a texel.
+
+    Attributes
+    ----------
+    format : str
+        Vulkan's name, without ``VK_FORMAT_``.
+    width, height : int
+        In texels.
+    depth : int
+        In texels; 0: a 2D image.
+    levels : int
+        Mip levels.
+    layers : int
+        Array layers; 0: no array.
+    cube : bool
+        Every six layers are the faces of a cube.
+    usage : int, optional
+        ``VkImageUsageFlags``. Default: storage, sampled and transfers both ways; without storage where the driver
+        shares no storage images of the format.
+    """
+
+    format: str
+    width: int
+    height: int
+    depth: int = 0
+    levels: int = 1
+    layers: int = 0
+    cube: bool = False
+    usage: int | None = None
+
+    def __post_init__(self) -> None:
+        texel_bytes(self.format)
+        for name, least in (("width", 1), ("height", 1), ("depth", 0), ("levels", 1), ("layers", 0)):
+            if not least <= check_int(getattr(self, name), name) < 1 << 31:
+                raise InvalidArgumentError(name, f"must be {least} or more, not {getattr(self, name)}.")
+        if not isinstance(self.cube, bool):
+            raise ArgumentTypeError("cube", f"must be True or False, not {self.cube!r}.")
+        if self.depth and self.layers:
+            raise InvalidArgumentError("layers", "a 3D image has none.")
+        if self.cube and (self.layers == 0 or self.layers % 6 or self.width != self.height):
+            raise InvalidArgumentError("cube", "has square faces, and a multiple of 6 layers.")
+        if self.levels > max(self.extent).bit_length():  # the last level is one texel
+            raise InvalidArgumentError("levels", f"an image of {self.extent} has no {self.levels} levels.")
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """Width, height, depth; a depth of 0 for a 2D image, as ``map_mipmapped_array`` takes it."""
+        return self.width, self.height, self.depth
+
+    def level_extent(self, level: int) -> tuple[int, int, int]:
+        """The same at a level."""
+        if not 0 <= level < self.levels:
+            raise InvalidArgumentError("level", f"there are levels 0 to {self.levels - 1}, not {level}.")
+        width, height, depth = (max(1, edge >> level) if edge else 0 for edge in self.extent)
+        return width, height, depth
+
+    def level_bytes(self, level: int) -> int:
+        """The size of a level, all its layers, tightly packed."""
+        width, height, depth = self.level_extent(level)
+        return width * height * max(1, depth) * max(1, self.layers) * texel_bytes(self.format)
+
+
+class ExporterImage(_Closing):
+    """An image that the exporter owns, with memory of its own. Between calls it is in ``VK_IMAGE_LAYOUT_GENERAL``.
+
+    Attributes
+    ----------
+    parameters : ImageParameters
+    size : int
+        Of the whole allocation, in bytes.
+    dedicated : bool
+        Whether the allocation is a dedicated one.
+    usage : int
+        ``VkImageUsageFlags`` that it was created with.
+    """
+
+    parameters: ImageParameters
+    size: int
+    dedicated: bool
+    usage: int
+
+    @property
+    def array_usage(self) -> ArrayUsage:
+        """What ``map_mipmapped_array`` has to be told of it."""
+        usage = ArrayUsage.SURFACE if self.usage & 0x8 else ArrayUsage.NONE  # VK_IMAGE_USAGE_STORAGE_BIT
+        if self.usage & 0x10:  # VK_IMAGE_USAGE_COLOR_ATTACHMENT_BIT
+            usage |= ArrayUsage.COLOR_ATTACHMENT
+        return usage | ArrayUsage.CUBEMAP if self.parameters.cube else usage
+
+    @abstractmethod
+    def export(self) -> MemoryHandle:
+        """A new handle of its memory that the caller owns, with its origin filled in."""
+
+    @abstractmethod
+    def write(self, level: int, data: bytes) -> None:
+        """Replace a level, all its layers, by tightly packed bytes; returns when they are there for everybody."""
+
+    @abstractmethod
+    def read(self, level: int) -> bytes:
+        """A level, all its layers, tightly packed."""
 
 
 class ExporterSemaphore(_Closing):
@@ -187,7 +306,7 @@ class Exporter(_Closing):
     driver, device : str
         By name and version, for reports.
     identity : DeviceIdentity
-        For ``gpuinterop.match_device``.
+        For ``gpuinterop.match_device``: the party's own device, or the one that its handles are said to come from.
     """
 
     name: str
@@ -202,6 +321,34 @@ class Exporter(_Closing):
 
     @abstractmethod
     def create_memory(self, size: int) -> ExporterMemory: ...
+
+    def import_memory(self, handle: AllocationHandle, size: int) -> ExporterMemory:
+        """Take over what a device has allocated and exported.
+
+        The memory that comes of it is used as any other, but not exported again. It consumes `handle`.
+
+        Raises
+        ------
+        UnsupportedError
+            This party cannot (its table: ``export_allocation`` of that handle type).
+        """
+        raise UnsupportedError(self.capabilities.of(_ALLOCATIONS), context=self.device)
+
+    def image_gap(self, parameters: ImageParameters) -> str:
+        """Why this party cannot make and share such an image; empty when it can."""
+        return self.capabilities.of(_IMAGES).reason
+
+    def create_image(self, parameters: ImageParameters) -> ExporterImage:
+        """Make an image; its texels are undefined.
+
+        Raises
+        ------
+        UnsupportedError
+            This party shares no images (its table: ``map_mipmapped_array``).
+        InvalidArgumentError
+            It shares none like this; `image_gap` gives the same reason.
+        """
+        raise UnsupportedError(self.capabilities.of(_IMAGES), context=self.device)
 
     @abstractmethod
     def create_semaphore(self, kind: type) -> ExporterSemaphore: ...

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .._core.ownership import lend
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -31,15 +32,18 @@ from ..errors import (
     ResourceClosedError,
 )
 from ..handles import (
+    AllocationHandle,
     AnySemaphoreHandle,
     Binary,
     DeviceIdentity,
+    Handle,
     HandleOrigin,
     MemoryHandle,
     OpaqueFd,
     OriginKind,
     Timeline,
     TimelineFd,
+    VmmFd,
 )
 from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Submission, Wave, WaveParameters
 
@@ -149,19 +153,25 @@ class _Libc:
         self._c.syscall(self._futex_number, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
-class _Object:
-    """A sealed memfd, mapped; unmapped once nobody touches it any more."""
+def _memfd(name: str, size: int) -> int:
+    """A sealed memfd."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
-    def __init__(self, libc: _Libc, name: str, size: int) -> None:
+
+class _Object:
+    """A memfd, mapped; unmapped once nobody touches it any more. It owns `fd`, from the moment that it is made."""
+
+    def __init__(self, libc: _Libc, fd: int, size: int) -> None:
         self._libc = libc
-        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self.fd, size)
-            fcntl.fcntl(self.fd, _ADD_SEALS, _SEALS)
-            self._address = libc.map(self.fd, size)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        self.fd = fd
+        self._address = libc.map(fd, size)
         self.size = size
         self.closed = False
         self._users = 0
@@ -241,21 +251,40 @@ class _Cancelled(Exception):
 
 
 class MemfdMemory(ExporterMemory):
-    """A sealed memfd."""
+    """A sealed memfd, or one that a device has allocated."""
 
     dedicated = False
 
-    def __init__(self, exporter: MemfdExporter, size: int) -> None:
+    def __init__(self, exporter: MemfdExporter, size: int, handle: VmmFd | None = None) -> None:
         if isinstance(size, bool) or not isinstance(size, int):
             raise ArgumentTypeError("size", f"must be an int (bytes), not {type(size).__name__}.")
         if size <= 0:
             raise InvalidArgumentError("size", f"must be 1 or more bytes, not {size}.")
         self._exporter = exporter
-        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._object = _Object(exporter._libc, "gpuinterop.exporter.memory", self.size)
+        self._imported = handle is not None
+        if handle is None:
+            self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            fd = _memfd("gpuinterop.exporter.memory", self.size)
+            try:
+                self._object = _Object(exporter._libc, fd, self.size)
+            except BaseException:
+                os.close(fd)
+                raise
+        else:
+            self.size = size
+
+            def take(lent: Handle) -> _Object:
+                assert isinstance(lent, VmmFd)
+                if os.fstat(lent.fd).st_size < size:
+                    raise InvalidArgumentError("size", f"{size} is beyond the object.")
+                return _Object(exporter._libc, lent.fd, size)
+
+            self._object = lend(handle, take, user="MemfdExporter.import_memory()")
         exporter._children.append(self)
 
     def export(self) -> MemoryHandle:
+        if self._imported:
+            raise InvalidArgumentError("memory", "was imported; export it where it was allocated.")
         origin = HandleOrigin(
             kind=OriginKind.MEMORY, device=self._exporter.identity, size=self.size, dedicated=self.dedicated
         )
@@ -293,7 +322,12 @@ class MemfdSemaphore(ExporterSemaphore):
         self._exporter = exporter
         self._libc = libc = exporter._libc
         name = "gpuinterop.exporter.binary" if kind is Binary else "gpuinterop.exporter.timeline"
-        self._object = _Object(libc, name, mmap.PAGESIZE)
+        fd = _memfd(name, mmap.PAGESIZE)
+        try:
+            self._object = _Object(libc, fd, mmap.PAGESIZE)
+        except BaseException:
+            os.close(fd)
+            raise
         with self._object.in_use() as page:
             if kind is Binary:
                 libc.init_mutex(page, robust=False)
@@ -507,6 +541,11 @@ class MemfdWave(Wave):
 class MemfdExporter(Exporter):
     """The CPU with plain memfds, and one thread that does the submitted work in order.
 
+    Parameters
+    ----------
+    identity : DeviceIdentity, optional
+        As for :func:`gpuinterop.exporters.open_exporter`.
+
     Raises
     ------
     BackendUnavailableError
@@ -516,10 +555,10 @@ class MemfdExporter(Exporter):
     name = "memfd"
     device = "CPU"
 
-    def __init__(self) -> None:
+    def __init__(self, *, identity: DeviceIdentity | None = None) -> None:
         self._libc = _Libc()
         self.driver = f"memfd {platform.release().partition('-')[0]}"
-        self.identity = DeviceIdentity(name="CPU (memfd exporter)", is_cpu=True)
+        self.identity = identity or DeviceIdentity(name="CPU (memfd exporter)", is_cpu=True)
         self._children: list[Any] = []
         self._pending: list[_Pending] = []
         self._lock = threading.Lock()
@@ -535,6 +574,12 @@ class MemfdExporter(Exporter):
     def create_memory(self, size: int) -> MemfdMemory:
         self._check_open()
         return MemfdMemory(self, size)
+
+    def import_memory(self, handle: AllocationHandle, size: int) -> MemfdMemory:
+        self._check_open()
+        if not isinstance(handle, VmmFd):
+            raise ArgumentTypeError("handle", f"must be a VmmFd, not a {type(handle).__name__}.")
+        return MemfdMemory(self, size, handle)
 
     def create_semaphore(self, kind: type) -> MemfdSemaphore:
         self._check_open()
@@ -635,10 +680,16 @@ _SEMAPHORES = (
 
 
 def _capability(cell: Cell) -> Capability:
-    yes = (cell.operation in _MEMORY and cell.handle_type is OpaqueFd) or (
-        cell.operation in _SEMAPHORES and cell.handle_type in (OpaqueFd, TimelineFd)
+    yes = (
+        (cell.operation in _MEMORY and cell.handle_type is OpaqueFd)
+        or (cell.operation in _SEMAPHORES and cell.handle_type in (OpaqueFd, TimelineFd))
+        or (cell.operation is Operation.EXPORT_ALLOCATION and cell.handle_type is VmmFd)
     )
     home = "gpuinterop.exporters.memfd"
+    if cell.operation is Operation.EXPORT_ALLOCATION and yes:
+        return cell.unverified(Scope.PLATFORM, "an allocation that is a memfd is mapped.", home)
+    if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
+        return cell.gap(Scope.PLATFORM, "plain memfds hold bytes: they have no images, and no tiling.", home)
     if yes:
         return cell.unverified(Scope.PLATFORM, "the other side of it is made with plain memfds.", home)
     return cell.gap(Scope.PLATFORM, "plain memfds have nothing of this kind.", home)

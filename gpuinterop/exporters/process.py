@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
+from dataclasses import asdict
 from typing import Any
 
 from .. import errors
@@ -37,9 +38,28 @@ from ..errors import (
     ResourceClosedError,
     UnsupportedError,
 )
-from ..handles import AnySemaphoreHandle, Binary, DeviceIdentity, FdHandle, MemoryHandle, Timeline, handle_types
+from ..handles import (
+    AllocationHandle,
+    AnySemaphoreHandle,
+    Binary,
+    DeviceIdentity,
+    FdHandle,
+    MemoryHandle,
+    Timeline,
+    handle_types,
+)
 from ..ipc import receive_handles, send_handles
-from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Submission, Wave, WaveParameters
+from .base import (
+    Exporter,
+    ExporterImage,
+    ExporterMemory,
+    ExporterSemaphore,
+    Fill,
+    ImageParameters,
+    Submission,
+    Wave,
+    WaveParameters,
+)
 
 __all__ = ["ProcessExporter"]
 
@@ -241,7 +261,13 @@ class _Child:
             raise
 
     def call(
-        self, name: str, *, timeout: float = _REPLY_LIMIT, data: bytes = b"", **arguments: Any
+        self,
+        name: str,
+        *,
+        timeout: float = _REPLY_LIMIT,
+        data: bytes = b"",
+        handles: Sequence[FdHandle] = (),
+        **arguments: Any,
     ) -> tuple[Any, bytes, list[FdHandle]]:
         deadline = time.monotonic() + timeout
         number = next(self._numbers)
@@ -254,7 +280,8 @@ class _Child:
             self._waiting[number] = future
         try:
             with contextlib.suppress(OSError):  # the reader sees the end, and says so below
-                self._wire.send({"number": number, "call": name, "arguments": arguments}, data, deadline=deadline)
+                message = {"number": number, "call": name, "arguments": arguments}
+                self._wire.send(message, data, handles, deadline=deadline)
             return future.result(_left(deadline))
         except _Stuck as error:
             raise PeerError(
@@ -387,6 +414,30 @@ class ProcessMemory(ExporterMemory):
         self._remote.close()
 
 
+class ProcessImage(ExporterImage):
+    """An image of an exporter in another process."""
+
+    def __init__(self, remote: _Remote, parameters: ImageParameters, *, size: int, dedicated: bool, usage: int) -> None:
+        self._remote = remote
+        self.parameters = parameters
+        self.size = size
+        self.dedicated = dedicated
+        self.usage = usage
+
+    def export(self) -> MemoryHandle:
+        handle: MemoryHandle = self._remote.handles("export")[0]
+        return handle
+
+    def write(self, level: int, data: bytes) -> None:
+        self._remote.call("write", data=bytes(data), level=level)
+
+    def read(self, level: int) -> bytes:
+        return self._remote.full("read", level=level)[1]
+
+    def close(self) -> None:
+        self._remote.close()
+
+
 class ProcessSemaphore(ExporterSemaphore):
     """A semaphore of an exporter in another process."""
 
@@ -474,6 +525,8 @@ class ProcessExporter(Exporter):
     ----------
     inner : str
         ``memfd`` or ``vulkan``.
+    identity : DeviceIdentity, optional
+        As for :func:`gpuinterop.exporters.open_exporter`.
     **options
         For the inner exporter; what JSON can say.
 
@@ -494,7 +547,7 @@ class ProcessExporter(Exporter):
 
     name = "process"
 
-    def __init__(self, inner: str = "memfd", **options: Any) -> None:
+    def __init__(self, inner: str = "memfd", *, identity: DeviceIdentity | None = None, **options: Any) -> None:
         if not hasattr(socket, "AF_UNIX") or sys.platform == "win32":
             raise BackendUnavailableError(
                 f"handles are passed over Unix sockets, which {sys.platform} does not have.", fix="Use it on Linux."
@@ -502,6 +555,8 @@ class ProcessExporter(Exporter):
         if inner not in ("memfd", "vulkan"):
             raise InvalidArgumentError("inner", f"{inner!r} is no exporter; there are memfd, vulkan.")
         self.inner = inner
+        if identity is not None:
+            options["identity"] = _describe_identity(identity)
         self._child = _Child(inner, options)
         start = self._child.start
         self.pid = self._child.process.pid
@@ -519,6 +574,20 @@ class ProcessExporter(Exporter):
     def create_memory(self, size: int) -> ProcessMemory:
         made = self._child.call("create_memory", size=size)[0]
         return ProcessMemory(_Remote(self._child, made["object"]), made["size"], made["dedicated"])
+
+    def import_memory(self, handle: AllocationHandle, size: int) -> ProcessMemory:
+        if not isinstance(handle, FdHandle):
+            raise ArgumentTypeError("handle", f"must be a VmmFd, not a {type(handle).__name__}.")
+        made = self._child.call("import_memory", handles=[handle], size=size)[0]
+        handle.close()  # what the child has taken over is its duplicate
+        return ProcessMemory(_Remote(self._child, made["object"]), made["size"], made["dedicated"])
+
+    def image_gap(self, parameters: ImageParameters) -> str:
+        return str(self._child.call("image_gap", parameters=asdict(parameters))[0])
+
+    def create_image(self, parameters: ImageParameters) -> ProcessImage:
+        made = self._child.call("create_image", parameters=asdict(parameters))[0]
+        return ProcessImage(_Remote(self._child, made.pop("object")), parameters, **made)
 
     def create_semaphore(self, kind: type) -> ProcessSemaphore:
         made = self._child.call("create_semaphore", kind=_kind_name(kind))[0]
@@ -568,7 +637,9 @@ class ProcessExporter(Exporter):
 # -- the child's side -------------------------------------------------------------------------------------------------
 
 _Reply = tuple[Any, bytes, list[FdHandle]]
-_BLOCKING = {"wait", "done", "close", "abort", "read", "read_slot", "write", "write_slot", "create_wave"}
+_BLOCKING = {
+    "abort", "close", "create_image", "create_wave", "done", "read", "read_slot", "wait", "write", "write_slot",
+}  # fmt: skip
 
 
 class _Server:
@@ -581,8 +652,10 @@ class _Server:
 
     def serve(self) -> None:
         while (received := self._wire.receive()) is not None:
-            message, data, _ = received
+            message, data, handles = received
             name, arguments = message["call"], message["arguments"]
+            if handles:
+                arguments["handles"] = handles
             if name == "shutdown":
                 self._answer(message["number"], self._shutdown, {}, b"")
                 return
@@ -625,6 +698,8 @@ class _Server:
     def _call_open(self, data: bytes, inner: str, options: dict[str, Any]) -> _Reply:
         from . import open_exporter
 
+        if "identity" in options:
+            options["identity"] = _identity(options["identity"])
         self._exporter = exporter = open_exporter(inner, **options)
         return (
             {
@@ -640,6 +715,22 @@ class _Server:
     def _call_create_memory(self, data: bytes, size: int) -> _Reply:
         memory = self.exporter.create_memory(size)
         return {"object": self._keep(memory), "size": memory.size, "dedicated": memory.dedicated}, b"", []
+
+    def _call_import_memory(self, data: bytes, handles: list[FdHandle], size: int) -> _Reply:
+        with contextlib.ExitStack() as left:
+            for handle in handles:
+                left.callback(handle.close)  # of one that was taken over: does nothing
+            allocation: Any = handles[0]
+            memory = self.exporter.import_memory(allocation, size)
+        return {"object": self._keep(memory), "size": memory.size, "dedicated": memory.dedicated}, b"", []
+
+    def _call_image_gap(self, data: bytes, parameters: dict[str, Any]) -> _Reply:
+        return self.exporter.image_gap(ImageParameters(**parameters)), b"", []
+
+    def _call_create_image(self, data: bytes, parameters: dict[str, Any]) -> _Reply:
+        image = self.exporter.create_image(ImageParameters(**parameters))
+        described = {"size": image.size, "dedicated": image.dedicated, "usage": image.usage}
+        return {"object": self._keep(image), **described}, b"", []
 
     def _call_create_semaphore(self, data: bytes, kind: str) -> _Reply:
         return {"object": self._keep(self.exporter.create_semaphore(_KINDS[kind]))}, b"", []

@@ -12,33 +12,60 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ..capabilities import Capabilities, Operation
+from .._core.ownership import check_size, lend
+from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
     BackendUnavailableError,
     DeviceNotFoundError,
     DriverError,
     GpuInteropError,
+    HandleError,
     InvalidArgumentError,
     LeakedResourceWarning,
     ResourceClosedError,
 )
-from ..handles import AnySemaphoreHandle, Binary, DeviceIdentity, FdHandle, MemoryHandle, OpaqueFd, Timeline
+from ..handles import (
+    AllocationHandle,
+    AnySemaphoreHandle,
+    Binary,
+    DeviceIdentity,
+    FdHandle,
+    MemoryHandle,
+    OpaqueFd,
+    Timeline,
+    VmmFd,
+)
 from ..vulkan import _api as c
 from ..vulkan._api import Api, Functions, check, check_call
 from ..vulkan._context import VulkanContext
 from ..vulkan._export import (
+    ExportableBuffer,
     create_buffer,
     create_semaphore,
     export_semaphore,
     import_semaphore_fd,
+    memory_types,
     semaphore_handle_type,
 )
 from ..vulkan._query import BUFFER_USAGE, PhysicalDevice, device_extensions
-from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Submission, Wave, WaveParameters
+from .base import (
+    Exporter,
+    ExporterMemory,
+    ExporterSemaphore,
+    Fill,
+    ImageParameters,
+    Submission,
+    Wave,
+    WaveParameters,
+)
+
+if TYPE_CHECKING:
+    from .images import VulkanImage
 
 __all__ = ["DriverList", "VulkanDriver", "VulkanExporter", "list_drivers"]
 
@@ -254,6 +281,16 @@ def _choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | 
     return matching[position]
 
 
+class _Context(VulkanContext):
+    """A context whose handles may say that they come from another device: one that is simulated on top of this."""
+
+    said: DeviceIdentity | None = None
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        return self.said or super().identity
+
+
 class _Device:
     """A VkDevice with one or two queues of a family that computes."""
 
@@ -280,7 +317,7 @@ class _Device:
         )
         out = ffi.new("VkDevice *")
         check_call(instance.functions, "vkCreateDevice", physical.handle, info, ffi.NULL, out)
-        self.vk = VulkanContext(instance.handle, physical.handle, out[0], queue_family_index=family)
+        self.vk = _Context(instance.handle, physical.handle, out[0], queue_family_index=family)
         self.vk._physical = physical  # what it was asked already need not be asked again
         queue = ffi.new("VkQueue *")
         self.queues = []
@@ -359,16 +396,17 @@ class _Pending(Submission):
 
 
 class VulkanMemory(ExporterMemory):
-    """A buffer with exportable memory.
+    """A buffer with exportable memory, or on memory that a device has allocated.
 
     Written and read through the mapping where the host sees the memory, else through a staging buffer and the queue.
     """
 
-    def __init__(self, exporter: VulkanExporter, size: int) -> None:
+    def __init__(self, exporter: VulkanExporter, size: int, handle: VmmFd | None = None) -> None:
         self._exporter = exporter
         self._lock = threading.Lock()
         vk = exporter._open()
-        self._buffer = create_buffer(vk, size, BUFFER_USAGE)
+        self._imported = handle is not None
+        self._buffer = create_buffer(vk, size, BUFFER_USAGE) if handle is None else _import_buffer(vk, size, handle)
         self.size = self._buffer.size
         self.dedicated = self._buffer.dedicated
         host = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT
@@ -391,6 +429,8 @@ class VulkanMemory(ExporterMemory):
 
     def export(self) -> MemoryHandle:
         self._check()
+        if self._imported:
+            raise InvalidArgumentError("memory", "was imported; export it where it was allocated.")
         return self._buffer.export()
 
     def write(self, offset: int, data: bytes) -> None:
@@ -458,6 +498,38 @@ class VulkanMemory(ExporterMemory):
                 staging.close()
             self._buffer.close()
         self._exporter._children.pop(self, None)
+
+
+def _import_buffer(vk: VulkanContext, size: int, handle: VmmFd) -> ExportableBuffer:
+    """A VkBuffer over the whole of a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``)."""
+    c.check_int("size", size, 1, 63)
+    new, bit = vk.api.new, c.MEMORY_HANDLE_OPAQUE_FD
+    with ExitStack() as undo:
+        external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+        info = new("VkBufferCreateInfo", pNext=external, size=size, usage=BUFFER_USAGE)
+        buffer = vk.create("vkCreateBuffer", "VkBuffer", info)
+        undo.callback(vk.destroy, "vkDestroyBuffer", buffer)
+        requirements = vk.api.ffi.new("VkMemoryRequirements *")
+        vk.functions.vkGetBufferMemoryRequirements(vk.device, buffer, requirements)
+        if requirements.size > size:
+            raise InvalidArgumentError("size", f"a buffer of {size} bytes needs {requirements.size}: allocate more.")
+        index = memory_types(vk, requirements.memoryTypeBits)
+
+        def take(lent: Any) -> Any:
+            chain = new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
+            info = new("VkMemoryAllocateInfo", pNext=chain, allocationSize=size, memoryTypeIndex=index)
+            memory = vk.create("vkAllocateMemory", "VkDeviceMemory", info)
+            try:
+                vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
+            except BaseException:
+                vk.destroy("vkFreeMemory", memory)
+                raise
+            return memory
+
+        # Drivers differ on whose the descriptor is after a failure; lend() settles that.
+        memory = lend(handle, take, user="VulkanExporter.import_memory()")
+        undo.pop_all()
+    return ExportableBuffer(vk, buffer, memory, size, False, vk.memory_flags(index), OpaqueFd)
 
 
 class _Staging:
@@ -831,6 +903,8 @@ class VulkanExporter(Exporter):
         ``VulkanExporter(device_index=found.index)`` opens exactly what :func:`list_drivers` has listed.
     staged : bool, optional
         Write and read through a staging buffer and the queue, also where the host sees the memory. A GPU always does.
+    identity : DeviceIdentity, optional
+        As for :func:`gpuinterop.exporters.open_exporter`.
 
     Attributes
     ----------
@@ -855,6 +929,7 @@ class VulkanExporter(Exporter):
         validation: bool | None = None,
         device_index: int | None = None,
         staged: bool = False,
+        identity: DeviceIdentity | None = None,
     ) -> None:
         self._closed = True  # until all is there: close() may be called on the way out
         if validation is None:
@@ -878,7 +953,8 @@ class VulkanExporter(Exporter):
             undo.pop_all()
         self.driver = f"{physical.driver_name} {physical.driver_version}"
         self.device = physical.name
-        self.identity = physical.identity
+        vk.said = identity
+        self.identity = vk.identity
         self._staged = staged
         self._lock = threading.Lock()  # of the queue, the command pool, and the lists below
         self._pending: list[_Pending] = []
@@ -890,12 +966,39 @@ class VulkanExporter(Exporter):
 
     # -- the interface ------------------------------------------------------------------------------------------------
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._physical.capabilities
+    @cached_property
+    def capabilities(self) -> Capabilities:  # asked for each test
+        table = self._physical.capabilities
+        cell = Cell(Operation.EXPORT_ALLOCATION, VmmFd)
+        if self._physical.is_lavapipe:
+            # What the table offers there takes the allocation's address, and a handle has none.
+            reason = "lavapipe's memory fds have a header of its own: a handle alone cannot be imported."
+            gap = cell.gap(Scope.DRIVER, reason, "gpuinterop.vulkan.import_allocation")
+            return Capabilities((gap if found.cell == cell else found for found in table.values()), owner=self.device)
+        return table
 
     def create_memory(self, size: int) -> VulkanMemory:
         return VulkanMemory(self, size)
+
+    def import_memory(self, handle: AllocationHandle, size: int) -> VulkanMemory:
+        if not isinstance(handle, VmmFd):
+            raise ArgumentTypeError("handle", f"must be a VmmFd, not a {type(handle).__name__}.")
+        self.capabilities.require((Operation.EXPORT_ALLOCATION, VmmFd))
+        check_size(handle, size)  # SwiftShader maps what is not there, and dies of the first touch
+        maker = handle.origin.device if handle.origin is not None else None
+        if maker is not None and maker.conflicts(self.identity):
+            raise HandleError(f"handle: was allocated on {maker.name or 'another device'}, and this is {self.device}.")
+        return VulkanMemory(self, size, handle)
+
+    def image_gap(self, parameters: ImageParameters) -> str:
+        from .images import image_gap
+
+        return image_gap(self._open(), parameters)
+
+    def create_image(self, parameters: ImageParameters) -> VulkanImage:
+        from .images import VulkanImage
+
+        return VulkanImage(self, parameters)
 
     def create_semaphore(self, kind: type) -> VulkanSemaphore:
         return VulkanSemaphore(self, kind)
@@ -967,7 +1070,7 @@ class VulkanExporter(Exporter):
         signals: Sequence[tuple[VulkanSemaphore, int]],
         *,
         commands: Any = None,
-        uses: Iterable[VulkanMemory] = (),
+        uses: Iterable[VulkanMemory | VulkanImage] = (),
         stage: int = c.STAGE_ALL_COMMANDS,
         queue: Any = None,
     ) -> _Pending:
@@ -1138,7 +1241,7 @@ class VulkanExporter(Exporter):
                 break
         return True
 
-    def _settle(self, *things: VulkanMemory | VulkanSemaphore) -> bool:
+    def _settle(self, *things: VulkanMemory | VulkanImage | VulkanSemaphore) -> bool:
         """Wait for the work that uses `things` (none: for all), and release what will wait for ever.
 
         False: nothing may be destroyed. Work that waits for a semaphore among `things` is released at once: the

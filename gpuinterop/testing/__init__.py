@@ -25,6 +25,11 @@ The plugin comes with the package and takes part only where such tests are colle
     is all of those.
 ``--gpuinterop-require-exporter=NAME``
     Fail where this party is missing. ``GPUINTEROP_REQUIRE_VULKAN=1`` requires ``vulkan``.
+``--gpuinterop-simulated=NAME``
+    The devices of this backend are simulated on the CPU, by a driver that is a test double; may be repeated. They have
+    a GPU's identity, and the parties that share memory with them are the CPU's: memfd, and the Vulkan drivers whose
+    memory such a driver understands (:data:`gpuinterop.testing.kit.SIMULATED_DRIVERS`). What they do is never reported,
+    and no cell is called SUPPORTED for it.
 ``--gpuinterop-report=FILE``
     Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
 

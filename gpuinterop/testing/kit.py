@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -17,7 +17,7 @@ from .._core import registry
 from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
 from ..errors import GpuInteropError
 from ..exporters import open_exporter
-from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
+from ..handles import Binary, DeviceIdentity, OpaqueFd, Timeline, TimelineFd
 from .report import make_run, write_report
 from .required import vulkan_is_required
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..exporters.base import Exporter
     from ..exporters.vulkan import DriverList
 
-__all__ = ["KIND", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared"]
+__all__ = ["KIND", "SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared"]
 
 KIND: Final = "kind"
 """In `requires`: the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
@@ -34,12 +34,25 @@ KIND: Final = "kind"
 HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
 """What an exporter's semaphore of a kind is exported as."""
 
+SIMULATED_DRIVERS: Final = ("swiftshader",)
+"""The Vulkan drivers whose objects a simulated driver understands: memory without a header, a documented semaphore.
+
+Not lavapipe: its memory begins with a header of its own, which the host backend alone knows.
+"""
+
 _TIMEOUT: Final = 90
 """Seconds after which a test has hung: it is ended, and every thread's stack shown. No test takes a tenth of it."""
 
 _DECLARED: Final = "declared: "
 # Which cells need somebody on the other side who can do the like.
-_BOTH_SIDES: Final = frozenset((Operation.IMPORT_MEMORY, Operation.IMPORT_SEMAPHORE))
+_BOTH_SIDES: Final = frozenset(
+    (
+        Operation.IMPORT_MEMORY,
+        Operation.MAP_MIPMAPPED_ARRAY,
+        Operation.IMPORT_SEMAPHORE,
+        Operation.EXPORT_ALLOCATION,
+    )
+)
 
 
 def requires(*cells: Any) -> pytest.MarkDecorator:
@@ -83,6 +96,8 @@ class ExporterSpec:
     index: int = 0
     process: bool = False
     problem: str = ""
+    identity: DeviceIdentity | None = None
+    """Of the simulated device on top of it, which its handles are said to come from."""
 
     def __str__(self) -> str:
         text = f"{self.name}:{self.driver}" if self.driver else self.name
@@ -99,18 +114,34 @@ class ExporterSpec:
         options: dict[str, Any] = {"process": self.process}
         if self.driver:
             options |= {"driver": self.driver, "device_index": self.index}
-        return open_exporter(self.name, **options)
+        return open_exporter(self.name, identity=self.identity, **options)
 
 
 @dataclass(slots=True)
 class _Tally:
     """What happened on one device."""
 
-    device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     passed: dict[Cell, int] = field(default_factory=dict)
     failed: set[Cell] = field(default_factory=set)
     outcomes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The outcomes, in the words of the summary line."""
+        o = self.outcomes
+        return {
+            "passed": o["passed"],
+            "failed": o["failed"],
+            "skipped as declared": o["declared"],
+            "unexpected skips": o["skipped"],
+        }
+
+    def add(self, other: _Tally) -> None:
+        """What happened on another device of the same name: what has failed there has failed here."""
+        self.passed |= other.passed
+        self.failed |= other.failed
+        self.outcomes += other.outcomes
 
     @property
     def exercised(self) -> set[Cell]:
@@ -125,6 +156,7 @@ class Kit:
         self._config = config
         self._required = list(option("gpuinterop_require"))
         self._asked = list(option("gpuinterop_backend"))
+        self._simulated = frozenset(option("gpuinterop_simulated"))
         self._only = list(option("gpuinterop_exporter"))
         self._report = option("gpuinterop_report")
         self._exporter_report = option("gpuinterop_exporter_report")
@@ -138,6 +170,7 @@ class Kit:
         self._drivers: DriverList | None = None
         self._exporters: dict[DeviceSpec, list[ExporterSpec]] = {}
         self._open: dict[ExporterSpec, Exporter] = {}
+        self._parties: dict[ExporterSpec, str] = {}
         self._tallies: dict[DeviceSpec, _Tally] = {}
         self._driver_tallies: dict[tuple[str, int], _Tally] = {}
 
@@ -149,6 +182,10 @@ class Kit:
 
     def is_required(self, backend: str) -> bool:
         return backend in self._required
+
+    def is_simulated(self, backend: str) -> bool:
+        """Whether the backend's devices are simulated on the CPU."""
+        return backend in self._simulated
 
     def devices(self) -> list[DeviceSpec]:
         """Every device to test; one entry with the problem for a backend that does not work. Loads backends."""
@@ -189,15 +226,18 @@ class Kit:
             return [ExporterSpec("none", problem=spec.problem)]
         if spec not in self._exporters:
             identity = self.device(spec).identity
-            found = [ExporterSpec("memfd")] if identity.is_cpu and sys.platform == "linux" else []
+            simulated = self.is_simulated(spec.backend)
+            said = identity if simulated else None
+            on_cpu = simulated or identity.is_cpu
+            found = [ExporterSpec("memfd", identity=said)] if on_cpu and sys.platform == "linux" else []
             seen: Counter[str] = Counter()
             for driver in self.drivers():
                 short = _short(driver.name, driver.driver)
-                if registry._same(identity, driver.identity):
-                    found.append(ExporterSpec("vulkan", short, seen[short]))
+                if short in SIMULATED_DRIVERS if simulated else registry._same(identity, driver.identity):
+                    found.append(ExporterSpec("vulkan", short, seen[short], identity=said))
                 seen[short] += 1
             if sys.platform != "win32":
-                found += [ExporterSpec(one.name, one.driver, one.index, process=True) for one in found]
+                found += [replace(one, process=True) for one in found]
             if self._only:
                 found = [one for one in found if any(one.fits(wanted) for wanted in self._only)]
             none = f"no independent party shares this device; Vulkan: {self.drivers().reason or 'no driver of it'}"
@@ -213,6 +253,7 @@ class Kit:
         """An open one, shared by the tests."""
         if spec not in self._open:
             self._open[spec] = spec.open()
+            self._parties[spec] = self._open[spec].driver
         return self._open[spec]
 
     def discard(self, spec: ExporterSpec) -> None:
@@ -282,7 +323,7 @@ class Kit:
         key = spec or DeviceSpec(name, problem="none of its devices is meant")
         tally = self._tallies.setdefault(key, _Tally())
         tallies = [tally]
-        if party is not None and party.driver:
+        if party is not None and party.driver and not self.is_simulated(name):
             tallies.append(self._driver_tallies.setdefault((party.driver, party.index), _Tally()))
         if report.skipped and not hasattr(report, "wasxfail"):
             reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
@@ -308,47 +349,69 @@ class Kit:
         return tally.exercised if tally else set()
 
     def finish(self) -> None:
-        parties = {f"exporter {one}": exporter.driver for one, exporter in self._open.items() if not one.process}
         for one in list(self._open):
             self.discard(one)
         if self.partial:
             return
         now = datetime.datetime.now(datetime.UTC).date().isoformat()
+        if self._only_simulated():
+            return
         if self._report:
-            write_report(self._report, self._device_runs(now, parties))
+            write_report(self._report, self._device_runs(now))
         if self._exporter_report:
             write_report(self._exporter_report, self.driver_runs(now))
 
-    def _device_runs(self, now: str, parties: dict[str, str]) -> list[VerifiedRun]:
-        runs = []
+    def _only_simulated(self) -> bool:
+        """Whether this run has shown nothing of any real device."""
+        return all(map(self.is_simulated, self.backends()))
+
+    def _device_runs(self, now: str) -> list[VerifiedRun]:
+        found: dict[str, _Tally] = {}  # several devices of one name are one run
         for spec, tally in self._tallies.items():
-            if spec.problem or not tally.exercised:
+            if spec.problem or self.is_simulated(spec.backend):
                 continue
-            runs.append(
-                make_run(
-                    date=now,
-                    platform=sys.platform,
-                    device=self.device(spec).name,
-                    versions={"gpuinterop": __version__, **registry.get_backend(spec.backend).versions, **parties},
-                    cells=tally.exercised,
-                )
+            total = found.setdefault(self.device(spec).name, _Tally())
+            total.add(tally)
+            total.versions |= registry.get_backend(spec.backend).versions
+            for one in self.exporters(spec):
+                if one in self._parties and not one.process:
+                    total.versions[f"exporter {one}"] = self._parties[one]
+        return [
+            make_run(
+                date=now,
+                platform=sys.platform,
+                device=name,
+                versions={"gpuinterop": __version__, **total.versions},
+                cells=total.exercised,
+                tests=total.counts,
             )
-        return runs
+            for name, total in found.items()
+            if total.exercised
+        ]
 
     def driver_runs(self, now: str) -> list[VerifiedRun]:
         """What each Vulkan driver has shown: of what was exercised with it, the cells in which it has a part."""
-        runs = []
+        found: dict[str, _Tally] = {}  # a driver of several devices is one run
         seen: Counter[str] = Counter()
         for driver in self.drivers():
             short = _short(driver.name, driver.driver)
             tally = self._driver_tallies.get((short, seen[short]), _Tally())
             seen[short] += 1
-            if cells := [cell for cell in tally.exercised if driver.capabilities.supports(cell)]:
-                versions = {"gpuinterop": __version__, driver.driver: driver.version}
-                runs.append(
-                    make_run(date=now, platform=sys.platform, device=driver.driver, versions=versions, cells=cells)
-                )
-        return runs
+            total = found.setdefault(driver.driver, _Tally())
+            total.add(tally)
+            total.failed |= {cell for cell in tally.passed if not driver.capabilities.supports(cell)}
+            total.versions[driver.driver] = driver.version
+        return [
+            make_run(
+                date=now,
+                platform=sys.platform,
+                device=name,
+                versions={"gpuinterop": __version__, **total.versions},
+                cells=total.exercised,
+            )
+            for name, total in found.items()
+            if total.exercised
+        ]
 
     def header(self) -> list[str]:
         lines = [f"gpuinterop {__version__}, Python {platform.python_version()}, {platform.platform()}"]
@@ -359,7 +422,8 @@ class Kit:
                 lines.append(f"gpuinterop backend {spec.backend}: not available: {spec.problem}")
                 continue
             versions = ", ".join(f"{k} {v}" for k, v in registry.get_backend(spec.backend).versions.items())
-            lines.append(f"gpuinterop device {spec}: {self.device(spec).name} ({versions})")
+            simulated = " (simulated)" if self.is_simulated(spec.backend) else ""
+            lines.append(f"gpuinterop device {spec}{simulated}: {self.device(spec).name} ({versions})")
             lines.append(f"gpuinterop exporters of {spec}: {', '.join(map(str, self.exporters(spec)))}")
         lines += [f"gpuinterop Vulkan driver: {found.name}: {found.driver} {found.version}" for found in self.drivers()]
         if not self.drivers():
@@ -370,14 +434,15 @@ class Kit:
         lines = []
         if self._report and self.partial:
             lines.append(f"{self._report} was not written: tests were deselected, and the rest would replace the whole")
+        elif self._report and self._only_simulated():
+            lines.append(f"{self._report} was not written: what simulated devices do proves nothing of real ones")
         for spec, tally in self._tallies.items():
             if spec.problem:
                 continue
-            o = tally.outcomes
+            simulated = " (simulated)" if self.is_simulated(spec.backend) else ""
             lines.append(
-                f"{spec}: {o['passed']} passed, {o['failed']} failed, {o['declared']} skipped as declared, "
-                f"{o['skipped']} unexpected skips; {len(tally.exercised)} cells exercised"
-                + (" (a part of the suite)" if self.partial else "")
+                f"{spec}{simulated}: {', '.join(f'{count} {name}' for name, count in tally.counts.items())}; "
+                f"{len(tally.exercised)} cells exercised" + (" (a part of the suite)" if self.partial else "")
             )
         return lines
 

@@ -50,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail where this independent party is missing",
     )
     group.addoption(
+        "--gpuinterop-simulated",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="the devices of this backend are simulated on the CPU (repeatable): nothing they do is reported",
+    )
+    group.addoption(
         "--gpuinterop-report",
         default=None,
         metavar="FILE",

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..capabilities import Cell, VerifiedRun, read_verified
+from ..errors import InvalidArgumentError
 
-__all__ = ["format_runs", "merge_runs", "write_report"]
+__all__ = ["format_document", "format_runs", "merge_runs", "write_document", "write_report"]
 
 _HEADER = """\
 # What runs of the conformance suite have shown, on the devices and with the drivers named. Only cells named here are
@@ -34,6 +35,7 @@ def format_runs(runs: Iterable[VerifiedRun]) -> str:
             "device": run.device,
             "cells": sorted(map(str, run.cells)),
             "versions": dict(sorted(run.versions.items())),
+            **({"tests": dict(run.tests)} if run.tests else {}),
         }
         for run in runs
     ]
@@ -50,7 +52,71 @@ def write_report(path: str | os.PathLike[str], fresh: Iterable[VerifiedRun]) -> 
 
 
 def make_run(
-    *, date: str, platform: str, device: str, versions: Mapping[str, str], cells: Iterable[Cell]
+    *,
+    date: str,
+    platform: str,
+    device: str,
+    versions: Mapping[str, str],
+    cells: Iterable[Cell],
+    tests: Mapping[str, int] | None = None,
 ) -> VerifiedRun:
     """One run, its cells sorted out."""
-    return VerifiedRun(date=date, platform=platform, device=device, versions=dict(versions), cells=frozenset(cells))
+    return VerifiedRun(
+        date=date,
+        platform=platform,
+        device=device,
+        versions=dict(versions),
+        cells=frozenset(cells),
+        tests=dict(tests or {}),
+    )
+
+
+_BEGIN = "<!-- Written by `gpuinterop selftest --report --document`; do not edit between the two marks. -->"
+_END = "<!-- The end of what is written. -->"
+
+
+def format_document(runs: Mapping[str, Iterable[VerifiedRun]]) -> str:
+    """The runs of several files, for people: Markdown, one section a run.
+
+    Parameters
+    ----------
+    runs : Mapping
+        By who has run: a backend's name, or what else the heading is to say.
+    """
+    lines = []
+    for owner, entries in sorted(runs.items()):
+        for run in entries:
+            lines += [f"### {owner}: {run.device}", ""]
+            versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
+            lines.append(f"{run.date}, {run.platform}. {versions}.")
+            if run.tests:
+                lines.append("Tests: " + ", ".join(f"{count} {name}" for name, count in run.tests.items()) + ".")
+            lines += ["", *_cells_by_operation(run), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _cells_by_operation(run: VerifiedRun) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for cell in sorted(run.cells, key=str):
+        found.setdefault(cell.operation.value, []).append(cell.handle_type.type_name if cell.handle_type else "yes")
+    return ["| operation | handle types |", "|---|---|"] + [
+        f"| `{operation}` | {', '.join(f'`{kind}`' if kind != 'yes' else kind for kind in kinds)} |"
+        for operation, kinds in found.items()
+    ]
+
+
+def write_document(path: str | os.PathLike[str], runs: Mapping[str, Iterable[VerifiedRun]]) -> None:
+    """Replace what stands between the two marks of a Markdown file; what a person wrote round them stays.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The file has no such marks.
+    """
+    target = Path(path)
+    text = target.read_text(encoding="utf-8") if target.is_file() else ""
+    before, mark, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (mark and end):
+        raise InvalidArgumentError("document", f"{target} lacks the lines {_BEGIN!r} and {_END!r}.")
+    target.write_text(f"{before}{_BEGIN}\n\n{format_document(runs)}\n{_END}{after}", encoding="utf-8")

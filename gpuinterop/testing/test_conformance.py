@@ -22,6 +22,10 @@ class TestMemory(suites.MemorySuite):
     """See the suite."""
 
 
+class TestArray(suites.ArraySuite):
+    """See the suite."""
+
+
 class TestSemaphore(suites.SemaphoreSuite):
     """See the suite."""
 
@@ -51,6 +55,14 @@ class TestLifetime(suites.LifetimeSuite):
 
 
 class TestAllocation(suites.AllocationSuite):
+    """See the suite."""
+
+
+class TestSharedAllocation(suites.SharedAllocationSuite):
+    """See the suite."""
+
+
+class TestGraph(suites.GraphSuite):
     """See the suite."""
 
 

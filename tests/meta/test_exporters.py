@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
+import gpuinterop as gi
 from gpuinterop.errors import (
     ArgumentTypeError,
     BackendUnavailableError,
@@ -25,7 +27,7 @@ from gpuinterop.errors import (
     UnsupportedError,
 )
 from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter, ExporterSemaphore, Fill, WaveParameters
+from gpuinterop.exporters.base import Exporter, ExporterSemaphore, Fill, ImageParameters, WaveParameters
 from gpuinterop.exporters.memfd import MemfdSemaphore
 from gpuinterop.exporters.process import ProcessExporter, ProcessSemaphore, _Server, _Wire
 from gpuinterop.handles import Binary, OriginKind, Timeline
@@ -130,6 +132,67 @@ def test_handles_say_where_they_come_from(exporter: Exporter) -> None:
         assert handle.origin.kind is OriginKind.MEMORY
         assert handle.origin.size == memory.size == 8192
         assert handle.origin.trusted is (exporter.name == "memfd")
+
+
+def test_allocations_are_imported(exporter: Exporter) -> None:
+    """What a device allocated, a memfd here, is the same memory; the handle is consumed by success only."""
+    with gi.get_backend("host").device().allocate(8192) as ours:
+        handle = ours.export()
+        with pytest.raises(InvalidArgumentError) as caught:
+            exporter.import_memory(handle, 1 << 30)
+        assert caught.value.argument == "size"
+        with exporter.import_memory(ours.export(), ours.size) as theirs:
+            ours.buffer.fill(0x42)
+            assert theirs.read(0, ours.size) == b"\x42" * ours.size
+            theirs.write(100, b"abcd")
+            found = np.zeros(4, np.uint8)
+            ours.buffer.copy_to_host(found, offset=100)
+            assert found.tobytes() == b"abcd"
+            with pytest.raises(InvalidArgumentError):
+                theirs.export()
+            fill = [Fill(memory=theirs, offset=0, size=4, word=0x01010101)]
+            assert exporter.submit(fill=fill).done(LIMIT)
+            assert theirs.read(0, 5) == b"\1\1\1\1\x42"
+        if not handle.closed:
+            handle.close()
+        with exporter.create_memory(4096) as memory, memory.export() as wrong, pytest.raises(ArgumentTypeError):
+            exporter.import_memory(wrong, 4096)  # type: ignore[arg-type]
+
+
+def test_images_are_a_declared_gap(exporter: Exporter) -> None:
+    """Plain memfds have none, and say so."""
+    parameters = ImageParameters(format="R8_UNORM", width=4, height=4)
+    assert "no images" in exporter.image_gap(parameters)
+    with pytest.raises(UnsupportedError, match="map_mipmapped_array:opaque_fd"):
+        exporter.create_image(parameters)
+
+
+def test_image_parameters() -> None:
+    """What cannot be is refused at once, by the argument's name."""
+    for wrong, argument in (
+        ({"format": "R5G6B5_UNORM_PACK16"}, "format"),
+        ({"width": 0}, "width"),
+        ({"height": -1}, "height"),
+        ({"depth": -1}, "depth"),
+        ({"levels": 0}, "levels"),
+        ({"levels": 7}, "levels"),
+        ({"layers": -1}, "layers"),
+        ({"depth": 2, "layers": 2}, "layers"),
+        ({"cube": True, "layers": 5}, "cube"),
+        ({"cube": True, "layers": 6}, "cube"),
+        ({"width": 2.5}, "width"),
+        ({"cube": 1}, "cube"),
+    ):
+        arguments: dict[str, Any] = {"format": "R8_UNORM", "width": 37, "height": 21, **wrong}
+        with pytest.raises((InvalidArgumentError, ArgumentTypeError)) as caught:
+            ImageParameters(**arguments)
+        assert caught.value.argument == argument
+    image = ImageParameters(format="R16G16_SFLOAT", width=37, height=21, levels=6, layers=3)
+    assert [image.level_extent(level) for level in (0, 1, 5)] == [(37, 21, 0), (18, 10, 0), (1, 1, 0)]
+    assert image.level_bytes(1) == 18 * 10 * 3 * 4
+    with pytest.raises(InvalidArgumentError):
+        image.level_bytes(6)
+    assert ImageParameters(format="R8_UNORM", width=8, height=6, depth=4, levels=3).level_bytes(1) == 4 * 3 * 2
 
 
 def test_errors_cross_processes() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gpuinterop.capabilities import read_verified
+from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.required import give_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the toy is made of memfds")
 
@@ -81,3 +83,33 @@ def test_a_broken_one_is_caught(run_pytest: Callable[..., Any], variant: str) ->
     done = run_pytest(*HERE, "-k", chosen, toy=f"toybackend.broken:{variant}")
     assert done.status == 1, done.output[-4000:]
     assert done.failed == expected, done.output[-4000:]
+
+
+# -- images: the other side has to be a Vulkan driver, and SwiftShader's way of laying them out is known ---------------
+
+BROKEN_ARRAYS = {
+    "NoPitch": {"test_formats", "test_shapes", "test_one_level_leaves_the_others"},
+    "FirstLayer": {"test_shapes", "test_buffers"},
+    "ShortLevel": {"test_formats", "test_shapes", "test_buffers", "test_close_while_pending"},
+    "LevelsFromZero": {"test_formats", "test_shapes", "test_one_level_leaves_the_others"},
+    "OneWay": {"test_formats", "test_buffers", "test_writes_wait_for_their_turn"},
+    "EagerLevel": {"test_copies_wait_for_their_turn", "test_writes_wait_for_their_turn"},
+}
+
+
+@pytest.mark.parametrize("variant", BROKEN_ARRAYS)
+def test_a_broken_array_is_caught(run_pytest: Callable[..., Any], variant: str) -> None:
+    """Each variant fails on those tests; what only asks for extents passes."""
+    if not any("SwiftShader" in found.driver for found in list_drivers()):
+        give_up("there is no SwiftShader to make images")
+    names = BROKEN_ARRAYS[variant]
+    done = run_pytest(
+        "--gpuinterop-require=toy",
+        "--gpuinterop-simulated=toy",
+        "--gpuinterop-exporter=vulkan:swiftshader@here",
+        "-k",
+        f"TestArray and ({' or '.join(names)} or test_levels or test_refused_layouts)",
+        toy=f"toybackend.broken:{variant}",
+    )
+    assert done.status == 1, done.output[-4000:]
+    assert done.failed == {f"TestArray::{name}" for name in names}, done.output[-4000:]

@@ -5,10 +5,12 @@ A class named ``Test...`` in a test module that inherits from one of these runs 
 
 from __future__ import annotations
 
-from .allocation import AllocationSuite
+from .allocation import AllocationSuite, SharedAllocationSuite
+from .arrays import ArraySuite
 from .bad_input import BadArgumentSuite, BadMemorySuite, BadSemaphoreSuite
 from .base import Suite
 from .capability import BackendSuite, CapabilitySuite
+from .graphs import GraphSuite
 from .lifetime import LifetimeSuite
 from .memory import MemorySuite
 from .ordering import OrderingSuite, SabotageSuite
@@ -18,18 +20,21 @@ from .streams import StreamSuite, StreamWorkSuite
 
 __all__ = [
     "AllocationSuite",
+    "ArraySuite",
     "BackendSuite",
     "BadArgumentSuite",
     "BadMemorySuite",
     "BadSemaphoreSuite",
     "CapabilitySuite",
     "CreatedSemaphoreSuite",
+    "GraphSuite",
     "LifetimeSuite",
     "MemorySuite",
     "OrderingSuite",
     "PeerDeathSuite",
     "SabotageSuite",
     "SemaphoreSuite",
+    "SharedAllocationSuite",
     "StreamSuite",
     "StreamWorkSuite",
     "Suite",

@@ -10,13 +10,30 @@ from contextlib import ExitStack
 
 import pytest
 
+from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError, ResourceClosedError
+from ...exporters.base import ExporterMemory, Fill
 from ...handles import OriginKind, VmmFd
 from ..kit import requires
 from ..peer import BackendPeer
-from .base import LIMIT, Suite, fds, mappings, pattern, raises, read, write
+from .base import (
+    GRACE,
+    LIMIT,
+    Bench,
+    Gate,
+    Suite,
+    becomes_idle,
+    fds,
+    held,
+    mappings,
+    pattern,
+    raises,
+    read,
+    word,
+    write,
+)
 
 EXPORT = (Operation.EXPORT_ALLOCATION, VmmFd)
 IMPORT = (Operation.IMPORT_ALLOCATION, VmmFd)
@@ -121,6 +138,10 @@ class AllocationSuite(Suite):
         raises(ResourceClosedError, lambda: again.buffer)
         for size in (0, -5, 1 << 64):
             raises(InvalidArgumentError, lambda size=size: device.allocate(size), argument="size")
+        with allocation.export() as handle:
+            raises(InvalidArgumentError, lambda: device.import_allocation(handle, 1), argument="size")
+            raises(InvalidArgumentError, lambda: device.import_allocation(handle, allocation.size - 1), argument="size")
+            assert not handle.closed
 
     @requires(EXPORT, IMPORT)
     def test_exporter_may_close_first(self, device: Device, scope: ExitStack) -> None:
@@ -161,3 +182,89 @@ class AllocationSuite(Suite):
             assert allocation.size >= size
             allocation.buffer.fill(0x3E)
             assert read(allocation.buffer, allocation.size - 1, 1) == b"\x3e"
+
+
+@requires(EXPORT)
+class SharedAllocationSuite(Suite):
+    """Allocations of the device that an exporter imports: the other way round."""
+
+    def _share(self, bench: Bench, size: int) -> tuple[ExporterMemory, Allocation]:
+        ours = bench.scope.enter_context(bench.device.allocate(size))
+        handle = ours.export()
+        theirs = bench.scope.enter_context(bench.exporter.import_memory(handle, ours.size))
+        assert handle.closed, "the exporter has taken it over"
+        assert theirs.size == ours.size
+        return theirs, ours
+
+    @pytest.mark.parametrize("size", [1, 1 << 16, (4 << 20) + 1])
+    def test_device_writes_exporter_reads(self, bench: Bench, size: int) -> None:
+        """What the device writes is what the exporter reads, from the first byte to the last."""
+        theirs, ours = self._share(bench, size)
+        write(ours.buffer, pattern(ours.size, 1))
+        assert theirs.read(0, ours.size) == pattern(ours.size, 1)
+
+    @pytest.mark.parametrize("size", [1, 1 << 16, (4 << 20) + 1])
+    def test_exporter_writes_device_reads(self, bench: Bench, size: int) -> None:
+        """What the exporter writes is what the device reads, from the first byte to the last."""
+        theirs, ours = self._share(bench, size)
+        theirs.write(0, pattern(ours.size, 2))
+        assert read(ours.buffer) == pattern(ours.size, 2)
+
+    def test_exporters_work(self, bench: Bench) -> None:
+        """The exporter's own work writes where it was told, and nowhere else."""
+        theirs, ours = self._share(bench, 1 << 16)
+        ours.buffer.fill(0x11)
+        fill = [Fill(memory=theirs, offset=4096, size=256, word=word(0x22))]
+        assert bench.exporter.submit(fill=fill).done(LIMIT)
+        expected = bytearray(b"\x11" * ours.size)
+        expected[4096 : 4096 + 256] = b"\x22" * 256
+        assert read(ours.buffer) == bytes(expected)
+
+    def test_streams_work_is_ordered(self, bench: Bench) -> None:
+        """Work behind a pending wait changes the allocation after the signal, and not before."""
+        theirs, ours = self._share(bench, 1 << 16)
+        gate, stream = Gate(bench), bench.stream()
+        ours.buffer.fill(0x33)
+        gate.block(stream)
+        ours.buffer.fill(0x44, stream=stream)
+        assert held(stream, GRACE)
+        assert theirs.read(0, 16) == b"\x33" * 16
+        gate.open()
+        assert becomes_idle(stream)
+        assert theirs.read(0, ours.size) == b"\x44" * ours.size
+
+    def test_several(self, bench: Bench) -> None:
+        """Every export of one allocation is the same memory; an imported one is not exported again."""
+        first, ours = self._share(bench, 1 << 16)
+        second = bench.scope.enter_context(bench.exporter.import_memory(ours.export(), ours.size))
+        first.write(8, b"abcd")
+        assert second.read(8, 4) == b"abcd" == read(ours.buffer, 8, 4)
+        raises(InvalidArgumentError, first.export, argument="memory")
+
+    def test_device_may_close_first(self, bench: Bench) -> None:
+        """The memory lives as long as the exporter has it."""
+        ours = bench.device.allocate(1 << 16)
+        write(ours.buffer, pattern(ours.size, 3))
+        size = ours.size
+        theirs = bench.scope.enter_context(bench.exporter.import_memory(ours.export(), size))
+        ours.close(timeout=LIMIT)
+        assert theirs.read(0, size) == pattern(size, 3)
+
+    def test_nothing_is_left_over(self, bench: Bench) -> None:
+        """Round after round leaves no descriptor and no mapping behind."""
+
+        def round_trip(seed: int) -> None:
+            ours = bench.device.allocate(1 << 16)
+            with bench.exporter.import_memory(ours.export(), ours.size) as theirs:
+                ours.buffer.fill(seed)
+                assert theirs.read(0, 1) == bytes([seed])
+            ours.close(timeout=LIMIT)
+
+        for seed in range(3):
+            round_trip(seed)
+        gc.collect()
+        open_before, mapped_before = fds(), mappings()
+        for seed in range(10):
+            round_trip(seed)
+        assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
+        assert mappings() <= mapped_before, "mappings leak"

@@ -123,7 +123,7 @@ class CapabilitySuite(Suite):
 
     def test_gap_is_refused(self, device: Device, gap: Cell, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
         """A declared gap raises `UnsupportedError` that carries it: no driver called, nothing consumed."""
-        forbidden = NotToBeCalled(device._backend, allowed=("prepare",))
+        forbidden = NotToBeCalled(device._backend, nothing=("prepare", "semaphore_pointer"))
         monkeypatch.setattr(device, "_backend", forbidden)
         attempt = _Attempt(device, gap, stream)
         before = os.fstat(attempt.fd) if attempt.fd is not None else None

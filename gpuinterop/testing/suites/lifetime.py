@@ -13,8 +13,9 @@ import pytest
 from ...capabilities import Operation
 from ...errors import LeakedResourceWarning, ResourceBusyError, ResourceClosedError
 from ...handles import OpaqueFd
-from ..kit import requires, skip_declared
+from ..kit import requires
 from .base import LIMIT, Bench, Gate, Suite, args, held, mappings, raises, read
+from .libraries import libraries, read_capsule
 from .streams import in_this_process
 
 
@@ -121,25 +122,46 @@ class LifetimeSuite(Suite):
         memory.close(timeout=LIMIT)
         stream.synchronize(LIMIT)
 
-    def test_arrays_keep_the_mapping(self, bench: Bench) -> None:
-        """An array that others hold keeps the mapping alive, after everything here was closed."""
+    def test_exports_keep_the_mapping(self, bench: Bench) -> None:
+        """A capsule, or a view whose array interface was taken, keeps the mapping until it is dropped."""
         theirs, memory = bench.memory()
-        if bench.device.info.array_interface != "__array_interface__":
-            skip_declared(f"NumPy cannot address the memory of {bench.device.name}")
         buffer = memory.map_buffer()
-        by_interface = np.asarray(buffer.view(64))
-        by_dlpack = np.from_dlpack(buffer.view(64, offset=64))
+        theirs.write(0, b"there")
+        view = buffer.view(64)
+        taken: Any = getattr(view, bench.device.info.array_interface)
+        capsule = buffer.view(64, offset=64).__dlpack__(max_version=(1, 0))
         memory.close()
         raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
-        by_interface[0] = 0x31
-        assert theirs.read(0, 1) == b"\x31"
-        del by_interface
+        # Still there, at the same address: another import of the same object is not given it.
+        assert taken["data"][0] + 64 == read_capsule(capsule, versioned=True).data
+        with bench.device.import_memory(theirs.export(), size=theirs.size) as again, again.map_buffer() as other:
+            assert other.ptr != taken["data"][0]
+        del view, taken
         raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
-        by_dlpack[0] = 0x32
-        assert theirs.read(64, 1) == b"\x32"
-        del by_dlpack
+        del capsule
         gc.collect()
         memory.close(timeout=LIMIT)
+
+    def test_arrays_keep_the_mapping(self, bench: Bench) -> None:
+        """An array that others hold keeps the mapping alive, after everything here was closed."""
+        for library in libraries(bench.device, simulated=bench.simulated):
+            theirs, memory = bench.memory()
+            buffer = memory.map_buffer()
+            by_interface: Any = library.from_interface(buffer.view(64))
+            by_dlpack: Any = library.from_dlpack(buffer.view(64, offset=64))
+            memory.close()
+            raises(ResourceBusyError, lambda memory=memory: memory.close(timeout=0.0), match="array")
+            by_interface[0] = 0x31
+            library.finish()
+            assert theirs.read(0, 1) == b"\x31"
+            del by_interface
+            raises(ResourceBusyError, lambda memory=memory: memory.close(timeout=0.0), match="array")
+            by_dlpack[0] = 0x32
+            library.finish()
+            assert theirs.read(64, 1) == b"\x32"
+            del by_dlpack
+            gc.collect()
+            memory.close(timeout=LIMIT)
 
     def test_released_means_unmapped(self, bench: Bench) -> None:
         """After the release nothing of the memory is mapped any more."""

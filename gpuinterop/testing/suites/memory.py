@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ..._core.device import Device
 from ..._core.memory import Buffer
 from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError
 from ...handles import OpaqueFd
-from ..kit import requires, skip_declared
+from ..kit import requires
 from .base import LIMIT, Bench, Suite, fds, mappings, pattern, raises, read, write
+from .libraries import libraries, read_capsule
 
 PAGE = 4096
-
-
-def host_array(device: Device, view: Any) -> Any:
-    """The view as a NumPy array; skips where the memory is not the host's."""
-    if device.info.array_interface != "__array_interface__":
-        skip_declared(f"NumPy cannot address the memory of {device.name}")
-    return np.asarray(view)
 
 
 @requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
@@ -181,51 +172,90 @@ class MemorySuite(Suite):
         assert interface["data"][0] == view.ptr
         assert interface["shape"] == (3, 5)
         assert interface["strides"] == (256, 4)
+        assert interface["typestr"] in ("<f4", "=f4")
+        assert interface["data"][1] is False, "the memory is not read-only"
+        assert interface["version"] == 3
+        assert interface.get("stream") is None, "nothing is pending on it"
         other = {"__array_interface__", "__cuda_array_interface__"} - {info.array_interface}
         assert not hasattr(view, other.pop()), "a library would take the memory for another device's"
 
     def test_dlpack(self, bench: Bench) -> None:
         """A capsule has the view's address, shape, strides in elements, type and device."""
-        theirs, ours = bench.buffer(4 * PAGE)
+        _, ours = bench.buffer(4 * PAGE)
         view = ours.view((4, 8), "int16", offset=32, strides=(64, 4))
         for version in (None, (1, 0)):
             capsule = view.__dlpack__(max_version=version)
-            # A library handle of our own: the signatures on ctypes.pythonapi are everybody's.
-            pointer = ctypes.PyDLL(None).PyCapsule_GetPointer
-            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-            name = b"dltensor_versioned" if version else b"dltensor"
-            address = pointer(capsule, name)
-            assert address
-            # DLManagedTensorVersioned has version, manager, deleter and flags before the tensor.
-            data = ctypes.c_void_p.from_address(address + (32 if version else 0)).value
-            assert data == view.ptr
+            found = read_capsule(capsule, versioned=version is not None)
+            assert found.data + found.byte_offset == view.ptr
+            assert found.device == tuple(bench.device.info.dlpack)
+            assert found.dtype == (0, 16, 1)
+            assert (found.shape, found.strides) == ((4, 8), (32, 2))
             del capsule
-        if bench.device.info.array_interface == "__array_interface__":
-            array = np.from_dlpack(view)
-            assert (array.shape, array.strides, array.dtype.name) == ((4, 8), (64, 4), "int16")
-            array[3, 7] = -2
-            assert theirs.read(32 + 3 * 64 + 7 * 4, 2) == (-2).to_bytes(2, "little", signed=True)
 
-    def test_views_are_the_memory(self, bench: Bench) -> None:
-        """An array over a view is the shared memory itself, both ways."""
+    def test_dlpack_streams(self, bench: Bench) -> None:
+        """The consumer's stream follows the array API's rules: what is ambiguous on this kind of device is refused."""
+        _, ours = bench.buffer(PAGE)
+        kind = bench.device.info.dlpack[0]
+        view = ours.view(16)
+        for value in {1: (0, 1, 2), 10: (1, 2)}.get(kind, (0,)):
+            raises(InvalidArgumentError, lambda value=value: view.__dlpack__(stream=value), argument="stream")
+        assert view.__dlpack__(stream=-1) is not None
+        assert view.__dlpack__(stream=None) is not None
+
+    def test_libraries_by_dlpack(self, bench: Bench) -> None:
+        """What an array library makes of a capsule is the shared memory itself, both ways."""
         theirs, ours = bench.buffer(4 * PAGE)
-        array = host_array(bench.device, ours.view((PAGE,), "uint32"))
-        theirs.write(0, pattern(4 * PAGE, 6))
-        assert array.tobytes() == pattern(4 * PAGE, 6)
-        array[1] = 0xDEADBEEF
-        assert theirs.read(4, 4) == (0xDEADBEEF).to_bytes(4, "little")
+        for library in libraries(bench.device, simulated=bench.simulated):
+            data = pattern(4 * PAGE, 6)
+            theirs.write(0, data)
+            array = library.from_dlpack(ours.view((4, 8), "int16", offset=32, strides=(64, 4)))
+            assert tuple(array.shape) == (4, 8)
+            raw = np.frombuffer(data, np.uint8)
+            expected = b"".join(raw[32 + r * 64 + c * 4 :][:2].tobytes() for r in range(4) for c in range(8))
+            assert library.bytes_of(array) == expected
+            array[3, 7] = -2
+            library.finish()
+            assert theirs.read(32 + 3 * 64 + 7 * 4, 2) == (-2).to_bytes(2, "little", signed=True)
+            assert theirs.read(32 + 3 * 64 + 7 * 4 + 2, 2) == data[32 + 3 * 64 + 7 * 4 + 2 :][:2]
+
+    def test_libraries_by_interface(self, bench: Bench) -> None:
+        """What an array library makes of the array interface is the shared memory itself, both ways."""
+        theirs, ours = bench.buffer(4 * PAGE)
+        for library in libraries(bench.device, simulated=bench.simulated):
+            array = library.from_interface(ours.view((PAGE,), "int32"))
+            theirs.write(0, pattern(4 * PAGE, 6))
+            assert library.bytes_of(array) == pattern(4 * PAGE, 6)
+            array[1] = -559038737
+            library.finish()
+            assert theirs.read(4, 4) == (0xDEADBEEF).to_bytes(4, "little")
 
     def test_strided_views(self, bench: Bench) -> None:
         """Strides are in bytes: a linear image's rows lie where its pitch says."""
         theirs, ours = bench.buffer(4 * PAGE)
-        theirs.write(0, pattern(4 * PAGE, 7))
-        array = host_array(bench.device, ours.view((10, 20), "uint16", offset=6, strides=(448, 4)))
-        raw = np.frombuffer(pattern(4 * PAGE, 7), np.uint8)
+        data = pattern(4 * PAGE, 7)
+        theirs.write(0, data)
+        view = ours.view((10, 20), "uint16", offset=6, strides=(448, 4))
+        interface = getattr(view, bench.device.info.array_interface)
         for row, column in ((0, 0), (3, 7), (9, 19)):
+            address = interface["data"][0] + row * interface["strides"][0] + column * interface["strides"][1]
             start = 6 + row * 448 + column * 4
-            assert array[row, column] == raw[start : start + 2].view(np.uint16)[0]
-        backwards = host_array(bench.device, ours.view((PAGE,), "uint8", offset=PAGE - 1, strides=(-1,)))
-        assert backwards.tobytes() == raw[PAGE - 1 :: -1].tobytes()
+            assert address == ours.ptr + start
+            assert read(ours, address - ours.ptr, 2) == data[start : start + 2]
+        backwards = getattr(ours.view((PAGE,), offset=PAGE - 1, strides=(-1,)), bench.device.info.array_interface)
+        assert (backwards["data"][0], backwards["strides"]) == (ours.ptr + PAGE - 1, (-1,))
+
+    def test_libraries_on_strided_views(self, bench: Bench) -> None:
+        """An array library finds a linear image's rows where its pitch says."""
+        theirs, ours = bench.buffer(4 * PAGE)
+        data = pattern(4 * PAGE, 7)
+        theirs.write(0, data)
+        for library in libraries(bench.device, simulated=bench.simulated):
+            array = library.from_interface(ours.view((10, 20), "int16", offset=6, strides=(448, 4)))
+            rows = [data[6 + row * 448 + column * 4 :][:2] for row in range(10) for column in range(20)]
+            assert library.bytes_of(array) == b"".join(rows)
+        if bench.device.info.array_interface == "__array_interface__":  # not every GPU library can go backwards
+            backwards = np.asarray(ours.view((PAGE,), offset=PAGE - 1, strides=(-1,)))
+            assert backwards.tobytes() == data[PAGE - 1 :: -1]
 
     def test_view_outside_the_buffer_is_refused(self, bench: Bench) -> None:
         """A window that reaches outside the buffer, by size, offset or strides, is refused."""

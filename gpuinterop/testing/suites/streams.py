@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..._core.device import Device
 from ..._core.stream import Stream
 from ...capabilities import Operation
@@ -14,6 +12,7 @@ from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedErr
 from ...handles import OpaqueFd
 from ..kit import requires, skip_declared
 from .base import GRACE, LIMIT, Bench, Gate, Suite, becomes_idle, held, raises, read
+from .libraries import libraries
 
 
 def in_this_process(spec: object) -> bool:
@@ -168,16 +167,36 @@ class StreamWorkSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_arrays_are_ordered(self, bench: Bench) -> None:
-        """Taking an array by DLPack orders it behind the buffer's last stream."""
+        """Taking an array orders it behind the buffer's last stream: nobody sees what that has yet to write."""
         _, ours = bench.buffer(1 << 22)
-        if bench.device.info.array_interface != "__array_interface__":
-            skip_declared(f"NumPy cannot address the memory of {bench.device.name}")
         stream = bench.stream()
-        for byte in range(1, 9):
-            ours.fill(byte, stream=stream)
-        array = np.from_dlpack(ours.view(1 << 22))
-        assert array[-1] == 8
-        assert array[0] == 8
+        for library in libraries(bench.device, simulated=bench.simulated):
+            makes = [library.from_dlpack, *([library.from_interface] if library.interface_is_ordered else [])]
+            for make in makes:
+                for byte in range(1, 9):
+                    ours.fill(byte, stream=stream)
+                assert library.bytes_of(make(ours.view(1 << 22))) == b"\x08" * (1 << 22)
+
+    def test_consumers_stream_is_ordered(self, bench: Bench) -> None:
+        """The stream that a DLPack consumer names waits for the buffer's last stream; with -1 it does not."""
+        theirs, ours = bench.buffer()
+        if bench.device.info.dlpack[0] == 1:
+            skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
+        gate, stream, consumer, free = Gate(bench), bench.stream(), bench.stream(), bench.stream()
+        ours.fill(1)
+        gate.block(stream)
+        ours.fill(2, stream=stream)
+        view = ours.view(ours.size)
+        capsules = view.__dlpack__(stream=consumer.ptr), view.__dlpack__(stream=-1)
+        assert getattr(view, bench.device.info.array_interface)["stream"] == stream.ptr
+        assert held(consumer), "the consumer's stream does not wait for the buffer's"
+        assert becomes_idle(free)
+        assert theirs.read(0, 1) == b"\x01"
+        gate.open()
+        consumer.synchronize(LIMIT)
+        assert theirs.read(0, ours.size) == b"\x02" * ours.size
+        stream.synchronize(LIMIT)
+        del capsules
 
     def test_streams_of_another_kind_are_refused(self, bench: Bench) -> None:
         """A bare pointer is no stream: it has to be wrapped."""

@@ -15,13 +15,21 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpuinterop.backend import Backend, DeviceInfo
+from gpuinterop.backend import ArrayBackend, Backend, DeviceInfo
 from gpuinterop.capabilities import Capability, Operation, Scope, Support
 from gpuinterop.errors import DriverError, HandleError, PeerError
-from gpuinterop.handles import AnySemaphoreHandle, FdHandle, MemoryHandle, OpaqueFd, TimelineFd
+from gpuinterop.handles import (
+    AnySemaphoreHandle,
+    ArrayLayout,
+    ArrayUsage,
+    FdHandle,
+    MemoryHandle,
+    OpaqueFd,
+    TimelineFd,
+)
 
 _F_GET_SEALS, _SEAL_SHRINK = 1034, 2
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +42,9 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
 
 def sealed_size(fd: int) -> int:
-    """The size of a memfd that cannot shrink."""
+    """The size of a memfd that cannot shrink; SwiftShader's memory is believed not to."""
+    if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:SwiftShader.Memory"):
+        return os.fstat(fd).st_size
     try:
         seals = fcntl.fcntl(fd, _F_GET_SEALS)
     except OSError as error:
@@ -93,6 +103,39 @@ class Timeline:
 
     def reached(self, value: int) -> bool:
         return bool(self.value.value >= value)
+
+    def unmap(self) -> None:
+        _libc.munmap(self.address, mmap.PAGESIZE)
+
+
+class Binary:
+    """SwiftShader's page: a mutex, a condition behind it, then the count of references and the flag."""
+
+    def __init__(self, fd: int) -> None:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith(("/memfd:SwiftShader.", "/memfd:gpuinterop.exporter.b")):
+            raise HandleError("handle: this is no binary semaphore.")
+        self.address = map_shared(fd, mmap.PAGESIZE)
+        self._condition = self.address + {"x86_64": 40}.get(platform.machine(), 48)
+        self._flag = ctypes.c_uint8.from_address(self._condition + 48 + 4)
+
+    def _lock(self) -> None:
+        if code := _libc.pthread_mutex_timedlock(self.address, (ctypes.c_long * 2)(int(time.time()) + 2, 0)):
+            raise PeerError(f"binary: its lock cannot be taken ({errno.errorcode[code]}).")
+
+    def signal(self, value: int) -> None:
+        self._lock()
+        self._flag.value = 1
+        _libc.pthread_cond_broadcast(ctypes.c_void_p(self._condition))
+        _libc.pthread_mutex_unlock(self.address)
+
+    def reached(self, value: int) -> bool:
+        """Whether it was signalled; takes the signal."""
+        if not self._flag.value:
+            return False
+        self._lock()
+        taken, self._flag.value = bool(self._flag.value), 0
+        _libc.pthread_mutex_unlock(self.address)
+        return taken
 
     def unmap(self) -> None:
         _libc.munmap(self.address, mmap.PAGESIZE)
@@ -282,6 +325,27 @@ class ToyBackend(Backend):
         semaphore.unmap()
 
 
+class ToyGpu(ToyBackend):
+    """The same, said to be a GPU: what a backend on a simulated driver is."""
+
+    count = 1
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        return [
+            DeviceInfo(
+                ordinal=ordinal,
+                name="Toy GPU",
+                uuid=bytes([ordinal + 1]) * 16,
+                dlpack=(2, ordinal),
+                array_interface="__cuda_array_interface__",
+            )
+            for ordinal in range(self.count)
+        ]
+
+    def adopt_stream(self, device: int, pointer: int) -> Stream:
+        return self._streams[0 if pointer in (1, 2) else pointer]  # CUDA's names of default streams
+
+
 def usable(operation: Operation, kind: Any) -> Capability:
     return Capability(
         operation=operation,
@@ -291,3 +355,87 @@ def usable(operation: Operation, kind: Any) -> Capability:
         reason="a toy, on whatever machine runs its tests.",
         reference="toybackend",
     )
+
+
+class TwoToyGpus(ToyGpu):
+    """Two of them, of one name."""
+
+    count = 2
+
+
+class Array:
+    """A mapped image: the bytes from the layout's offset on, laid out as SwiftShader lays out what it tiles."""
+
+    def __init__(self, memory: Memory, layout: ArrayLayout) -> None:
+        self.address = memory.address + layout.offset
+        self.layout = layout
+        self.texel = _TEXEL_BYTES[layout.format]
+        self.border = 1 if layout.usage & ArrayUsage.CUBEMAP else 0
+
+    def level_extent(self, level: int) -> tuple[int, int, int]:
+        width, height, depth = (max(1, edge >> level) for edge in self.layout.extent)
+        return width, height, depth
+
+    def rows(self, level: int) -> Iterator[tuple[int, int]]:
+        """(address, size) of each row of texels, in the order of tightly packed ones."""
+        width, height, depth = self.level_extent(level)
+        pitch, slice_size, _ = self._sizes(level)
+        before = sum(self._sizes(index)[2] for index in range(level))
+        layer_size = sum(self._sizes(index)[2] for index in range(self.layout.levels))
+        for layer in range(max(1, self.layout.layers)):
+            for z in range(depth):
+                start = self.address + layer * layer_size + before + z * slice_size
+                for y in range(height):
+                    yield start + (y + self.border) * pitch + self.border * self.texel, width * self.texel
+
+    def _sizes(self, level: int) -> tuple[int, int, int]:
+        """Of a row, a slice and the level. Sides are even, a cube's faces have a border, a level ends at 16 bytes."""
+        width, height, depth = self.level_extent(level)
+        pitch = -(-(width + 2 * self.border) // 2) * 2 * self.texel
+        slice_size = pitch * -(-(height + 2 * self.border) // 2) * 2
+        return pitch, slice_size, -(-slice_size * depth // 16) * 16
+
+
+_TEXEL_BYTES = {
+    "R8_UNORM": 1,
+    "R16_UINT": 2,
+    "R8G8B8A8_UNORM": 4,
+    "R16G16_SFLOAT": 4,
+    "R32_SFLOAT": 4,
+    "R16G16B16A16_SFLOAT": 8,
+    "R32G32B32A32_SFLOAT": 16,
+}
+
+
+class ToyArrays(ToyGpu, ArrayBackend):
+    """The toy GPU with SwiftShader's images and semaphores: all that a simulated driver shares with it."""
+
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        yield from super().capabilities(ordinal)
+        yield usable(Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd)
+        for operation in (Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE):
+            yield usable(operation, OpaqueFd)
+
+    def import_semaphore(self, device: int, handle: AnySemaphoreHandle) -> Any:
+        if not isinstance(handle, OpaqueFd):
+            return super().import_semaphore(device, handle)
+        semaphore = Binary(handle.fd)
+        os.close(handle.fd)
+        return semaphore
+
+    def map_array(self, memory: Any, layout: ArrayLayout) -> Array:
+        return Array(memory, layout)
+
+    def copy_level(self, stream: Stream, array: Array, level: int, address: int, size: int, *, to_array: bool) -> None:
+        def run() -> None:
+            packed = address
+            for row, count in array.rows(level):
+                target, source = (row, packed) if to_array else (packed, row)
+                ctypes.memmove(target, source, count)
+                packed += count
+            assert packed == address + size
+
+        stream.put(run)
+
+    def destroy_array(self, array: Array) -> None:
+        pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from gpuinterop import capabilities
 from gpuinterop.backend import DeviceInfo
 from gpuinterop.capabilities import Capability, Operation, Scope, Support
 from gpuinterop.errors import BackendUnavailableError, DriverError
-from gpuinterop.handles import AnySemaphoreHandle, FdHandle, MemoryHandle, OpaqueFd
+from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, FdHandle, MemoryHandle, OpaqueFd
 
-from . import Event, Memory, Stream, ToyBackend, sealed_size, usable
+from . import Array, Event, Memory, Stream, ToyArrays, ToyBackend, sealed_size, usable
 
 
 class NoWait(ToyBackend):
@@ -250,3 +250,85 @@ class Unavailable(ToyBackend):
 
     def __init__(self) -> None:
         raise BackendUnavailableError("the toy box is locked.", fix="Find the key.")
+
+
+# -- arrays --------------------------------------------------------------------------------------------------------
+
+
+class NoPitch(ToyArrays):
+    """Rows are taken for as long as their texels: right for even widths only."""
+
+    def map_array(self, memory: Any, layout: ArrayLayout) -> Array:
+        array = super().map_array(memory, layout)
+
+        def sizes(level: int) -> tuple[int, int, int]:
+            width, height, depth = array.level_extent(level)
+            pitch = (width + 2 * array.border) * array.texel
+            slice_size = pitch * (height + 2 * array.border)
+            return pitch, slice_size, -(-slice_size * depth // 16) * 16
+
+        array._sizes = sizes  # type: ignore[method-assign]
+        return array
+
+
+class FirstLayer(ToyArrays):
+    """Of an image with layers every one is the first."""
+
+    def map_array(self, memory: Any, layout: ArrayLayout) -> Array:
+        array = super().map_array(memory, layout)
+        rows = array.rows
+
+        def first(level: int) -> Iterator[tuple[int, int]]:
+            found = list(rows(level))
+            layers = max(1, layout.layers)
+            return iter(found[: len(found) // layers] * layers)
+
+        array.rows = first  # type: ignore[method-assign]
+        return array
+
+
+class ShortLevel(ToyArrays):
+    """The last row of a level is left out."""
+
+    def map_array(self, memory: Any, layout: ArrayLayout) -> Array:
+        array = super().map_array(memory, layout)
+        rows, scratch = array.rows, ctypes.create_string_buffer(1 << 16)
+
+        def all_but_one(level: int) -> Iterator[tuple[int, int]]:
+            *found, (_, size) = rows(level)
+            return iter([*found, (ctypes.addressof(scratch), size)])
+
+        array.rows = all_but_one  # type: ignore[method-assign]
+        return array
+
+
+class LevelsFromZero(ToyArrays):
+    """Every level begins where level 0 does."""
+
+    def map_array(self, memory: Any, layout: ArrayLayout) -> Array:
+        array = super().map_array(memory, layout)
+        rows = array.rows
+
+        def moved(level: int) -> Iterator[tuple[int, int]]:
+            before = sum(array._sizes(index)[2] for index in range(level))
+            return ((address - before, size) for address, size in rows(level))
+
+        array.rows = moved  # type: ignore[method-assign]
+        return array
+
+
+class OneWay(ToyArrays):
+    """Copies into an array copy out of it."""
+
+    def copy_level(self, stream: Stream, array: Array, level: int, address: int, size: int, *, to_array: bool) -> None:
+        scratch = (ctypes.c_char * size)() if to_array else None
+        target = ctypes.addressof(scratch) if scratch is not None else address
+        super().copy_level(stream, array, level, target, size, to_array=False)
+        stream.put(lambda scratch=scratch: None)  # type: ignore[misc]  # it lives until then
+
+
+class EagerLevel(ToyArrays):
+    """A level's copy does not wait for its turn in the stream."""
+
+    def copy_level(self, stream: Stream, array: Array, level: int, address: int, size: int, *, to_array: bool) -> None:
+        super().copy_level(self._streams[0], array, level, address, size, to_array=to_array)

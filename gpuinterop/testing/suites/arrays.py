@@ -1,0 +1,380 @@
+"""Mipmapped arrays: an exporter's optimally tiled images, level by level, on the device under test."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ..._core.array import MipmappedArray
+from ..._core.memory import Buffer
+from ...capabilities import Operation
+from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
+from ...exporters.base import ExporterImage, ExporterMemory, ImageParameters
+from ...handles import ArrayUsage, OpaqueFd
+from ..kit import requires, skip_declared
+from .base import LIMIT, Bench, Gate, NotToBeCalled, Suite, end, fds, held, mappings, pattern, raises
+
+ARRAYS = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))
+BUFFERS = (Operation.MAP_BUFFER, OpaqueFd)
+
+FORMATS = pytest.mark.parametrize(
+    "format",
+    ["R8_UNORM", "R8G8B8A8_UNORM", "R16_UINT", "R16G16_SFLOAT", "R32_SFLOAT", "R16G16B16A16_SFLOAT",
+     "R32G32B32A32_SFLOAT"],
+)  # fmt: skip
+
+_SHAPES: dict[str, dict[str, Any]] = {
+    "2d": {"width": 64, "height": 32},
+    "levels": {"width": 64, "height": 32, "levels": 7},
+    "odd": {"width": 37, "height": 21, "levels": 4},
+    "tall": {"width": 5, "height": 40, "levels": 3},
+    "layers": {"width": 20, "height": 12, "layers": 3},
+    "layers-levels": {"width": 37, "height": 21, "layers": 3, "levels": 3},
+    "3d": {"width": 8, "height": 6, "depth": 4},
+    "cube": {"width": 16, "height": 16, "layers": 6, "cube": True},
+}
+SHAPES = pytest.mark.parametrize("shape", list(_SHAPES))
+PLAIN = ImageParameters(format="R8G8B8A8_UNORM", width=37, height=21, levels=4)
+
+
+@requires(*ARRAYS)
+class ArraySuite(Suite):
+    """Images that an exporter made, on the device under test."""
+
+    @FORMATS
+    @pytest.mark.parametrize("shape", ["2d", "odd"])
+    def test_formats(self, bench: Bench, format: str, shape: str) -> None:
+        """Every format's texels come over, both ways, of an image with and without levels."""
+        self._both_ways(bench, ImageParameters(format=format, **_SHAPES[shape]))
+
+    @SHAPES
+    @pytest.mark.parametrize("format", ["R8_UNORM", "R32G32B32A32_SFLOAT"])
+    def test_shapes(self, bench: Bench, format: str, shape: str) -> None:
+        """Levels, layers, slices and faces lie where they should: of the smallest texels and of the largest."""
+        self._both_ways(bench, ImageParameters(format=format, **_SHAPES[shape]))
+
+    @staticmethod
+    def _both_ways(bench: Bench, parameters: ImageParameters) -> None:
+        theirs, ours = _image(bench, parameters)
+        stream = bench.stream()
+        data = _levels(parameters, 1)
+        for level, texels in enumerate(data):
+            theirs.write(level, texels)
+        assert _read(bench, ours, stream) == data, "the device reads something else than the exporter wrote"
+        data = _levels(parameters, 2)
+        sources = [np.frombuffer(texels, np.uint8) for texels in data]
+        for level, source in reversed(list(enumerate(sources))):
+            ours.level(level).copy_from_host(source, stream=stream)
+        stream.synchronize(LIMIT)
+        found = [theirs.read(level) for level in range(parameters.levels)]
+        assert found == data, "the exporter reads something else than the device wrote"
+
+    @SHAPES
+    @requires(BUFFERS)
+    def test_buffers(self, bench: Bench, shape: str) -> None:
+        """A level is copied to and from a buffer at an offset, tightly packed, and nothing beside it is touched."""
+        parameters = ImageParameters(format="R8G8B8A8_UNORM", **_SHAPES[shape])
+        theirs, ours = _image(bench, parameters)
+        memory, buffer = _buffer(bench, parameters)
+        stream = bench.stream()
+        data = _levels(parameters, 3)
+        for level, texels in enumerate(data):
+            theirs.write(level, texels)
+        memory.write(0, b"\x5a" * memory.size)
+        expected = bytearray(b"\x5a" * memory.size)
+        offset = 64
+        for level, texels in enumerate(data):
+            ours.level(level).copy_to_buffer(buffer, offset=offset, stream=stream)
+            expected[offset : offset + len(texels)] = texels
+            offset += len(texels) + 64
+        stream.synchronize(LIMIT)
+        assert memory.read(0, memory.size) == bytes(expected)
+        data = _levels(parameters, 4)
+        offset = 64
+        for level, texels in enumerate(data):
+            memory.write(offset, texels)
+            ours.level(level).copy_from_buffer(buffer, offset=offset, stream=stream)
+            stream.synchronize(LIMIT)
+            offset += len(texels) + 64
+        assert [theirs.read(level) for level in range(parameters.levels)] == data
+
+    def test_one_level_leaves_the_others(self, bench: Bench) -> None:
+        """Writing one level leaves the others as they were."""
+        theirs, ours = _image(bench, PLAIN)
+        stream = bench.stream()
+        data = _levels(PLAIN, 5)
+        for level, texels in enumerate(data):
+            theirs.write(level, texels)
+        for level in range(PLAIN.levels):
+            data[level] = pattern(PLAIN.level_bytes(level), 50 + level)
+            ours.level(level).copy_from_host(np.frombuffer(data[level], np.uint8), stream=stream)
+            stream.synchronize(LIMIT)
+            assert [theirs.read(index) for index in range(PLAIN.levels)] == data
+
+    def test_levels(self, bench: Bench) -> None:
+        """A level has half the extent of the one before, and the size that the exporter gives it."""
+        theirs, ours = _image(bench, PLAIN)
+        for index in range(PLAIN.levels):
+            level = ours.level(index)
+            width, height, depth = theirs.parameters.level_extent(index)
+            assert (level.index, level.extent) == (index, (width, height, depth))
+            assert level.nbytes == theirs.parameters.level_bytes(index)
+        for index in (-1, PLAIN.levels, 1 << 40):
+            raises(InvalidArgumentError, lambda index=index: ours.level(index), argument="n")
+
+    def test_dedicated_and_size_come_with_the_handle(self, bench: Bench) -> None:
+        """The import is told the whole allocation, and whether it is the image's alone; a contradiction is refused."""
+        theirs = _export(bench, PLAIN)
+        memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+        bench.scope.callback(end, memory)
+        assert (memory.size, memory.dedicated) == (theirs.size, theirs.dedicated)
+        with theirs.export() as handle:
+            raises(
+                InvalidArgumentError,
+                lambda: bench.device.import_memory(handle, size=theirs.size, dedicated=not theirs.dedicated),
+                argument="dedicated",
+            )
+            raises(
+                InvalidArgumentError, lambda: bench.device.import_memory(handle, size=theirs.size + 1), argument="size"
+            )
+
+    @requires(BUFFERS)
+    def test_copies_wait_for_their_turn(self, bench: Bench) -> None:
+        """A copy behind a pending wait runs after the signal: it reads what was written until then."""
+        theirs, ours = _image(bench, PLAIN)
+        memory, buffer = _buffer(bench, PLAIN)
+        gate, stream = Gate(bench), bench.stream()
+        before, after = pattern(PLAIN.level_bytes(1), 6), pattern(PLAIN.level_bytes(1), 7)
+        theirs.write(1, before)
+        memory.write(0, bytes(len(before)))
+        gate.block(stream)
+        ours.level(1).copy_to_buffer(buffer, stream=stream)
+        assert held(stream), "the wait did not hold the stream"
+        assert not any(memory.read(0, len(before))), "the copy has run before its turn"
+        theirs.write(1, after)
+        gate.open()
+        stream.synchronize(LIMIT)
+        assert memory.read(0, len(after)) == after
+
+    @requires(BUFFERS)
+    def test_writes_wait_for_their_turn(self, bench: Bench) -> None:
+        """The same the other way round: the level changes after the signal, and not before."""
+        theirs, ours = _image(bench, PLAIN)
+        memory, buffer = _buffer(bench, PLAIN)
+        gate, stream = Gate(bench), bench.stream()
+        before, after = pattern(PLAIN.level_bytes(2), 8), pattern(PLAIN.level_bytes(2), 9)
+        theirs.write(2, before)
+        memory.write(0, after)
+        gate.block(stream)
+        ours.level(2).copy_from_buffer(buffer, stream=stream)
+        assert held(stream), "the wait did not hold the stream"
+        assert theirs.read(2) == before, "the copy has run before its turn"
+        gate.open()
+        stream.synchronize(LIMIT)
+        assert theirs.read(2) == after
+
+    def test_pageable_copies_behind_a_wait(self, bench: Bench) -> None:
+        """Where a copy of pageable memory would block the caller it is refused; elsewhere it waits for its turn."""
+        theirs, ours = _image(bench, PLAIN)
+        gate, stream = Gate(bench), bench.stream()
+        data = pattern(PLAIN.level_bytes(0), 10)
+        theirs.write(0, data)
+        target, source = np.zeros(len(data), np.uint8), np.zeros(len(data), np.uint8)
+        gate.block(stream)
+        if bench.device._backend.pageable_copies_block:
+            raises(ResourceBusyError, lambda: ours.level(0).copy_to_host(target, stream=stream))
+            raises(ResourceBusyError, lambda: ours.level(0).copy_from_host(source, stream=stream))
+        else:
+            ours.level(0).copy_to_host(target, stream=stream)
+        assert held(stream)
+        assert not target.any()
+        gate.open()
+        stream.synchronize(LIMIT)
+        assert target.tobytes() == (bytes(len(data)) if bench.device._backend.pageable_copies_block else data)
+        assert theirs.read(0) == data
+
+    @requires(BUFFERS)
+    def test_wrong_sizes(self, bench: Bench) -> None:
+        """Host memory of another size, a buffer that ends too early, and what is no memory are refused."""
+        theirs, ours = _image(bench, PLAIN)
+        _, buffer = _buffer(bench, PLAIN)
+        stream = bench.stream()
+        data = _levels(PLAIN, 11)
+        for index, texels in enumerate(data):
+            theirs.write(index, texels)
+        level, size = ours.level(1), PLAIN.level_bytes(1)
+        for wrong in (size - 1, size + 1, 0, PLAIN.level_bytes(0)):
+            array = np.zeros(wrong, np.uint8)
+            raises(
+                InvalidArgumentError, lambda array=array: level.copy_to_host(array, stream=stream), argument="target"
+            )
+            raises(
+                InvalidArgumentError, lambda array=array: level.copy_from_host(array, stream=stream), argument="source"
+            )
+        raises(InvalidArgumentError, lambda: level.copy_to_host(bytes(size), stream=stream), argument="target")
+        raises(ArgumentTypeError, lambda: level.copy_from_host([1, 2], stream=stream), argument="source")
+        for offset in (-1, buffer.size - size + 1, buffer.size, 1 << 62):
+            raises(
+                InvalidArgumentError,
+                lambda offset=offset: level.copy_to_buffer(buffer, offset=offset, stream=stream),
+                argument="offset",
+            )
+            raises(
+                InvalidArgumentError,
+                lambda offset=offset: level.copy_from_buffer(buffer, offset=offset, stream=stream),
+                argument="offset",
+            )
+        wrong_stream: Any = stream.ptr
+        raises(
+            ArgumentTypeError,
+            lambda: level.copy_to_host(np.zeros(size, np.uint8), stream=wrong_stream),
+            argument="stream",
+        )
+        stream.synchronize(LIMIT)
+        assert [theirs.read(index) for index in range(PLAIN.levels)] == data, "a refused copy has written"
+
+    def test_refused_layouts(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Unknown formats, levels, layers and extents that cannot be: refused before the driver is called."""
+        theirs = _export(bench, PLAIN)
+        memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+        bench.scope.callback(end, memory)
+        good: dict[str, Any] = {"format": PLAIN.format, "extent": (PLAIN.width, PLAIN.height), "levels": PLAIN.levels}
+        cases: Sequence[tuple[str, type, dict[str, Any]]] = (
+            ("format", InvalidArgumentError, {"format": "R11G11B10_SFLOAT"}),
+            ("format", InvalidArgumentError, {"format": ""}),
+            ("extent", InvalidArgumentError, {"extent": (0, 4)}),
+            ("extent", InvalidArgumentError, {"extent": (4, -1)}),
+            ("extent", InvalidArgumentError, {"extent": ()}),
+            ("extent", InvalidArgumentError, {"extent": (4, 4, 4, 4)}),
+            ("extent", InvalidArgumentError, {"extent": (4, 0, 4)}),
+            ("extent", InvalidArgumentError, {"extent": (1 << 14, 1 << 14)}),
+            ("extent", ArgumentTypeError, {"extent": (4.5, 4)}),
+            ("extent", ArgumentTypeError, {"extent": 4}),
+            ("levels", InvalidArgumentError, {"levels": 0}),
+            ("levels", InvalidArgumentError, {"levels": 7}),
+            ("layers", InvalidArgumentError, {"layers": -1}),
+            ("layers", InvalidArgumentError, {"layers": 5, "extent": (4, 4), "levels": 1, "usage": ArrayUsage.CUBEMAP}),
+            ("extent", InvalidArgumentError, {"offset": theirs.size}),
+            ("offset", InvalidArgumentError, {"offset": -1}),
+            ("usage", ArgumentTypeError, {"usage": 2}),
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "_backend", NotToBeCalled(memory._backend))
+            for argument, error, wrong in cases:
+                arguments = good | wrong
+                raises(error, lambda arguments=arguments: memory.map_mipmapped_array(**arguments), argument=argument)
+        with memory.map_mipmapped_array(**good, usage=theirs.array_usage) as array:
+            assert array.level(0).nbytes == PLAIN.level_bytes(0)
+
+    def test_memory_closes_its_arrays(self, bench: Bench) -> None:
+        """Closing the memory closes its arrays; a closed one says so, whatever is asked of it."""
+        theirs, ours = _image(bench, PLAIN)
+        stream, level = bench.stream(), ours.level(0)
+        assert ours._parent is not None
+        ours._parent.close()
+        assert ours.closed
+        raises(ResourceClosedError, lambda: ours.level(0))
+        target = np.zeros(level.nbytes, np.uint8)
+        raises(ResourceClosedError, lambda: level.copy_to_host(target, stream=stream))
+        raises(ResourceClosedError, lambda: level.copy_from_host(target, stream=stream))
+        ours._parent.close(timeout=LIMIT)
+        theirs.write(0, pattern(level.nbytes, 12))
+        assert theirs.read(0) == pattern(level.nbytes, 12), "the exporter lost its image"
+
+    @requires(BUFFERS)
+    def test_close_while_pending(self, bench: Bench) -> None:
+        """Closing does not take the image from copies that are enqueued: they are done, and then it is released."""
+        theirs, ours = _image(bench, PLAIN)
+        memory, buffer = _buffer(bench, PLAIN)
+        gate, stream = Gate(bench), bench.stream()
+        data = pattern(PLAIN.level_bytes(0), 13)
+        theirs.write(0, data)
+        released: list[str] = []
+        ours.on_released(lambda: released.append("array"))
+        assert ours._parent is not None
+        ours._parent.on_released(lambda: released.append("memory"))
+        gate.block(stream)
+        ours.level(0).copy_to_buffer(buffer, stream=stream)
+        ours._parent.close()
+        assert ours.closed
+        assert released == [], "released under pending work"
+        gate.open()
+        stream.synchronize(LIMIT)
+        ours._parent.close(timeout=LIMIT)
+        assert released == ["array", "memory"]
+        assert memory.read(0, len(data)) == data
+
+    def test_nothing_is_left_over(self, bench: Bench) -> None:
+        """Round after round of export, import, map, copy and close leaves no descriptor and no mapping behind."""
+        stream = bench.stream()
+        parameters = ImageParameters(format="R32_SFLOAT", width=33, height=9, levels=2)
+        if gap := bench.exporter.image_gap(parameters):
+            skip_declared(gap)
+
+        def round_trip(seed: int) -> None:
+            with bench.exporter.create_image(parameters) as theirs:
+                memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+                ours = memory.map_mipmapped_array(
+                    parameters.format, parameters.extent, levels=parameters.levels, usage=theirs.array_usage
+                )
+                texels = pattern(parameters.level_bytes(1), seed)
+                ours.level(1).copy_from_host(np.frombuffer(texels, np.uint8), stream=stream)
+                stream.synchronize(LIMIT)
+                assert theirs.read(1) == texels
+                ours.close(timeout=LIMIT)
+                memory.close(timeout=LIMIT)
+
+        for seed in range(3):
+            round_trip(seed)
+        gc.collect()
+        open_before, mapped_before = fds(), mappings()
+        for seed in range(10):
+            round_trip(seed)
+        assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
+        assert mappings() <= mapped_before, "mappings leak"
+
+
+def _export(bench: Bench, parameters: ImageParameters) -> ExporterImage:
+    """An image of the exporter's; skips where its driver shares none like it."""
+    if gap := bench.exporter.image_gap(parameters):
+        skip_declared(gap)
+    return bench.scope.enter_context(bench.exporter.create_image(parameters))
+
+
+def _image(bench: Bench, parameters: ImageParameters) -> tuple[ExporterImage, MipmappedArray]:
+    """The same image on both sides."""
+    theirs = _export(bench, parameters)
+    memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+    bench.scope.callback(end, memory)
+    ours = memory.map_mipmapped_array(
+        parameters.format,
+        parameters.extent,
+        levels=parameters.levels,
+        layers=parameters.layers,
+        usage=theirs.array_usage,
+    )
+    return theirs, bench.scope.enter_context(ours)
+
+
+def _buffer(bench: Bench, parameters: ImageParameters) -> tuple[ExporterMemory, Buffer]:
+    """A shared buffer with room for all levels, 64 bytes before, between and behind them."""
+    room = sum(map(parameters.level_bytes, range(parameters.levels))) + 64 * (parameters.levels + 1)
+    return bench.buffer(room)
+
+
+def _levels(parameters: ImageParameters, seed: int) -> list[bytes]:
+    """Something for each level, and something else for each."""
+    return [pattern(parameters.level_bytes(level), seed * 100 + level) for level in range(parameters.levels)]
+
+
+def _read(bench: Bench, array: MipmappedArray, stream: Any) -> list[bytes]:
+    """Every level, copied out by the device."""
+    targets = [np.zeros(array.level(index).nbytes, np.uint8) for index in range(array.layout.levels)]
+    for index, target in enumerate(targets):
+        array.level(index).copy_to_host(target, stream=stream)
+    stream.synchronize(LIMIT)
+    return [target.tobytes() for target in targets]

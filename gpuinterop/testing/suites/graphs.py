@@ -1,0 +1,211 @@
+"""Graphs: signals and waits that are captured once, launched many times, and given new values in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ...capabilities import Operation
+from ...errors import GpuInteropError
+from ...handles import Binary, Timeline
+from ..kit import requires
+from .base import GRACE, KINDS, LIMIT, Bench, Suite, args, held, raises
+from .semaphores import IMPORT, MEMORY, SIGNAL, TIMELINE, WAIT
+
+CAPTURE = Operation.GRAPH_CAPTURE
+LAUNCHES = 20
+
+
+class GraphSuite(Suite):
+    """What a graph's launches do is what the other side sees, in its order and with its values."""
+
+    @KINDS
+    @requires(CAPTURE, IMPORT, WAIT, SIGNAL, *MEMORY)
+    def test_launch_after_launch(self, bench: Bench, kind: type) -> None:
+        """Each launch waits for the exporter, works, and signals; with a timeline, by values of its own."""
+        memory, buffer = bench.buffer(4096)
+        forth_theirs, forth = bench.semaphore(kind)
+        back_theirs, back = (forth_theirs, forth) if kind is Timeline else bench.semaphore(kind)
+        stream = bench.stream()
+        with stream.capture() as graph:
+            forth.wait(stream, *args(kind, 1))
+            buffer.fill(0xC3, size=256, stream=stream)
+            back.signal(stream, *args(kind, 2))
+        assert not stream.capturing
+        memory.write(0, bytes(4096))
+        assert memory.read(0, 256) == bytes(256), "captured work has run without a launch"
+        for turn in range(LAUNCHES):
+            memory.write(0, bytes(4096))
+            graph.launch(stream)
+            assert held(stream, GRACE / 4), "the launch did not wait"
+            assert memory.read(0, 256) == bytes(256), "the work came before its wait"
+            forth_theirs.signal(2 * turn + 1)
+            assert back_theirs.wait(2 * turn + 2, timeout=LIMIT), f"launch {turn} did not signal"
+            assert memory.read(0, 256) == b"\xc3" * 256
+            assert memory.read(256, 256) == bytes(256)
+            graph.semaphores.advance(2)
+        stream.synchronize(LIMIT)
+        graph.close(timeout=LIMIT)
+
+    @requires(CAPTURE, *TIMELINE)
+    def test_values_are_set_one_by_one(self, bench: Bench) -> None:
+        """A node's values can be set alone, skip, and be large; launches that were enqueued keep theirs."""
+        wait_theirs, wait = bench.semaphore(Timeline)
+        signal_theirs, signal = bench.semaphore(Timeline)
+        stream = bench.stream()
+        with stream.capture() as graph:
+            wait.wait(stream, 1)
+            signal.signal(stream, 1)
+        (waiting,), (signalling,) = graph.semaphores.waits, graph.semaphores.signals
+        assert (waiting.semaphores, waiting.values) == ((wait,), (1,))
+        assert (signalling.semaphores, signalling.values) == ((signal,), (1,))
+        waiting.set(5)
+        signalling.set(1 << 40)
+        graph.launch(stream)
+        waiting.set(6)
+        signalling.set((1 << 40) + 7)
+        graph.launch(stream)
+        wait_theirs.signal(4)
+        assert held(stream), "the first launch did not wait for 5"
+        wait_theirs.signal(5)
+        assert signal_theirs.wait(1 << 40, timeout=LIMIT)
+        assert not signal_theirs.wait((1 << 40) + 1, timeout=GRACE), "the second launch did not wait for 6"
+        wait_theirs.signal(6)
+        assert signal_theirs.wait((1 << 40) + 7, timeout=LIMIT)
+        stream.synchronize(LIMIT)
+        raises(GpuInteropError, waiting.set, argument="values")
+        raises(GpuInteropError, lambda: waiting.set(-1), argument="value")
+        raises(GpuInteropError, lambda: waiting.set(None), argument="value")
+        graph.close(timeout=LIMIT)
+
+    @requires(CAPTURE, *TIMELINE)
+    def test_a_batch_is_one_node(self, bench: Bench) -> None:
+        """Semaphores that are waited for in one call keep their order and their values."""
+        from ..._core.semaphore import SemaphoreBatch
+
+        pairs = [bench.semaphore(Timeline) for _ in range(3)]
+        stream = bench.stream()
+        batch = SemaphoreBatch(*(ours for _, ours in pairs))
+        with stream.capture() as graph:
+            batch.signal(stream, (3, 5, 7))
+        (node,) = graph.semaphores.steps
+        assert node.semaphores == tuple(ours for _, ours in pairs)
+        assert node.values == (3, 5, 7)
+        node.set(4, 50, 7)
+        graph.launch(stream)
+        for (theirs, _), value in zip(pairs, (4, 50, 7), strict=True):
+            assert theirs.wait(value, timeout=LIMIT)
+        stream.synchronize(LIMIT)
+        graph.close(timeout=LIMIT)
+
+    @KINDS
+    @requires(CAPTURE, IMPORT, SIGNAL)
+    def test_a_graph_keeps_what_it_uses(self, bench: Bench, kind: type) -> None:
+        """A semaphore that is closed stays until the graph is closed."""
+        theirs = bench.scope.enter_context(bench.exporter.create_semaphore(kind))
+        ours: Any = bench.device.import_semaphore(theirs.export())
+        stream = bench.stream()
+        with stream.capture() as graph:
+            ours.signal(stream, *args(kind, 1))
+        ours.close()
+        bench.device.drain()
+        released: list[bool] = []
+        ours.on_released(lambda: released.append(True))
+        graph.launch(stream)
+        assert theirs.wait(1, timeout=LIMIT)
+        stream.synchronize(LIMIT)
+        assert not released
+        graph.close(timeout=LIMIT)
+        ours.close(timeout=LIMIT)
+        assert released
+
+    @KINDS
+    @requires(CAPTURE, IMPORT, WAIT, SIGNAL, *MEMORY)
+    def test_a_capture_survives_what_goes_on_beside_it(self, bench: Bench, kind: type) -> None:
+        """Imports, work on other streams, closing and draining during a capture neither end it nor get into it."""
+        memory, buffer = bench.buffer(4096)
+        theirs, ours = bench.semaphore(kind)
+        stream, other = bench.stream(), bench.stream()
+        event = other.record()
+        with stream.capture() as graph:
+            ours.signal(stream, *args(kind, 1))
+            second_theirs, second = bench.semaphore(kind)
+            second.wait(other, *args(kind, 1))
+            second_theirs.signal(1)
+            other.synchronize(LIMIT)
+            assert event.done
+            second.close()
+            with bench.device.create_stream() as third:
+                third.synchronize(LIMIT)
+            more = bench.device.import_memory((owned := bench.export()).export(), size=owned.size)
+            more.map_buffer().close()
+            more.close()
+            bench.device.drain()
+            buffer.fill(7)  # on a stream of its own, done on return
+            assert memory.read(0, 8) == b"\x07" * 8
+            wrapped = bench.device.wrap_stream(stream.ptr)
+            assert wrapped.capturing
+            wrapped.close()
+        graph.launch(stream)
+        assert theirs.wait(1, timeout=LIMIT)
+        stream.synchronize(LIMIT)
+        assert len(graph.semaphores.steps) == 1
+        graph.close(timeout=LIMIT)
+
+    @requires(CAPTURE, *MEMORY)
+    def test_what_would_end_a_capture_is_refused(self, bench: Bench) -> None:
+        """Asking a stream that is being captured for its end, and host arrays in a graph, are refused beforehand."""
+        _memory, buffer = bench.buffer(4096)
+        stream = bench.stream()
+        array = np.zeros(4096, np.uint8)
+        with stream.capture() as graph:
+            for call in (
+                stream.query,
+                stream.synchronize,
+                stream.record,
+                lambda: buffer.copy_to_host(array, stream=stream),
+                lambda: buffer.copy_from_host(array, stream=stream),
+                lambda: graph.launch(stream),
+            ):
+                raises(GpuInteropError, call, match="captured")
+            buffer.fill(9, stream=stream)
+        graph.launch(stream)
+        stream.synchronize(LIMIT)
+        graph.close(timeout=LIMIT)
+
+    @requires(CAPTURE, *MEMORY)
+    def test_a_capture_that_fails_leaves_the_stream_usable(self, bench: Bench) -> None:
+        """An exception in the body ends the capture, and is the one that is raised."""
+        memory, buffer = bench.buffer(4096)
+        stream = bench.stream()
+        memory.write(0, bytes(64))
+
+        def fail() -> None:
+            with stream.capture():
+                buffer.fill(9, size=64, stream=stream)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+        assert not stream.capturing
+        stream.synchronize(LIMIT)
+        assert memory.read(0, 64) == bytes(64)
+        buffer.fill(8, size=64, stream=stream)
+        stream.synchronize(LIMIT)
+        assert memory.read(0, 64) == b"\x08" * 64
+
+    @requires(CAPTURE, IMPORT, SIGNAL)
+    @pytest.mark.parametrize("kind", [Binary], ids=["binary"])
+    def test_round_after_round_leaves_nothing(self, bench: Bench, kind: type) -> None:
+        """Capture, launch and close, again and again."""
+        theirs, ours = bench.semaphore(kind)
+        stream = bench.stream()
+        for _ in range(10):
+            with stream.capture() as graph:
+                ours.signal(stream)
+            graph.launch(stream)
+            assert theirs.wait(timeout=LIMIT)
+            stream.synchronize(LIMIT)
+            graph.close(timeout=LIMIT)

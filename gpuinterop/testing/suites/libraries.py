@@ -1,0 +1,181 @@
+"""Array libraries that address the memory of the device under test, and the protocols they do it by."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..._core.device import Device
+from ..kit import skip_declared
+
+__all__ = ["Library", "Tensor", "libraries", "read_capsule"]
+
+_ROCM = 10  # of DLDeviceType
+
+
+class Library(ABC):
+    """An array library."""
+
+    interface_is_ordered = True
+    """Whether it waits for the stream that the array interface names."""
+
+    @abstractmethod
+    def from_dlpack(self, view: Any) -> Any:
+        """An array over the view's bytes, through DLPack."""
+
+    @abstractmethod
+    def from_interface(self, view: Any) -> Any:
+        """The same, through the view's array interface."""
+
+    @abstractmethod
+    def bytes_of(self, array: Any) -> bytes:
+        """The elements in C order, once the library's own work is done."""
+
+    def finish(self) -> None:  # noqa: B027 - nothing to wait for on a CPU
+        """Wait for what the library has enqueued."""
+
+
+class _NumPy(Library):
+    def from_dlpack(self, view: Any) -> Any:
+        return np.from_dlpack(view)
+
+    def from_interface(self, view: Any) -> Any:
+        return np.asarray(view)
+
+    def bytes_of(self, array: Any) -> bytes:
+        return bytes(array.tobytes())
+
+
+class _Torch(Library):
+    interface_is_ordered = False
+
+    def __init__(self, torch: Any, ordinal: int) -> None:
+        self._torch = torch
+        self._device = torch.device("cuda", ordinal)  # also what a ROCm build calls it
+
+    def from_dlpack(self, view: Any) -> Any:
+        return self._torch.from_dlpack(view)
+
+    def from_interface(self, view: Any) -> Any:
+        return self._torch.as_tensor(view, device=self._device)
+
+    def bytes_of(self, array: Any) -> bytes:
+        return bytes(array.contiguous().cpu().numpy().tobytes())
+
+    def finish(self) -> None:
+        self._torch.cuda.synchronize(self._device)
+
+
+class _CuPy(Library):
+    def __init__(self, cupy: Any, ordinal: int) -> None:
+        self._cupy = cupy
+        self._ordinal = ordinal
+
+    def from_dlpack(self, view: Any) -> Any:
+        with self._cupy.cuda.Device(self._ordinal):
+            return self._cupy.from_dlpack(view)
+
+    def from_interface(self, view: Any) -> Any:
+        with self._cupy.cuda.Device(self._ordinal):
+            return self._cupy.asarray(view)
+
+    def bytes_of(self, array: Any) -> bytes:
+        return bytes(self._cupy.asnumpy(array).tobytes())
+
+    def finish(self) -> None:
+        self._cupy.cuda.Device(self._ordinal).synchronize()
+
+
+def libraries(device: Device, *, simulated: bool) -> list[Library]:
+    """Those that are installed and can address the device's memory; skips where there is none."""
+    if device.info.array_interface == "__array_interface__":
+        return [_NumPy()]
+    if simulated:
+        skip_declared("no array library for this device: it is simulated, and theirs would be a real GPU")
+    kind, ordinal = device.info.dlpack
+    found: list[Library] = []
+    torch, cupy = _load("torch"), _load("cupy")
+    if torch is not None and bool(torch.version.hip) is (kind == _ROCM) and ordinal < torch.cuda.device_count():
+        found.append(_Torch(torch, ordinal))
+    if cupy is not None and bool(cupy.cuda.runtime.is_hip) is (kind == _ROCM) and ordinal < _count(cupy):
+        found.append(_CuPy(cupy, ordinal))
+    if not found:
+        skip_declared("no array library for this device: neither torch nor CuPy is installed with its GPU")
+    return found
+
+
+def _load(name: str) -> Any:
+    """The module; None where it is not installed, or does not load: that is its own tests' business."""
+    if importlib.util.find_spec(name) is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except Exception:
+        return None
+
+
+def _count(cupy: Any) -> int:
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except Exception:  # CuPy's own error: no driver
+        return 0
+
+
+# -- DLPack, read as a consumer would ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """What a capsule says."""
+
+    data: int
+    device: tuple[int, int]
+    dtype: tuple[int, int, int]
+    """Code, bits, lanes."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements."""
+    byte_offset: int
+
+
+class _Fields(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def read_capsule(capsule: object, *, versioned: bool) -> Tensor:
+    """Look into a capsule, without taking it."""
+    # A library handle of our own: the signatures on ctypes.pythonapi are everybody's.
+    pointer = ctypes.PyDLL(None).PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+    assert address
+    # DLManagedTensorVersioned has version, manager, deleter and flags before the tensor.
+    found = _Fields.from_address(address + (32 if versioned else 0))
+    return Tensor(
+        data=found.data or 0,
+        device=(found.device_type, found.device_id),
+        dtype=(found.code, found.bits, found.lanes),
+        shape=tuple(found.shape[: found.ndim]),
+        strides=tuple(found.strides[: found.ndim]),
+        byte_offset=found.byte_offset,
+    )
