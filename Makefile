@@ -49,7 +49,7 @@ test-main: $(VENV)/.test vulkan
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) vulkan
 	@. .vulkan/env; export PYTHONPATH="$(if $(CUDA_BINDINGS),$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS))"; \
-	    $(BIN)/python -m pytest tests/cuda $(ARGS) || $(NONE_SELECTED)
+	    $(BIN)/python -m pytest tests/cuda_backend $(ARGS) || $(NONE_SELECTED)
 
 # ARGS="-k timeline" may select tests of one of the two only: pytest's 5 is no failure then.
 NONE_SELECTED = { status=$$?; [ $$status = 5 ] && [ -n "$(ARGS)" ] || exit $$status; }

@@ -57,14 +57,13 @@ _OBJECT_ATTRIBUTES: Final = _ObjectAttributes(ctypes.sizeof(_ObjectAttributes), 
 def granularity(driver: Driver, context: Context, kind: type[AllocationHandle]) -> int:
     """``cuMemGetAllocationGranularity``, the minimum, in bytes."""
     option = driver.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    found = driver.api.cuMemGetAllocationGranularity(_properties(driver, context, kind), option)
-    return int(driver.check("cuMemGetAllocationGranularity", found))
+    return int(driver.call("cuMemGetAllocationGranularity", _properties(driver, context, kind), option))
 
 
 def allocate(driver: Driver, context: Context, size: int, kind: type[AllocationHandle]) -> Allocation:
     """``cuMemCreate``."""
     with context.aside():
-        handle = driver.check("cuMemCreate", driver.api.cuMemCreate(size, _properties(driver, context, kind), 0))
+        handle = driver.call("cuMemCreate", size, _properties(driver, context, kind), 0)
     return Allocation(context, handle, size, kind)
 
 
@@ -72,9 +71,7 @@ def export(driver: Driver, allocation: Allocation) -> AllocationHandle:
     """``cuMemExportToShareableHandle``."""
     number = driver.api.CUmemAllocationHandleType(_TYPES[allocation.kind])
     with allocation.context.aside():
-        found = driver.check(
-            "cuMemExportToShareableHandle", driver.api.cuMemExportToShareableHandle(allocation.handle, number, 0)
-        )
+        found = driver.call("cuMemExportToShareableHandle", allocation.handle, number, 0)
     if allocation.kind is VmmFd:
         os.set_inheritable(int(found), False)
         return VmmFd.adopt(int(found))
@@ -91,7 +88,7 @@ def load(driver: Driver, context: Context, handle: AllocationHandle, size: int) 
     number = api.CUmemAllocationHandleType(_TYPES[type(handle)])
     shared, keep = _shared(driver, handle)
     with context.aside():
-        native = driver.check("cuMemImportFromShareableHandle", api.cuMemImportFromShareableHandle(shared, number))
+        native = driver.call("cuMemImportFromShareableHandle", shared, number)
     del keep
     if isinstance(handle, VmmFd):
         os.close(handle.fd)
@@ -102,12 +99,12 @@ def map_allocation(driver: Driver, allocation: Allocation, devices: Sequence[Con
     """``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess`` for every device."""
     api, size, context = driver.api, allocation.size, allocation.context
     with context.aside():
-        pointer = driver.check("cuMemAddressReserve", api.cuMemAddressReserve(size, 0, 0, 0))
+        pointer = driver.call("cuMemAddressReserve", size, 0, 0, 0)
         try:
-            driver.check("cuMemMap", api.cuMemMap(pointer, size, 0, allocation.handle, 0))
+            driver.call("cuMemMap", pointer, size, 0, allocation.handle, 0)
             try:
                 access = [_access(driver, device) for device in devices]
-                driver.check("cuMemSetAccess", api.cuMemSetAccess(pointer, size, access, len(access)))
+                driver.call("cuMemSetAccess", pointer, size, access, len(access))
             except BaseException:
                 api.cuMemUnmap(pointer, size)
                 raise
@@ -120,14 +117,14 @@ def map_allocation(driver: Driver, allocation: Allocation, devices: Sequence[Con
 def unmap(driver: Driver, mapping: Reservation) -> None:
     """``cuMemUnmap``, ``cuMemAddressFree``."""
     with mapping.context.aside():
-        driver.check("cuMemUnmap", driver.api.cuMemUnmap(mapping.pointer, mapping.size))
-        driver.check("cuMemAddressFree", driver.api.cuMemAddressFree(mapping.pointer, mapping.size))
+        driver.call("cuMemUnmap", mapping.pointer, mapping.size)
+        driver.call("cuMemAddressFree", mapping.pointer, mapping.size)
 
 
 def release(driver: Driver, allocation: Allocation) -> None:
     """``cuMemRelease``."""
     with allocation.context.aside():
-        driver.check("cuMemRelease", driver.api.cuMemRelease(allocation.handle))
+        driver.call("cuMemRelease", allocation.handle)
 
 
 def _properties(driver: Driver, context: Context, kind: type[AllocationHandle]) -> Any:

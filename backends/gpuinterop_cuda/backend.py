@@ -53,7 +53,7 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
 
     def devices(self) -> Sequence[DeviceInfo]:
         if self._infos is None:
-            count = self._driver.check("cuDeviceGetCount", self._driver.api.cuDeviceGetCount())
+            count = self._driver.call("cuDeviceGetCount")
             self._infos = tuple(self._info(ordinal) for ordinal in range(count))
         return self._infos
 
@@ -210,11 +210,11 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _info(self, ordinal: int) -> DeviceInfo:
-        driver, api = self._driver, self._driver.api
-        device = driver.check("cuDeviceGet", api.cuDeviceGet(ordinal))
-        name = driver.check("cuDeviceGetName", api.cuDeviceGetName(128, device))
+        driver, _api = self._driver, self._driver.api
+        device = driver.call("cuDeviceGet", ordinal)
+        name = driver.call("cuDeviceGetName", 128, device)
         uuid = bytes(_uuid(driver, device))
-        bus = driver.check("cuDeviceGetPCIBusId", api.cuDeviceGetPCIBusId(32, device))
+        bus = driver.call("cuDeviceGetPCIBusId", 32, device)
         return DeviceInfo(
             ordinal=ordinal,
             name=_text(name),

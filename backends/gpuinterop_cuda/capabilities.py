@@ -53,7 +53,7 @@ class _Probe:
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self._driver = driver
-        self._device = driver.check("cuDeviceGet", driver.api.cuDeviceGet(ordinal))
+        self._device = driver.call("cuDeviceGet", ordinal)
         self.windows = sys.platform == "win32"
         self.integrated = self.attribute(_INTEGRATED) != 0
 

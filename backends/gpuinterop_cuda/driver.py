@@ -7,6 +7,7 @@ up by name and version when they are first called, and raise a ``RuntimeError`` 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -85,9 +86,17 @@ class Driver:
                 f"cuInit failed with {symbol} ({int(code)}): {text}.",
                 fix="nvidia-smi shows whether driver and kernel module fit together.",
             )
-        self.version: int = self.check("cuDriverGetVersion", self.api.cuDriverGetVersion())
+        self.version: int = self.call("cuDriverGetVersion")
 
     # -- results -------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function; what it returned beside its status. Raises where that is no success."""
+        try:
+            result = getattr(self.api, name)(*arguments)
+        except ValueError as error:  # the bindings have no name for the status: the driver is newer than they are
+            raise self.unknown(name, error) from error
+        return self.check(name, result)
 
     def check(self, call: str, result: Any) -> Any:
         """What the call returned beside its status; raises where that is no success."""
@@ -103,6 +112,13 @@ class Driver:
         meaning = _MEANINGS.get((call, number)) or _GENERAL.get(number) or text
         kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
         return kind(call, number, symbol, meaning)
+
+    def unknown(self, call: str, error: ValueError) -> DriverError:
+        """The error of a status that the bindings do not know; they say its number: "999 is not a valid CUresult"."""
+        found = re.match(r"(\d+) is not a valid CUresult", str(error))
+        if found is None:
+            raise error
+        return self.error(call, int(found[1]))
 
     def _describe(self, number: int) -> tuple[str, str]:
         try:
@@ -141,10 +157,7 @@ class Driver:
         nothing about what is being captured. (``cuThreadExchangeStreamCaptureMode``)
         """
         modes = self.api.CUstreamCaptureMode
-        before = self.check(
-            "cuThreadExchangeStreamCaptureMode",
-            self.api.cuThreadExchangeStreamCaptureMode(modes.CU_STREAM_CAPTURE_MODE_RELAXED),
-        )
+        before = self.call("cuThreadExchangeStreamCaptureMode", modes.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
             yield
         finally:
@@ -156,17 +169,16 @@ class Context:
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self._driver = driver
-        api = driver.api
         self.ordinal = ordinal
-        self.device = driver.check("cuDeviceGet", api.cuDeviceGet(ordinal))
-        self.handle = driver.check("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain(self.device))
+        self.device = driver.call("cuDeviceGet", ordinal)
+        self.handle = driver.call("cuDevicePrimaryCtxRetain", self.device)
         self.pointer = int(self.handle)
 
     @contextmanager
     def current(self) -> Generator[None]:
         """Make it this thread's current one, and put back what was (``cuCtxPushCurrent``, ``cuCtxPopCurrent``)."""
         driver, api = self._driver, self._driver.api
-        driver.check("cuCtxPushCurrent", api.cuCtxPushCurrent(self.handle))
+        driver.call("cuCtxPushCurrent", self.handle)
         try:
             yield
         finally:
@@ -180,7 +192,7 @@ class Context:
 
     @property
     def is_current(self) -> bool:
-        return int(self._driver.check("cuCtxGetCurrent", self._driver.api.cuCtxGetCurrent())) == self.pointer
+        return int(self._driver.call("cuCtxGetCurrent")) == self.pointer
 
 
 def _load() -> Any:

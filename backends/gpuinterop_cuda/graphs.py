@@ -21,35 +21,35 @@ def begin(driver: Driver, stream: Stream) -> None:
     """``cuStreamBeginCapture``, thread-local: what other threads do is none of this capture's business."""
     mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     with stream.context.current():
-        driver.check("cuStreamBeginCapture", driver.api.cuStreamBeginCapture(stream.handle, mode))
+        driver.call("cuStreamBeginCapture", stream.handle, mode)
 
 
 def end(driver: Driver, stream: Stream) -> int:
     """``cuStreamEndCapture``."""
     with stream.context.current():
-        return int(driver.check("cuStreamEndCapture", driver.api.cuStreamEndCapture(stream.handle)))
+        return int(driver.call("cuStreamEndCapture", stream.handle))
 
 
 def instantiate(driver: Driver, context: Context, graph: int) -> int:
     """``cuGraphInstantiate``."""
     with context.aside():
-        return int(driver.check("cuGraphInstantiate", driver.api.cuGraphInstantiate(driver.api.CUgraph(graph), 0)))
+        return int(driver.call("cuGraphInstantiate", driver.api.CUgraph(graph), 0))
 
 
 def launch(driver: Driver, stream: Stream, executable: int) -> None:
     """``cuGraphLaunch``."""
     with stream.context.current():
-        driver.check("cuGraphLaunch", driver.api.cuGraphLaunch(driver.api.CUgraphExec(executable), stream.handle))
+        driver.call("cuGraphLaunch", driver.api.CUgraphExec(executable), stream.handle)
 
 
 def destroy_graph(driver: Driver, context: Context, graph: int) -> None:
     with context.aside():
-        driver.check("cuGraphDestroy", driver.api.cuGraphDestroy(driver.api.CUgraph(graph)))
+        driver.call("cuGraphDestroy", driver.api.CUgraph(graph))
 
 
 def destroy_executable(driver: Driver, context: Context, executable: int) -> None:
     with context.aside():
-        driver.check("cuGraphExecDestroy", driver.api.cuGraphExecDestroy(driver.api.CUgraphExec(executable)))
+        driver.call("cuGraphExecDestroy", driver.api.CUgraphExec(executable))
 
 
 def nodes(driver: Driver, graph: int) -> list[SemaphoreNode]:
@@ -60,7 +60,7 @@ def nodes(driver: Driver, graph: int) -> list[SemaphoreNode]:
     found, _ = _check_nodes(driver, api.cuGraphGetNodes(native, count))
     result = []
     for node in found[:count]:
-        kind = int(driver.check("cuGraphNodeGetType", api.cuGraphNodeGetType(node)))
+        kind = int(driver.call("cuGraphNodeGetType", node))
         if kind in (_SIGNAL_NODE, _WAIT_NODE):
             result.append(_node(driver, node, signals=kind == _SIGNAL_NODE))
     return result
@@ -113,13 +113,11 @@ def set_node(
         params = api.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS()
         slot = batch.signal_slot(values)
         call = "cuGraphExecExternalSemaphoresSignalNodeSetParams"
-        function = api.cuGraphExecExternalSemaphoresSignalNodeSetParams
     else:
         params = api.CUDA_EXT_SEM_WAIT_NODE_PARAMS()
         slot = batch.wait_slot(values, None)
         call = "cuGraphExecExternalSemaphoresWaitNodeSetParams"
-        function = api.cuGraphExecExternalSemaphoresWaitNodeSetParams
     params.extSemArray = batch.handles
     params.paramsArray = slot[0]
     params.numExtSems = batch.count
-    driver.check(call, function(handle, node.native, params))
+    driver.call(call, handle, node.native, params)

@@ -33,7 +33,7 @@ def load(driver: Driver, context: Context, handle: MemoryHandle, *, size: int, d
     """``cuImportExternalMemory``."""
     desc, keep = descriptors.memory(driver.api, handle, size=size, dedicated=dedicated)
     with context.aside():
-        native = driver.check("cuImportExternalMemory", driver.api.cuImportExternalMemory(desc))
+        native = driver.call("cuImportExternalMemory", desc)
     del keep
     return Memory(context, native)
 
@@ -44,33 +44,31 @@ def map_buffer(driver: Driver, memory: Memory, *, offset: int, size: int) -> tup
     desc = api.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
     desc.offset, desc.size, desc.flags = offset, size, 0
     with memory.context.aside():
-        pointer = driver.check(
-            "cuExternalMemoryGetMappedBuffer", api.cuExternalMemoryGetMappedBuffer(memory.handle, desc)
-        )
+        pointer = driver.call("cuExternalMemoryGetMappedBuffer", memory.handle, desc)
     return Mapping(memory.context, pointer), int(pointer)
 
 
 def unmap_buffer(driver: Driver, mapping: Mapping) -> None:
     """``cuMemFree``: ``cuDestroyExternalMemory`` does not free what is mapped."""
     with mapping.context.aside():
-        driver.check("cuMemFree", driver.api.cuMemFree(mapping.pointer))
+        driver.call("cuMemFree", mapping.pointer)
 
 
 def destroy(driver: Driver, memory: Memory) -> None:
     """``cuDestroyExternalMemory``."""
     with memory.context.aside():
-        driver.check("cuDestroyExternalMemory", driver.api.cuDestroyExternalMemory(memory.handle))
+        driver.call("cuDestroyExternalMemory", memory.handle)
 
 
 def copy(driver: Driver, stream: Stream, target: Address, source: Address, size: int) -> None:
     """``cuMemcpyAsync``, which finds out by itself what the two addresses are."""
     with stream.context.current():
-        driver.check("cuMemcpyAsync", driver.api.cuMemcpyAsync(target, source, size, stream.handle))
+        driver.call("cuMemcpyAsync", target, source, size, stream.handle)
 
 
 def fill(driver: Driver, stream: Stream, target: Address, byte: int, size: int) -> None:
     with stream.context.current():
-        driver.check("cuMemsetD8Async", driver.api.cuMemsetD8Async(target, byte, size, stream.handle))
+        driver.call("cuMemsetD8Async", target, byte, size, stream.handle)
 
 
 def is_pageable(driver: Driver, context: Context, address: Address) -> bool:

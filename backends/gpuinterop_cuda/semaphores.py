@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from gpuinterop.errors import DriverError
 from gpuinterop.handles import AnySemaphoreHandle, Keyed, SciSync
 
 from . import descriptors
@@ -37,7 +36,7 @@ def load(driver: Driver, context: Context, handle: AnySemaphoreHandle) -> Semaph
     """``cuImportExternalSemaphore``."""
     desc, keep = descriptors.semaphore(driver.api, handle)
     with context.aside():
-        native = driver.check("cuImportExternalSemaphore", driver.api.cuImportExternalSemaphore(desc))
+        native = driver.call("cuImportExternalSemaphore", desc)
     del keep
     return Semaphore(context, native, handle.kind)
 
@@ -45,7 +44,7 @@ def load(driver: Driver, context: Context, handle: AnySemaphoreHandle) -> Semaph
 def destroy(driver: Driver, semaphore: Semaphore) -> None:
     """``cuDestroyExternalSemaphore``."""
     with semaphore.context.aside():
-        driver.check("cuDestroyExternalSemaphore", driver.api.cuDestroyExternalSemaphore(semaphore.handle))
+        driver.call("cuDestroyExternalSemaphore", semaphore.handle)
 
 
 class Batch:
@@ -139,25 +138,28 @@ class Semaphores:
 
     def signal(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
         slot = batch.signal_slot(values)
-        if stream.relative:
-            with stream.in_context():
+        try:
+            if stream.relative:
+                with stream.in_context():
+                    (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
+            else:
                 (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
-        else:
-            (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
+        except ValueError as error:
+            raise self._driver.unknown("cuSignalExternalSemaphoresAsync", error) from error
         batch.signals.append(slot)
         if code:
-            raise self._error("cuSignalExternalSemaphoresAsync", code)
+            raise self._driver.error("cuSignalExternalSemaphoresAsync", code)
 
     def wait(self, batch: Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
         slot = batch.wait_slot(values, timeout_ms)
-        if stream.relative:
-            with stream.in_context():
+        try:
+            if stream.relative:
+                with stream.in_context():
+                    (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
+            else:
                 (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
-        else:
-            (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
+        except ValueError as error:
+            raise self._driver.unknown("cuWaitExternalSemaphoresAsync", error) from error
         batch.waits.append(slot)
         if code:
-            raise self._error("cuWaitExternalSemaphoresAsync", code)
-
-    def _error(self, call: str, code: Any) -> DriverError:
-        return self._driver.error(call, code)
+            raise self._driver.error("cuWaitExternalSemaphoresAsync", code)

@@ -46,7 +46,7 @@ class Stream:
 def create(driver: Driver, context: Context) -> Stream:
     """``cuStreamCreate`` with ``CU_STREAM_NON_BLOCKING``: one that blocks stalls the default stream while it waits."""
     with context.aside():
-        return Stream(driver, context, int(driver.check("cuStreamCreate", driver.api.cuStreamCreate(_NON_BLOCKING))))
+        return Stream(driver, context, int(driver.call("cuStreamCreate", _NON_BLOCKING)))
 
 
 def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
@@ -61,9 +61,9 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
     code, owner = api.cuStreamGetCtx(stream.handle)
     if code or int(owner) == context.pointer:  # a green context's stream may have no context to tell
         return stream
-    driver.check("cuCtxPushCurrent", api.cuCtxPushCurrent(owner))
+    driver.call("cuCtxPushCurrent", owner)
     try:
-        ordinal = int(driver.check("cuCtxGetDevice", api.cuCtxGetDevice()))
+        ordinal = int(driver.call("cuCtxGetDevice"))
     finally:
         api.cuCtxPopCurrent()
     if ordinal != context.ordinal:
@@ -93,12 +93,12 @@ def is_capturing(driver: Driver, stream: Stream) -> bool:
 
 def destroy(driver: Driver, stream: Stream) -> None:
     with stream.context.aside():
-        driver.check("cuStreamDestroy", driver.api.cuStreamDestroy(stream.handle))
+        driver.call("cuStreamDestroy", stream.handle)
 
 
 def synchronize(driver: Driver, stream: Stream) -> None:
     with stream.context.aside():
-        driver.check("cuStreamSynchronize", driver.api.cuStreamSynchronize(stream.handle))
+        driver.call("cuStreamSynchronize", stream.handle)
 
 
 def is_idle(driver: Driver, stream: Stream) -> bool:
@@ -121,9 +121,9 @@ def record(driver: Driver, stream: Stream) -> Event:
     """``cuEventCreate``, ``cuEventRecord``."""
     api = driver.api
     with stream.context.current():
-        event = Event(stream.context, driver.check("cuEventCreate", api.cuEventCreate(_DISABLE_TIMING)))
+        event = Event(stream.context, driver.call("cuEventCreate", _DISABLE_TIMING))
         try:
-            driver.check("cuEventRecord", api.cuEventRecord(event.handle, stream.handle))
+            driver.call("cuEventRecord", event.handle, stream.handle)
         except BaseException:
             api.cuEventDestroy(event.handle)
             raise
@@ -132,7 +132,7 @@ def record(driver: Driver, stream: Stream) -> Event:
 
 def wait_event(driver: Driver, stream: Stream, event: Event) -> None:
     with stream.context.current():
-        driver.check("cuStreamWaitEvent", driver.api.cuStreamWaitEvent(stream.handle, event.handle, 0))
+        driver.call("cuStreamWaitEvent", stream.handle, event.handle, 0)
 
 
 def is_done(driver: Driver, event: Event) -> bool:
@@ -143,7 +143,7 @@ def is_done(driver: Driver, event: Event) -> bool:
 
 def destroy_event(driver: Driver, event: Event) -> None:
     with event.context.aside():
-        driver.check("cuEventDestroy", driver.api.cuEventDestroy(event.handle))
+        driver.call("cuEventDestroy", event.handle)
 
 
 def _reached(driver: Driver, call: str, code: Any) -> bool:

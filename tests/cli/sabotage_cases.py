@@ -39,6 +39,11 @@ def run(
 class SabotageCases:
     """For a `party` that shares semaphores."""
 
+    def check_problem(self, result: WaveRun, frame: int) -> None:
+        """The run ended at `frame`, and says what it waited for."""
+        assert result.problem.startswith(f"frame {frame}: waited 50 ms for ")
+        assert len(result.frame_us) == frame
+
     @pytest.mark.parametrize("hold", [None, *Hold])
     def test_with_everything_in_place_it_is_right(self, party: Party, hold: Hold | None) -> None:
         for _ in range(TIMES):
@@ -76,8 +81,7 @@ class SabotageCases:
         frame = 0 if sabotage is Sabotage.EXPORTER_SIGNAL else 1
         for _ in range(TIMES):
             result = run(party, timeout=SHORT, sabotage=sabotage)
-            assert result.problem.startswith(f"frame {frame}: waited 50 ms for ")
-            assert len(result.frame_us) == frame
+            self.check_problem(result, frame)
             assert result.max_error > 1000 * TOLERANCE
             assert not result.correct
 

@@ -1,0 +1,103 @@
+"""Tests of CUDA: on the simulated driver, or on a real one (GPUINTEROP_TEST_CUDA=real).
+
+A process has one CUDA driver, and keeps it: these run in a process of their own, ``pytest tests/cuda_backend``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.simulated.build import build
+from tests.simulated.driver import Simulator
+
+_MODE: Final = os.environ.get("GPUINTEROP_TEST_CUDA") or "simulated"
+_MARKER: Final = "gpuinterop_simulated_driver"
+_SIMULATOR = pytest.StashKey[Simulator]()
+
+
+def _loaded_driver() -> str | None:
+    """The CUDA driver that this process has, by path."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next(
+        (path for line in lines if "/libcuda.so" in (path := line.partition("/")[1] + line.partition("/")[2])), None
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _MODE not in ("simulated", "real"):
+        pytest.exit(f"GPUINTEROP_TEST_CUDA is simulated or real, not {_MODE!r}.", 4)
+    if _MODE == "real":
+        return
+    if (path := _loaded_driver()) is not None:
+        pytest.exit(
+            f"this process has a CUDA driver already ({path}): run `pytest tests/cuda_backend` by itself.",
+            4,
+        )
+    library = build()
+    # Child processes find it by name; this one has it by then, and glibc answers with what is loaded under the SONAME.
+    before = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = f"{library.parent}:{before}" if before else str(library.parent)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    if not hasattr(ctypes.CDLL("libcuda.so.1"), _MARKER):
+        pytest.exit("libcuda.so.1 is not the simulated driver, although that was loaded first.", 4)
+    config.stash[_SIMULATOR] = Simulator(library)
+    config.option.gpuinterop_backend = ["cuda"]
+    config.option.gpuinterop_require = ["cuda"]
+    if hasattr(config.option, "gpuinterop_simulated"):
+        config.option.gpuinterop_simulated = ["cuda"]
+
+
+def pytest_report_header() -> str:
+    return f"CUDA driver under test: {_MODE}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bindings_use_it(pytestconfig: pytest.Config) -> None:
+    """What cuda.bindings call is the simulated driver: its counter shows it."""
+    simulator = pytestconfig.stash.get(_SIMULATOR, None)
+    if simulator is None:
+        return
+    from cuda.bindings import driver
+
+    before = simulator.calls("cuInit")
+    assert int(driver.cuInit(0)[0]) in (0, 100)
+    assert simulator.calls("cuInit") == before + 1
+    assert len(set(_drivers_mapped())) == 1
+
+
+def _drivers_mapped() -> list[str]:
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.split(maxsplit=5)[5] for line in lines if "/libcuda.so" in line]
+
+
+@pytest.fixture
+def simulator(pytestconfig: pytest.Config) -> Simulator:
+    """The control of the simulated driver."""
+    found = pytestconfig.stash.get(_SIMULATOR, None)
+    if found is None:
+        pytest.skip("needs the simulated driver")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
+    """On the simulated driver: no fault outlives its test, and nothing was done against the documentation."""
+    simulator = pytestconfig.stash.get(_SIMULATOR, None)
+    if simulator is None:
+        yield
+        return
+    simulator.violations()
+    simulator.forget_log()
+    simulator.forget_descriptors()
+    yield
+    simulator.reset()
+    assert simulator.violations() == []

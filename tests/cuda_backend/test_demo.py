@@ -1,0 +1,52 @@
+"""The demo's wave, stepped by the other side and stirred by CUDA; and with each wait and signal taken out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.cli.wave import WaveRun, run_wave
+from gpuinterop.exporters.base import WaveParameters
+from tests.cli.sabotage_cases import Party, SabotageCases
+
+from .parties import REAL, SYNCS, open_party, sync
+
+
+@pytest.fixture(params=SYNCS)
+def party(request: pytest.FixtureRequest) -> Iterator[Party]:
+    name, _, kind = str(request.param).partition("-")
+    device = gi.get_backend("cuda").device()
+    with open_party(name, device) as exporter:
+        yield exporter, device, sync(kind)
+
+
+class TestSabotage(SabotageCases):
+    def check_problem(self, result: WaveRun, frame: int) -> None:
+        """CUDA's waits have no time-out, the host's do; with an array library that is a frame later."""
+        pattern = r"frame (\d+): (?:Stream #\d+ .* 0\.05 s; it may be waiting for|the exporter's frame)"
+        found = re.match(pattern, result.problem)
+        assert found is not None, result.problem
+        assert int(found[1]) == len(result.frame_us)
+        assert frame <= int(found[1]) <= frame + 1
+
+
+def test_the_field_is_right(party: Party) -> None:
+    exporter, device, how = party
+    run = run_wave(exporter, device, WaveParameters(width=128, height=96), 200, sync=how, timeout=20.0)
+    assert run.problem == ""
+    assert run.correct
+    assert (run.memory_handle, run.semaphore_handle) == (
+        "opaque_fd",
+        "timeline_fd" if how.name == "timeline" else "opaque_fd",
+    )
+    assert run.staging_ratio is not None
+
+
+@pytest.mark.skipif(not REAL, reason="a simulated GPU has no array library")
+def test_an_array_library_works_in_place(party: Party) -> None:
+    exporter, device, how = party
+    run = run_wave(exporter, device, WaveParameters(width=64, height=64), 10, sync=how, timeout=20.0)
+    assert "in place" in run.consumer, f"CuPy or torch is to be installed: {run.consumer}"

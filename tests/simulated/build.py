@@ -1,0 +1,65 @@
+"""Compile the simulated drivers. Once: the result is kept under a hash of the sources, the flags and the compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread", "-fvisibility=hidden")
+_LIBRARIES: Final = {"cuda": "libcuda.so.1"}
+
+
+class CompilerMissingError(RuntimeError):
+    """There is no C compiler, or it failed."""
+
+
+def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
+    """The library of a vendor, compiled if need be.
+
+    Parameters
+    ----------
+    vendor : str
+        ``cuda``.
+    extra : tuple of str
+        Further flags, e.g. ``-fsanitize=thread``.
+    """
+    name = _LIBRARIES[vendor]
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise CompilerMissingError(
+            "the simulated driver is compiled when it is first used, and there is no C compiler."
+        )
+    sources = sorted([*(HERE / "common").glob("*.[ch]"), *(HERE / vendor).glob("*.[ch]")])
+    flags = (*FLAGS, *extra)
+    digest = hashlib.sha256(repr((flags, compiler, _version(compiler))).encode())
+    for source in sources:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    target = HERE / ".build" / digest.hexdigest()[:16] / name
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes may get here at once: each compiles a file of its own, and the last rename wins.
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / name
+        files = [str(source) for source in sources if source.suffix == ".c"]
+        command = [compiler, *flags, "-shared", f"-Wl,-soname,{name}", "-I", str(HERE / "common"), "-o", str(made)]
+        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompilerMissingError(f"compiling the simulated driver failed:\n{done.stdout}{done.stderr}")
+        made.replace(target)
+    return target
+
+
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+if __name__ == "__main__":
+    print(build(*sys.argv[1:2], extra=tuple(sys.argv[2:])))

@@ -1,0 +1,74 @@
+/*
+ * Optimally tiled images as SwiftShader lays them out: "optimal" is linear there, with rows and their number rounded up
+ * to even numbers of texels, the levels of a layer one behind the other at multiples of 16 bytes, then the next layer. Images that may be
+ * cubes have a border of one texel round every level.
+ */
+#include "gis.h"
+
+static uint64_t shrink(uint64_t edge, uint32_t level) {
+    edge >>= level;
+    return edge ? edge : 1;
+}
+
+static uint64_t even(uint64_t edge) { return (edge + 1) & ~(uint64_t)1; }
+
+typedef struct {
+    uint64_t pitch, slice, bytes;
+} level_shape;
+
+static level_shape shape_of(const gis_image *image, uint32_t level) {
+    uint64_t border = image->cube ? 2 : 0;
+    level_shape shape;
+    shape.pitch = even(shrink(image->width, level) + border) * image->texel;
+    shape.slice = shape.pitch * even(shrink(image->height, level) + border);
+    shape.bytes = (shape.slice * (image->layers ? 1 : shrink(image->depth, level)) + 15) & ~(uint64_t)15;
+    return shape;
+}
+
+static uint64_t layer_bytes(const gis_image *image, uint32_t levels) {
+    uint64_t bytes = 0;
+    for (uint32_t level = 0; level < levels; level++) bytes += shape_of(image, level).bytes;
+    return bytes;
+}
+
+static uint32_t all_levels(const gis_image *image) {
+    uint64_t longest = image->width > image->height ? image->width : image->height;
+    uint32_t levels = 1;
+    while (longest >> levels) levels++;
+    return levels;
+}
+
+/*
+ * NVIDIA's Vulkan driver keeps the layers of an image with more than one level as far apart as all the levels need that
+ * it could have, and its CUDA driver as far as those need that it is told (measured: 580.159.04, an H200). So CUDA has
+ * to be told all of them. SwiftShader keeps them only as far apart as the image's own levels need: here the right number
+ * is found by the memory's size, and who tells less than all misses the layers behind the first as he would there.
+ */
+bool gis_image_fit(gis_image *image, uint64_t room) {
+    image->present = image->levels;
+    image->stride = layer_bytes(image, image->levels);
+    if (image->layers > 1 && image->levels > 1) {
+        uint32_t all = all_levels(image);
+        if (image->levels < all)
+            image->stride -= layer_bytes(image, all) - image->stride;
+        else
+            while (image->present > 1 && layer_bytes(image, image->present) * image->layers > room) image->present--;
+        if (image->present < image->levels) image->stride = layer_bytes(image, image->present);
+    }
+    return gis_image_size(image) <= room;
+}
+
+void gis_image_plane(const gis_image *image, uint32_t level, gis_plane *plane) {
+    level_shape shape = shape_of(image, level);
+    plane->offset = image->cube ? shape.pitch + image->texel : 0;
+    for (uint32_t i = 0; i < level; i++) plane->offset += shape_of(image, i).bytes;
+    plane->pitch = shape.pitch;
+    plane->slice = image->layers ? image->stride : shape.slice;
+    plane->width = shrink(image->width, level);
+    plane->height = shrink(image->height, level);
+    plane->depth = image->layers ? image->layers : shrink(image->depth, level);
+}
+
+uint64_t gis_image_size(const gis_image *image) {
+    return layer_bytes(image, image->present) * (image->layers ? image->layers : 1);
+}

@@ -1,0 +1,209 @@
+/*
+ * Semaphores in shared pages: binary ones in SwiftShader's layout, timelines in that of the host backend
+ * (backends/gpuinterop_host/formats, where both are described).
+ *
+ * A binary wait looks at the page without the lock, with growing pauses, and locks only to take the signal: a process
+ * that dies while it sleeps on the condition leaves a mark there, over which the peer's next broadcast stumbles.
+ */
+#define _GNU_SOURCE
+#include "gis.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define COND sizeof(pthread_mutex_t)
+#define REFERENCES (sizeof(pthread_mutex_t) + sizeof(pthread_cond_t))
+#define SIGNALED (REFERENCES + 4)
+
+#define MAGIC "GIPTLSM1"
+#define VERSION 8
+#define SEQUENCE 12
+#define VALUE 16
+#define TIMELINE_MUTEX 64
+
+#define KIND 16 /* where glibc keeps the kind of a mutex */
+#define KIND_SHARED 0x80
+#define KIND_SHARED_ROBUST 0x90
+
+/* Its holders need microseconds: one that keeps it longer has died inside. A GPU's semaphore has no lock, and goes on. */
+#define LOCK_SECONDS 1.0
+
+static pthread_mutex_t *mutex_of(const gis_semaphore *it) {
+    return (pthread_mutex_t *)(it->page + (it->kind == GIS_TIMELINE ? TIMELINE_MUTEX : 0));
+}
+
+static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+static bool take_lock(pthread_mutex_t *mutex, double seconds, bool *orphaned) {
+    struct timespec until;
+    gis_deadline(&until, seconds);
+    int code = pthread_mutex_trylock(mutex);
+    if (code == EBUSY) code = pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &until);
+    if (orphaned) *orphaned = code == EOWNERDEAD;
+    if (code == EOWNERDEAD) {
+        pthread_mutex_consistent(mutex);
+        return true;
+    }
+    return code == 0;
+}
+
+static int32_t word_at(const uint8_t *page, size_t offset) {
+    int32_t word;
+    memcpy(&word, page + offset, sizeof word);
+    return word;
+}
+
+static bool is_timeline(const uint8_t *page) {
+    return !memcmp(page, MAGIC, 8) && word_at(page, VERSION) == 1 &&
+           word_at(page, TIMELINE_MUTEX + KIND) == KIND_SHARED_ROBUST;
+}
+
+static bool is_binary(const uint8_t *page) {
+    int32_t references = word_at(page, REFERENCES);
+    return word_at(page, KIND) == KIND_SHARED && references >= 0 && references < 1 << 24 && page[SIGNALED] <= 1;
+}
+
+static void finish_semaphore(gis_object *object) {
+    gis_semaphore *it = (gis_semaphore *)object;
+    if (!it->page) return;
+    if (it->kind == GIS_BINARY && take_lock(mutex_of(it), 0, NULL)) {
+        --*(int32_t *)(it->page + REFERENCES);
+        pthread_mutex_unlock(mutex_of(it));
+    }
+    munmap(it->page, page_size());
+}
+
+gis_status gis_make_semaphore(gis_context *context, gis_semaphore_kind kind, gis_semaphore **semaphore) {
+    gis_semaphore *it =
+        gis_new(GIS_EXTERNAL_SEMAPHORE, sizeof *it, context, context->object.device, finish_semaphore);
+    it->kind = kind;
+    *semaphore = it;
+    return GIS_OK;
+}
+
+typedef enum { OTHER, BINARY_PAGE, TIMELINE_PAGE, MEMORY } content;
+
+static content look_at(int fd, const uint8_t *page) {
+    char path[64], link[256];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(path, link, sizeof link - 1);
+    if (length <= 0) return OTHER;
+    link[length] = 0;
+    if (strncmp(link, "/memfd:", 7)) return OTHER;
+    const char *name = link + 7;
+    static const char *const pages[] = {"SwiftShader.Semaphore.", "gpuinterop.exporter.binary", "gpuinterop.binary",
+                                        "gpuinterop.exporter.timeline", "gpuinterop.timeline"};
+    static const char *const memory[] = {"SwiftShader.Memory.", "gpuinterop.exporter.memory",
+                                         "gpuinterop.simulated.vmm."};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        if (!strncmp(name, memory[i], strlen(memory[i]))) return MEMORY;
+    for (size_t i = 0; page && i < sizeof pages / sizeof *pages; i++) {
+        if (strncmp(name, pages[i], strlen(pages[i]))) continue;
+        if (i < 3) return is_binary(page) ? BINARY_PAGE : OTHER;
+        return is_timeline(page) ? TIMELINE_PAGE : OTHER;
+    }
+    return OTHER;
+}
+
+gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis_semaphore **semaphore) {
+    struct stat status;
+    if (fstat(fd, &status)) return GIS_INVALID_VALUE;
+    uint8_t *page = NULL;
+    if (status.st_size == (off_t)page_size()) {
+        void *found = mmap(NULL, page_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (found != MAP_FAILED) page = found;
+    }
+    content what = look_at(fd, page);
+    bool right = what == (timeline ? TIMELINE_PAGE : BINARY_PAGE);
+    if (page && !right) {
+        munmap(page, page_size());
+        page = NULL;
+    }
+    if (what == OTHER) return GIS_UNKNOWN; /* the descriptor is left open, unlike that of memory */
+    if (right && !timeline) {
+        pthread_mutex_t *mutex = (pthread_mutex_t *)page;
+        if (!take_lock(mutex, LOCK_SECONDS, NULL)) {
+            munmap(page, page_size());
+            return GIS_UNKNOWN;
+        }
+        ++*(int32_t *)(page + REFERENCES);
+        pthread_mutex_unlock(mutex);
+    }
+    /* Another kind of object is taken without a word, and is of no use. */
+    gis_make_semaphore(context, right ? (timeline ? GIS_TIMELINE : GIS_BINARY) : GIS_DEAD, semaphore);
+    (*semaphore)->page = page;
+    close(fd);
+    return GIS_OK;
+}
+
+static uint32_t *sequence_of(const gis_semaphore *it) { return (uint32_t *)(it->page + SEQUENCE); }
+
+void gis_semaphore_signal(gis_semaphore *it, uint64_t value) {
+    bool orphaned = false;
+    if (it->kind != GIS_BINARY && it->kind != GIS_TIMELINE) return;
+    if (!take_lock(mutex_of(it), LOCK_SECONDS, &orphaned)) {
+        if (it->kind == GIS_BINARY) __atomic_store_n(it->page + SIGNALED, 1, __ATOMIC_RELEASE);
+        return;
+    }
+    if (it->kind == GIS_BINARY) {
+        __atomic_store_n(it->page + SIGNALED, 1, __ATOMIC_RELEASE);
+        pthread_cond_broadcast((pthread_cond_t *)(it->page + COND));
+    } else {
+        uint64_t *counter = (uint64_t *)(it->page + VALUE);
+        if (orphaned) __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
+        if (value > __atomic_load_n(counter, __ATOMIC_RELAXED)) { /* backwards: no change, and no error */
+            __atomic_store_n(counter, value, __ATOMIC_RELEASE);
+            __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
+        }
+    }
+    pthread_mutex_unlock(mutex_of(it));
+    if (it->kind == GIS_TIMELINE) syscall(SYS_futex, sequence_of(it), FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+}
+
+static bool take_signal(gis_semaphore *it) {
+    if (!__atomic_load_n(it->page + SIGNALED, __ATOMIC_ACQUIRE)) return false;
+    bool locked = take_lock(mutex_of(it), LOCK_SECONDS, NULL);
+    bool taken = __atomic_exchange_n(it->page + SIGNALED, 0, __ATOMIC_ACQ_REL);
+    if (locked) pthread_mutex_unlock(mutex_of(it));
+    return taken;
+}
+
+static void pause_for(uint64_t *nanoseconds) {
+    struct timespec pause = {0, (long)*nanoseconds};
+    nanosleep(&pause, NULL);
+    *nanoseconds = *nanoseconds + *nanoseconds / 2;
+    if (*nanoseconds > 1000000) *nanoseconds = 1000000;
+}
+
+bool gis_semaphore_wait(gis_semaphore *it, uint64_t value, uint64_t epoch) {
+    uint64_t pause = 20000;
+    int spins = 30;
+    if (it->kind == GIS_DUMMY || it->kind == GIS_SCI_SYNC) return true;
+    while (__atomic_load_n(&gis_cancelled, __ATOMIC_SEQ_CST) == epoch) {
+        uint32_t sequence = 0;
+        if (it->kind == GIS_BINARY && take_signal(it)) return true;
+        if (it->kind == GIS_TIMELINE) {
+            sequence = __atomic_load_n(sequence_of(it), __ATOMIC_ACQUIRE);
+            if (__atomic_load_n((uint64_t *)(it->page + VALUE), __ATOMIC_ACQUIRE) >= value) return true;
+        }
+        if (spins > 0) {
+            spins--;
+            sched_yield();
+        } else if (it->kind == GIS_TIMELINE) {
+            struct timespec slice = {0, 50000000};
+            syscall(SYS_futex, sequence_of(it), FUTEX_WAIT, sequence, &slice, NULL, 0);
+        } else {
+            pause_for(&pause);
+        }
+    }
+    return false;
+}

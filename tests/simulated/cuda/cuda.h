@@ -1,0 +1,148 @@
+/* The CUDA driver's structs and numbers, as far as the simulated driver needs them. Sizes are those of 64-bit ABIs. */
+#ifndef GIS_CUDA_H
+#define GIS_CUDA_H
+
+#include "gis.h"
+
+typedef int result; /* CUresult */
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    NOT_SUPPORTED = 801,
+    UNKNOWN = 999,
+};
+
+result cuda_code(gis_status status);
+const char *cuda_error_name(int code);
+const char *cuda_error_text(int code);
+void *cuda_find(const char *name, int version);
+
+typedef struct {
+    uint32_t type, padding;
+    union {
+        int fd;
+        struct {
+            void *handle;
+            const void *name;
+        } win32;
+        const void *object;
+        uint64_t word[2];
+    } handle;
+    uint64_t size;
+    uint32_t flags, reserved[16];
+} memory_desc;
+_Static_assert(sizeof(memory_desc) == 104 && offsetof(memory_desc, size) == 24, "CUDA_EXTERNAL_MEMORY_HANDLE_DESC");
+
+typedef struct {
+    uint64_t offset, size;
+    uint32_t flags, reserved[16];
+} buffer_desc;
+_Static_assert(sizeof(buffer_desc) == 88, "CUDA_EXTERNAL_MEMORY_BUFFER_DESC");
+
+typedef struct {
+    uint64_t width, height;
+    uint32_t format, channels;
+} array_desc;
+_Static_assert(sizeof(array_desc) == 24, "CUDA_ARRAY_DESCRIPTOR");
+
+typedef struct {
+    uint64_t width, height, depth;
+    uint32_t format, channels, flags, padding;
+} array3d_desc;
+_Static_assert(sizeof(array3d_desc) == 40, "CUDA_ARRAY3D_DESCRIPTOR");
+
+typedef struct {
+    uint64_t offset;
+    array3d_desc array;
+    uint32_t levels, reserved[16], padding;
+} mipmap_desc;
+_Static_assert(sizeof(mipmap_desc) == 120, "CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC");
+
+typedef struct {
+    uint32_t type, padding;
+    union {
+        int fd;
+        struct {
+            void *handle;
+            const void *name;
+        } win32;
+        const void *object;
+        uint64_t word[2];
+    } handle;
+    uint32_t flags, reserved[16], padding2;
+} semaphore_desc;
+_Static_assert(sizeof(semaphore_desc) == 96, "CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC");
+
+/* Of a signal and of a wait: a wait has a time-out behind the key. */
+typedef struct {
+    uint64_t value;
+    union {
+        void *fence;
+        uint64_t word;
+    } sci_sync;
+    uint64_t key;
+    uint32_t timeout, reserved[11];
+    uint32_t flags, reserved2[16], padding;
+} semaphore_params;
+_Static_assert(sizeof(semaphore_params) == 144 && offsetof(semaphore_params, flags) == 72,
+               "CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS");
+
+typedef struct {
+    uint64_t *semaphores;
+    semaphore_params *params;
+    uint32_t count, padding;
+} node_params;
+_Static_assert(sizeof(node_params) == 24, "CUDA_EXT_SEM_SIGNAL_NODE_PARAMS");
+
+typedef struct {
+    uint32_t type;
+    int32_t id;
+} location;
+
+typedef struct {
+    uint32_t type, handle_types;
+    location where;
+    void *win32;
+    struct {
+        uint8_t compression, rdma;
+        uint16_t usage;
+        uint8_t reserved[4];
+    } flags;
+} allocation_prop;
+_Static_assert(sizeof(allocation_prop) == 32, "CUmemAllocationProp");
+
+typedef struct {
+    location where;
+    uint32_t flags;
+} access_desc;
+_Static_assert(sizeof(access_desc) == 12, "CUmemAccessDesc");
+
+typedef struct {
+    uint64_t x, y, z, lod;
+    uint32_t type, padding;
+    uint64_t host, device, array, reserved, pitch, height;
+} copy_end;
+
+typedef struct {
+    copy_end source, target;
+    uint64_t width, height, depth;
+} memcpy3d;
+_Static_assert(sizeof(memcpy3d) == 200 && offsetof(memcpy3d, target) == 88, "CUDA_MEMCPY3D");
+
+typedef struct {
+    uint64_t flags, stream, error_node;
+    uint32_t result, padding;
+} instantiate_params;
+_Static_assert(sizeof(instantiate_params) == 32, "CUDA_GRAPH_INSTANTIATE_PARAMS");
+
+#endif

@@ -1,0 +1,1517 @@
+/*
+ * The entry points of the CUDA driver. What they do is in ../common; here is what is CUDA's: structs, numbers, which
+ * call needs a context, which error stands for what, and what a failed import does with the descriptor.
+ */
+#define _GNU_SOURCE
+#include "cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* For tests, to tell this library from a driver. */
+GIS_EXPORT const int gpuinterop_simulated_driver = 1;
+
+#define DRIVER_VERSION 13000
+
+#define BEGIN_CALL(NAME, EARLY)                                             \
+    static gis_call call_ = {.name = #NAME, .early = EARLY};                \
+    gis_scope scope_ __attribute__((cleanup(gis_leave))) = {.locked = false}; \
+    gis_status entered_ = gis_enter(&call_, &scope_)
+#define ENTER(NAME)          \
+    BEGIN_CALL(NAME, false); \
+    if (entered_) return cuda_code(entered_)
+#define TRY(CALL)                                      \
+    do {                                               \
+        gis_status status_ = (CALL);                   \
+        if (status_ != GIS_OK) return cuda_code(status_); \
+    } while (0)
+#define NEED_CONTEXT                      \
+    gis_context *context = gis_current(); \
+    if (!context) return INVALID_CONTEXT
+#define NEED(CONDITION) \
+    if (!(CONDITION)) return INVALID_VALUE
+#define FIND(TYPE, VARIABLE, KIND, HANDLE)        \
+    TYPE *VARIABLE = gis_check(KIND, HANDLE);     \
+    if (!VARIABLE) return INVALID_HANDLE
+#define NEED_STREAM(HANDLE)                                \
+    gis_status found_;                                     \
+    gis_stream *stream = find_stream(HANDLE, &found_);     \
+    if (!stream) return cuda_code(found_)
+
+typedef uint64_t handle;
+
+static bool is_device(int device) { return device >= 0 && device < gis_device_count; }
+
+static gis_stream *find_stream(handle stream, gis_status *status) {
+    gis_stream *found;
+    *status = GIS_INVALID_CONTEXT;
+    if (stream <= 2) {
+        gis_context *context = gis_current();
+        if (!context) return NULL;
+        return stream == 2 ? gis_thread_stream(context) : gis_legacy_stream(context);
+    }
+    *status = GIS_INVALID_HANDLE;
+    found = gis_check(GIS_STREAM, stream);
+    return found;
+}
+
+static bool all_zero(const uint32_t *words, int count) {
+    for (int i = 0; i < count; i++)
+        if (words[i]) return false;
+    return true;
+}
+
+/* -- the driver, devices ------------------------------------------------------------------------------------------- */
+
+static result init(uint32_t flags) {
+    BEGIN_CALL(cuInit, true);
+    if (entered_) return cuda_code(entered_);
+    NEED(!flags);
+    const char *code = getenv("GPUINTEROP_SIM_INIT"); /* a driver that does not work */
+    if (code && *code) return atoi(code);
+    if (!gis_device_count) return NO_DEVICE;
+    gis_initialize();
+    return SUCCESS;
+}
+
+static result driver_version(int *version) {
+    BEGIN_CALL(cuDriverGetVersion, true);
+    if (entered_) return cuda_code(entered_);
+    NEED(version);
+    *version = DRIVER_VERSION;
+    return SUCCESS;
+}
+
+static result error_name(int code, const char **text) {
+    BEGIN_CALL(cuGetErrorName, true);
+    if (entered_ && !gis_forked) return cuda_code(entered_);
+    *text = cuda_error_name(code);
+    return *text ? SUCCESS : INVALID_VALUE;
+}
+
+static result error_string(int code, const char **text) {
+    BEGIN_CALL(cuGetErrorString, true);
+    if (entered_ && !gis_forked) return cuda_code(entered_);
+    *text = cuda_error_text(code);
+    return *text ? SUCCESS : INVALID_VALUE;
+}
+
+static result device_get(int *device, int ordinal) {
+    ENTER(cuDeviceGet);
+    if (!is_device(ordinal)) return INVALID_DEVICE;
+    *device = ordinal;
+    return SUCCESS;
+}
+
+static result device_count(int *count) {
+    ENTER(cuDeviceGetCount);
+    *count = gis_device_count;
+    return SUCCESS;
+}
+
+static result device_name(char *name, int size, int device) {
+    ENTER(cuDeviceGetName);
+    if (!is_device(device)) return INVALID_DEVICE;
+    NEED(name && size > 0);
+    snprintf(name, (size_t)size, "Simulated GPU %d", device);
+    return SUCCESS;
+}
+
+static result device_uuid(uint8_t *uuid, int device) {
+    ENTER(cuDeviceGetUuid);
+    if (!is_device(device)) return INVALID_DEVICE;
+    memcpy(uuid, gis_devices[device].uuid, 16);
+    return SUCCESS;
+}
+
+static result device_uuid_2(uint8_t *uuid, int device) {
+    ENTER(cuDeviceGetUuid_v2);
+    if (!is_device(device)) return INVALID_DEVICE;
+    memcpy(uuid, gis_mig ? gis_devices[device].mig_uuid : gis_devices[device].uuid, 16);
+    return SUCCESS;
+}
+
+static result device_luid(char *luid, uint32_t *mask, int device) {
+    ENTER(cuDeviceGetLuid);
+    if (!is_device(device)) return INVALID_DEVICE;
+    if (!gis_windows) return NOT_SUPPORTED;
+    memcpy(luid, "simluid", 7);
+    luid[7] = (char)('0' + device);
+    *mask = 1;
+    return SUCCESS;
+}
+
+static result device_bus_id(char *text, int size, int device) {
+    ENTER(cuDeviceGetPCIBusId);
+    if (!is_device(device)) return INVALID_DEVICE;
+    NEED(text && size > 0);
+    snprintf(text, (size_t)size, "0000:%02X:00.0", 0x51 + device);
+    return SUCCESS;
+}
+
+static result device_total(size_t *bytes, int device) {
+    ENTER(cuDeviceTotalMem);
+    if (!is_device(device)) return INVALID_DEVICE;
+    *bytes = gis_devices[device].total;
+    return SUCCESS;
+}
+
+#define LAST_ATTRIBUTE 147
+static const int attributes[LAST_ATTRIBUTE + 1] = {
+    [1] = 1024, [2] = 1024, [3] = 1024, [4] = 64, [5] = 2147483647, [6] = 65535, [7] = 65535, [8] = 49152,
+    [9] = 65536, [10] = 32, [11] = 2147483647, [12] = 65536, [13] = 1980000, [14] = 512, [15] = 1, [16] = 132,
+    [19] = 1, [30] = 512, [31] = 1, [32] = 1, [36] = 3201000, [37] = 6144, [38] = 62914560, [39] = 2048, [40] = 3,
+    [41] = 1, [51] = 32, [75] = 9, [76] = 0, [78] = 1, [79] = 1, [80] = 1, [81] = 233472, [82] = 65536, [83] = 1,
+    [87] = 2, [89] = 1, [90] = 1, [91] = 1, [95] = 1, [97] = 232448, [98] = 1, [99] = 1, [102] = 1, [103] = 1,
+    [106] = 32, [107] = 1, [110] = 1, [111] = 1024, [112] = 1, [113] = 1, [114] = 1, [115] = 1, [116] = 1, [119] = 1,
+    [120] = 1, [121] = 1, [122] = 1, [123] = 1, [124] = 1, [125] = 1, [126] = 4, [127] = 1, [129] = 1,
+};
+
+static result device_attribute(int *value, int number, int device) {
+    ENTER(cuDeviceGetAttribute);
+    if (!is_device(device)) return INVALID_DEVICE;
+    NEED(value);
+    if (gis_overridden(device, number, value)) return SUCCESS;
+    NEED(number >= 1 && number <= LAST_ATTRIBUTE);
+    *value = number == 33 ? 0x51 + device : attributes[number]; /* 33: the PCI bus */
+    if (gis_windows && (number == 104 || number == 105)) *value = 1;
+    if (gis_windows && (number == 103 || number == 124)) *value = 0;
+    return SUCCESS;
+}
+
+static result can_access_peer(int *can, int device, int peer) {
+    ENTER(cuDeviceCanAccessPeer);
+    if (!is_device(device) || !is_device(peer)) return INVALID_DEVICE;
+    *can = device != peer;
+    return SUCCESS;
+}
+
+/* -- contexts ------------------------------------------------------------------------------------------------------ */
+
+static result primary_retain(handle *context, int device) {
+    ENTER(cuDevicePrimaryCtxRetain);
+    gis_context *found;
+    TRY(gis_primary_retain(device, &found));
+    *context = found->object.id;
+    return SUCCESS;
+}
+
+static result primary_release(int device) {
+    ENTER(cuDevicePrimaryCtxRelease);
+    TRY(gis_primary_release(device));
+    return SUCCESS;
+}
+
+static result primary_state(int device, uint32_t *flags, int *active) {
+    ENTER(cuDevicePrimaryCtxGetState);
+    if (!is_device(device)) return INVALID_DEVICE;
+    *flags = 0;
+    *active = gis_devices[device].primary != NULL;
+    return SUCCESS;
+}
+
+static result create_context(handle *context, uint32_t flags, int device) {
+    gis_context *made;
+    TRY(gis_context_create(device, flags, &made));
+    TRY(gis_push(made));
+    *context = made->object.id;
+    return SUCCESS;
+}
+
+static result context_create_2(handle *context, uint32_t flags, int device) {
+    ENTER(cuCtxCreate);
+    return create_context(context, flags, device);
+}
+
+static result context_create_3(handle *context, void *affinity, int count, uint32_t flags, int device) {
+    ENTER(cuCtxCreate);
+    (void)affinity;
+    if (count) return NOT_SUPPORTED;
+    return create_context(context, flags, device);
+}
+
+static result context_create_4(handle *context, void *params, uint32_t flags, int device) {
+    ENTER(cuCtxCreate);
+    (void)params;
+    return create_context(context, flags, device);
+}
+
+static result context_destroy(handle context) {
+    ENTER(cuCtxDestroy);
+    FIND(gis_context, found, GIS_CONTEXT, context);
+    if (found->primary) return INVALID_CONTEXT;
+    TRY(gis_context_destroy(found));
+    return SUCCESS;
+}
+
+static result context_current(handle *context) {
+    ENTER(cuCtxGetCurrent);
+    gis_context *found = gis_current();
+    *context = found ? found->object.id : 0;
+    return SUCCESS;
+}
+
+static result context_set(handle context) {
+    ENTER(cuCtxSetCurrent);
+    gis_context *found = NULL;
+    if (context && !(found = gis_check(GIS_CONTEXT, context))) return INVALID_CONTEXT;
+    gis_set_current(found);
+    return SUCCESS;
+}
+
+static result context_push(handle context) {
+    ENTER(cuCtxPushCurrent);
+    gis_context *found = gis_check(GIS_CONTEXT, context);
+    if (!found) return INVALID_CONTEXT;
+    TRY(gis_push(found));
+    return SUCCESS;
+}
+
+static result context_pop(handle *context) {
+    ENTER(cuCtxPopCurrent);
+    gis_context *found;
+    TRY(gis_pop(&found));
+    if (context) *context = found ? found->object.id : 0;
+    return SUCCESS;
+}
+
+static result context_device(int *device) {
+    ENTER(cuCtxGetDevice);
+    NEED_CONTEXT;
+    *device = context->object.device;
+    return SUCCESS;
+}
+
+static result context_device_2(int *device, handle which) {
+    ENTER(cuCtxGetDevice);
+    gis_context *context = which ? gis_check(GIS_CONTEXT, which) : gis_current();
+    if (!context) return INVALID_CONTEXT;
+    *device = context->object.device;
+    return SUCCESS;
+}
+
+static result synchronize(gis_context *context) {
+    TRY(gis_unsafe());
+    TRY(gis_context_synchronize(context));
+    return SUCCESS;
+}
+
+static result context_synchronize(void) {
+    ENTER(cuCtxSynchronize);
+    NEED_CONTEXT;
+    return synchronize(context);
+}
+
+static result context_synchronize_2(handle which) {
+    ENTER(cuCtxSynchronize);
+    gis_context *context = which ? gis_check(GIS_CONTEXT, which) : gis_current();
+    if (!context) return INVALID_CONTEXT;
+    return synchronize(context);
+}
+
+static result enable_peer(handle peer, uint32_t flags) {
+    ENTER(cuCtxEnablePeerAccess);
+    NEED_CONTEXT;
+    gis_context *found = gis_check(GIS_CONTEXT, peer);
+    if (!found || found->object.device == context->object.device) return INVALID_CONTEXT;
+    NEED(!flags);
+    if (context->peers & 1u << found->object.device) TRY(GIS_PEER_ALREADY_ENABLED);
+    context->peers |= 1u << found->object.device;
+    return SUCCESS;
+}
+
+static result disable_peer(handle peer) {
+    ENTER(cuCtxDisablePeerAccess);
+    NEED_CONTEXT;
+    gis_context *found = gis_check(GIS_CONTEXT, peer);
+    if (!found) return INVALID_CONTEXT;
+    if (!(context->peers & 1u << found->object.device)) TRY(GIS_PEER_NOT_ENABLED);
+    context->peers &= ~(1u << found->object.device);
+    return SUCCESS;
+}
+
+static result priority_range(int *least, int *greatest) {
+    ENTER(cuCtxGetStreamPriorityRange);
+    NEED_CONTEXT;
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return SUCCESS;
+}
+
+/* -- streams and events -------------------------------------------------------------------------------------------- */
+
+static result create_stream(handle *stream, uint32_t flags, int priority) {
+    NEED_CONTEXT;
+    NEED(stream && flags <= 1);
+    gis_stream *made;
+    TRY(gis_stream_create(context, flags == 0, flags, priority, &made));
+    *stream = made->object.id;
+    return SUCCESS;
+}
+
+static result stream_create(handle *stream, uint32_t flags) {
+    ENTER(cuStreamCreate);
+    return create_stream(stream, flags, 0);
+}
+
+static result stream_create_priority(handle *stream, uint32_t flags, int priority) {
+    ENTER(cuStreamCreateWithPriority);
+    return create_stream(stream, flags, priority);
+}
+
+static result stream_destroy(handle which) {
+    ENTER(cuStreamDestroy);
+    if (which <= 2) return INVALID_HANDLE;
+    FIND(gis_stream, stream, GIS_STREAM, which);
+    if (stream->implicit) return INVALID_HANDLE;
+    gis_stream_destroy(stream);
+    return SUCCESS;
+}
+
+/* Asking or waiting for a stream in a capture is no part of it, and ends it. */
+static result not_capturing(gis_stream *stream) {
+    if (stream->capture) {
+        stream->capture->invalid = true;
+        return 900;
+    }
+    TRY(gis_capture_implicit(stream));
+    TRY(gis_unsafe());
+    return SUCCESS;
+}
+
+static result stream_query(handle which) {
+    ENTER(cuStreamQuery);
+    NEED_STREAM(which);
+    result code = not_capturing(stream);
+    return code ? code : cuda_code(gis_stream_query(stream));
+}
+
+static result stream_synchronize(handle which) {
+    ENTER(cuStreamSynchronize);
+    NEED_STREAM(which);
+    result code = not_capturing(stream);
+    return code ? code : cuda_code(gis_stream_synchronize(stream));
+}
+
+static result stream_context(handle which, handle *context) {
+    ENTER(cuStreamGetCtx);
+    NEED_STREAM(which);
+    *context = stream->object.context->object.id;
+    return SUCCESS;
+}
+
+static result stream_context_2(handle which, handle *context, handle *green) {
+    ENTER(cuStreamGetCtx);
+    NEED_STREAM(which);
+    *context = stream->object.context->object.id;
+    if (green) *green = 0;
+    return SUCCESS;
+}
+
+static result stream_device(handle which, int *device) {
+    ENTER(cuStreamGetDevice);
+    NEED_STREAM(which);
+    *device = stream->object.device;
+    return SUCCESS;
+}
+
+static result stream_flags(handle which, uint32_t *flags) {
+    ENTER(cuStreamGetFlags);
+    NEED_STREAM(which);
+    *flags = stream->flags;
+    return SUCCESS;
+}
+
+static result stream_priority(handle which, int *priority) {
+    ENTER(cuStreamGetPriority);
+    NEED_STREAM(which);
+    *priority = stream->priority;
+    return SUCCESS;
+}
+
+static result stream_id(handle which, uint64_t *id) {
+    ENTER(cuStreamGetId);
+    NEED_STREAM(which);
+    *id = stream->object.id;
+    return SUCCESS;
+}
+
+static result stream_wait_event(handle which, handle event, uint32_t flags) {
+    ENTER(cuStreamWaitEvent);
+    NEED_STREAM(which);
+    FIND(gis_event, found, GIS_EVENT, event);
+    NEED(flags <= 1);
+    return cuda_code(gis_event_wait(stream, found));
+}
+
+static result stream_is_capturing(handle which, int *status) {
+    ENTER(cuStreamIsCapturing);
+    NEED_STREAM(which);
+    TRY(gis_capture_implicit(stream));
+    *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
+    return SUCCESS;
+}
+
+static result capture_info(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes, size_t *count) {
+    NEED_STREAM(which);
+    TRY(gis_capture_implicit(stream));
+    gis_capture *capture = stream->capture;
+    *status = !capture ? 0 : capture->invalid ? 2 : 1;
+    if (*status != 1) return SUCCESS;
+    if (id) *id = capture->id;
+    if (graph) *graph = capture->graph->object.id;
+    if (count) *count = stream->tip.count;
+    if (nodes) {
+        static __thread handle *ids;
+        ids = realloc(ids, (stream->tip.count + 1) * sizeof *ids);
+        if (!ids) return OUT_OF_MEMORY;
+        for (uint32_t i = 0; i < stream->tip.count; i++) ids[i] = stream->tip.node[i]->object.id;
+        *nodes = ids;
+    }
+    return SUCCESS;
+}
+
+static result stream_capture_info_2(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
+                                    size_t *count) {
+    ENTER(cuStreamGetCaptureInfo);
+    return capture_info(which, status, id, graph, nodes, count);
+}
+
+static result stream_capture_info_3(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
+                                    const void **edges, size_t *count) {
+    ENTER(cuStreamGetCaptureInfo);
+    if (edges) *edges = NULL;
+    return capture_info(which, status, id, graph, nodes, count);
+}
+
+static result stream_begin_capture(handle which, uint32_t mode) {
+    ENTER(cuStreamBeginCapture);
+    NEED_STREAM(which);
+    NEED(mode <= 2);
+    return cuda_code(gis_capture_begin(stream, (gis_capture_mode)mode));
+}
+
+static result stream_end_capture(handle which, handle *graph) {
+    ENTER(cuStreamEndCapture);
+    NEED_STREAM(which);
+    gis_graph *made;
+    gis_status status = gis_capture_end(stream, &made);
+    *graph = made ? made->object.id : 0;
+    return cuda_code(status);
+}
+
+static result exchange_mode(uint32_t *mode) {
+    ENTER(cuThreadExchangeStreamCaptureMode);
+    NEED(mode && *mode <= 2);
+    *mode = (uint32_t)gis_exchange_mode((gis_capture_mode)*mode);
+    return SUCCESS;
+}
+
+static result event_create(handle *event, uint32_t flags) {
+    ENTER(cuEventCreate);
+    NEED_CONTEXT;
+    NEED(event && flags <= 7);
+    gis_event *made;
+    TRY(gis_event_create(context, flags, &made));
+    *event = made->object.id;
+    return SUCCESS;
+}
+
+static result event_record(handle event, handle which) {
+    ENTER(cuEventRecord);
+    NEED_STREAM(which);
+    FIND(gis_event, found, GIS_EVENT, event);
+    return cuda_code(gis_event_record(found, stream));
+}
+
+static result event_state(handle event, bool block) {
+    FIND(gis_event, found, GIS_EVENT, event);
+    if (!found->capture) TRY(gis_unsafe());
+    return cuda_code(gis_event_query(found, block));
+}
+
+static result event_query(handle event) {
+    ENTER(cuEventQuery);
+    return event_state(event, false);
+}
+
+static result event_synchronize(handle event) {
+    ENTER(cuEventSynchronize);
+    return event_state(event, true);
+}
+
+static result event_destroy(handle event) {
+    ENTER(cuEventDestroy);
+    FIND(gis_event, found, GIS_EVENT, event);
+    gis_event_destroy(found);
+    return SUCCESS;
+}
+
+/* -- memory -------------------------------------------------------------------------------------------------------- */
+
+static result memory_allocate(uint64_t *address, size_t size) {
+    ENTER(cuMemAlloc);
+    NEED_CONTEXT;
+    TRY(gis_unsafe());
+    uintptr_t found;
+    TRY(gis_allocate(context, size, &found));
+    *address = found;
+    return SUCCESS;
+}
+
+static result memory_free(uint64_t address) {
+    ENTER(cuMemFree);
+    TRY(gis_unsafe());
+    if (!address) return SUCCESS;
+    return cuda_code(gis_free(GIS_ALLOCATION, GIS_MAPPING, address));
+}
+
+static result memory_info(size_t *unused, size_t *total) {
+    ENTER(cuMemGetInfo);
+    NEED_CONTEXT;
+    const gis_device *device = &gis_devices[context->object.device];
+    *unused = device->total - device->used;
+    *total = device->total;
+    return SUCCESS;
+}
+
+static result address_range(uint64_t *base, size_t *size, uint64_t address) {
+    ENTER(cuMemGetAddressRange);
+    gis_range *range = gis_range_at(address);
+    if (!range) return NOT_FOUND;
+    if (base) *base = range->base;
+    if (size) *size = range->size;
+    return SUCCESS;
+}
+
+static result allocate_host(void **address, size_t size) {
+    NEED_CONTEXT;
+    TRY(gis_unsafe());
+    uintptr_t found;
+    TRY(gis_allocate_host(context, size, &found));
+    *address = (void *)found;
+    return SUCCESS;
+}
+
+static result host_allocate(void **address, size_t size, uint32_t flags) {
+    ENTER(cuMemHostAlloc);
+    NEED(flags <= 7);
+    return allocate_host(address, size);
+}
+
+static result host_allocate_plain(void **address, size_t size) {
+    ENTER(cuMemAllocHost);
+    return allocate_host(address, size);
+}
+
+static result host_free(void *address) {
+    ENTER(cuMemFreeHost);
+    TRY(gis_unsafe());
+    if (!address) return SUCCESS;
+    return cuda_code(gis_free(GIS_HOST_ALLOCATION, GIS_HOST_ALLOCATION, (uintptr_t)address));
+}
+
+static result host_register(void *address, size_t size, uint32_t flags) {
+    ENTER(cuMemHostRegister);
+    NEED_CONTEXT;
+    NEED(flags <= 15);
+    return cuda_code(gis_register_host(context, (uintptr_t)address, size));
+}
+
+static result host_unregister(void *address) {
+    ENTER(cuMemHostUnregister);
+    return cuda_code(gis_free(GIS_REGISTRATION, GIS_REGISTRATION, (uintptr_t)address));
+}
+
+static result host_device_pointer(uint64_t *pointer, void *address, uint32_t flags) {
+    ENTER(cuMemHostGetDevicePointer);
+    gis_range *range = gis_range_at((uintptr_t)address);
+    NEED(!flags && range &&
+         (range->object.kind == GIS_HOST_ALLOCATION || range->object.kind == GIS_REGISTRATION));
+    *pointer = (uintptr_t)address;
+    return SUCCESS;
+}
+
+static bool pointer_value(uint64_t address, uint32_t number, uint64_t *value, size_t *size) {
+    gis_range *range = gis_range_at(address);
+    *value = 0;
+    *size = number == 1 || number == 3 || number == 4 || number == 7 || number == 11 || number == 12 || number == 14 ||
+                    number == 17 || number == 18 || number == 19 || number == 20
+                ? 8
+                : number == 6 || number == 8 || number == 13 ? 4 : 4;
+    if (!range) return false;
+    gis_kind kind = range->object.kind;
+    bool host = kind == GIS_HOST_ALLOCATION || kind == GIS_REGISTRATION;
+    switch (number) {
+    case 1:
+        *value = range->object.context ? range->object.context->object.id : 0;
+        return true;
+    case 2:
+        *value = host ? 1 : 2;
+        return true;
+    case 3:
+        *value = address;
+        return true;
+    case 4:
+        *value = address;
+        return host;
+    case 7:
+    case 20:
+        *value = range->object.id;
+        return true;
+    case 9:
+        *value = (uint32_t)range->object.device;
+        return true;
+    case 11:
+    case 19:
+        *value = range->base;
+        return true;
+    case 12:
+    case 18:
+        *value = range->size;
+        return true;
+    case 13:
+        *value = 1;
+        return true;
+    case 14:
+        if (kind == GIS_VMM_MAPPING) *value = ((gis_vmm_handle *)range->owner)->handle_types;
+        return true;
+    case 16:
+        *value = range->access & 1u << (gis_current() ? gis_current()->object.device : 0) ? 3 : 0;
+        return true;
+    case 6:
+    case 8:
+    case 10:
+    case 15:
+    case 17:
+    case 21:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
+    ENTER(cuPointerGetAttribute);
+    NEED_CONTEXT;
+    uint64_t value;
+    size_t size;
+    NEED(data && pointer_value(address, number, &value, &size));
+    memcpy(data, &value, size);
+    return SUCCESS;
+}
+
+static result pointer_attributes(uint32_t count, const uint32_t *numbers, void **data, uint64_t address) {
+    ENTER(cuPointerGetAttributes);
+    NEED_CONTEXT;
+    NEED(numbers && data);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t value;
+        size_t size;
+        pointer_value(address, numbers[i], &value, &size); /* zeros for what is not known */
+        if (numbers[i] == 9 && !gis_range_at(address)) value = (uint32_t)-2;
+        memcpy(data[i], &value, size);
+    }
+    return SUCCESS;
+}
+
+static result copy_now(uint64_t target, uint64_t source, size_t size) {
+    NEED_CONTEXT;
+    TRY(gis_unsafe());
+    return cuda_code(gis_copy(gis_legacy_stream(context), target, source, size, true));
+}
+
+static result copy_later(uint64_t target, uint64_t source, size_t size, handle which) {
+    NEED_STREAM(which);
+    return cuda_code(gis_copy(stream, target, source, size, false));
+}
+
+#define COPIES(NAME, FUNCTION, TARGET, SOURCE)                                             \
+    static result FUNCTION(TARGET target, SOURCE source, size_t size) {                    \
+        ENTER(NAME);                                                                       \
+        return copy_now((uint64_t)target, (uint64_t)source, size);                         \
+    }                                                                                      \
+    static result FUNCTION##_async(TARGET target, SOURCE source, size_t size, handle which) { \
+        ENTER(NAME##Async);                                                                \
+        return copy_later((uint64_t)target, (uint64_t)source, size, which);                \
+    }
+
+COPIES(cuMemcpy, copy, uint64_t, uint64_t)
+COPIES(cuMemcpyHtoD, copy_in, uint64_t, const void *)
+COPIES(cuMemcpyDtoH, copy_out, void *, uint64_t)
+COPIES(cuMemcpyDtoD, copy_on, uint64_t, uint64_t)
+
+static result fill_later(uint64_t target, uint32_t value, uint32_t width, size_t count, handle which) {
+    NEED_STREAM(which);
+    return cuda_code(gis_fill(stream, target, value, width, count));
+}
+
+#define FILLS(NAME, FUNCTION, TYPE)                                              \
+    static result FUNCTION(uint64_t target, TYPE value, size_t count) {          \
+        ENTER(NAME);                                                             \
+        TRY(gis_unsafe());                                                       \
+        return fill_later(target, value, sizeof(TYPE), count, 0);                \
+    }                                                                            \
+    static result FUNCTION##_async(uint64_t target, TYPE value, size_t count, handle which) { \
+        ENTER(NAME##Async);                                                      \
+        return fill_later(target, value, sizeof(TYPE), count, which);            \
+    }
+
+FILLS(cuMemsetD8, fill8, uint8_t)
+FILLS(cuMemsetD16, fill16, uint16_t)
+FILLS(cuMemsetD32, fill32, uint32_t)
+
+static result end_of_copy(const copy_end *end, gis_end *made) {
+    memset(made, 0, sizeof *made);
+    made->x = end->x;
+    made->y = end->y;
+    made->z = end->z;
+    made->pitch = end->pitch;
+    made->height = end->height;
+    NEED(!end->lod && !end->reserved);
+    switch (end->type) {
+    case 1:
+        made->address = end->host;
+        return SUCCESS;
+    case 2:
+    case 4:
+        made->address = end->device;
+        return SUCCESS;
+    case 3:
+        made->level = gis_check(GIS_ARRAY_LEVEL, end->array);
+        return made->level ? SUCCESS : INVALID_HANDLE;
+    default:
+        return INVALID_VALUE;
+    }
+}
+
+static result copy_block(const memcpy3d *job, gis_stream *stream, bool block) {
+    gis_end source, target;
+    gis_block size = {job->width, job->height, job->depth};
+    result code = end_of_copy(&job->source, &source);
+    if (!code) code = end_of_copy(&job->target, &target);
+    return code ? code : cuda_code(gis_copy_3d(stream, &target, &source, &size, block));
+}
+
+static result copy_3d(const memcpy3d *job) {
+    ENTER(cuMemcpy3D);
+    NEED_CONTEXT;
+    NEED(job);
+    TRY(gis_unsafe());
+    return copy_block(job, gis_legacy_stream(context), true);
+}
+
+static result copy_3d_async(const memcpy3d *job, handle which) {
+    ENTER(cuMemcpy3DAsync);
+    NEED(job);
+    NEED_STREAM(which);
+    return copy_block(job, stream, false);
+}
+
+/* -- external memory ----------------------------------------------------------------------------------------------- */
+
+enum { MEMORY_FD = 1, MEMORY_D3D12_RESOURCE = 5, MEMORY_D3D11_KMT = 7, MEMORY_SCI = 8, MEMORY_DMA_BUF = 9 };
+enum { SEMAPHORE_FD = 1, SEMAPHORE_SCI = 6, SEMAPHORE_TIMELINE_FD = 9, SEMAPHORE_TIMELINE_WIN32 = 10 };
+
+/* The bytes of a UTF-16 name with its end; `win32` names are read on the Windows personality only. */
+static size_t name_bytes(const void *name) {
+    const uint16_t *text = name;
+    size_t length = 0;
+    if (!gis_windows || !text) return 0;
+    while (length < 1024 && text[length]) length++;
+    return 2 * length;
+}
+
+static result import_fd_fault(gis_status status, gis_fd_fault what, int fd) {
+    if (what == GIS_FD_CLOSED) close(fd);
+    return cuda_code(status);
+}
+
+static result import_memory(handle *memory, const memory_desc *desc) {
+    BEGIN_CALL(cuImportExternalMemory, false);
+    if (entered_) return import_fd_fault(entered_, scope_.fd, desc->handle.fd);
+    NEED_CONTEXT;
+    TRY(gis_unsafe());
+    NEED(memory && desc);
+    const memory_desc d = *desc;
+    bool win32 = d.type >= 2 && d.type <= MEMORY_D3D11_KMT;
+    const void *name = win32 ? d.handle.win32.name : NULL;
+    gis_record("cuImportExternalMemory", &d, sizeof d, name, name_bytes(name), 1);
+    NEED(d.type >= MEMORY_FD && d.type <= MEMORY_DMA_BUF);
+    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (d.type != MEMORY_FD && (!gis_windows || d.type == MEMORY_DMA_BUF)) return NOT_SUPPORTED;
+    if (d.flags & ~1u) gis_violation("unknown flags %#x", d.flags);
+    NEED(d.size && !(d.flags & ~1u));
+    gis_external_memory *made;
+    if (d.type == MEMORY_FD) {
+        bool closed;
+        TRY(gis_import_memory(context, d.handle.fd, d.size, &made, &closed));
+    } else {
+        NEED(d.flags & 1 || d.type < MEMORY_D3D12_RESOURCE || d.type > MEMORY_D3D11_KMT);
+        NEED(d.handle.win32.handle || name);
+        TRY(gis_import_anonymous(context, d.size, &made));
+    }
+    *memory = made->object.id;
+    return SUCCESS;
+}
+
+static result map_buffer(uint64_t *address, handle memory, const buffer_desc *desc) {
+    ENTER(cuExternalMemoryGetMappedBuffer);
+    NEED_CONTEXT;
+    NEED(address && desc);
+    const buffer_desc d = *desc;
+    gis_record("cuExternalMemoryGetMappedBuffer", &d, sizeof d, &memory, sizeof memory, 1);
+    FIND(gis_external_memory, found, GIS_EXTERNAL_MEMORY, memory);
+    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (d.flags) gis_violation("unknown flags %#x", d.flags);
+    NEED(!d.flags);
+    uintptr_t made;
+    TRY(gis_map_buffer(found, d.offset, d.size, &made));
+    *address = made;
+    return SUCCESS;
+}
+
+static size_t texel_bytes(uint32_t format, uint32_t channels) {
+    static const uint8_t fixed[] = {1, 2, 4, 2, 4, 8, 1, 2, 4, 2, 4, 8}; /* from UNORM_INT8X1 to SNORM_INT16X4 */
+    if (format >= 0xc0 && format < 0xc0 + sizeof fixed) return fixed[format - 0xc0];
+    if (format == 0x50) return 4;
+    if (channels != 1 && channels != 2 && channels != 4) return 0;
+    switch (format) {
+    case 0x01:
+    case 0x08:
+        return channels;
+    case 0x02:
+    case 0x09:
+    case 0x10:
+        return 2 * (size_t)channels;
+    case 0x03:
+    case 0x0a:
+    case 0x20:
+        return 4 * (size_t)channels;
+    default:
+        return 0;
+    }
+}
+
+enum { LAYERED = 0x01, CUBEMAP = 0x04, KNOWN_ARRAY_FLAGS = 0x1ff };
+
+static result map_array(handle *array, handle memory, const mipmap_desc *desc) {
+    ENTER(cuExternalMemoryGetMappedMipmappedArray);
+    NEED_CONTEXT;
+    NEED(array && desc);
+    const mipmap_desc d = *desc;
+    gis_record("cuExternalMemoryGetMappedMipmappedArray", &d, sizeof d, &memory, sizeof memory, 1);
+    FIND(gis_external_memory, found, GIS_EXTERNAL_MEMORY, memory);
+    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (d.array.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS) gis_violation("unknown flags %#x", d.array.flags);
+    gis_image image = {.texel = texel_bytes(d.array.format, d.array.channels),
+                       .width = d.array.width,
+                       .height = d.array.height,
+                       .levels = d.levels};
+    bool cube = d.array.flags & CUBEMAP;
+    if (cube || d.array.flags & LAYERED)
+        image.layers = d.array.depth;
+    else
+        image.depth = d.array.depth;
+    image.cube = cube;
+    NEED(image.texel && image.width && d.levels && !(d.array.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS));
+    NEED(!(d.array.flags & LAYERED) || d.array.depth);
+    NEED(!cube || (image.width == image.height &&
+                   (d.array.flags & LAYERED ? d.array.depth % 6 == 0 : d.array.depth == 6)));
+    uint64_t longest = image.width > image.height ? image.width : image.height;
+    if (image.depth > longest) longest = image.depth;
+    NEED(d.levels <= 64 && (d.levels == 1 || longest >> (d.levels - 1)));
+    gis_array *made;
+    TRY(gis_map_array(found, d.offset, &image, &made));
+    made->format = d.array.format;
+    made->channels = d.array.channels;
+    made->flags = d.array.flags;
+    *array = made->object.id;
+    return SUCCESS;
+}
+
+static result destroy_memory(handle memory) {
+    ENTER(cuDestroyExternalMemory);
+    FIND(gis_external_memory, found, GIS_EXTERNAL_MEMORY, memory);
+    gis_destroy_memory(found);
+    return SUCCESS;
+}
+
+static result array_level(handle *level, handle array, uint32_t number) {
+    ENTER(cuMipmappedArrayGetLevel);
+    FIND(gis_array, found, GIS_MIPMAPPED_ARRAY, array);
+    NEED(number < found->image.levels);
+    *level = found->levels[number]->object.id;
+    return SUCCESS;
+}
+
+static result array_destroy(handle array) {
+    ENTER(cuMipmappedArrayDestroy);
+    FIND(gis_array, found, GIS_MIPMAPPED_ARRAY, array);
+    gis_destroy_array(found);
+    return SUCCESS;
+}
+
+static result array_descriptor(array_desc *desc, handle level) {
+    ENTER(cuArrayGetDescriptor);
+    FIND(gis_level, found, GIS_ARRAY_LEVEL, level);
+    *desc = (array_desc){found->plane.width, found->plane.height, found->array->format, found->array->channels};
+    return SUCCESS;
+}
+
+static result array_descriptor_3d(array3d_desc *desc, handle level) {
+    ENTER(cuArray3DGetDescriptor);
+    FIND(gis_level, found, GIS_ARRAY_LEVEL, level);
+    const gis_array *array = found->array;
+    bool deep = array->image.layers || array->image.depth;
+    *desc = (array3d_desc){found->plane.width,
+                           array->image.height ? found->plane.height : 0,
+                           deep ? found->plane.depth : 0,
+                           array->format,
+                           array->channels,
+                           array->flags,
+                           0};
+    return SUCCESS;
+}
+
+/* -- external semaphores ------------------------------------------------------------------------------------------- */
+
+static result import_semaphore(handle *semaphore, const semaphore_desc *desc) {
+    BEGIN_CALL(cuImportExternalSemaphore, false);
+    if (entered_) return import_fd_fault(entered_, scope_.fd, desc->handle.fd);
+    NEED_CONTEXT;
+    TRY(gis_unsafe());
+    NEED(semaphore && desc);
+    const semaphore_desc d = *desc;
+    bool fd = d.type == SEMAPHORE_FD || d.type == SEMAPHORE_TIMELINE_FD;
+    const void *name = fd || d.type == SEMAPHORE_SCI ? NULL : d.handle.win32.name;
+    gis_record("cuImportExternalSemaphore", &d, sizeof d, name, name_bytes(name), 1);
+    NEED(d.type >= SEMAPHORE_FD && d.type <= SEMAPHORE_TIMELINE_WIN32);
+    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (!fd && !gis_windows) return NOT_SUPPORTED;
+    if (d.flags) gis_violation("unknown flags %#x", d.flags);
+    NEED(!d.flags);
+    gis_semaphore *made;
+    if (fd)
+        TRY(gis_import_semaphore(context, d.handle.fd, d.type == SEMAPHORE_TIMELINE_FD, &made));
+    else {
+        NEED(d.handle.win32.handle || name);
+        TRY(gis_make_semaphore(context, d.type == SEMAPHORE_SCI ? GIS_SCI_SYNC : GIS_DUMMY, &made));
+    }
+    *semaphore = made->object.id;
+    return SUCCESS;
+}
+
+static result destroy_semaphore(handle semaphore) {
+    ENTER(cuDestroyExternalSemaphore);
+    FIND(gis_semaphore, found, GIS_EXTERNAL_SEMAPHORE, semaphore);
+    gis_note_if_used(&found->object, "");
+    gis_ref(&found->object);
+    gis_retire(&found->object);
+    gis_settle(&found->object);
+    gis_unref(&found->object);
+    return SUCCESS;
+}
+
+static bool params_are_zero(const semaphore_params *params) {
+    return all_zero(params->reserved, 11) && all_zero(params->reserved2, 16);
+}
+
+/* The operation for a batch, which is checked and recorded. */
+static result make_batch(const char *call, gis_op_kind kind, const uint64_t *semaphores, const semaphore_params *params,
+                         uint32_t count, handle record_with, gis_op **op) {
+    uint32_t known = kind == GIS_OP_SIGNAL ? 1 : 2;
+    NEED(count && semaphores && params);
+    uint64_t *head = malloc((count + 1) * sizeof *head), *values = malloc(count * sizeof *values);
+    if (!head || !values) abort();
+    head[0] = record_with;
+    memcpy(head + 1, semaphores, count * sizeof *head);
+    gis_record(call, head, (count + 1) * sizeof *head, params, count * sizeof *params, count);
+    result code = SUCCESS;
+    for (uint32_t i = 0; i < count; i++) {
+        values[i] = params[i].value;
+        if (!params_are_zero(&params[i])) gis_violation("reserved words of parameter %u are not zero", i);
+        if (params[i].flags & ~known) {
+            gis_violation("unknown flags %#x", params[i].flags);
+            code = INVALID_VALUE;
+        }
+    }
+    if (!code) {
+        gis_status status;
+        *op = gis_semaphore_op(kind, count, head + 1, values, params, sizeof *params, &status);
+        code = cuda_code(status);
+    }
+    free(head);
+    free(values);
+    return code;
+}
+
+static result batch(const char *call, gis_op_kind kind, const uint64_t *semaphores, const semaphore_params *params,
+                    uint32_t count, handle which) {
+    NEED_STREAM(which);
+    gis_op *op;
+    result code = make_batch(call, kind, semaphores, params, count, which, &op);
+    if (code) return code;
+    for (uint32_t i = 0; kind == GIS_OP_SIGNAL && i < count; i++)
+        if (op->semaphores.semaphores[i]->kind == GIS_SCI_SYNC && params[i].sci_sync.fence)
+            memset(params[i].sci_sync.fence, 0xf5, 48); /* the fence that NvSciSync would be given */
+    return cuda_code(gis_submit(stream, op, false));
+}
+
+static result signal_semaphores(const uint64_t *semaphores, const semaphore_params *params, uint32_t count,
+                                handle which) {
+    ENTER(cuSignalExternalSemaphoresAsync);
+    return batch("cuSignalExternalSemaphoresAsync", GIS_OP_SIGNAL, semaphores, params, count, which);
+}
+
+static result wait_semaphores(const uint64_t *semaphores, const semaphore_params *params, uint32_t count,
+                              handle which) {
+    ENTER(cuWaitExternalSemaphoresAsync);
+    return batch("cuWaitExternalSemaphoresAsync", GIS_OP_WAIT, semaphores, params, count, which);
+}
+
+/* -- virtual memory management ------------------------------------------------------------------------------------- */
+
+static result check_prop(const allocation_prop *prop) {
+    NEED(prop && prop->type == 1 && prop->where.type == 1);
+    if (!is_device(prop->where.id)) return INVALID_DEVICE;
+    if (prop->handle_types & (gis_windows ? 8u : 14u)) return NOT_SUPPORTED;
+    NEED(!(prop->handle_types & ~15u));
+    return SUCCESS;
+}
+
+static result allocation_granularity(size_t *granularity, const allocation_prop *prop, uint32_t option) {
+    ENTER(cuMemGetAllocationGranularity);
+    result code = check_prop(prop);
+    if (code) return code;
+    NEED(option <= 1);
+    *granularity = GIS_GRANULARITY;
+    return SUCCESS;
+}
+
+static result vmm_create(handle *allocation, size_t size, const allocation_prop *prop, uint64_t flags) {
+    ENTER(cuMemCreate);
+    result code = check_prop(prop);
+    if (code) return code;
+    NEED(!flags);
+    gis_vmm_handle *made;
+    TRY(gis_vmm_create(prop->where.id, size, prop->handle_types, &made));
+    *allocation = made->object.id;
+    return SUCCESS;
+}
+
+static result vmm_release(handle allocation) {
+    ENTER(cuMemRelease);
+    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
+    NEED(found);
+    TRY(gis_vmm_release(found));
+    return SUCCESS;
+}
+
+static result vmm_export(void *shared, handle allocation, uint32_t type, uint64_t flags) {
+    ENTER(cuMemExportToShareableHandle);
+    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
+    NEED(found && shared && !flags);
+    if (gis_windows && type == 2) {
+        *(void **)shared = (void *)(uintptr_t)found->object.id;
+        return SUCCESS;
+    }
+    if (type != 1) return NOT_SUPPORTED;
+    NEED(found->handle_types & 1);
+    int fd = dup(found->fd); /* inheritable, as the driver's is */
+    if (fd < 0) return 304;
+    *(int *)shared = fd;
+    return SUCCESS;
+}
+
+static result vmm_import(handle *allocation, void *shared, uint32_t type) {
+    ENTER(cuMemImportFromShareableHandle);
+    if (type != 1) return NOT_SUPPORTED;
+    gis_vmm_handle *made;
+    TRY(gis_vmm_import((int)(intptr_t)shared, &made)); /* the descriptor stays the caller's */
+    *allocation = made->object.id;
+    return SUCCESS;
+}
+
+static result vmm_reserve(uint64_t *address, size_t size, size_t alignment, uint64_t wanted, uint64_t flags) {
+    ENTER(cuMemAddressReserve);
+    (void)wanted;
+    NEED(!flags);
+    uintptr_t made;
+    TRY(gis_vmm_reserve(size, alignment, &made));
+    *address = made;
+    return SUCCESS;
+}
+
+static result vmm_free(uint64_t address, size_t size) {
+    ENTER(cuMemAddressFree);
+    TRY(gis_vmm_free_address(address, size));
+    return SUCCESS;
+}
+
+static result vmm_map(uint64_t address, size_t size, size_t offset, handle allocation, uint64_t flags) {
+    ENTER(cuMemMap);
+    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
+    NEED(found && !flags);
+    TRY(gis_vmm_map(address, size, offset, found));
+    return SUCCESS;
+}
+
+static result vmm_unmap(uint64_t address, size_t size) {
+    ENTER(cuMemUnmap);
+    TRY(gis_vmm_unmap(address, size));
+    return SUCCESS;
+}
+
+static result vmm_set_access(uint64_t address, size_t size, const access_desc *desc, size_t count) {
+    ENTER(cuMemSetAccess);
+    NEED(desc && count);
+    for (size_t i = 0; i < count; i++) {
+        NEED(desc[i].where.type == 1 && (desc[i].flags == 0 || desc[i].flags == 1 || desc[i].flags == 3));
+        TRY(gis_vmm_access(address, size, desc[i].where.id, (int)desc[i].flags));
+    }
+    return SUCCESS;
+}
+
+static result vmm_get_access(uint64_t *flags, const location *where, uint64_t address) {
+    ENTER(cuMemGetAccess);
+    gis_range *range = gis_range_at(address);
+    NEED(flags && where && where->type == 1 && is_device(where->id) && range && range->object.kind == GIS_VMM_MAPPING);
+    *flags = range->access & 1u << where->id ? 3 : 0;
+    return SUCCESS;
+}
+
+static result vmm_properties(allocation_prop *prop, handle allocation) {
+    ENTER(cuMemGetAllocationPropertiesFromHandle);
+    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
+    NEED(found && prop);
+    memset(prop, 0, sizeof *prop);
+    prop->type = 1;
+    prop->handle_types = found->handle_types;
+    prop->where = (location){1, found->object.device};
+    return SUCCESS;
+}
+
+static result vmm_retain(handle *allocation, void *address) {
+    ENTER(cuMemRetainAllocationHandle);
+    gis_range *range = gis_range_at((uintptr_t)address);
+    NEED(allocation && range && range->object.kind == GIS_VMM_MAPPING);
+    gis_vmm_handle *found = (gis_vmm_handle *)range->owner;
+    NEED(found->object.live);
+    found->holders++;
+    *allocation = found->object.id;
+    return SUCCESS;
+}
+
+/* -- stream memory operations -------------------------------------------------------------------------------------- */
+
+static result word(gis_op_kind kind, uint64_t address, uint64_t value, uint32_t bits, uint32_t flags, handle which) {
+    NEED_STREAM(which);
+    int allowed = 1;
+    if (bits == 64) gis_overridden(stream->object.device, 122, &allowed);
+    if (!allowed) return NOT_SUPPORTED;
+    uint32_t condition = flags & 3;
+    NEED(kind == GIS_OP_WRITE_VALUE ? flags <= 1 : !(flags & ~(3u | 1u << 30)));
+    return cuda_code(gis_word(stream, kind, address, value, bits, condition));
+}
+
+#define WORDS(NAME, FUNCTION, KIND, TYPE)                                                       \
+    static result FUNCTION(handle which, uint64_t address, TYPE value, uint32_t flags) {        \
+        ENTER(NAME);                                                                            \
+        return word(KIND, address, value, 8 * sizeof(TYPE), flags, which);                      \
+    }
+
+WORDS(cuStreamWriteValue32, write32, GIS_OP_WRITE_VALUE, uint32_t)
+WORDS(cuStreamWriteValue64, write64, GIS_OP_WRITE_VALUE, uint64_t)
+WORDS(cuStreamWaitValue32, wait32, GIS_OP_WAIT_VALUE, uint32_t)
+WORDS(cuStreamWaitValue64, wait64, GIS_OP_WAIT_VALUE, uint64_t)
+
+/* -- graphs -------------------------------------------------------------------------------------------------------- */
+
+static result graph_create(handle *graph, uint32_t flags) {
+    ENTER(cuGraphCreate);
+    NEED(graph && !flags);
+    *graph = gis_graph_create()->object.id;
+    return SUCCESS;
+}
+
+static result graph_destroy(handle graph) {
+    ENTER(cuGraphDestroy);
+    gis_graph *found = gis_check(GIS_GRAPH, graph);
+    NEED(found);
+    gis_graph_destroy(found);
+    return SUCCESS;
+}
+
+static result instantiate(handle *executable, handle graph, uint64_t flags) {
+    gis_graph *found = gis_check(GIS_GRAPH, graph);
+    NEED(found && executable && flags <= 15);
+    gis_executable *made;
+    TRY(gis_instantiate(found, &made));
+    *executable = made->object.id;
+    return SUCCESS;
+}
+
+static result graph_instantiate(handle *executable, handle graph, uint64_t flags) {
+    ENTER(cuGraphInstantiate);
+    return instantiate(executable, graph, flags);
+}
+
+static result graph_instantiate_params(handle *executable, handle graph, instantiate_params *params) {
+    ENTER(cuGraphInstantiateWithParams);
+    NEED(params);
+    params->result = 0;
+    params->error_node = 0;
+    return instantiate(executable, graph, params->flags);
+}
+
+static result graph_launch(handle executable, handle which) {
+    ENTER(cuGraphLaunch);
+    NEED_STREAM(which);
+    gis_executable *found = gis_check(GIS_EXECUTABLE, executable);
+    NEED(found);
+    return cuda_code(gis_launch(found, stream));
+}
+
+static result executable_destroy(handle executable) {
+    ENTER(cuGraphExecDestroy);
+    gis_executable *found = gis_check(GIS_EXECUTABLE, executable);
+    NEED(found);
+    gis_retire(&found->object); /* a launch under way finishes */
+    return SUCCESS;
+}
+
+static result graph_nodes(handle graph, handle *nodes, size_t *count) {
+    ENTER(cuGraphGetNodes);
+    gis_graph *found = gis_check(GIS_GRAPH, graph);
+    NEED(found && count);
+    if (!nodes) {
+        *count = found->nodes.count;
+        return SUCCESS;
+    }
+    for (size_t i = 0; i < *count; i++) nodes[i] = i < found->nodes.count ? found->nodes.node[i]->object.id : 0;
+    if (*count > found->nodes.count) *count = found->nodes.count;
+    return SUCCESS;
+}
+
+static result node_type(handle node, uint32_t *type) {
+    ENTER(cuGraphNodeGetType);
+    gis_node *found = gis_check(GIS_GRAPH_NODE, node);
+    NEED(found && type);
+    static const uint32_t types[] = {[GIS_OP_COPY] = 1,        [GIS_OP_COPY_3D] = 1,     [GIS_OP_FILL] = 2,
+                                     [GIS_OP_SIGNAL] = 8,      [GIS_OP_WAIT] = 9,        [GIS_OP_WRITE_VALUE] = 12,
+                                     [GIS_OP_WAIT_VALUE] = 12, [GIS_OP_EVENT_RECORD] = 7, [GIS_OP_EVENT_WAIT] = 6,
+                                     [GIS_OP_GRAPH] = 4};
+    *type = types[found->op->kind];
+    return SUCCESS;
+}
+
+static result get_params(handle node, node_params *params, gis_op_kind kind) {
+    gis_node *found = gis_check(GIS_GRAPH_NODE, node);
+    NEED(found && params && found->op->kind == kind);
+    params->semaphores = found->op->semaphores.ids;
+    params->params = (semaphore_params *)found->op->semaphores.raw;
+    params->count = found->op->semaphores.count;
+    return SUCCESS;
+}
+
+static result signal_get_params(handle node, node_params *params) {
+    ENTER(cuGraphExternalSemaphoresSignalNodeGetParams);
+    return get_params(node, params, GIS_OP_SIGNAL);
+}
+
+static result wait_get_params(handle node, node_params *params) {
+    ENTER(cuGraphExternalSemaphoresWaitNodeGetParams);
+    return get_params(node, params, GIS_OP_WAIT);
+}
+
+static result set_params(const char *call, handle executable, handle node, const node_params *params,
+                         gis_op_kind kind) {
+    gis_executable *found = gis_check(GIS_EXECUTABLE, executable);
+    NEED(found && params);
+    for (uint32_t i = 0; i < found->count; i++) {
+        if (found->node[i] != node) continue;
+        gis_op *before = found->operations[i], *op;
+        NEED(before->kind == kind && before->semaphores.count == params->count);
+        result code = make_batch(call, kind, params->semaphores, params->params, params->count, node, &op);
+        if (code) return code == INVALID_HANDLE ? INVALID_VALUE : code;
+        found->operations[i] = op;
+        gis_op_free(before);
+        return SUCCESS;
+    }
+    return INVALID_VALUE;
+}
+
+static result signal_set_params(handle executable, handle node, const node_params *params) {
+    ENTER(cuGraphExecExternalSemaphoresSignalNodeSetParams);
+    return set_params("cuGraphExecExternalSemaphoresSignalNodeSetParams", executable, node, params, GIS_OP_SIGNAL);
+}
+
+static result wait_set_params(handle executable, handle node, const node_params *params) {
+    ENTER(cuGraphExecExternalSemaphoresWaitNodeSetParams);
+    return set_params("cuGraphExecExternalSemaphoresWaitNodeSetParams", executable, node, params, GIS_OP_WAIT);
+}
+
+/* -- the entry points by name and version -------------------------------------------------------------------------- */
+
+GIS_EXPORT result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+    BEGIN_CALL(cuGetProcAddress, true);
+    if (entered_) return cuda_code(entered_);
+    (void)flags;
+    NEED(name && function);
+    *function = cuda_find(name, version);
+    if (status) *status = *function ? 0 : 1;
+    return *function ? SUCCESS : NOT_FOUND;
+}
+
+static result proc_address_11(const char *name, void **function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}
+
+/* A name may stand here several times: the newest version that is not newer than the one asked for is the answer. */
+static const struct {
+    const char *name;
+    int version;
+    void *function;
+} entries[] = {
+    {"cuInit", 2000, init},
+    {"cuDriverGetVersion", 2020, driver_version},
+    {"cuGetErrorName", 6000, error_name},
+    {"cuGetErrorString", 6000, error_string},
+    {"cuGetProcAddress", 11030, proc_address_11},
+    {"cuGetProcAddress", 12000, cuGetProcAddress_v2},
+    {"cuDeviceGet", 2000, device_get},
+    {"cuDeviceGetCount", 2000, device_count},
+    {"cuDeviceGetName", 2000, device_name},
+    {"cuDeviceGetUuid", 9020, device_uuid},
+    {"cuDeviceGetUuid", 11040, device_uuid_2},
+    {"cuDeviceGetLuid", 10000, device_luid},
+    {"cuDeviceGetPCIBusId", 4010, device_bus_id},
+    {"cuDeviceTotalMem", 3020, device_total},
+    {"cuDeviceGetAttribute", 2000, device_attribute},
+    {"cuDeviceCanAccessPeer", 4000, can_access_peer},
+    {"cuDevicePrimaryCtxRetain", 7000, primary_retain},
+    {"cuDevicePrimaryCtxRelease", 7000, primary_release},
+    {"cuDevicePrimaryCtxGetState", 7000, primary_state},
+    {"cuCtxCreate", 3020, context_create_2},
+    {"cuCtxCreate", 11040, context_create_3},
+    {"cuCtxCreate", 12050, context_create_4},
+    {"cuCtxDestroy", 4000, context_destroy},
+    {"cuCtxGetCurrent", 4000, context_current},
+    {"cuCtxSetCurrent", 4000, context_set},
+    {"cuCtxPushCurrent", 4000, context_push},
+    {"cuCtxPopCurrent", 4000, context_pop},
+    {"cuCtxGetDevice", 2000, context_device},
+    {"cuCtxGetDevice", 13000, context_device_2},
+    {"cuCtxSynchronize", 2000, context_synchronize},
+    {"cuCtxSynchronize", 13000, context_synchronize_2},
+    {"cuCtxEnablePeerAccess", 4000, enable_peer},
+    {"cuCtxDisablePeerAccess", 4000, disable_peer},
+    {"cuCtxGetStreamPriorityRange", 5050, priority_range},
+    {"cuStreamCreate", 2000, stream_create},
+    {"cuStreamCreateWithPriority", 5050, stream_create_priority},
+    {"cuStreamDestroy", 4000, stream_destroy},
+    {"cuStreamQuery", 2000, stream_query},
+    {"cuStreamSynchronize", 2000, stream_synchronize},
+    {"cuStreamGetCtx", 9020, stream_context},
+    {"cuStreamGetCtx", 12050, stream_context_2},
+    {"cuStreamGetDevice", 12080, stream_device},
+    {"cuStreamGetFlags", 5050, stream_flags},
+    {"cuStreamGetPriority", 5050, stream_priority},
+    {"cuStreamGetId", 12000, stream_id},
+    {"cuStreamWaitEvent", 3020, stream_wait_event},
+    {"cuStreamIsCapturing", 10000, stream_is_capturing},
+    {"cuStreamGetCaptureInfo", 11030, stream_capture_info_2},
+    {"cuStreamGetCaptureInfo", 12030, stream_capture_info_3},
+    {"cuStreamBeginCapture", 10010, stream_begin_capture},
+    {"cuStreamEndCapture", 10000, stream_end_capture},
+    {"cuThreadExchangeStreamCaptureMode", 10010, exchange_mode},
+    {"cuEventCreate", 2000, event_create},
+    {"cuEventRecord", 2000, event_record},
+    {"cuEventQuery", 2000, event_query},
+    {"cuEventSynchronize", 2000, event_synchronize},
+    {"cuEventDestroy", 4000, event_destroy},
+    {"cuMemAlloc", 3020, memory_allocate},
+    {"cuMemFree", 3020, memory_free},
+    {"cuMemGetInfo", 3020, memory_info},
+    {"cuMemGetAddressRange", 3020, address_range},
+    {"cuMemHostAlloc", 2020, host_allocate},
+    {"cuMemAllocHost", 3020, host_allocate_plain},
+    {"cuMemFreeHost", 2000, host_free},
+    {"cuMemHostRegister", 6050, host_register},
+    {"cuMemHostUnregister", 4000, host_unregister},
+    {"cuMemHostGetDevicePointer", 3020, host_device_pointer},
+    {"cuPointerGetAttribute", 4000, pointer_attribute},
+    {"cuPointerGetAttributes", 7000, pointer_attributes},
+    {"cuMemcpy", 4000, copy},
+    {"cuMemcpyAsync", 4000, copy_async},
+    {"cuMemcpyHtoD", 3020, copy_in},
+    {"cuMemcpyHtoDAsync", 3020, copy_in_async},
+    {"cuMemcpyDtoH", 3020, copy_out},
+    {"cuMemcpyDtoHAsync", 3020, copy_out_async},
+    {"cuMemcpyDtoD", 3020, copy_on},
+    {"cuMemcpyDtoDAsync", 3020, copy_on_async},
+    {"cuMemsetD8", 3020, fill8},
+    {"cuMemsetD8Async", 3020, fill8_async},
+    {"cuMemsetD16", 3020, fill16},
+    {"cuMemsetD16Async", 3020, fill16_async},
+    {"cuMemsetD32", 3020, fill32},
+    {"cuMemsetD32Async", 3020, fill32_async},
+    {"cuMemcpy3D", 3020, copy_3d},
+    {"cuMemcpy3DAsync", 3020, copy_3d_async},
+    {"cuImportExternalMemory", 10000, import_memory},
+    {"cuExternalMemoryGetMappedBuffer", 10000, map_buffer},
+    {"cuExternalMemoryGetMappedMipmappedArray", 10000, map_array},
+    {"cuDestroyExternalMemory", 10000, destroy_memory},
+    {"cuMipmappedArrayGetLevel", 5000, array_level},
+    {"cuMipmappedArrayDestroy", 5000, array_destroy},
+    {"cuArrayGetDescriptor", 3020, array_descriptor},
+    {"cuArray3DGetDescriptor", 3020, array_descriptor_3d},
+    {"cuImportExternalSemaphore", 10000, import_semaphore},
+    {"cuDestroyExternalSemaphore", 10000, destroy_semaphore},
+    {"cuSignalExternalSemaphoresAsync", 10000, signal_semaphores},
+    {"cuWaitExternalSemaphoresAsync", 10000, wait_semaphores},
+    {"cuMemGetAllocationGranularity", 10020, allocation_granularity},
+    {"cuMemCreate", 10020, vmm_create},
+    {"cuMemRelease", 10020, vmm_release},
+    {"cuMemExportToShareableHandle", 10020, vmm_export},
+    {"cuMemImportFromShareableHandle", 10020, vmm_import},
+    {"cuMemAddressReserve", 10020, vmm_reserve},
+    {"cuMemAddressFree", 10020, vmm_free},
+    {"cuMemMap", 10020, vmm_map},
+    {"cuMemUnmap", 10020, vmm_unmap},
+    {"cuMemSetAccess", 10020, vmm_set_access},
+    {"cuMemGetAccess", 10020, vmm_get_access},
+    {"cuMemGetAllocationPropertiesFromHandle", 10020, vmm_properties},
+    {"cuMemRetainAllocationHandle", 11000, vmm_retain},
+    {"cuStreamWriteValue32", 11070, write32},
+    {"cuStreamWriteValue64", 11070, write64},
+    {"cuStreamWaitValue32", 11070, wait32},
+    {"cuStreamWaitValue64", 11070, wait64},
+    {"cuGraphCreate", 10000, graph_create},
+    {"cuGraphDestroy", 10000, graph_destroy},
+    {"cuGraphInstantiateWithFlags", 11040, graph_instantiate},
+    {"cuGraphInstantiate", 12000, graph_instantiate},
+    {"cuGraphInstantiateWithParams", 12000, graph_instantiate_params},
+    {"cuGraphLaunch", 10000, graph_launch},
+    {"cuGraphExecDestroy", 10000, executable_destroy},
+    {"cuGraphGetNodes", 10000, graph_nodes},
+    {"cuGraphNodeGetType", 10000, node_type},
+    {"cuGraphExternalSemaphoresSignalNodeGetParams", 11020, signal_get_params},
+    {"cuGraphExternalSemaphoresWaitNodeGetParams", 11020, wait_get_params},
+    {"cuGraphExecExternalSemaphoresSignalNodeSetParams", 11020, signal_set_params},
+    {"cuGraphExecExternalSemaphoresWaitNodeSetParams", 11020, wait_set_params},
+};
+
+void *cuda_find(const char *name, int version) {
+    void *found = NULL;
+    int newest = -1;
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+        if (strcmp(entries[i].name, name) || entries[i].version > version || entries[i].version <= newest) continue;
+        newest = entries[i].version;
+        found = entries[i].function;
+    }
+    return found;
+}

@@ -1,0 +1,389 @@
+"""The control of a simulated driver, for tests: faults, counts, what it was given and what it did."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+_FD: Final = {"driver": 0, "open": 1, "closed": 2}
+_MEMORY_FD: Final = (1, 9)
+_SEMAPHORE_FD: Final = (1, 9)
+_MEMORY_BYTES: Final = 104  # a memory's descriptor; a semaphore's is shorter
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """An operation that a stream has done."""
+
+    operation: str
+    device: int
+    stream: int
+    value: int
+    """A semaphore's or a word's; a copy's source; what was filled with; the number of a graph's nodes."""
+    address: int
+    """What was written to; a semaphore's handle."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A struct that the driver was given. What does not belong to its kind is 0 or empty."""
+
+    type: int = 0
+    fd: int = 0
+    handle: int = 0
+    """The Win32 handle."""
+    name: str | None = None
+    """The Win32 name; None where there is none."""
+    pointer: int = 0
+    """The NvSci object."""
+    memory: int = 0
+    """Of maps: the external memory."""
+    size: int = 0
+    offset: int = 0
+    flags: int = 0
+    width: int = 0
+    height: int = 0
+    depth: int = 0
+    format: int = 0
+    channels: int = 0
+    levels: int = 0
+    reserved: tuple[int, ...] = ()
+    raw: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SemaphoreParams:
+    """The parameters of one semaphore in a signal or a wait."""
+
+    stream: int
+    """Its handle; for what sets a graph's node the node's."""
+    semaphore: int
+    value: int
+    fence: int
+    """The NvSciSync fence's address."""
+    key: int
+    timeout_ms: int
+    flags: int
+    reserved: tuple[int, ...]
+    raw: bytes
+
+
+class Gate:
+    """A call that is held."""
+
+    def __init__(self, simulator: Simulator, call: str) -> None:
+        self._simulator = simulator
+        self._call = call
+
+    def entered(self, timeout: float) -> bool:
+        """Whether a thread is held there; waits up to `timeout` seconds for it."""
+        return bool(self._simulator._call("blocked", self._call.encode(), timeout))
+
+    def release(self) -> None:
+        self._simulator._call("release", self._call.encode())
+
+
+class Simulator:
+    """The driver at `path`, which the process has loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        library = ctypes.CDLL(str(path))
+        text, number, size, real = ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_double
+        long, pointer = ctypes.c_uint64, ctypes.c_void_p
+        signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+            "live": (ctypes.c_int64, (text,)),
+            "implicit_streams": (ctypes.c_int64, ()),
+            "kinds": (size, (pointer, size)),
+            "fail": (None, (text, long, long, number, number)),
+            "delay": (None, (text, real)),
+            "block": (None, (text, long, real)),
+            "blocked": (number, (text, real)),
+            "release": (None, (text,)),
+            "clear": (number, ()),
+            "clear_operations": (None, ()),
+            "fail_operation": (number, (long, long, number)),
+            "calls": (long, (text,)),
+            "set_attribute": (None, (number, number, number)),
+            "reset_attributes": (None, ()),
+            "set_windows": (None, (number,)),
+            "set_mig": (None, (number,)),
+            "cancel_waits": (None, ()),
+            "settle": (number, (number, real)),
+            "violations": (size, (pointer, size, number)),
+            "log_count": (long, ()),
+            "log": (number, (long, pointer)),
+            "record_count": (long, ()),
+            "record": (number, (long, pointer, pointer, size, pointer, pointer)),
+        }
+        for name, (result, arguments) in signatures.items():
+            function = getattr(library, f"gis_control_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, f"_{name}", function)
+        self._kinds_known = self._text(lambda room, length: self._call("kinds", room, length)).split()
+        self._log_start = self._record_start = 0
+        self.forget_log()
+        self.forget_descriptors()
+
+    @classmethod
+    def attach(cls) -> Simulator:
+        """The control of the simulated driver that this process finds as ``libcuda.so.1``."""
+        return cls(Path("libcuda.so.1"))
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """For a child process that is to have this driver: the environment, with `variables`."""
+        environment = {**os.environ, **variables}
+        for name, entry in (("LD_LIBRARY_PATH", str(self.path.parent)), ("PYTHONPATH", str(_ROOT))):
+            entries = [one for one in environment.get(name, "").split(os.pathsep) if one]
+            if entry not in entries:
+                environment[name] = os.pathsep.join([entry, *entries])
+        return environment
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def fail(
+        self,
+        call: str,
+        *,
+        code: int,
+        nth: int = 1,
+        every: int = 0,
+        fd: Literal["driver", "open", "closed"] = "driver",
+    ) -> None:
+        """Let the `nth` call from now on fail with `code`; with `every`, that many calls apart for ever.
+
+        `fd` is what an import does with the descriptor: left open, or closed ("driver": open).
+        """
+        self._call("fail", call.encode(), every or nth, every, code, _FD[fd])
+
+    def delay(self, call: str, microseconds: float) -> None:
+        """Let every call sleep before it looks at its arguments."""
+        self._call("delay", call.encode(), microseconds / 1e6)
+
+    @contextlib.contextmanager
+    def block(self, call: str, *, nth: int = 1, limit: float = 10.0) -> Iterator[Gate]:
+        """Hold the `nth` call from now on, before it looks at its arguments, until the block ends.
+
+        `limit` seconds at most.
+        """
+        self._call("block", call.encode(), nth, limit)
+        gate = Gate(self, call)
+        try:
+            yield gate
+        finally:
+            gate.release()
+
+    def fail_operation(self, stream: Any, *, nth: int = 1, code: int) -> None:
+        """Let the `nth` operation that is enqueued on `stream` from now on fail when its turn comes.
+
+        From then on every call on the stream returns `code`, and nothing more runs there.
+        """
+        if not self._call("fail_operation", int(stream), nth, code):
+            raise ValueError(f"{int(stream):#x} is no stream of the simulated driver.")
+
+    def fail_stream(self, stream: Any, *, code: int) -> None:
+        """Let the next operation on `stream` fail, and so all that follow."""
+        self.fail_operation(stream, code=code)
+
+    def clear_faults(self) -> int:
+        """Take away all faults; returns how many had not struck."""
+        self._call("clear_operations")
+        return int(self._call("clear"))
+
+    def cancel_waits(self) -> None:
+        """Give up the waits that are pending, so that streams go on as if they had been signalled."""
+        self._call("cancel_waits")
+
+    def settle(self, device: int = 0, timeout: float = 5.0) -> bool:
+        """Wait until the device has done all that was enqueued."""
+        return bool(self._call("settle", device, timeout))
+
+    # -- personality ---------------------------------------------------------------------------------------------
+
+    def set_attribute(self, device: int, number: int, value: int) -> None:
+        """What ``cuDeviceGetAttribute`` answers; until `reset`."""
+        self._call("set_attribute", device, number, value)
+
+    def set_platform(self, platform: Literal["linux", "windows"]) -> None:
+        """Windows: handles of Win32, Direct3D and NvSci are taken, and stand for objects that do nothing."""
+        self._call("set_windows", platform == "windows")
+
+    def set_mig(self, mig: bool) -> None:
+        """Whether the devices are instances of a MIG."""
+        self._call("set_mig", mig)
+
+    def reset(self) -> None:
+        """No faults, Linux, no MIG, the devices' own attributes."""
+        self.clear_faults()
+        self.set_platform("linux")
+        self.set_mig(False)
+        self._call("reset_attributes")
+
+    # -- what it did ---------------------------------------------------------------------------------------------
+
+    def calls(self, call: str) -> int:
+        """How often a function was called since the process began."""
+        return int(self._call("calls", call.encode()))
+
+    def live(self) -> dict[str, int]:
+        """How many objects there are, by kind, and ``bytes`` of device memory. Default streams are not counted."""
+        counts = {kind: int(self._call("live", kind.encode())) for kind in (*self._kinds_known, "bytes")}
+        counts["stream"] -= int(self._call("implicit_streams"))
+        return counts
+
+    def violations(self, *, take: bool = True) -> list[str]:
+        """What was done against the documentation; `take` forgets it."""
+        return self._text(lambda room, length: self._call("violations", room, length, take)).splitlines()
+
+    @contextlib.contextmanager
+    def expect_violation(self, text: str) -> Iterator[None]:
+        """There is exactly such a violation in the block, and it is forgotten."""
+        before = self.violations()
+        yield
+        found = self.violations()
+        assert not before, before
+        assert found, f"nothing was noted; expected: {text}"
+        assert all(text in entry for entry in found), found
+
+    def forget_log(self) -> None:
+        self._log_start = int(self._call("log_count"))
+
+    def forget_descriptors(self) -> None:
+        self._record_start = int(self._call("record_count"))
+
+    def log(self, *, events: bool = False) -> list[LogEntry]:
+        """What the streams have done since `forget_log`; `events`: also ``event_record`` and ``event_wait``."""
+        entries = []
+        layout = struct.Struct("24siI4Q")
+        room = ctypes.create_string_buffer(layout.size)
+        for index in range(self._log_start, int(self._call("log_count"))):
+            if self._call("log", index, room):
+                name, device, _, *rest = layout.unpack(room.raw)
+                operation = name.rstrip(b"\0").decode()
+                if events or not operation.startswith("event_"):
+                    entries.append(LogEntry(operation, device, *rest))
+        return entries
+
+    def descriptors(self, call: str) -> list[Any]:
+        """The structs that `call` was given since `forget_descriptors`.
+
+        A `Descriptor` each; for signals and waits, and what sets those of a graph, a tuple of `SemaphoreParams`.
+        """
+        found = []
+        for name, head, body, count in self._records():
+            if name == call:
+                found.append(_parse(call, head, body, count))
+        return found
+
+    def _records(self) -> Iterator[tuple[str, bytes, bytes, int]]:
+        name = ctypes.create_string_buffer(64)
+        sizes = (ctypes.c_size_t * 2)()
+        count = ctypes.c_uint32()
+        room = ctypes.create_string_buffer(4096)
+        for index in range(self._record_start, int(self._call("record_count"))):
+            arguments = (index, name, room, len(room), sizes, ctypes.byref(count))
+            if not self._call("record", *arguments):
+                continue
+            if sum(sizes) > len(room):
+                room = ctypes.create_string_buffer(sum(sizes))
+                self._call("record", index, name, room, len(room), sizes, ctypes.byref(count))
+            yield name.value.decode(), room.raw[: sizes[0]], room.raw[sizes[0] : sum(sizes)], count.value
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return getattr(self, f"_{name}")(*arguments)
+
+    @staticmethod
+    def _text(read: Any) -> str:
+        room = ctypes.create_string_buffer(4096)
+        while (used := int(read(room, len(room)))) > len(room):
+            room = ctypes.create_string_buffer(used)
+        return room.raw[:used].decode()
+
+
+def _parse(call: str, head: bytes, body: bytes, count: int) -> Descriptor | tuple[SemaphoreParams, ...]:
+    if call == "cuImportExternalMemory":
+        kind, first, second, size, flags, *reserved = struct.unpack("I4xQQQI16I4x", head)
+        return _imported(kind, head, body, first, second, kind in _MEMORY_FD, size, flags, tuple(reserved))
+    if call == "cuImportExternalSemaphore":
+        kind, first, second, flags, *reserved = struct.unpack("I4xQQI16I4x", head)
+        return _imported(kind, head, body, first, second, kind in _SEMAPHORE_FD, 0, flags, tuple(reserved))
+    if call == "cuExternalMemoryGetMappedBuffer":
+        offset, size, flags, *reserved = struct.unpack("QQI16I4x", head)
+        (memory,) = struct.unpack("Q", body)
+        return Descriptor(memory=memory, offset=offset, size=size, flags=flags, reserved=tuple(reserved), raw=head)
+    if call == "cuExternalMemoryGetMappedMipmappedArray":
+        offset, width, height, depth, texel, channels, flags, levels, *reserved = struct.unpack("QQQQIII4xI16I4x", head)
+        (memory,) = struct.unpack("Q", body)
+        return Descriptor(
+            memory=memory,
+            offset=offset,
+            width=width,
+            height=height,
+            depth=depth,
+            format=texel,
+            channels=channels,
+            flags=flags,
+            levels=levels,
+            reserved=tuple(reserved),
+            raw=head,
+        )
+    stream, *semaphores = struct.unpack(f"{count + 1}Q", head)
+    size = len(body) // count
+    return tuple(_params(stream, it, body[i * size : (i + 1) * size]) for i, it in enumerate(semaphores))
+
+
+def _imported(
+    kind: int,
+    head: bytes,
+    body: bytes,
+    first: int,
+    second: int,
+    is_fd: bool,
+    size: int,
+    flags: int,
+    reserved: tuple[int, ...],
+) -> Descriptor:
+    """Only the union's arm that belongs to the type is read."""
+    fd = handle = pointer = 0
+    name = None
+    if is_fd:
+        (fd,) = struct.unpack_from("i", head, 8)
+    elif kind == (8 if len(head) == _MEMORY_BYTES else 6):
+        pointer = first
+    else:
+        handle = first
+        name = body.decode("utf-16-le") if second else None
+    return Descriptor(
+        type=kind,
+        fd=fd,
+        handle=handle,
+        name=name,
+        pointer=pointer,
+        size=size,
+        flags=flags,
+        reserved=reserved,
+        raw=head,
+    )
+
+
+def _params(stream: int, semaphore: int, raw: bytes) -> SemaphoreParams:
+    value, fence, key, timeout, *rest = struct.unpack("QQQI11II16I4x", raw)
+    return SemaphoreParams(
+        stream=stream,
+        semaphore=semaphore,
+        value=value,
+        fence=fence,
+        key=key,
+        timeout_ms=timeout,
+        flags=rest[11],
+        reserved=(*rest[:11], *rest[12:]),
+        raw=raw,
+    )
