@@ -33,6 +33,7 @@ __all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 TOLERANCE = 1e-4
 """Of the field, whose sources beat with amplitude 1. A correct run is off by 0, or by denormals that a GPU flushes."""
 _STAGED_FRAMES = 100
+_FRAMES_AHEAD = 1  # of the device, that the consumer enqueues
 _SLACK = 1.0  # what a stream's own time-out is given to be noticed in, in seconds
 
 
@@ -510,9 +511,13 @@ class _Run:
         with contextlib.suppress(GpuInteropError), self.device.create_stream() as rescue:
             if back is None:
                 forth.signal(rescue, 2 * self._awaited + 1)
-            else:
+                self.stream.synchronize(self.timeout)
+                return
+            for _ in range(_FRAMES_AHEAD + 1):  # a binary signal lets one wait pass
                 forth.signal(rescue)
-            self.stream.synchronize(self.timeout)
+                with contextlib.suppress(SemaphoreTimeoutError):
+                    self.stream.synchronize(self.timeout)
+                    return
 
     def read(self) -> tuple[Field, Field] | None:
         """Both slots as the exporter sees them; None where even that fails."""
