@@ -102,11 +102,23 @@ class ArrayConsumer(Consumer):
         self.description = f"{library} {self._library.__version__}, in place"
         view = buffer.view((2, *self._shape), "float32")
         self._ordinal = view.__dlpack_device__()[1]
-        self._foreign = self._library.cuda.ExternalStream(stream.ptr, self._ordinal)
+        self._foreign = self._external(stream)
         with self._on_stream():
             self._slots = self._library.from_dlpack(view)
             self._window: Any = self._upload(sources.window)
+            # A kernel is compiled and loaded when it is first used, and loading waits for the whole device: behind a
+            # semaphore that is signalled later on, for ever. So all are used once before the first wait.
+            self._apply(self._upload(np.zeros(self._shape, np.float32)), self._window, 0)
         stream.synchronize()
+
+    def _external(self, stream: Stream) -> Any:
+        """The stream as the library's own."""
+        cuda = self._library.cuda
+        adopt = getattr(cuda.Stream, "from_external", None)  # CuPy from 14 on, by the CUDA stream protocol
+        if adopt is None:
+            return cuda.ExternalStream(stream.ptr, self._ordinal)
+        with cuda.Device(self._ordinal):
+            return adopt(stream)
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
