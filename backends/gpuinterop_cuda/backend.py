@@ -27,6 +27,8 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
 
     def __init__(self) -> None:
         self._driver = Driver()
+        # Measured: 12.9.0 keeps the GIL in every call, 12.9.1 and all later ones let go of it.
+        self.holds_gil = self._driver.bindings_version == "12.9.0"
         self._semaphores = semaphores.Semaphores(self._driver)
         # The hot path has one layer less: these are called as they are.
         self.signal = self._semaphores.signal  # type: ignore[method-assign]

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
 
+UNKNOWN_STATUS: Final = (ValueError, KeyError)
+"""What the bindings raise for a status that they have no name for: 13.x and 12.9."""
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
@@ -94,7 +96,7 @@ class Driver:
         """Call a function; what it returned beside its status. Raises where that is no success."""
         try:
             result = getattr(self.api, name)(*arguments)
-        except ValueError as error:  # the bindings have no name for the status: the driver is newer than they are
+        except UNKNOWN_STATUS as error:  # the driver is newer than the bindings
             raise self.unknown(name, error) from error
         return self.check(name, result)
 
@@ -113,9 +115,9 @@ class Driver:
         kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
         return kind(call, number, symbol, meaning)
 
-    def unknown(self, call: str, error: ValueError) -> DriverError:
-        """The error of a status that the bindings do not know; they say its number: "999 is not a valid CUresult"."""
-        found = re.match(r"(\d+) is not a valid CUresult", str(error))
+    def unknown(self, call: str, error: Exception) -> DriverError:
+        """The error of a status that the bindings have no name for; what they raise says its number."""
+        found = re.match(r"(\d+)(?: is not a valid CUresult)?$", str(error))
         if found is None:
             raise error
         return self.error(call, int(found[1]))

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from gpuinterop.handles import AnySemaphoreHandle, Keyed, SciSync
 
 from . import descriptors
-from .driver import Context, Driver
+from .driver import UNKNOWN_STATUS, Context, Driver
 from .streams import Stream
 
 _FOREVER: Final = 0xFFFFFFFF  # INFINITE, in milliseconds
@@ -144,7 +144,7 @@ class Semaphores:
                     (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
             else:
                 (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
-        except ValueError as error:
+        except UNKNOWN_STATUS as error:
             raise self._driver.unknown("cuSignalExternalSemaphoresAsync", error) from error
         batch.signals.append(slot)
         if code:
@@ -158,7 +158,7 @@ class Semaphores:
                     (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
             else:
                 (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
-        except ValueError as error:
+        except UNKNOWN_STATUS as error:
             raise self._driver.unknown("cuWaitExternalSemaphoresAsync", error) from error
         batch.waits.append(slot)
         if code:

@@ -58,16 +58,20 @@ def test_eight_threads_signal_one_semaphore(simulator: Simulator) -> None:
         semaphore.close(timeout=LIMIT)
 
 
-def test_the_gil_is_free_in_a_blocking_call(simulator: Simulator) -> None:
-    """`holds_gil` is False for these bindings: another thread runs while one synchronises."""
+def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
+    """The bindings let go of the GIL in a blocking call; for those that do not, no such call is made."""
     device = gi.get_backend("cuda").device()
     stream = device.create_stream()
+    if device._backend.holds_gil:
+        before = simulator.calls("cuStreamSynchronize")
+        stream.synchronize()
+        assert simulator.calls("cuStreamSynchronize") == before
+        stream.close()
+        return
     with simulator.block("cuStreamSynchronize") as gate:
         thread = threading.Thread(target=stream.synchronize)
         thread.start()
-        assert gate.entered(LIMIT)
-        ran = sum(1 for _ in range(100_000))  # would not get here with the GIL held in there
-        assert ran == 100_000
+        assert gate.entered(LIMIT)  # would not get here with the GIL held in there
         assert thread.is_alive()
     thread.join(LIMIT)
     assert not thread.is_alive()
