@@ -33,7 +33,7 @@ __all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 TOLERANCE = 1e-4
 """Of the field, whose sources beat with amplitude 1. A correct run is off by 0, or by denormals that a GPU flushes."""
 _STAGED_FRAMES = 100
-_FRAMES_AHEAD = 1  # of the device, that the consumer enqueues
+_RESCUES = 10  # signals, at most, for what a stream still waits for: two frames, when nothing is lost
 _SLACK = 1.0  # what a stream's own time-out is given to be noticed in, in seconds
 
 
@@ -513,10 +513,11 @@ class _Run:
                 forth.signal(rescue, 2 * self._awaited + 1)
                 self.stream.synchronize(self.timeout)
                 return
-            for _ in range(_FRAMES_AHEAD + 1):  # a binary signal lets one wait pass
+            # A binary signal lets one wait pass; one that meets a late one of the exporter's is lost.
+            for _ in range(_RESCUES):
                 forth.signal(rescue)
                 with contextlib.suppress(SemaphoreTimeoutError):
-                    self.stream.synchronize(self.timeout)
+                    self.stream.synchronize(min(self.timeout, 1.0))
                     return
 
     def read(self) -> tuple[Field, Field] | None:
