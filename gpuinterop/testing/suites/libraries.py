@@ -38,6 +38,10 @@ class Library(ABC):
     def bytes_of(self, array: Any) -> bytes:
         """The elements in C order, once the library's own work is done."""
 
+    def set(self, array: Any, index: Any, value: int) -> None:
+        """Assign one element."""
+        array[index] = value
+
     def finish(self) -> None:  # noqa: B027 - nothing to wait for on a CPU
         """Wait for what the library has enqueued."""
 
@@ -87,7 +91,12 @@ class _CuPy(Library):
             return self._cupy.asarray(view)
 
     def bytes_of(self, array: Any) -> bytes:
-        return bytes(self._cupy.asnumpy(array).tobytes())
+        with self._cupy.cuda.Device(self._ordinal):
+            return bytes(self._cupy.asnumpy(array).tobytes())
+
+    def set(self, array: Any, index: Any, value: int) -> None:
+        with self._cupy.cuda.Device(self._ordinal):  # its kernels run on the current device, whose ever the array is
+            array[index] = value
 
     def finish(self) -> None:
         self._cupy.cuda.Device(self._ordinal).synchronize()

@@ -213,7 +213,7 @@ class MemorySuite(Suite):
             raw = np.frombuffer(data, np.uint8)
             expected = b"".join(raw[32 + r * 64 + c * 4 :][:2].tobytes() for r in range(4) for c in range(8))
             assert library.bytes_of(array) == expected
-            array[3, 7] = -2
+            library.set(array, (3, 7), -2)
             library.finish()
             assert theirs.read(32 + 3 * 64 + 7 * 4, 2) == (-2).to_bytes(2, "little", signed=True)
             assert theirs.read(32 + 3 * 64 + 7 * 4 + 2, 2) == data[32 + 3 * 64 + 7 * 4 + 2 :][:2]
@@ -225,7 +225,7 @@ class MemorySuite(Suite):
             array = library.from_interface(ours.view((PAGE,), "int32"))
             theirs.write(0, pattern(4 * PAGE, 6))
             assert library.bytes_of(array) == pattern(4 * PAGE, 6)
-            array[1] = -559038737
+            library.set(array, 1, -559038737)
             library.finish()
             assert theirs.read(4, 4) == (0xDEADBEEF).to_bytes(4, "little")
 
