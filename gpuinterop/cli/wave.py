@@ -33,7 +33,7 @@ __all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 TOLERANCE = 1e-4
 """Of the field, whose sources beat with amplitude 1. A correct run is off by 0, or by denormals that a GPU flushes."""
 _STAGED_FRAMES = 100
-_RESCUES = 10  # signals, at most, for what a stream still waits for: two frames, when nothing is lost
+_RESCUES = 10  # signals, at most, for what a stream still waits for
 _SLACK = 1.0  # what a stream's own time-out is given to be noticed in, in seconds
 
 
@@ -509,13 +509,10 @@ class _Run:
             return
         forth, back = self.shared
         with contextlib.suppress(GpuInteropError), self.device.create_stream() as rescue:
-            if back is None:
-                forth.signal(rescue, 2 * self._awaited + 1)
-                self.stream.synchronize(self.timeout)
-                return
-            # A binary signal lets one wait pass; one that meets a late one of the exporter's is lost.
-            for _ in range(_RESCUES):
-                forth.signal(rescue)
+            # One signal may not be enough. A binary one lets one wait pass, and is lost when it meets a late one of the
+            # exporter's; a timeline is set back by a lower value that the consumer's stream signals behind its wait.
+            for attempt in range(_RESCUES):
+                forth.signal(rescue, *(() if back is not None else (2 * self._awaited + 1 + attempt,)))
                 with contextlib.suppress(SemaphoreTimeoutError):
                     self.stream.synchronize(min(self.timeout, 1.0))
                     return

@@ -21,15 +21,13 @@ _MARKER: Final = "gpuinterop_simulated_driver"
 _SIMULATOR = pytest.StashKey[Simulator]()
 
 
-def _loaded_driver() -> str | None:
-    """The CUDA driver that this process has, by path."""
+def _drivers() -> set[str]:
+    """The CUDA drivers that this process has loaded, by path."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
-    return next(
-        (path for line in lines if "/libcuda.so" in (path := line.partition("/")[1] + line.partition("/")[2])), None
-    )
+        return set()
+    return {line.split(maxsplit=5)[5] for line in lines if "/libcuda.so" in line}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,9 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"GPUINTEROP_TEST_CUDA is simulated or real, not {_MODE!r}.", 4)
     if _MODE == "real":
         return
-    if (path := _loaded_driver()) is not None:
+    if drivers := _drivers():
         pytest.exit(
-            f"this process has a CUDA driver already ({path}): run `pytest tests/cuda_backend` by itself.",
+            f"this process has a CUDA driver already ({', '.join(drivers)}): "
+            "run `pytest tests/cuda_backend` by itself.",
             4,
         )
     library = build()
@@ -71,12 +70,7 @@ def _bindings_use_it(pytestconfig: pytest.Config) -> None:
     before = simulator.calls("cuInit")
     assert int(driver.cuInit(0)[0]) in (0, 100)
     assert simulator.calls("cuInit") == before + 1
-    assert len(set(_drivers_mapped())) == 1
-
-
-def _drivers_mapped() -> list[str]:
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.split(maxsplit=5)[5] for line in lines if "/libcuda.so" in line]
+    assert len(_drivers()) == 1
 
 
 @pytest.fixture
@@ -99,5 +93,6 @@ def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
     simulator.forget_log()
     simulator.forget_descriptors()
     yield
+    simulator.cancel_waits()  # a stream that a failed test has left waiting would stall the releases of the next
     simulator.reset()
     assert simulator.violations() == []

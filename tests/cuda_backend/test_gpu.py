@@ -78,6 +78,9 @@ def test_the_librarys_stream_is_ordered_by_semaphores(
     for foreign in streams:
         context = module.cuda.stream(foreign) if library == "torch" else foreign
         stream = device.wrap_stream(foreign)
+        with context:
+            array += 0.5  # a kernel's first use loads it, which waits for the device: not behind a wait
+        stream.synchronize(LIMIT)
         for turn in range(20):
             theirs.write(0, np.full(SHAPE, turn, np.float32).tobytes())
             semaphore.wait(stream, value + 1)

@@ -28,7 +28,7 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     vendor : str
         ``cuda``.
     extra : tuple of str
-        Further flags, e.g. ``-fsanitize=thread``.
+        Further flags, beside those of GPUINTEROP_SIM_CFLAGS: ``-fsanitize=thread``, with libtsan preloaded.
     """
     name = _LIBRARIES[vendor]
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
@@ -37,7 +37,7 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
             "the simulated driver is compiled when it is first used, and there is no C compiler."
         )
     sources = sorted([*(HERE / "common").glob("*.[ch]"), *(HERE / vendor).glob("*.[ch]")])
-    flags = (*FLAGS, *extra)
+    flags = (*FLAGS, *os.environ.get("GPUINTEROP_SIM_CFLAGS", "").split(), *extra)
     digest = hashlib.sha256(repr((flags, compiler, _version(compiler))).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

@@ -250,6 +250,9 @@ typedef struct {
     gis_object object;
     gis_semaphore_kind kind; /* DEAD: of another kind than it was imported as; DUMMY: passes at once */
     uint8_t *page;
+    bool backwards;           /* it was signalled backwards: until somebody signals again, */
+    uint32_t at_sequence;     /* which this tells, */
+    uint64_t backwards_value; /* nothing above this is reached */
 } gis_semaphore;
 
 gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis_semaphore **semaphore);
@@ -399,6 +402,7 @@ struct gis_stream {
     gis_status fail_code;
     gis_capture *capture;
     gis_nodes tip; /* what the next captured node depends on */
+    gis_stream *next_working;
 };
 
 typedef struct {

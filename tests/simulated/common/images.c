@@ -1,7 +1,7 @@
 /*
  * Optimally tiled images as SwiftShader lays them out: "optimal" is linear there, with rows and their number rounded up
- * to even numbers of texels, the levels of a layer one behind the other at multiples of 16 bytes, then the next layer. Images that may be
- * cubes have a border of one texel round every level.
+ * to even numbers of texels, the levels of a layer one behind the other at multiples of 16 bytes, then the next layer.
+ * Images that may be cubes have a border of one texel round every level.
  */
 #include "gis.h"
 
@@ -41,8 +41,9 @@ static uint32_t all_levels(const gis_image *image) {
 /*
  * NVIDIA's Vulkan driver keeps the layers of an image with more than one level as far apart as all the levels need that
  * it could have, and its CUDA driver as far as those need that it is told (measured: 580.159.04, an H200). So CUDA has
- * to be told all of them. SwiftShader keeps them only as far apart as the image's own levels need: here the right number
- * is found by the memory's size, and who tells less than all misses the layers behind the first as he would there.
+ * to be told all of them. SwiftShader keeps them only as far apart as the image's own levels need: here the right
+ * number is found by the memory's size, and who tells less than all misses the layers behind the first as he would
+ * there.
  */
 bool gis_image_fit(gis_image *image, uint64_t room) {
     image->present = image->levels;

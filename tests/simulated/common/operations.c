@@ -125,8 +125,9 @@ static gis_status resolve(gis_op *op, gis_stream *stream, const gis_end *end, co
         const gis_level *level = end->level;
         const gis_plane *plane = &level->plane;
         uint64_t texel = level->array->image.texel;
-        if (level->level >= level->array->image.present || end->x % texel || block->width % texel || end->x + block->width > plane->width * texel ||
-            end->y + block->height > plane->height || end->z + block->depth > plane->depth)
+        if (level->level >= level->array->image.present || end->x % texel || block->width % texel ||
+            end->x + block->width > plane->width * texel || end->y + block->height > plane->height ||
+            end->z + block->depth > plane->depth)
             return GIS_INVALID_VALUE;
         *start = level->array->base + plane->offset + end->z * plane->slice + end->y * plane->pitch + end->x;
         *pitch = plane->pitch;

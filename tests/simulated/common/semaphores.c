@@ -34,7 +34,7 @@
 #define KIND_SHARED 0x80
 #define KIND_SHARED_ROBUST 0x90
 
-/* Its holders need microseconds: one that keeps it longer has died inside. A GPU's semaphore has no lock, and goes on. */
+/* Its holders need microseconds: one that keeps it longer has died. A GPU's semaphore has no lock, and goes on. */
 #define LOCK_SECONDS 1.0
 
 static pthread_mutex_t *mutex_of(const gis_semaphore *it) {
@@ -160,9 +160,14 @@ void gis_semaphore_signal(gis_semaphore *it, uint64_t value) {
     } else {
         uint64_t *counter = (uint64_t *)(it->page + VALUE);
         if (orphaned) __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
-        if (value > __atomic_load_n(counter, __ATOMIC_RELAXED)) { /* backwards: no change, and no error */
+        uint64_t now = __atomic_load_n(counter, __ATOMIC_RELAXED);
+        if (value > now) {
             __atomic_store_n(counter, value, __ATOMIC_RELEASE);
             __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
+        } else if (value < now) { /* no error; and the page is not the driver's alone, so it stays as it is */
+            __atomic_store_n(&it->backwards_value, value, __ATOMIC_RELAXED);
+            __atomic_store_n(&it->at_sequence, __atomic_load_n(sequence_of(it), __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+            __atomic_store_n(&it->backwards, true, __ATOMIC_RELEASE);
         }
     }
     pthread_mutex_unlock(mutex_of(it));
@@ -184,6 +189,13 @@ static void pause_for(uint64_t *nanoseconds) {
     if (*nanoseconds > 1000000) *nanoseconds = 1000000;
 }
 
+static bool timeline_reached(gis_semaphore *it, uint64_t value, uint32_t sequence) {
+    if (__atomic_load_n((uint64_t *)(it->page + VALUE), __ATOMIC_ACQUIRE) < value) return false;
+    return !__atomic_load_n(&it->backwards, __ATOMIC_ACQUIRE) ||
+           __atomic_load_n(&it->at_sequence, __ATOMIC_RELAXED) != sequence ||
+           value <= __atomic_load_n(&it->backwards_value, __ATOMIC_RELAXED);
+}
+
 bool gis_semaphore_wait(gis_semaphore *it, uint64_t value, uint64_t epoch) {
     uint64_t pause = 20000;
     int spins = 30;
@@ -193,7 +205,7 @@ bool gis_semaphore_wait(gis_semaphore *it, uint64_t value, uint64_t epoch) {
         if (it->kind == GIS_BINARY && take_signal(it)) return true;
         if (it->kind == GIS_TIMELINE) {
             sequence = __atomic_load_n(sequence_of(it), __ATOMIC_ACQUIRE);
-            if (__atomic_load_n((uint64_t *)(it->page + VALUE), __ATOMIC_ACQUIRE) >= value) return true;
+            if (timeline_reached(it, value, sequence)) return true;
         }
         if (spins > 0) {
             spins--;

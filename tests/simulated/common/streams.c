@@ -71,7 +71,8 @@ static void find_busy(gis_object *object, void *argument) {
 gis_status gis_context_destroy(gis_context *context) {
     belonging busy = {context, NULL};
     gis_each(GIS_STREAM, find_busy, &busy);
-    if (busy.found) gis_violation("the context still has work pending on stream %#llx", (unsigned long long)busy.found->id);
+    if (busy.found)
+        gis_violation("the context still has work pending on stream %#llx", (unsigned long long)busy.found->id);
     empty(context);
     if (depth && stack[depth - 1] == context->object.id) depth--;
     gis_retire(&context->object);
@@ -335,6 +336,13 @@ static void run(gis_op *op, gis_stream *stream) {
     }
 }
 
+/* A stream that was destroyed with work pending is no longer to be found, but still at work: hence this list. */
+static gis_stream *working;
+
+static void each_working(void (*call)(gis_object *, void *), void *argument) {
+    for (gis_stream *stream = working; stream; stream = stream->next_working) call(&stream->object, argument);
+}
+
 static void *work(void *argument) {
     gis_stream *stream = argument;
     pthread_mutex_lock(&gis_mutex);
@@ -355,6 +363,12 @@ static void *work(void *argument) {
         stream->completed++;
         pthread_cond_broadcast(&gis_progress);
     }
+    for (gis_stream **link = &working; *link; link = &(*link)->next_working) {
+        if (*link == stream) {
+            *link = stream->next_working;
+            break;
+        }
+    }
     gis_unref(&stream->object);
     pthread_mutex_unlock(&gis_mutex);
     return NULL;
@@ -373,8 +387,13 @@ static bool start(gis_stream *stream) {
     int code = pthread_create(&thread, &attributes, work, stream);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    if (code) gis_unref(&stream->object);
-    return !code;
+    if (code) {
+        gis_unref(&stream->object);
+        return false;
+    }
+    stream->next_working = working;
+    working = stream;
+    return true;
 }
 
 /* -- streams ------------------------------------------------------------------------------------------------------- */
@@ -447,7 +466,7 @@ static void order(gis_stream *stream, gis_op *op) {
     gis_stream *legacy = context->legacy;
     if (stream == legacy) {
         gathering it = {stream, op};
-        gis_each(GIS_STREAM, gather, &it);
+        each_working(gather, &it);
     } else if (legacy && legacy->completed < legacy->submitted) {
         op_after(op, legacy, legacy->submitted);
     }
@@ -465,6 +484,28 @@ static gis_status capture(gis_stream *stream, gis_op *op) {
     return GIS_OK;
 }
 
+static void drop_marks(gis_op *op) {
+    for (uint32_t i = 0; i < op->marks; i++) gis_unref(&op->after[i].stream->object);
+    free(op->after);
+}
+
+/* On an idle stream an event is there as soon as it is recorded; the thread would take its time to say so. */
+static bool done_at_once(gis_stream *stream, gis_op *op) {
+    bool nothing = op->kind == GIS_OP_EVENT_RECORD || (op->kind == GIS_OP_EVENT_WAIT && reached(&op->mark));
+    if (!nothing || stream->completed < stream->submitted || stream->fail_at) return false;
+    order(stream, op);
+    if (op->marks) {
+        drop_marks(op);
+        op->after = NULL;
+        op->marks = 0;
+        return false;
+    }
+    gis_log(op_names[op->kind], stream, 0, 0, 0);
+    stream->completed = ++stream->submitted;
+    gis_op_free(op);
+    return true;
+}
+
 gis_status gis_submit(gis_stream *stream, gis_op *op, bool block) {
     gis_status status = stream->error ? stream->error : gis_capture_implicit(stream);
     if (status) {
@@ -472,6 +513,7 @@ gis_status gis_submit(gis_stream *stream, gis_op *op, bool block) {
         return status;
     }
     if (stream->capture) return capture(stream, op);
+    if (done_at_once(stream, op)) return GIS_OK;
     if (!stream->started && !(stream->started = start(stream))) {
         gis_op_free(op);
         return GIS_OUT_OF_MEMORY;
@@ -531,17 +573,12 @@ static void gather_busy(gis_object *object, void *argument) {
     if (stream->completed < stream->submitted) op_after(&it->probe, stream, stream->submitted);
 }
 
-static void drop_marks(gis_op *op) {
-    for (uint32_t i = 0; i < op->marks; i++) gis_unref(&op->after[i].stream->object);
-    free(op->after);
-}
-
 bool gis_device_settle(int device, double seconds) {
     census it = {.device = device};
     struct timespec until;
     bool settled = true;
     gis_deadline(&until, seconds);
-    gis_each(GIS_STREAM, gather_busy, &it);
+    each_working(gather_busy, &it);
     for (uint32_t i = 0; i < it.probe.marks && settled; i++)
         while (!reached(&it.probe.after[i]) && settled)
             settled = pthread_cond_timedwait(&gis_progress, &gis_mutex, &until) != ETIMEDOUT ||
@@ -553,7 +590,7 @@ bool gis_device_settle(int device, double seconds) {
 gis_status gis_context_synchronize(gis_context *context) {
     census it = {.device = context->object.device, .context = context};
     gis_status status = GIS_OK;
-    gis_each(GIS_STREAM, gather_busy, &it);
+    each_working(gather_busy, &it);
     for (uint32_t i = 0; i < it.probe.marks; i++) {
         wait_for_mark(&it.probe.after[i]);
         if (!status) status = it.probe.after[i].stream->error;

@@ -44,8 +44,12 @@ typedef uint64_t handle;
 
 static bool is_device(int device) { return device >= 0 && device < gis_device_count; }
 
+/* The stream 0 is the thread's own: asked for with the functions, as a program that was compiled so. */
+static bool per_thread;
+
 static gis_stream *find_stream(handle stream, gis_status *status) {
     gis_stream *found;
+    if (!stream && per_thread) stream = 2;
     *status = GIS_INVALID_CONTEXT;
     if (stream <= 2) {
         gis_context *context = gis_current();
@@ -454,7 +458,8 @@ static result stream_is_capturing(handle which, int *status) {
     return SUCCESS;
 }
 
-static result capture_info(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes, size_t *count) {
+static result capture_info(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
+                           size_t *count) {
     NEED_STREAM(which);
     TRY(gis_capture_implicit(stream));
     gis_capture *capture = stream->capture;
@@ -482,8 +487,18 @@ static result stream_capture_info_2(handle which, int *status, uint64_t *id, han
 static result stream_capture_info_3(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
                                     const void **edges, size_t *count) {
     ENTER(cuStreamGetCaptureInfo);
-    if (edges) *edges = NULL;
-    return capture_info(which, status, id, graph, nodes, count);
+    size_t there = 0;
+    result code = capture_info(which, status, id, graph, nodes, &there);
+    if (count) *count = there;
+    if (edges) {
+        /* 8 bytes for each node, without annotations: the bindings read them without asking whether they are there. */
+        static __thread uint64_t *zeros;
+        zeros = realloc(zeros, (there + 1) * sizeof *zeros);
+        if (!zeros) return OUT_OF_MEMORY;
+        memset(zeros, 0, (there + 1) * sizeof *zeros);
+        *edges = zeros;
+    }
+    return code;
 }
 
 static result stream_begin_capture(handle which, uint32_t mode) {
@@ -841,6 +856,8 @@ static result import_memory(handle *memory, const memory_desc *desc) {
     gis_record("cuImportExternalMemory", &d, sizeof d, name, name_bytes(name), 1);
     NEED(d.type >= MEMORY_FD && d.type <= MEMORY_DMA_BUF);
     if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    // Measured on Linux, without the flag: invalid, before the platform is looked at.
+    NEED(d.flags & 1 || d.type < MEMORY_D3D12_RESOURCE || d.type > MEMORY_D3D11_KMT);
     if (d.type != MEMORY_FD && (!gis_windows || d.type == MEMORY_DMA_BUF)) return NOT_SUPPORTED;
     if (d.flags & ~1u) gis_violation("unknown flags %#x", d.flags);
     NEED(d.size && !(d.flags & ~1u));
@@ -849,7 +866,6 @@ static result import_memory(handle *memory, const memory_desc *desc) {
         bool closed;
         TRY(gis_import_memory(context, d.handle.fd, d.size, &made, &closed));
     } else {
-        NEED(d.flags & 1 || d.type < MEMORY_D3D12_RESOURCE || d.type > MEMORY_D3D11_KMT);
         NEED(d.handle.win32.handle || name);
         TRY(gis_import_anonymous(context, d.size, &made));
     }
@@ -1359,8 +1375,8 @@ static result wait_set_params(handle executable, handle node, const node_params 
 GIS_EXPORT result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
     BEGIN_CALL(cuGetProcAddress, true);
     if (entered_) return cuda_code(entered_);
-    (void)flags;
     NEED(name && function);
+    if (flags & 2) per_thread = true; /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
     *function = cuda_find(name, version);
     if (status) *status = *function ? 0 : 1;
     return *function ? SUCCESS : NOT_FOUND;
