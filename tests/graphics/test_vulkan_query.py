@@ -80,7 +80,7 @@ def test_a_broken_driver_does_not_hide_the_others(driver: str, monkeypatch: pyte
 
     monkeypatch.setattr(_query.PhysicalDevice, "buffer_features", fail)
     left = list_drivers()
-    assert [d.index for d in left] == [d.index for d in found if d is not broken]
+    assert [d.index for d in left] == [d.index for d in found if d.name != broken.name]  # two GPUs may share it
     assert broken.name in left.reason
     assert "VK_ERROR_INITIALIZATION_FAILED" in left.reason
 

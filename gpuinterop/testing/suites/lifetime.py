@@ -151,12 +151,12 @@ class LifetimeSuite(Suite):
             by_dlpack: Any = library.from_dlpack(buffer.view(64, offset=64))
             memory.close()
             raises(ResourceBusyError, lambda memory=memory: memory.close(timeout=0.0), match="array")
-            by_interface[0] = 0x31
+            library.set(by_interface, 0, 0x31)
             library.finish()
             assert theirs.read(0, 1) == b"\x31"
             del by_interface
             raises(ResourceBusyError, lambda memory=memory: memory.close(timeout=0.0), match="array")
-            by_dlpack[0] = 0x32
+            library.set(by_dlpack, 0, 0x32)
             library.finish()
             assert theirs.read(64, 1) == b"\x32"
             del by_dlpack

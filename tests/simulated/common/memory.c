@@ -206,14 +206,11 @@ gis_status gis_import_memory(gis_context *context, int fd, size_t size, gis_exte
     *closed = true; /* whatever is no memory of this device is closed all the same */
     name_of(fd, name, sizeof name);
     size_t real = (size_t)status.st_size;
-    int device;
     bool known = true;
     if (starts_with(name, "SwiftShader.Memory."))
         real = real > SWIFTSHADER_EXTRA ? real - SWIFTSHADER_EXTRA : 0;
-    else if (sscanf(name, VMM_NAME "%d.", &device) == 1)
-        known = device == context->object.device;
-    else
-        known = !strcmp(name, "gpuinterop.exporter.memory");
+    else /* measured: an allocation of another GPU is taken, unlike its Vulkan driver's memory */
+        known = starts_with(name, VMM_NAME) || !strcmp(name, "gpuinterop.exporter.memory");
     if (!known || !real) {
         close(fd);
         return GIS_UNKNOWN;
