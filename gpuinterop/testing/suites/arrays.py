@@ -16,7 +16,7 @@ from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError
 from ...exporters.base import ExporterImage, ExporterMemory, ImageParameters
 from ...handles import ArrayUsage, OpaqueFd
 from ..kit import requires, skip_declared
-from .base import LIMIT, Bench, Gate, NotToBeCalled, Suite, end, fds, held, mappings, pattern, raises
+from .base import LIMIT, Bench, Gate, NotToBeCalled, Suite, differ, end, fds, held, mappings, pattern, raises
 
 ARRAYS = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))
 BUFFERS = (Operation.MAP_BUFFER, OpaqueFd)
@@ -64,14 +64,14 @@ class ArraySuite(Suite):
         data = _levels(parameters, 1)
         for level, texels in enumerate(data):
             theirs.write(level, texels)
-        assert _read(bench, ours, stream) == data, "the device reads something else than the exporter wrote"
+        assert not differ(_read(bench, ours, stream), data), "the device reads something else than the exporter wrote"
         data = _levels(parameters, 2)
         sources = [np.frombuffer(texels, np.uint8) for texels in data]
         for level, source in reversed(list(enumerate(sources))):
             ours.level(level).copy_from_host(source, stream=stream)
         stream.synchronize(LIMIT)
         found = [theirs.read(level) for level in range(parameters.levels)]
-        assert found == data, "the exporter reads something else than the device wrote"
+        assert not differ(found, data), "the exporter reads something else than the device wrote"
 
     @SHAPES
     @requires(BUFFERS)
@@ -92,7 +92,7 @@ class ArraySuite(Suite):
             expected[offset : offset + len(texels)] = texels
             offset += len(texels) + 64
         stream.synchronize(LIMIT)
-        assert memory.read(0, memory.size) == bytes(expected)
+        assert not differ(memory.read(0, memory.size), bytes(expected))
         data = _levels(parameters, 4)
         offset = 64
         for level, texels in enumerate(data):
@@ -100,7 +100,7 @@ class ArraySuite(Suite):
             ours.level(level).copy_from_buffer(buffer, offset=offset, stream=stream)
             stream.synchronize(LIMIT)
             offset += len(texels) + 64
-        assert [theirs.read(level) for level in range(parameters.levels)] == data
+        assert not differ([theirs.read(level) for level in range(parameters.levels)], data)
 
     def test_one_level_leaves_the_others(self, bench: Bench) -> None:
         """Writing one level leaves the others as they were."""
@@ -113,7 +113,7 @@ class ArraySuite(Suite):
             data[level] = pattern(PLAIN.level_bytes(level), 50 + level)
             ours.level(level).copy_from_host(np.frombuffer(data[level], np.uint8), stream=stream)
             stream.synchronize(LIMIT)
-            assert [theirs.read(index) for index in range(PLAIN.levels)] == data
+            assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data)
 
     def test_levels(self, bench: Bench) -> None:
         """A level has half the extent of the one before, and the size that the exporter gives it."""
@@ -158,7 +158,7 @@ class ArraySuite(Suite):
         theirs.write(1, after)
         gate.open()
         stream.synchronize(LIMIT)
-        assert memory.read(0, len(after)) == after
+        assert not differ(memory.read(0, len(after)), after)
 
     @requires(BUFFERS)
     def test_writes_wait_for_their_turn(self, bench: Bench) -> None:
@@ -172,10 +172,10 @@ class ArraySuite(Suite):
         gate.block(stream)
         ours.level(2).copy_from_buffer(buffer, stream=stream)
         assert held(stream), "the wait did not hold the stream"
-        assert theirs.read(2) == before, "the copy has run before its turn"
+        assert not differ(theirs.read(2), before), "the copy has run before its turn"
         gate.open()
         stream.synchronize(LIMIT)
-        assert theirs.read(2) == after
+        assert not differ(theirs.read(2), after)
 
     def test_pageable_copies_behind_a_wait(self, bench: Bench) -> None:
         """Where a copy of pageable memory would block the caller it is refused; elsewhere it waits for its turn."""
@@ -195,7 +195,7 @@ class ArraySuite(Suite):
         gate.open()
         stream.synchronize(LIMIT)
         assert target.tobytes() == (bytes(len(data)) if bench.device._backend.pageable_copies_block else data)
-        assert theirs.read(0) == data
+        assert not differ(theirs.read(0), data)
 
     @requires(BUFFERS)
     def test_wrong_sizes(self, bench: Bench) -> None:
@@ -235,7 +235,7 @@ class ArraySuite(Suite):
             argument="stream",
         )
         stream.synchronize(LIMIT)
-        assert [theirs.read(index) for index in range(PLAIN.levels)] == data, "a refused copy has written"
+        assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data), "a refused copy has written"
 
     def test_refused_layouts(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """Unknown formats, levels, layers and extents that cannot be: refused before the driver is called."""
@@ -283,7 +283,7 @@ class ArraySuite(Suite):
         raises(ResourceClosedError, lambda: level.copy_from_host(target, stream=stream))
         ours._parent.close(timeout=LIMIT)
         theirs.write(0, pattern(level.nbytes, 12))
-        assert theirs.read(0) == pattern(level.nbytes, 12), "the exporter lost its image"
+        assert not differ(theirs.read(0), pattern(level.nbytes, 12)), "the exporter lost its image"
 
     @requires(BUFFERS)
     def test_close_while_pending(self, bench: Bench) -> None:
@@ -306,7 +306,7 @@ class ArraySuite(Suite):
         stream.synchronize(LIMIT)
         ours._parent.close(timeout=LIMIT)
         assert released == ["array", "memory"]
-        assert memory.read(0, len(data)) == data
+        assert not differ(memory.read(0, len(data)), data)
 
     def test_nothing_is_left_over(self, bench: Bench) -> None:
         """Round after round of export, import, map, copy and close leaves no descriptor and no mapping behind."""
@@ -324,7 +324,7 @@ class ArraySuite(Suite):
                 texels = pattern(parameters.level_bytes(1), seed)
                 ours.level(1).copy_from_host(np.frombuffer(texels, np.uint8), stream=stream)
                 stream.synchronize(LIMIT)
-                assert theirs.read(1) == texels
+                assert not differ(theirs.read(1), texels)
                 ours.close(timeout=LIMIT)
                 memory.close(timeout=LIMIT)
 

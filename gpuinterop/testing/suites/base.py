@@ -174,6 +174,20 @@ def pattern(size: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8).tobytes()
 
 
+def differ(found: bytes | Sequence[bytes], expected: bytes | Sequence[bytes]) -> str:
+    """Where the two differ, in a line; empty where they do not.
+
+    For what is long: pytest's own comparison, which is not cut short where CI is set, takes minutes.
+    """
+    ours = [found] if isinstance(found, bytes) else list(found)
+    others = [expected] if isinstance(expected, bytes) else list(expected)
+    for index, (mine, theirs) in enumerate(zip(ours, others, strict=True)):
+        if mine != theirs:
+            at = next((at for at, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), "the end")
+            return f"entry {index}: {len(mine)} bytes, {len(theirs)} expected; they differ from byte {at} on"
+    return ""
+
+
 def word(byte: int) -> int:
     """A 32-bit word of four times the same byte."""
     return byte * 0x01010101
