@@ -22,13 +22,14 @@ BIN := $(VENV)/bin
 MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON)))
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test test-main test-cuda lint types check format shaders wheel-check vulkan clean
+.PHONY: help demo test test-main test-cuda memcheck lint types check format shaders wheel-check vulkan clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
 	@echo "make test         run the tests: those of test-main, then those of test-cuda"
 	@echo "make test-cuda    the CUDA backend, on a simulated driver"
 	@echo "make check        lint, types and tests"
+	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, and import-linter's contracts"
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
@@ -48,11 +49,17 @@ test-main: $(VENV)/.test vulkan
 	@. .vulkan/env; $(BIN)/python -m pytest $(ARGS) || $(NONE_SELECTED)
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) vulkan
-	@. .vulkan/env; export PYTHONPATH="$(if $(CUDA_BINDINGS),$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS))"; \
+	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
+	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
 	    $(BIN)/python -m pytest tests/cuda_backend $(ARGS) || $(NONE_SELECTED)
 
+# API errors are not reported: the suite provokes them, to see what is refused.
+memcheck: $(VENV)/.test
+	@compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 99 \
+	    $(BIN)/python -m pytest --pyargs gpuinterop.testing --gpuinterop-require=cuda $(ARGS)
+
 # ARGS="-k timeline" may select tests of one of the two only: pytest's 5 is no failure then.
-NONE_SELECTED = { status=$$?; [ $$status = 5 ] && [ -n "$(ARGS)" ] || exit $$status; }
+NONE_SELECTED = { status=$$?; case "$$status $(ARGS) " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }
 
 $(VENV)/cuda-bindings-%: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*

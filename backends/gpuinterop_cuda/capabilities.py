@@ -41,7 +41,10 @@ _SYMBOLS: Final = {
     Operation.IMPORT_ALLOCATION: ("cuMemImportFromShareableHandle", "cuMemSetAccess"),
     Operation.GRAPH_CAPTURE: (
         "cuStreamBeginCapture",
+        "cuGraphInstantiate",
+        "cuGraphLaunch",
         "cuGraphExternalSemaphoresSignalNodeGetParams",
+        "cuGraphExternalSemaphoresWaitNodeGetParams",
         "cuGraphExecExternalSemaphoresSignalNodeSetParams",
         "cuGraphExecExternalSemaphoresWaitNodeSetParams",
     ),

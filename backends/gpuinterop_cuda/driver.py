@@ -6,7 +6,6 @@ up by name and version when they are first called, and raise a ``RuntimeError`` 
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -36,6 +35,11 @@ _MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ): "the stream must be of the device's primary context, and the semaphore alive.",
     ("cuSignalExternalSemaphoresAsync", 1): "the stream must be of the device's primary context, and the semaphore "
     "alive.",
+    (
+        "cuStreamBeginCapture",
+        900,
+    ): "a default stream cannot be captured (create_stream makes one that can), nor can one "
+    "that is being captured already.",
     ("cuMemSetAccess", 801): "the device has no peer access to the device that the memory lies on.",
     ("cuMemImportFromShareableHandle", 999): "the handle is no allocation that a CUDA driver on this machine exported.",
     ("cuMemExportToShareableHandle", 801): "the allocation was not made for handles of this type.",
@@ -67,16 +71,11 @@ class Driver:
     """The bindings' module, with what every caller needs beside it."""
 
     def __init__(self) -> None:
-        self.api: Any = _load()
+        self.api, self._version = _load()
         try:
-            (code,) = self.api.cuInit(0)
-        except RuntimeError as error:  # DynamicLibNotFoundError of 13.x, RuntimeError of 12.9
-            failure = BackendUnavailableError(
-                "there is no NVIDIA driver here: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
-                fix="Install the NVIDIA driver; in a container, start it with the NVIDIA runtime (--gpus all).",
-                absent=True,
-            )
-            raise failure from error
+            code = self.status("cuInit", 0)[0]
+        except RuntimeError as error:
+            raise _unusable(error) from error
         if code == _NO_DEVICE:
             raise BackendUnavailableError(
                 "the NVIDIA driver is here, and no device that it may use.",
@@ -115,6 +114,14 @@ class Driver:
         kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
         return kind(call, number, symbol, meaning)
 
+    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a function whose failure may be an answer; its status as an int, and what it returned beside it."""
+        try:
+            code, *rest = getattr(self.api, name)(*arguments)
+        except UNKNOWN_STATUS as error:
+            return (self.unknown(name, error).code,)
+        return (int(code), *rest)
+
     def unknown(self, call: str, error: Exception) -> DriverError:
         """The error of a status that the bindings have no name for; what they raise says its number."""
         found = re.match(r"(\d+)(?: is not a valid CUresult)?$", str(error))
@@ -147,7 +154,7 @@ class Driver:
 
     @property
     def bindings_version(self) -> str:
-        return importlib.metadata.version("cuda-bindings")
+        return str(self._version)
 
     # -- calls that are not stream-ordered -----------------------------------------------------------------------
 
@@ -197,8 +204,22 @@ class Context:
         return int(self._driver.call("cuCtxGetCurrent")) == self.pointer
 
 
-def _load() -> Any:
+def _unusable(error: RuntimeError) -> BackendUnavailableError:
+    """No driver at all, or one that the bindings cannot use."""
+    # DynamicLibNotFoundError of 13.x; 12.9 has a plain RuntimeError.
+    if type(error).__name__ == "DynamicLibNotFoundError" or "dlopen" in str(error):
+        return BackendUnavailableError(
+            "there is no NVIDIA driver here: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
+            fix="Install the NVIDIA driver; in a container, start it with the NVIDIA runtime (--gpus all).",
+            absent=True,
+        )
+    text = str(error).rstrip(".")
+    return BackendUnavailableError(f"the NVIDIA driver cannot be used: {text}.", fix="Install a newer NVIDIA driver.")
+
+
+def _load() -> tuple[Any, str]:
     try:
+        import cuda.bindings
         from cuda.bindings import driver
     except ImportError as error:
         # `cuda` alone proves nothing: hip-python-interop has a package of that name.
@@ -208,4 +229,4 @@ def _load() -> Any:
             absent=isinstance(error, ModuleNotFoundError),
         )
         raise failure from error
-    return driver
+    return driver, cuda.bindings.__version__

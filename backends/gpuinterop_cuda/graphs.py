@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpuinterop.backend import SemaphoreNode
+from gpuinterop.handles import Keyed
 
 from .driver import Context, Driver
 from .semaphores import Batch, Semaphore
@@ -83,12 +84,24 @@ def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
     params = driver.check(call, function(node))
     # The bindings give the arrays of what was set through them, not of what the driver has answered.
     found = _NodeParams.from_address(params.getPtr())
-    pairs = [(found.semaphores[i], found.params + i * _PARAMS_BYTES) for i in range(found.count)]
+    params_at = [_Params.from_address(found.params + index * _PARAMS_BYTES) for index in range(found.count)]
     return SemaphoreNode(
-        native=node,
+        native=(node, () if signals else tuple(one.timeout_ms for one in params_at)),
         signals=signals,
-        semaphores=tuple(int(pointer) for pointer, _ in pairs),
-        values=tuple(ctypes.c_uint64.from_address(address).value for _, address in pairs),
+        semaphores=tuple(int(found.semaphores[index]) for index in range(found.count)),
+        # Each kind has a field of its own, and the others are 0.
+        values=tuple(int(one.value or one.key or one.fence or 0) for one in params_at),
+    )
+
+
+class _Params(ctypes.Structure):
+    """The beginning of ``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``; a signal's has no time-out."""
+
+    _fields_ = (
+        ("value", ctypes.c_uint64),
+        ("fence", ctypes.c_void_p),
+        ("key", ctypes.c_uint64),
+        ("timeout_ms", ctypes.c_uint32),
     )
 
 
@@ -116,8 +129,11 @@ def set_node(
     else:
         params = api.CUDA_EXT_SEM_WAIT_NODE_PARAMS()
         slot = batch.wait_slot(values, None)
+        for semaphore, target, limit in zip(semaphores, slot[1], node.native[1], strict=True):
+            if semaphore.kind is Keyed:
+                target.timeoutMs = limit  # as it was captured
         call = "cuGraphExecExternalSemaphoresWaitNodeSetParams"
     params.extSemArray = batch.handles
     params.paramsArray = slot[0]
     params.numExtSems = batch.count
-    driver.call(call, handle, node.native, params)
+    driver.call(call, handle, node.native[0], params)

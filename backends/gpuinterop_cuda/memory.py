@@ -71,14 +71,9 @@ def fill(driver: Driver, stream: Stream, target: Address, byte: int, size: int) 
         driver.call("cuMemsetD8Async", target, byte, size, stream.handle)
 
 
-def is_pageable(driver: Driver, context: Context, address: Address) -> bool:
-    """Whether the driver does not know the memory at `address` (``cuPointerGetAttribute``): copies of it block."""
-    return memory_type(driver, context, address) is None
-
-
 def memory_type(driver: Driver, context: Context, address: Address) -> int | None:
     """The ``CUmemorytype`` of an address; None where the driver knows nothing of it."""
     attribute = driver.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     with context.aside():
-        result = driver.api.cuPointerGetAttribute(attribute, address)
+        result = driver.status("cuPointerGetAttribute", attribute, address)
     return None if result[0] else int(result[1])

@@ -58,9 +58,10 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
     if stream.relative or is_capturing(driver, stream):
         return stream
     api = driver.api
-    code, owner = api.cuStreamGetCtx(stream.handle)
-    if code or int(owner) == context.pointer:  # a green context's stream may have no context to tell
+    result = driver.status("cuStreamGetCtx", stream.handle)
+    if result[0] or int(result[1]) == context.pointer:  # a green context's stream may have no context to tell
         return stream
+    owner = result[1]
     driver.call("cuCtxPushCurrent", owner)
     try:
         ordinal = int(driver.call("cuCtxGetDevice"))
@@ -83,11 +84,11 @@ def is_capturing(driver: Driver, stream: Stream) -> bool:
     """``cuStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
     if stream.relative:
         with stream.in_context():
-            result = driver.api.cuStreamIsCapturing(stream.handle)
+            result = driver.status("cuStreamIsCapturing", stream.handle)
     else:
-        result = driver.api.cuStreamIsCapturing(stream.handle)
-    if int(result[0]) == _IMPLICIT:  # a default stream, which would wait for one that is being captured
-        return False
+        result = driver.status("cuStreamIsCapturing", stream.handle)
+    if result[0] == _IMPLICIT:  # a default stream, which waits for one that is being captured: it takes nothing else
+        return True
     return int(driver.check("cuStreamIsCapturing", result)) != 0
 
 
@@ -103,7 +104,7 @@ def synchronize(driver: Driver, stream: Stream) -> None:
 
 def is_idle(driver: Driver, stream: Stream) -> bool:
     with stream.context.aside():
-        (code,) = driver.api.cuStreamQuery(stream.handle)
+        (code,) = driver.status("cuStreamQuery", stream.handle)
     return _reached(driver, "cuStreamQuery", code)
 
 
@@ -137,7 +138,7 @@ def wait_event(driver: Driver, stream: Stream, event: Event) -> None:
 
 def is_done(driver: Driver, event: Event) -> bool:
     with driver.relaxed():
-        (code,) = driver.api.cuEventQuery(event.handle)
+        (code,) = driver.status("cuEventQuery", event.handle)
     return _reached(driver, "cuEventQuery", code)
 
 

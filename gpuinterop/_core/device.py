@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Generator, Iterable
@@ -42,6 +43,7 @@ from .stream import Stream, check_foreign_device, foreign_pointer
 
 if TYPE_CHECKING:
     from ..backend import Backend, DeviceInfo, Native
+    from .graph import Graph
 
 K = TypeVar("K")
 
@@ -54,13 +56,24 @@ class Device:
 
     def __init__(self, backend: Backend, info: DeviceInfo, capabilities: Capabilities) -> None:
         self._backend = backend
-        self._native: Native = backend.open_device(info.ordinal)
+        self._opened: list[Native] = []
+        self._opening = threading.Lock()
         self._reclaimer = Reclaimer(backend)
         self._copiers: list[Stream] = []
         # By the number under which a graph's nodes know them.
+        self._captures: dict[int, Graph] = {}  # what is being captured by `Stream.capture`, by the stream's pointer
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
         self.info = info
         self.capabilities = capabilities
+
+    @property
+    def _native(self) -> Native:
+        """The native device; opened when it is first used, so that looking at what there is makes no context."""
+        if not self._opened:
+            with self._opening:
+                if not self._opened:
+                    self._opened.append(self._backend.open_device(self.info.ordinal))
+        return self._opened[0]
 
     # -- what it is --------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError
+from ..handles import Fence, Timeline
 from .resource import Resource, check_int
 from .semaphore import ExternalSemaphore
 from .stream import Stream, check_stream
@@ -33,7 +34,7 @@ class GraphStep:
     signals : bool
         Whether it signals; else it waits.
     semaphores : tuple of ExternalSemaphore or None
-        In the node's order; None where gpuinterop has not imported it, or it is closed.
+        In the node's order; None where gpuinterop has not imported it, or it was released.
     values : tuple of int
         What the next launch waits for or signals; 0 where the semaphore is binary.
     """
@@ -43,7 +44,10 @@ class GraphStep:
         self._node = node
         known = owner.device._semaphores
         self.signals = node.signals
-        self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(map(known.get, node.semaphores))
+        found = [known.get(pointer) for pointer in node.semaphores]
+        self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
+            None if semaphore is None or semaphore._retirement.done else semaphore for semaphore in found
+        )
         self.values = node.values
 
     def set(self, *values: int | None) -> None:
@@ -69,6 +73,21 @@ class GraphStep:
         self._owner._set(self, ours, numbers)
         self.values = numbers
 
+    def _advanced(self, by: int) -> tuple[int | None, ...]:
+        """The values, `by` later; of what counts up: a key or a fence's address is no counter."""
+        return tuple(
+            None if semaphore is not None and not semaphore._takes_value
+            else value + by if semaphore is None or semaphore.kind in (Timeline, Fence)
+            else value
+            for semaphore, value in zip(self.semaphores, self.values, strict=True)
+        )  # fmt: skip
+
+    def _check(self, values: tuple[int | None, ...]) -> None:
+        for semaphore, value in zip(self.semaphores, values, strict=True):
+            if semaphore is None:
+                raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
+            semaphore._check_value(value)
+
     def __repr__(self) -> str:
         what = "signal" if self.signals else "wait"
         return f"<GraphStep {what} {', '.join(map(str, self.values))}>"
@@ -85,7 +104,7 @@ class GraphSemaphores(Resource):
         owner's.
     executable : int
         The ``CUgraphExec`` made of it: torch's ``raw_cuda_graph_exec()``, CuPy's ``Graph.graphExec``. It stays its
-        owner's, and must live until this is closed.
+        owner's. Both must live until this is closed: a node is the graph's.
 
     The semaphores are not released before this is closed, whatever else is closed.
 
@@ -129,8 +148,8 @@ class GraphSemaphores(Resource):
             for semaphore in step.semaphores:
                 if semaphore is not None:
                     _hold(semaphore, held, serial)
-                    # From here on launches move its counter, which nobody here sees.
-                    semaphore._forget_values()
+                    if _parent is None:  # that library's launches move its counter, and nobody here sees them
+                        semaphore._forget_values()
 
     @property
     def waits(self) -> tuple[GraphStep, ...]:
@@ -143,19 +162,20 @@ class GraphSemaphores(Resource):
         return tuple(step for step in self.steps if step.signals)
 
     def advance(self, by: int) -> None:
-        """Add `by` to every value that is not a binary semaphore's: what one frame after another wants.
+        """Add `by` to every timeline's and fence's value: what one frame after another wants.
 
         Raises
         ------
         InvalidArgumentError
-            A value would leave the range of 64 bits, or a semaphore is not ours.
+            A value would leave the range of 64 bits, or a semaphore is not ours; nothing was set.
         """
         step_by = check_int(by, "by")
         self._check_open()
-        for step in self.steps:
-            pairs = zip(step.semaphores, step.values, strict=True)
-            step.set(*(value + step_by if semaphore is None or semaphore._takes_value else None
-                       for semaphore, value in pairs))  # fmt: skip
+        plans = [(step, step._advanced(step_by)) for step in self.steps]
+        for step, values in plans:
+            step._check(values)
+        for step, values in plans:
+            step.set(*values)
 
     def _set(self, step: GraphStep, semaphores: list[ExternalSemaphore[Any]], values: tuple[int, ...]) -> None:
         with self._in_use():
@@ -189,6 +209,8 @@ class Graph(Resource):
         self._held = held
         self._pointers = pointers
         self._semaphores: GraphSemaphores | None = None
+        self.joined: list[Stream] = []
+        """The streams whose work goes into it, while it is captured."""
 
     @property
     def ptr(self) -> int:
@@ -211,6 +233,10 @@ class Graph(Resource):
         """Enqueue the whole of it (``cuGraphLaunch``). Returns at once."""
         executable = self.executable_ptr
         check_stream(self._device, stream)
+        if stream.capturing:
+            raise InvalidArgumentError(
+                "stream", "is being captured: a graph inside a graph could not be given values; launch both one by one."
+            )
         assert self._semaphores is not None
         with self._in_use(), self._reclaimer.enqueuing_wait():
             self._backend.launch(executable, stream._native)
@@ -219,6 +245,10 @@ class Graph(Resource):
                 for semaphore, value in zip(step.semaphores, step.values, strict=True):
                     if semaphore is not None:
                         stream._waits.append((semaphore._label, value if semaphore._takes_value else None))
+            for step in self._semaphores.signals:
+                for semaphore, value in zip(step.semaphores, step.values, strict=True):
+                    if semaphore is not None:
+                        semaphore._used[stream._ptr] = (stream, max(value, semaphore._last_value(stream)))
         for resource in list(self._held):
             note = getattr(resource, "used_on", None)
             if note is not None:
@@ -257,14 +287,18 @@ def capture(stream: Stream) -> Iterator[Graph]:
     graph = Graph(device, backend)
     try:
         backend.begin_capture(stream._native)
-        stream._graph = graph
+        stream._graph = device._captures[stream._ptr] = graph
+        graph.joined.append(stream)
         try:
             yield graph
         except BaseException:
             _abort(backend, device, stream)
             raise
         finally:
-            stream._graph = None
+            device._captures.pop(stream._ptr, None)
+            for joined in graph.joined:
+                joined._graph = None
+            graph.joined.clear()
         graph._finish(backend.end_capture(stream._native))
     except BaseException:
         graph.close()

@@ -270,6 +270,8 @@ class Buffer(Resource):
                 last = self._mapping.last_stream()
                 if last is not None:
                     copier.wait_stream(last)
+                    if array is not None:
+                        copier.check_host_copy(array)
                 enqueue(copier._native)
                 if array is not None:
                     copier.keep_until_done(array)  # the caller may be interrupted while the copy is still to come

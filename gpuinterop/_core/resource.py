@@ -218,8 +218,8 @@ class Retirement:
             )
         return "work enqueued before close() is still pending"
 
-    def finish(self) -> None:
-        """Release. Whatever fails in it is reported, and raised to nobody: the caller only happened to drain."""
+    def finish(self) -> Exception | None:
+        """Release; what has failed in it, for `tell`."""
         release, self._release = self._release, None
         parent, self._parent = self._parent, None
         problem = None
@@ -233,7 +233,11 @@ class Retirement:
             if parent is not None:
                 parent.gates.pop(self.serial, None)
             self.done = True
-            self._call_back()
+        return problem
+
+    def tell(self, problem: Exception | None) -> None:
+        """Run the callbacks, and report what has failed; raised to nobody: the caller only happened to drain."""
+        self._call_back()
         if problem is not None:
             warn_leak(f"releasing {self.label} failed: {problem}")
 
@@ -341,35 +345,39 @@ class Reclaimer:
             return
         try:
             progress = True
+            held_by = ""
             while progress:
                 progress = False
                 for serial, entry in list(self._pending.items()):
-                    if entry.ready(self.backend):
-                        progress |= self._finish(serial, entry)
+                    if entry.blocks and held_by:  # asked once: the answer is the same for all
+                        entry.held_by = held_by
+                    elif entry.ready(self.backend):
+                        held_by = self._finish(serial, entry)
+                        progress |= not held_by
         finally:
             self._draining.release()
 
-    def _finish(self, serial: int, entry: Retirement) -> bool:
-        """Release; False where that would block the device, and with it whoever is to end a pending wait."""
-        if not entry.blocks:
-            self._finish_now(serial, entry)
-            return True
-        with self._release_lock:
-            self.releasing = True
-            try:
-                entry.held_by = self._pending_wait()
-                if entry.held_by:
-                    return False
-                self._finish_now(serial, entry)
-                return True
-            finally:
-                self.releasing = False
-
-    def _finish_now(self, serial: int, entry: Retirement) -> None:
+    def _finish(self, serial: int, entry: Retirement) -> str:
+        """Release; else the stream because of which that would block the device, and whoever is to end its wait."""
+        problem = None
         try:
-            entry.finish()
+            if entry.blocks:
+                with self._release_lock:
+                    self.releasing = True
+                    try:
+                        entry.held_by = self._pending_wait()
+                        if entry.held_by:
+                            return entry.held_by
+                        problem = entry.finish()
+                    finally:
+                        self.releasing = False
+            else:
+                problem = entry.finish()
         finally:
-            self._pending.pop(serial, None)
+            if entry.done:
+                self._pending.pop(serial, None)
+        entry.tell(problem)  # without the lock: a callback is somebody else's code
+        return ""
 
     def _pending_wait(self) -> str:
         """The label of a stream that may be waiting for a semaphore; empty when none is."""

@@ -168,6 +168,8 @@ class ExternalSemaphore(Resource, Generic[K]):
             stream._waits.append((self._label, value))
         finally:
             reclaimer.waiting.pop(thread, None)
+        if stream._graph is not None:
+            stream._graph.hold(self)
         if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:
             self._used[stream._ptr] = (stream, self._last_value(stream))
 
@@ -212,6 +214,9 @@ class ExternalSemaphore(Resource, Generic[K]):
                 "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
             )
         self._backend.signal(self._batch, stream._native, (number,))
+        if stream._graph is not None:  # signalled by its launches, not now
+            stream._graph.hold(self)
+            number = self._last_value(stream)
         self._used[stream._ptr] = (stream, number)
 
     # -- on the calling thread -----------------------------------------------------------------------------------
@@ -378,6 +383,8 @@ class SemaphoreBatch:
                 stream._waits.append((semaphore._label, number if semaphore._takes_value else None))
         for semaphore in self._semaphores:
             semaphore._used[stream._ptr] = (stream, semaphore._last_value(stream))
+            if stream._graph is not None:
+                stream._graph.hold(semaphore)
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Signal all; `values` in the order of the constructor, None where one is binary.
@@ -392,6 +399,9 @@ class SemaphoreBatch:
                 )
         self._backend.signal(self._batch, stream._native, numbers)
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
+            if stream._graph is not None:
+                stream._graph.hold(semaphore)
+                number = semaphore._last_value(stream)
             semaphore._used[stream._ptr] = (stream, number)
 
     def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:

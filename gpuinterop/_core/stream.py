@@ -61,7 +61,10 @@ class Stream(Resource):
         self._keepalive = keepalive
         self._kept = kept
         self._ptr = backend.stream_pointer(native)
-        self._graph: Graph | None = None  # what `capture` makes, while it does
+        # What `capture` makes, while it does: also of another wrapper's stream, and of those that join it.
+        self._graph: Graph | None = device._captures.get(self._ptr)
+        if self._graph is not None:
+            self._graph.joined.append(self)
         # What semaphores compare on the hot path: the device while the stream is open, nobody's device afterwards.
         self._open_on: object = device
         device._reclaimer.add_stream(self)
@@ -193,6 +196,9 @@ class Stream(Resource):
         finally:
             self._backend.destroy_event(event)
         self._waits.extend(other._waits)
+        if other._graph is not None and self._graph is None:
+            self._graph = other._graph
+            self._graph.joined.append(self)
 
     def record(self) -> Event:
         """An event that is done when everything enqueued so far is."""

@@ -114,7 +114,7 @@ class ArrayConsumer(Consumer):
     def _external(self, stream: Stream) -> Any:
         """The stream as the library's own."""
         cuda = self._library.cuda
-        adopt = getattr(cuda.Stream, "from_external", None)  # CuPy from 14 on, by the CUDA stream protocol
+        adopt = getattr(getattr(cuda, "Stream", None), "from_external", None)  # CuPy, from 14 on
         if adopt is None:
             return cuda.ExternalStream(stream.ptr, self._ordinal)
         with cuda.Device(self._ordinal):

@@ -29,10 +29,12 @@ class BlockingBackend(FakeBackend):
         super().__init__()
         self.waiting: set[int] = set()  # streams with a pending wait
         self.deadlocks: list[str] = []
+        self.asked = 0
         self.on_wait: Callable[[], None] = lambda: None
         self.on_release: Callable[[], None] = lambda: None
 
     def is_idle(self, stream: Native) -> bool:
+        self.asked += 1
         return stream[1] not in self.waiting
 
     def wait(self, batch: Native, stream: Native, values: object, timeout_ms: int | None) -> None:
@@ -185,6 +187,43 @@ def test_a_wait_lets_a_release_that_is_under_way_end(fake: tuple[Device, Blockin
         assert entered.is_set()
         backend.waiting.clear()
     backend.on_release = lambda: None
+    gate.close(timeout=LIMIT)
+    assert backend.deadlocks == []
+
+
+def test_a_callback_runs_without_the_lock(fake: tuple[Device, BlockingBackend]) -> None:
+    """It may do what it likes, also wait for a thread that enqueues a wait."""
+    device, backend = fake
+    gate, other = semaphore_of(device), semaphore_of(device)
+    with device.create_stream() as stream:
+        done: list[bool] = []
+
+        def callback() -> None:
+            thread = threading.Thread(target=lambda: gate.wait(stream, 1))
+            thread.start()
+            thread.join(LIMIT)
+            done.append(not thread.is_alive())
+
+        other.on_released(callback)
+        other.close()
+        assert done == [True]
+        backend.waiting.clear()
+    gate.close(timeout=LIMIT)
+
+
+def test_a_pending_wait_is_looked_for_once_a_drain(fake: tuple[Device, BlockingBackend]) -> None:
+    device, backend = fake
+    gate = semaphore_of(device)
+    with device.create_stream() as stream:
+        gate.wait(stream, 1)
+        for _ in range(50):
+            semaphore_of(device).close()
+        backend.asked = 0
+        device.drain()
+        assert backend.asked <= 2
+        backend.waiting.clear()
+        device.drain()
+        assert backend.count("semaphore") == 1
     gate.close(timeout=LIMIT)
     assert backend.deadlocks == []
 

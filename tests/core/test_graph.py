@@ -274,6 +274,77 @@ def test_a_capture_whose_body_fails_ends(fake: tuple[Device, GraphFake]) -> None
             graph.launch(stream)
 
 
+def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, GraphFake]) -> None:
+    """Also through another wrapper of the captured stream, and a semaphore that is dropped in the body."""
+    device, backend = fake
+    memory, buffer = buffer_of(device)
+    with device.create_stream() as stream, device.create_stream() as other:
+        with stream.capture() as graph:
+            other.wait_stream(stream)
+            buffer.fill(7, stream=other)
+            with timeline(device) as semaphore, device.wrap_stream(stream.ptr) as again:
+                semaphore.signal(again, 1)
+            del semaphore
+        buffer.close()
+        memory.close()
+        device.drain()
+        assert (backend.count("mapping"), backend.count("semaphore")) == (1, 1)
+        with graph.semaphores:  # closing these lets go of nothing that the graph needs
+            pass
+        device.drain()
+        assert (backend.count("mapping"), backend.count("semaphore")) == (1, 1)
+        graph.launch(stream)
+        graph.close(timeout=LIMIT)
+        device.drain()
+        assert (backend.count("mapping"), backend.count("semaphore")) == (0, 0)
+
+
+def test_advance_sets_all_or_nothing(fake: tuple[Device, GraphFake]) -> None:
+    device, _ = fake
+    with timeline(device) as semaphore, device.create_stream() as stream:
+        with stream.capture() as graph:
+            semaphore.wait(stream, 1)
+            semaphore.signal(stream, 2**64 - 2)
+        with pytest.raises(gi.InvalidArgumentError, match="2\\*\\*64"):
+            graph.semaphores.advance(2)
+        assert [step.values for step in graph.semaphores.steps] == [(1,), (2**64 - 2,)]
+        graph.close()
+
+
+def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tuple[Device, GraphFake]) -> None:
+    device, _ = fake
+    with timeline(device) as semaphore, device.create_stream() as stream:
+
+        def fail() -> None:
+            with stream.capture():
+                semaphore.signal(stream, 50)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+        semaphore.signal(stream, 2)
+        with stream.capture() as graph:
+            semaphore.signal(stream, 11)
+        graph.launch(stream)
+        with pytest.raises(gi.InvalidArgumentError, match="only grows"):
+            semaphore.signal(stream, 3)
+        semaphore.signal(stream, 12)
+        with stream.capture() as outer, pytest.raises(gi.InvalidArgumentError, match="inside a graph"):
+            graph.launch(stream)
+        outer.close()
+        graph.close()
+
+
+def test_a_released_semaphore_is_no_longer_known(fake: tuple[Device, GraphFake]) -> None:
+    device, backend = fake
+    semaphore = timeline(device)
+    pointer = semaphore._native[1]
+    backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(pointer,), values=(1,))]
+    semaphore.close(timeout=LIMIT)
+    with gi.GraphSemaphores(device, 7, 8) as semaphores:
+        assert semaphores.steps[0].semaphores == (None,)
+
+
 def test_without_graphs_it_is_a_gap() -> None:
     device, _ = fake_device(Operation.GRAPH_CAPTURE)
     with device.create_stream() as stream:

@@ -33,6 +33,8 @@ def _drivers() -> set[str]:
 def pytest_configure(config: pytest.Config) -> None:
     if _MODE not in ("simulated", "real"):
         pytest.exit(f"GPUINTEROP_TEST_CUDA is simulated or real, not {_MODE!r}.", 4)
+    config.option.gpuinterop_backend = ["cuda"]
+    config.option.gpuinterop_require = ["cuda"]
     if _MODE == "real":
         return
     if drivers := _drivers():
@@ -49,10 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(ctypes.CDLL("libcuda.so.1"), _MARKER):
         pytest.exit("libcuda.so.1 is not the simulated driver, although that was loaded first.", 4)
     config.stash[_SIMULATOR] = Simulator(library)
-    config.option.gpuinterop_backend = ["cuda"]
-    config.option.gpuinterop_require = ["cuda"]
-    if hasattr(config.option, "gpuinterop_simulated"):
-        config.option.gpuinterop_simulated = ["cuda"]
+    config.option.gpuinterop_simulated = ["cuda"]
 
 
 def pytest_report_header() -> str:
@@ -61,7 +60,11 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _bindings_use_it(pytestconfig: pytest.Config) -> None:
-    """What cuda.bindings call is the simulated driver: its counter shows it."""
+    """What cuda.bindings call is the simulated driver: its counter shows it. And they are the version that is meant."""
+    if wanted := os.environ.get("GPUINTEROP_TEST_CUDA_BINDINGS"):
+        import cuda.bindings
+
+        assert cuda.bindings.__version__ == wanted
     simulator = pytestconfig.stash.get(_SIMULATOR, None)
     if simulator is None:
         return

@@ -162,10 +162,19 @@ def test_every_call_that_fails_is_named(simulator: Simulator, device: gi.Device,
 
 
 def test_a_code_that_the_bindings_do_not_know(simulator: Simulator, device: gi.Device) -> None:
-    simulator.fail("cuStreamCreate", code=12345)
-    with pytest.raises(gi.DriverError, match="12345") as caught:
-        device.create_stream()
-    assert caught.value.code == 12345
+    stream = device.create_stream()
+    event = stream.record()
+    calls: dict[str, Callable[[], object]] = {
+        "cuStreamCreate": device.create_stream,
+        "cuStreamQuery": stream.query,
+        "cuEventQuery": lambda: event.done,
+    }
+    for call, attempt in calls.items():
+        simulator.fail(call, code=12345)
+        with pytest.raises(gi.DriverError, match="12345") as caught:
+            attempt()
+        assert (caught.value.call, caught.value.code) == (call, 12345)
+    stream.close()
 
 
 def test_a_release_that_fails_is_a_warning_that_names_it(simulator: Simulator, device: gi.Device, memfd: Any) -> None:

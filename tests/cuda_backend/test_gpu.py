@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +52,7 @@ def array_of(library: Any, buffer: gi.Buffer) -> Any:
 def test_a_library_reads_and_writes_the_shared_bytes(
     device: gi.Device, shared: tuple[Any, gi.Buffer], library: str
 ) -> None:
-    module: Any = pytest.importorskip(library)
+    module: Any = importlib.import_module(library)
     theirs, buffer = shared
     wanted = np.random.default_rng(1).standard_normal(SHAPE, np.float32)
     theirs.write(0, wanted.tobytes())
@@ -68,7 +69,7 @@ def test_the_librarys_stream_is_ordered_by_semaphores(
     device: gi.Device, exporter: Any, shared: tuple[Any, gi.Buffer], library: str
 ) -> None:
     """On a stream of the library's own, and on its default stream."""
-    module: Any = pytest.importorskip(library)
+    module: Any = importlib.import_module(library)
     theirs, buffer = shared
     array = array_of(module, buffer)
     counter = exporter.create_semaphore(gi.Timeline)
@@ -101,7 +102,7 @@ def test_the_librarys_own_capture(
     device: gi.Device, exporter: Any, shared: tuple[Any, gi.Buffer], library: str
 ) -> None:
     """Signals and waits go into its graph, and each of its launches has values of its own."""
-    module: Any = pytest.importorskip(library)
+    module: Any = importlib.import_module(library)
     theirs, buffer = shared
     theirs.write(0, np.ones(SHAPE, np.float32).tobytes())
     array = array_of(module, buffer)
@@ -158,8 +159,8 @@ def test_pinned_memory_may_be_copied_behind_a_pending_wait(
     device: gi.Device, exporter: Any, shared: tuple[Any, gi.Buffer]
 ) -> None:
     """The driver is asked what it has pinned: torch's and CuPy's pinned arrays are NumPy arrays by then."""
-    torch: Any = pytest.importorskip("torch")
-    cupyx: Any = pytest.importorskip("cupyx")
+    torch: Any = importlib.import_module("torch")
+    cupyx: Any = importlib.import_module("cupyx")
     theirs, buffer = shared
     counter = exporter.create_semaphore(gi.Timeline)
     semaphore: Any = device.import_semaphore(counter.export())
@@ -183,7 +184,7 @@ def test_pinned_memory_may_be_copied_behind_a_pending_wait(
 
 def test_ten_thousand_rounds_lose_nothing(device: gi.Device, exporter: Any) -> None:
     """Import, map and close: descriptors, device memory and host memory are what they were."""
-    cuda: Any = pytest.importorskip("cuda.bindings.driver")
+    cuda: Any = importlib.import_module("cuda.bindings.driver")
 
     def state() -> tuple[int, int, int]:
         with device._native.current():
@@ -240,7 +241,7 @@ def test_two_gpus_are_not_taken_for_each_other(device: gi.Device) -> None:
 
 def test_each_gpu_works_while_the_other_is_current(device: gi.Device) -> None:
     """torch's current device is 1: streams 0 of device 0 still run on GPU 0."""
-    torch: Any = pytest.importorskip("torch")
+    torch: Any = importlib.import_module("torch")
     devices = gi.get_backend("cuda").devices()
     if len(devices) < 2:
         pytest.skip("there is one GPU")

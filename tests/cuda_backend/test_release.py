@@ -7,6 +7,7 @@ on the GPU and on the simulator alike.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,3 +87,32 @@ def test_the_other_side_signals_after_the_close(device: gi.Device, exporter: Any
     gate.close(timeout=LIMIT)
     for one in (gate_theirs, other_theirs, theirs):
         one.close()
+
+
+def test_closing_leaves_a_capture_elsewhere_alone(device: gi.Device, exporter: Any) -> None:
+    """A stream that blocks the default stream is captured: the default stream cannot even be asked meanwhile."""
+    cuda: Any = importlib.import_module("cuda.bindings.driver")
+    theirs = exporter.create_memory(1 << 16)
+    memory = device.import_memory(theirs.export(), size=theirs.size)
+    buffer = memory.map_buffer()
+    with device._native.current():
+        code, blocking = cuda.cuStreamCreate(0)
+        assert not code
+        zero = device.wrap_stream(0)
+        buffer.fill(1, stream=zero)
+        assert not cuda.cuStreamBeginCapture(blocking, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)[0]
+        released: list[str] = []
+        memory.on_released(lambda: released.append("memory"))
+        buffer.close()
+        memory.close()
+        zero.close()
+        device.drain()
+        assert released == [], "released without a look at the default stream's work"
+        code, graph = cuda.cuStreamEndCapture(blocking)
+        assert not code, "the capture has become invalid"
+        assert not cuda.cuGraphDestroy(graph)[0]
+        device.synchronize(LIMIT)
+        memory.close(timeout=LIMIT)
+        assert released == ["memory"]
+        assert not cuda.cuStreamDestroy(blocking)[0]
+    theirs.close()

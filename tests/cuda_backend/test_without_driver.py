@@ -93,5 +93,20 @@ def test_a_driver_that_does_not_work(tmp_path: Path, environment: dict[str, str]
     assert all(word in str(cuda["reason"]) for word in words), cuda["reason"]
 
 
+def test_looking_at_what_there_is_makes_no_context(tmp_path: Path) -> None:
+    """`info`, the devices and their tables come from attributes and symbols alone."""
+    program = (
+        "import gpuinterop as gi; from tests.simulated.driver import Simulator; "
+        "device, = gi.get_backend('cuda').devices(); "
+        "assert device.capabilities.supports((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)); "
+        "assert gi.match_device(device.identity) is device; "
+        "simulator = Simulator.attach(); print(simulator.calls('cuDevicePrimaryCtxRetain')); "
+        "device.create_stream().close(); print(simulator.calls('cuDevicePrimaryCtxRetain'))"
+    )
+    libraries = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]}
+    done = python(program, tmp_path, path=str(Path(__file__).parents[2]), **libraries)
+    assert (done.returncode, done.stdout) == (0, "0\n1\n"), done.stderr
+
+
 def test_the_backend_is_installed() -> None:
     assert "cuda" in gi.backends()

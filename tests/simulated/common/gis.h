@@ -474,7 +474,8 @@ gis_capture_mode gis_exchange_mode(gis_capture_mode mode);
 gis_status gis_capture_begin(gis_stream *stream, gis_capture_mode mode);
 gis_status gis_capture_end(gis_stream *stream, gis_graph **graph);
 void gis_capture_abandon(gis_stream *stream);
-gis_status gis_capture_implicit(gis_stream *stream); /* whether a legacy stream would wait for a captured one */
+/* whether a legacy stream would wait for a captured one; whoever only asks makes no capture invalid */
+gis_status gis_capture_implicit(gis_stream *stream, bool asking);
 void gis_capture_unref(gis_capture *capture);
 void gis_nodes_add(gis_nodes *nodes, gis_node *node);
 void gis_nodes_clear(gis_nodes *nodes);

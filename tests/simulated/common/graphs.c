@@ -132,12 +132,12 @@ static void find_captured(gis_object *object, void *argument) {
     if (stream->capture && stream->blocking && object->context == it->context) it->found = stream->capture;
 }
 
-gis_status gis_capture_implicit(gis_stream *stream) {
+gis_status gis_capture_implicit(gis_stream *stream, bool asking) {
     if (!captures || stream != stream->object.context->legacy) return GIS_OK;
     search it = {stream->object.context, NULL};
     gis_each(GIS_STREAM, find_captured, &it);
     if (!it.found) return GIS_OK;
-    it.found->invalid = true;
+    if (!asking) it.found->invalid = true; /* to ask whether a stream is being captured harms no capture */
     return GIS_CAPTURE_IMPLICIT;
 }
 

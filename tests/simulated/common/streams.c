@@ -507,7 +507,7 @@ static bool done_at_once(gis_stream *stream, gis_op *op) {
 }
 
 gis_status gis_submit(gis_stream *stream, gis_op *op, bool block) {
-    gis_status status = stream->error ? stream->error : gis_capture_implicit(stream);
+    gis_status status = stream->error ? stream->error : gis_capture_implicit(stream, false);
     if (status) {
         gis_op_free(op);
         return status;
@@ -648,7 +648,7 @@ gis_status gis_event_wait(gis_stream *stream, gis_event *event) {
         if (event->capture->ended) return GIS_CAPTURED_EVENT;
         if (stream->capture && stream->capture != event->capture) return GIS_CAPTURE_MERGE;
         if (event->capture->invalid) return GIS_CAPTURE_INVALIDATED;
-        gis_status status = stream->error ? stream->error : gis_capture_implicit(stream);
+        gis_status status = stream->error ? stream->error : gis_capture_implicit(stream, false);
         if (status) return status;
         if (stream == stream->object.context->legacy) return GIS_CAPTURE_UNSUPPORTED;
         if (!stream->capture) {

@@ -380,7 +380,7 @@ static result not_capturing(gis_stream *stream) {
         stream->capture->invalid = true;
         return 900;
     }
-    TRY(gis_capture_implicit(stream));
+    TRY(gis_capture_implicit(stream, false));
     TRY(gis_unsafe());
     return SUCCESS;
 }
@@ -453,7 +453,7 @@ static result stream_wait_event(handle which, handle event, uint32_t flags) {
 static result stream_is_capturing(handle which, int *status) {
     ENTER(cuStreamIsCapturing);
     NEED_STREAM(which);
-    TRY(gis_capture_implicit(stream));
+    TRY(gis_capture_implicit(stream, true));
     *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
     return SUCCESS;
 }
@@ -461,7 +461,7 @@ static result stream_is_capturing(handle which, int *status) {
 static result capture_info(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
                            size_t *count) {
     NEED_STREAM(which);
-    TRY(gis_capture_implicit(stream));
+    TRY(gis_capture_implicit(stream, true));
     gis_capture *capture = stream->capture;
     *status = !capture ? 0 : capture->invalid ? 2 : 1;
     if (*status != 1) return SUCCESS;
