@@ -30,9 +30,6 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
         # Measured: 12.9.0 keeps the GIL in every call, 12.9.1 and all later ones let go of it.
         self.holds_gil = self._driver.bindings_version == "12.9.0"
         self._semaphores = semaphores.Semaphores(self._driver)
-        # The hot path has one layer less: these are called as they are.
-        self.signal = self._semaphores.signal  # type: ignore[method-assign]
-        self.wait = self._semaphores.wait  # type: ignore[method-assign]
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
@@ -212,7 +209,7 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _info(self, ordinal: int) -> DeviceInfo:
-        driver, _api = self._driver, self._driver.api
+        driver = self._driver
         device = driver.call("cuDeviceGet", ordinal)
         name = driver.call("cuDeviceGetName", 128, device)
         uuid = bytes(_uuid(driver, device))

@@ -6,6 +6,7 @@ A process has one CUDA driver, and keeps it: these run in a process of their own
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 
 import pytest
 
+import gpuinterop as gi
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator
 
@@ -85,17 +87,26 @@ def simulator(pytestconfig: pytest.Config) -> Simulator:
     return found
 
 
+_KEPT: Final = ("external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation")
+"""Objects that no test may leave behind; streams and events are kept for later copies."""
+
+
 @pytest.fixture(autouse=True)
 def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
-    """On the simulated driver: no fault outlives its test, and nothing was done against the documentation."""
+    """On the simulated driver: no fault outlives its test, nothing is left over or against the documentation."""
     simulator = pytestconfig.stash.get(_SIMULATOR, None)
     if simulator is None:
         yield
         return
-    simulator.violations()
+    assert simulator.violations() == [], "before the test"
     simulator.forget_log()
     simulator.forget_descriptors()
+    before = simulator.live()
     yield
-    simulator.cancel_waits()  # a stream that a failed test has left waiting would stall the releases of the next
     simulator.reset()
+    gc.collect()
+    for device in gi.get_backend("cuda").devices():
+        device.drain()
     assert simulator.violations() == []
+    after = simulator.live()
+    assert {kind: after[kind] for kind in _KEPT} == {kind: before[kind] for kind in _KEPT}
