@@ -82,9 +82,9 @@ class Driver:
                 fix="CUDA_VISIBLE_DEVICES may hide it; in a container the device nodes may be missing.",
             )
         if code:
-            symbol, text = self._describe(int(code))
+            symbol, text = self._describe(code)
             raise BackendUnavailableError(
-                f"cuInit failed with {symbol} ({int(code)}): {text}.",
+                f"cuInit failed with {symbol} ({code}): {text}.",
                 fix="nvidia-smi shows whether driver and kernel module fit together.",
             )
         self.version: int = self.call("cuDriverGetVersion")

@@ -73,15 +73,7 @@ def _check_nodes(driver: Driver, result: Any) -> tuple[Any, int]:
 
 
 def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
-    api = driver.api
-    if signals:
-        call, function = (
-            "cuGraphExternalSemaphoresSignalNodeGetParams",
-            api.cuGraphExternalSemaphoresSignalNodeGetParams,
-        )
-    else:
-        call, function = "cuGraphExternalSemaphoresWaitNodeGetParams", api.cuGraphExternalSemaphoresWaitNodeGetParams
-    params = driver.check(call, function(node))
+    params = driver.call(f"cuGraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams", node)
     # The bindings give the arrays of what was set through them, not of what the driver has answered.
     found = _NodeParams.from_address(params.getPtr())
     params_at = [_Params.from_address(found.params + index * _PARAMS_BYTES) for index in range(found.count)]

@@ -50,7 +50,7 @@ def destroy(driver: Driver, semaphore: Semaphore) -> None:
 class Batch:
     """Semaphores that are signalled or waited for in one call."""
 
-    __slots__ = ("_new_signal", "_new_wait", "_setters", "count", "fences", "handles", "signals", "waits")
+    __slots__ = ("_fields", "_new_signal", "_new_wait", "count", "fences", "handles", "signals", "waits")
 
     def __init__(self, driver: Driver, semaphores: Sequence[Semaphore]) -> None:
         api = driver.api
@@ -58,9 +58,9 @@ class Batch:
         self.count = len(semaphores)
         self.signals: list[Slot] = []
         self.waits: list[Slot] = []
-        self._setters = [_SETTERS.get(semaphore.kind, _set_fence) for semaphore in semaphores]
+        self._fields = [_FIELDS.get(semaphore.kind, _FENCE) for semaphore in semaphores]
         # Timelines, fences and binary semaphores, which take the value 0 and ignore it, need no telling apart.
-        self.fences = all(setter is _set_fence for setter in self._setters)
+        self.fences = all(field is _FENCE for field in self._fields)
         self._new_signal: Callable[[], Any] = api.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS
         self._new_wait: Callable[[], Any] = api.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS
 
@@ -74,8 +74,7 @@ class Batch:
             for target, value in zip(slot[1], values, strict=False):  # the core has counted them
                 target.value = value
         else:
-            for setter, target, value in zip(self._setters, slot[1], values, strict=True):
-                setter(target, value)
+            self._fill(slot, values)
         return slot
 
     def wait_slot(self, values: Sequence[int], timeout_ms: int | None) -> Slot:
@@ -88,42 +87,27 @@ class Batch:
             for target, value in zip(slot[1], values, strict=False):
                 target.value = value
         else:
+            self._fill(slot, values)
             limit = _FOREVER if timeout_ms is None else timeout_ms
-            for setter, target, value in zip(self._setters, slot[1], values, strict=True):
-                setter(target, value)
-                if setter is _set_key:
+            for field, target in zip(self._fields, slot[1], strict=True):
+                if field is _KEY:
                     target.timeoutMs = limit
         return slot
+
+    def _fill(self, slot: Slot, values: Sequence[int]) -> None:
+        for (_, name), target, value in zip(self._fields, slot[1], values, strict=True):
+            setattr(target, name, value)
 
     def _slot(self, new: Callable[[], Any]) -> Slot:
         roots = [new() for _ in self.handles]
         # The views do not keep their struct alive on 12.9: the slot holds both.
-        return roots, [
-            _VIEWS.get(setter, _fence)(root.params) for setter, root in zip(self._setters, roots, strict=True)
-        ]
+        return roots, [getattr(root.params, arm) for (arm, _), root in zip(self._fields, roots, strict=True)]
 
 
-def _set_fence(target: Any, value: int) -> None:
-    target.value = value
-
-
-def _set_key(target: Any, value: int) -> None:
-    target.key = value
-
-
-def _set_sync(target: Any, value: int) -> None:
-    target.fence = value
-
-
-def _fence(params: Any) -> Any:
-    return params.fence
-
-
-_SETTERS: Final[dict[type, Callable[[Any, int], None]]] = {Keyed: _set_key, SciSync: _set_sync}
-_VIEWS: Final[dict[Callable[[Any, int], None], Callable[[Any], Any]]] = {
-    _set_key: lambda params: params.keyedMutex,
-    _set_sync: lambda params: params.nvSciSync,
-}
+# Where a kind's value goes: the struct in `params`, and its field.
+_FENCE: Final = ("fence", "value")
+_KEY: Final = ("keyedMutex", "key")
+_FIELDS: Final[dict[type, tuple[str, str]]] = {Keyed: _KEY, SciSync: ("nvSciSync", "fence")}
 
 
 class Semaphores:

@@ -35,8 +35,8 @@ class Stream:
 
     @contextmanager
     def in_context(self) -> Generator[None]:
-        """For a call on a default stream."""
-        if self.context.is_current:
+        """For a call that a default stream may be given."""
+        if not self.relative or self.context.is_current:
             yield
         else:
             with self.context.current():
@@ -57,7 +57,6 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
     stream = Stream(driver, context, pointer)
     if stream.relative or is_capturing(driver, stream):
         return stream
-    api = driver.api
     result = driver.status("cuStreamGetCtx", stream.handle)
     if result[0] or int(result[1]) == context.pointer:  # a green context's stream may have no context to tell
         return stream
@@ -66,7 +65,7 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
     try:
         ordinal = int(driver.call("cuCtxGetDevice"))
     finally:
-        api.cuCtxPopCurrent()
+        driver.api.cuCtxPopCurrent()
     if ordinal != context.ordinal:
         raise InvalidArgumentError(
             "stream",
@@ -82,10 +81,7 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
 
 def is_capturing(driver: Driver, stream: Stream) -> bool:
     """``cuStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
-    if stream.relative:
-        with stream.in_context():
-            result = driver.status("cuStreamIsCapturing", stream.handle)
-    else:
+    with stream.in_context():
         result = driver.status("cuStreamIsCapturing", stream.handle)
     if result[0] == _IMPLICIT:  # a default stream, which waits for one that is being captured: it takes nothing else
         return True

@@ -64,14 +64,23 @@ class GraphStep:
             Another number of values than semaphores, one that does not fit its semaphore, or a semaphore that is not
             ours.
         """
+        self._apply(self._checked(values))
+
+    def _checked(self, values: tuple[int | None, ...]) -> tuple[int, ...]:
+        """The values as the backend takes them."""
         if len(values) != len(self.semaphores):
             raise InvalidArgumentError("values", f"there are {len(values)} for {len(self.semaphores)} semaphores.")
+        return tuple(semaphore._check_value(value) for semaphore, value in zip(self._ours(), values, strict=True))
+
+    def _apply(self, numbers: tuple[int, ...]) -> None:
+        self._owner._set(self, self._ours(), numbers)
+        self.values = numbers
+
+    def _ours(self) -> list[ExternalSemaphore[Any]]:
         ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
         if len(ours) != len(self.semaphores):
             raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
-        numbers = tuple(semaphore._check_value(value) for semaphore, value in zip(ours, values, strict=True))
-        self._owner._set(self, ours, numbers)
-        self.values = numbers
+        return ours
 
     def _advanced(self, by: int) -> tuple[int | None, ...]:
         """The values, `by` later; of what counts up: a key or a fence's address is no counter."""
@@ -81,12 +90,6 @@ class GraphStep:
             else value
             for semaphore, value in zip(self.semaphores, self.values, strict=True)
         )  # fmt: skip
-
-    def _check(self, values: tuple[int | None, ...]) -> None:
-        for semaphore, value in zip(self.semaphores, values, strict=True):
-            if semaphore is None:
-                raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
-            semaphore._check_value(value)
 
     def __repr__(self) -> str:
         what = "signal" if self.signals else "wait"
@@ -171,11 +174,9 @@ class GraphSemaphores(Resource):
         """
         step_by = check_int(by, "by")
         self._check_open()
-        plans = [(step, step._advanced(step_by)) for step in self.steps]
-        for step, values in plans:
-            step._check(values)
-        for step, values in plans:
-            step.set(*values)
+        plans = [(step, step._checked(step._advanced(step_by))) for step in self.steps]
+        for step, numbers in plans:
+            step._apply(numbers)
 
     def _set(self, step: GraphStep, semaphores: list[ExternalSemaphore[Any]], values: tuple[int, ...]) -> None:
         with self._in_use():

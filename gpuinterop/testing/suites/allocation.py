@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import stat
@@ -25,9 +24,8 @@ from .base import (
     Gate,
     Suite,
     becomes_idle,
-    fds,
     held,
-    mappings,
+    leaves_nothing,
     pattern,
     raises,
     read,
@@ -157,7 +155,7 @@ class AllocationSuite(Suite):
     def test_nothing_is_left_over(self, device: Device) -> None:
         """Round after round leaves no descriptor and no mapping behind."""
 
-        def round_trip() -> None:
+        def round_trip(_turn: int) -> None:
             allocation = device.allocate(1 << 16)
             again = device.import_allocation(allocation.export(), allocation.size)
             again.buffer.fill(1)
@@ -165,14 +163,7 @@ class AllocationSuite(Suite):
             again.close(timeout=LIMIT)
             allocation.close(timeout=LIMIT)
 
-        for _ in range(3):
-            round_trip()
-        gc.collect()
-        open_before, mapped_before = fds(), mappings()
-        for _ in range(10):
-            round_trip()
-        assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
-        assert mappings() <= mapped_before, "mappings leak"
+        leaves_nothing(round_trip)
 
     @requires(EXPORT)
     @pytest.mark.parametrize("size", [1, 4096, 4097, 1 << 20])
@@ -260,11 +251,4 @@ class SharedAllocationSuite(Suite):
                 assert theirs.read(0, 1) == bytes([seed])
             ours.close(timeout=LIMIT)
 
-        for seed in range(3):
-            round_trip(seed)
-        gc.collect()
-        open_before, mapped_before = fds(), mappings()
-        for seed in range(10):
-            round_trip(seed)
-        assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
-        assert mappings() <= mapped_before, "mappings leak"
+        leaves_nothing(round_trip)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError
 from ...exporters.base import ExporterImage, ExporterMemory, ImageParameters
 from ...handles import ArrayUsage, OpaqueFd
 from ..kit import requires, skip_declared
-from .base import LIMIT, Bench, Gate, NotToBeCalled, Suite, differ, end, fds, held, mappings, pattern, raises
+from .base import LIMIT, Bench, Gate, NotToBeCalled, Suite, differ, end, held, leaves_nothing, pattern, raises
 
 ARRAYS = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))
 BUFFERS = (Operation.MAP_BUFFER, OpaqueFd)
@@ -328,14 +327,7 @@ class ArraySuite(Suite):
                 ours.close(timeout=LIMIT)
                 memory.close(timeout=LIMIT)
 
-        for seed in range(3):
-            round_trip(seed)
-        gc.collect()
-        open_before, mapped_before = fds(), mappings()
-        for seed in range(10):
-            round_trip(seed)
-        assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
-        assert mappings() <= mapped_before, "mappings leak"
+        leaves_nothing(round_trip)
 
 
 def _export(bench: Bench, parameters: ImageParameters) -> ExporterImage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
@@ -208,6 +209,18 @@ def mappings() -> int:
             return sum("memfd:" in line or "dmabuf" in line or "/dev/" in line for line in lines)
     except OSError:
         return 0
+
+
+def leaves_nothing(round_trip: Callable[[int], object], *, rounds: int = 10) -> None:
+    """Check that round after round leaves no descriptor and no mapping behind; the first ones may set something up."""
+    for turn in range(3):
+        round_trip(turn)
+    gc.collect()
+    open_before, mapped_before = fds(), mappings()
+    for turn in range(rounds):
+        round_trip(turn)
+    assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
+    assert mappings() <= mapped_before, "mappings leak"
 
 
 def same_file(fd: int, other: os.stat_result) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError
 from ...handles import OpaqueFd
 from ..kit import requires
-from .base import LIMIT, Bench, Suite, fds, mappings, pattern, raises, read, write
+from .base import LIMIT, Bench, Suite, fds, leaves_nothing, pattern, raises, read, write
 from .libraries import libraries, read_capsule
 
 PAGE = 4096
@@ -280,14 +278,7 @@ class MemorySuite(Suite):
                 ours.close(timeout=LIMIT)
                 memory.close(timeout=LIMIT)
 
-        for seed in range(3):
-            round_trip(seed)
-        gc.collect()
-        open_before, mapped_before = fds(), mappings()
-        for seed in range(12):
-            round_trip(seed)
-        assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
-        assert mappings() <= mapped_before, "mappings leak"
+        leaves_nothing(round_trip, rounds=12)
 
     def test_failed_import_leaves_nothing(self, bench: Bench) -> None:
         """An import that is refused leaves the handle the caller's, and no descriptor behind."""
