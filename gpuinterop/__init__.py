@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("backend", "capabilities", "errors", "handles", "handoff", "ipc", "vulkan")
+_MODULES = ("backend", "bridge", "capabilities", "errors", "handles", "handoff", "ipc", "vulkan")
 _NAMES = {
     "gpuinterop._core.allocation": ("Allocation",),
     "gpuinterop._core.array": ("ArrayLevel", "MipmappedArray"),
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     # For type checkers; tests/core holds this list equal to _NAMES.
     from . import (
         backend as backend,
+        bridge as bridge,
         capabilities as capabilities,
         errors as errors,
         handles as handles,

@@ -1,5 +1,7 @@
 """All that a backend implements, and all that it may import besides errors, handles and capabilities.
 
+(And `gpuinterop.system` and `gpuinterop.timeline`, if it uses our timeline semaphores on the CPU.)
+
 The core has checked capability, arguments, ownership and lifetime; a backend translates and calls. It raises
 `BackendUnavailableError` (from ``__init__`` only) and `DriverError`. Any thread may call, several at once; a backend
 makes its device current where the driver wants that.
@@ -176,6 +178,13 @@ class Backend(ABC):
     @abstractmethod
     def destroy_event(self, event: Native) -> None: ...
 
+    def is_capturing(self, stream: Native) -> bool:
+        """Whether what is enqueued goes into a graph, whoever captures; also of a capture that has become invalid.
+
+        The default is of a backend whose streams cannot be captured.
+        """
+        return False
+
     def wait_done(self, event: Native, timeout: float | None) -> bool:
         """Block the calling thread, GIL released, until the event is done; False when `timeout` seconds passed.
 
@@ -306,21 +315,30 @@ class AllocationBackend(Backend):
 
 
 class StreamMemoryBackend(Backend):
-    """64-bit words that streams write and wait for; the bridge stands on it."""
+    """64-bit words in host memory that streams write and wait for; our own semaphores and the bridge stand on it.
+
+    The core makes `Operation.CREATE_SEMAPHORE` of it for timelines: see `gpuinterop.timeline`.
+    """
 
     @abstractmethod
-    def pin(self, device: Native, address: Address, size: int) -> Address:
-        """Make host memory usable by streams; returns the address that they use."""
+    def pin(self, device: Native, address: Address, size: int) -> tuple[Native, Address]:
+        """Make whole pages of host memory usable by the device's streams (``cuMemHostRegister``, ``hipHostRegister``).
+
+        They may be shared with other processes, and pinned there and by other devices as well. Returns the pin, and
+        the address by which the device's streams know the first byte.
+        """
 
     @abstractmethod
-    def unpin(self, address: Address) -> None: ...
+    def unpin(self, pin: Native) -> None:
+        """Called when no stream uses the memory any more; before it is unmapped. May block as `releases_block` says."""
 
     @abstractmethod
-    def write_value(self, stream: Native, word: Address, value: int) -> None: ...
+    def write_value(self, stream: Native, word: Address, value: int) -> None:
+        """Enqueue: store a 64-bit word when all earlier work is done, and what that wrote is visible to the system."""
 
     @abstractmethod
     def wait_value(self, stream: Native, word: Address, value: int) -> None:
-        """Wait until the word is `value` or more."""
+        """Enqueue: wait until the word is `value` or more. Values are below 2**63: devices compare cyclically."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,10 +368,6 @@ class GraphBackend(Backend):
 
     Graphs and their executables are plain numbers (``CUgraph``, ``CUgraphExec``): most are other libraries'.
     """
-
-    @abstractmethod
-    def is_capturing(self, stream: Native) -> bool:
-        """Whether what is enqueued goes into a graph; also of a capture that has become invalid."""
 
     @abstractmethod
     def begin_capture(self, stream: Native) -> None: ...
@@ -413,15 +427,15 @@ class MulticastBackend(AllocationBackend):
     def unbind(self, group: Native, device: Native, offset: int, size: int) -> None: ...
 
 
-INTERFACES: Mapping[Operation, type[Backend]] = {
-    Operation.MAP_MIPMAPPED_ARRAY: ArrayBackend,
-    Operation.CREATE_SEMAPHORE: HostSemaphoreBackend,
-    Operation.EXPORT_ALLOCATION: AllocationBackend,
-    Operation.IMPORT_ALLOCATION: AllocationBackend,
-    Operation.CREATE_MULTICAST: MulticastBackend,
-    Operation.EXPORT_MULTICAST: MulticastBackend,
-    Operation.IMPORT_MULTICAST: MulticastBackend,
-    Operation.STREAM_MEMORY_OPS: StreamMemoryBackend,
-    Operation.GRAPH_CAPTURE: GraphBackend,
+INTERFACES: Mapping[Operation, tuple[type[Backend], ...]] = {
+    Operation.MAP_MIPMAPPED_ARRAY: (ArrayBackend,),
+    Operation.CREATE_SEMAPHORE: (HostSemaphoreBackend, StreamMemoryBackend),
+    Operation.EXPORT_ALLOCATION: (AllocationBackend,),
+    Operation.IMPORT_ALLOCATION: (AllocationBackend,),
+    Operation.CREATE_MULTICAST: (MulticastBackend,),
+    Operation.EXPORT_MULTICAST: (MulticastBackend,),
+    Operation.IMPORT_MULTICAST: (MulticastBackend,),
+    Operation.STREAM_MEMORY_OPS: (StreamMemoryBackend,),
+    Operation.GRAPH_CAPTURE: (GraphBackend,),
 }
-"""Which optional interface an operation needs."""
+"""Which optional interfaces an operation can stand on; it needs one of them."""

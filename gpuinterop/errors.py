@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "ResourceClosedError",
     "SemaphoreTimeoutError",
     "UnsupportedError",
+    "again",
 ]
 
 
@@ -159,3 +161,18 @@ class OutOfMemoryError(DriverError, MemoryError):
 
 class LeakedResourceWarning(ResourceWarning):
     """An object that owns a handle, a mapping or a semaphore was dropped without ``close()``."""
+
+
+def again(failure: BaseException) -> BaseException:
+    """A copy of a remembered failure to raise, with the first one as its cause.
+
+    Raising the same object twice would pile up tracebacks, and two threads would write to it at once.
+    """
+    try:
+        fresh = copy.copy(failure)
+    except Exception:
+        return failure  # not ours, and it cannot be copied
+    if not isinstance(fresh, type(failure)):
+        return failure
+    fresh.__cause__ = failure
+    return fresh

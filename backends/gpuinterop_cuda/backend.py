@@ -7,17 +7,25 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from gpuinterop.backend import Address, AllocationBackend, ArrayBackend, DeviceInfo, GraphBackend, SemaphoreNode
+from gpuinterop.backend import (
+    Address,
+    AllocationBackend,
+    ArrayBackend,
+    DeviceInfo,
+    GraphBackend,
+    SemaphoreNode,
+    StreamMemoryBackend,
+)
 from gpuinterop.capabilities import Capability
 from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, MemoryHandle
 
-from . import allocations, arrays, capabilities, graphs, memory, semaphores, streams
+from . import allocations, arrays, capabilities, graphs, memory, semaphores, streams, words
 from .driver import Context, Driver
 
 _WINDOWS = sys.platform.startswith("win")
 
 
-class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
+class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend, StreamMemoryBackend):
     """NVIDIA GPUs. Every device is used through its primary context, as torch, CuPy, JAX and numba do."""
 
     name = "cuda"
@@ -171,6 +179,20 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend):
 
     def release_allocation(self, allocation: allocations.Allocation) -> None:
         allocations.release(self._driver, allocation)
+
+    # -- stream memory operations --------------------------------------------------------------------------------
+
+    def pin(self, device: Context, address: Address, size: int) -> tuple[words.Pin, Address]:
+        return words.pin(self._driver, device, address, size)
+
+    def unpin(self, pin: words.Pin) -> None:
+        words.unpin(self._driver, pin)
+
+    def write_value(self, stream: streams.Stream, word: Address, value: int) -> None:
+        words.write_value(self._driver, stream, word, value)
+
+    def wait_value(self, stream: streams.Stream, word: Address, value: int) -> None:
+        words.wait_value(self._driver, stream, word, value)
 
     # -- graphs --------------------------------------------------------------------------------------------------
 

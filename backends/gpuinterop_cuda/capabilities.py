@@ -29,6 +29,7 @@ _NVSCI = (h.NvSciBuf, h.NvSciSync)
 _INTEGRATED, _MAJOR = 18, 75
 _VMM_SUPPORTED, _HANDLE_FD, _HANDLE_WIN32, _HANDLE_KMT, _HANDLE_FABRIC = 102, 103, 104, 105, 128
 _TIMELINE = 114
+_STREAM_WORDS = 122
 
 _SYMBOLS: Final = {
     Operation.IMPORT_MEMORY: ("cuImportExternalMemory", "cuDestroyExternalMemory"),
@@ -39,6 +40,13 @@ _SYMBOLS: Final = {
     Operation.WAIT_SEMAPHORE: ("cuWaitExternalSemaphoresAsync",),
     Operation.EXPORT_ALLOCATION: ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemSetAccess"),
     Operation.IMPORT_ALLOCATION: ("cuMemImportFromShareableHandle", "cuMemSetAccess"),
+    Operation.STREAM_MEMORY_OPS: (
+        "cuMemHostRegister",
+        "cuMemHostGetDevicePointer",
+        "cuStreamWriteValue64",
+        "cuStreamWaitValue64",
+    ),
+    Operation.CREATE_SEMAPHORE: ("cuMemHostRegister", "cuStreamWriteValue64", "cuStreamWaitValue64"),
     Operation.GRAPH_CAPTURE: (
         "cuStreamBeginCapture",
         "cuGraphInstantiate",
@@ -98,19 +106,9 @@ def _capability(cell: Cell, probe: _Probe) -> Capability:
             "one allocation, exported and mapped by each device.",
         )
     if operation is Operation.STREAM_MEMORY_OPS:
-        return cell.gap(
-            Scope.BINDINGS,
-            "this version of the backend does not write or wait for 64-bit words yet; it is planned.",
-            "README.md, Not yet",
-            "a timeline semaphore.",
-        )
+        return _words(cell, probe)
     if operation is Operation.CREATE_SEMAPHORE:
-        return cell.gap(
-            Scope.RUNTIME,
-            "CUDA imports semaphores and makes none.",
-            _EXTERNAL,
-            "make it with Vulkan or Direct3D and import it (gpuinterop.vulkan.share_semaphore).",
-        )
+        return _created(cell, probe)
     if operation is Operation.GRAPH_CAPTURE:
         return _usable(cell, "signals and waits are captured as nodes", _DOC + "Graph Management")
     if operation in _ALLOCATION:
@@ -187,6 +185,36 @@ def _dma_buf(cell: Cell, probe: _Probe) -> Capability:
             "pip install 'cuda-bindings>=13'.",
         )
     return _usable(cell, "an integrated GPU from Thor on", _DOC + "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD")
+
+
+def _words(cell: Cell, probe: _Probe) -> Capability:
+    if not probe.attribute(_STREAM_WORDS):
+        return cell.gap(
+            Scope.DEVICE,
+            "the device says that its streams cannot wait for 64-bit words (attribute 122 is 0).",
+            _DOC + "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS",
+            "a timeline semaphore of Vulkan's or Direct3D's.",
+        )
+    return _usable(cell, "the device's attributes say so", _DOC + "Stream Memory Operations")
+
+
+def _created(cell: Cell, probe: _Probe) -> Capability:
+    if cell.handle_type is not h.TimelineFd:
+        return cell.gap(
+            Scope.RUNTIME,
+            "CUDA imports semaphores and makes none; a word that streams write makes a timeline, which only grows.",
+            _EXTERNAL,
+            "create_semaphore(TimelineFd); or make it with Vulkan or Direct3D and import it.",
+        )
+    if probe.windows:
+        return cell.gap(
+            Scope.PLATFORM,
+            "our own timeline is a page in a memfd, which Windows does not have.",
+            "gpuinterop.timeline",
+            "make it with Vulkan or Direct3D and import it (gpuinterop.vulkan.share_semaphore).",
+        )
+    words = _words(cell, probe)
+    return words if not words else _usable(cell, "a word that streams write and wait for", "gpuinterop.timeline")
 
 
 def _allocation(cell: Cell, probe: _Probe) -> Capability:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from gpuinterop.backend import Address, AllocationBackend, DeviceInfo, HostSemaphoreBackend
+from gpuinterop import system
+from gpuinterop.backend import Address, AllocationBackend, DeviceInfo, HostSemaphoreBackend, StreamMemoryBackend
 from gpuinterop.capabilities import Capability
 from gpuinterop.errors import ArgumentTypeError, BackendUnavailableError, InvalidArgumentError
 from gpuinterop.handles import (
@@ -23,7 +24,7 @@ from gpuinterop.handles import (
     VmmFd,
 )
 
-from . import capabilities, memory, semaphores, streams, system
+from . import capabilities, memory, semaphores, streams, words
 
 Batch: TypeAlias = tuple[semaphores.Semaphore, ...]
 
@@ -40,7 +41,7 @@ class Device:
     ordinal: int
 
 
-class HostBackend(HostSemaphoreBackend, AllocationBackend):
+class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
     """The CPU as a device. Streams are threads; memory and semaphores are memfds that other processes share."""
 
     name = "host"
@@ -187,6 +188,20 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend):
     def host_wait(self, semaphore: semaphores.Semaphore, value: int, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         return semaphore.wait(value, deadline, streams.check_exit)
+
+    # -- stream memory operations --------------------------------------------------------------------------------
+
+    def pin(self, device: Device, address: Address, size: int) -> tuple[None, Address]:
+        return None, address
+
+    def unpin(self, pin: None) -> None:
+        """Nothing was done to it."""
+
+    def write_value(self, stream: streams.AnyStream, word: Address, value: int) -> None:
+        stream.submit(words.write, (word, value))
+
+    def wait_value(self, stream: streams.AnyStream, word: Address, value: int) -> None:
+        stream.submit(words.wait, (word, value, stream.check))
 
     # -- shareable allocations -----------------------------------------------------------------------------------
 

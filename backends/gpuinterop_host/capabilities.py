@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from gpuinterop import handles as h
+from gpuinterop import handles as h, system
 from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope
-
-from . import system
 
 _MAPPABLE = {Operation.IMPORT_MEMORY, Operation.MAP_BUFFER}
 _SEMAPHORE = {
@@ -35,12 +33,14 @@ def _capability(cell: Cell) -> Capability:
                 Scope.PLATFORM,
                 "the semaphores are laid out as glibc does on 64-bit x86-64 and aarch64; this is another machine or "
                 "C library.",
-                "gpuinterop_host.system.PthreadLayout",
+                "gpuinterop.system.PthreadLayout",
                 "use x86-64 or aarch64 with glibc.",
             )
         if kind is h.OpaqueFd:
             return _usable(cell, "SwiftShader's layout", "gpuinterop_host.formats.swiftshader")
-        return _usable(cell, "the host's own layout", "gpuinterop_host.formats.timeline")
+        return _usable(cell, "the host's own layout", "gpuinterop.timeline")
+    if operation is Operation.STREAM_MEMORY_OPS:
+        return _usable(cell, "the stream's thread stores and looks", "gpuinterop_host.words")
     if operation in _SHAREABLE and kind is h.VmmFd:
         return _usable(cell, "sealed memfds", _RULE)
     return _refused(cell)
@@ -48,13 +48,6 @@ def _capability(cell: Cell) -> Capability:
 
 def _refused(cell: Cell) -> Capability:
     operation, kind = cell.operation, cell.handle_type
-    if operation is Operation.STREAM_MEMORY_OPS:
-        return cell.gap(
-            Scope.BINDINGS,
-            "the host's streams do not write or wait for 64-bit words yet; it is planned.",
-            "README.md, Not yet",
-            "the host has semaphores of its own: create_semaphore(TimelineFd).",
-        )
     if operation is Operation.GRAPH_CAPTURE:
         return cell.gap(
             Scope.RUNTIME,

@@ -25,10 +25,10 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
+from gpuinterop import system, timeline
 from gpuinterop.errors import HandleError
 
-from . import system
-from .formats import lavapipe, swiftshader, timeline
+from .formats import lavapipe, swiftshader
 
 if sys.platform != "win32":
     import fcntl

@@ -33,21 +33,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Final, TypeAlias
 
+from gpuinterop import system, timeline
 from gpuinterop.errors import (
-    DriverError,
     GpuInteropError,
     HandleError,
     PeerError,
     ResourceClosedError,
     SemaphoreTimeoutError,
+    again,
 )
 
-from . import memory, system
-from .failures import again
-from .formats import swiftshader, timeline
+from . import memory
+from .formats import swiftshader
 
-LOCK_LIMIT: Final = 1.0
-"""Seconds that a lock may be held by somebody else: its holders need microseconds."""
+LOCK_LIMIT: Final = timeline.LOCK_LIMIT
+"""Seconds that a lock may be held by somebody else."""
 IMPORT_LIMIT: Final = 0.05
 """The same for an import, which runs under the core's lock: every other import of the process waits for it."""
 
@@ -264,21 +264,17 @@ def _give_up(code: int) -> None:
 
 
 class TimelineSemaphore(Semaphore):
-    """A semaphore in the layout of :mod:`.formats.timeline`."""
+    """A semaphore in the layout of :mod:`gpuinterop.timeline`."""
 
     kind = "timeline"
 
     def __init__(self, fd: int, address: int) -> None:
         super().__init__(fd, address)
-        self._value = ctypes.c_uint64.from_address(address + timeline.VALUE)
-        self._sequence = ctypes.c_uint32.from_address(address + timeline.SEQUENCE)
-        self._futex = address + timeline.SEQUENCE
-        self._mutex = system.SharedMutex(address + timeline.MUTEX)
+        self._page = timeline.Page(address, self.label)
 
     @classmethod
     def create(cls) -> TimelineSemaphore:
-        fd, address = _new_page(timeline.NAME, timeline.initialise)
-        return cls(fd, address)
+        return cls(*timeline.create())
 
     @classmethod
     def load(cls, fd: int) -> TimelineSemaphore:
@@ -298,71 +294,25 @@ class TimelineSemaphore(Semaphore):
     @property
     def value(self) -> int:
         with self._in_use():
-            return self._value.value
+            return self._page.value
 
     def signal(self, value: int) -> None:
-        def store() -> None:
-            current = self._value.value
-            if value <= current:
-                raise DriverError(
-                    "host timeline signal",
-                    errno.EINVAL,
-                    "VALUE_NOT_GREATER",
-                    f"{self.label} stands at {current}; a signal must be greater, and {value} is not.",
-                )
-            self._value.value = value  # one aligned 8-byte store
-            self._advance()
-
         with self._in_use():
-            self._mutex.run(store, self._lost, LOCK_LIMIT)
-            system.futex_wake_all(self._futex)
+            self._page.signal(value)
 
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
+        def stop() -> None:
+            self._check()
+            check()
+
         with self._in_use():
-            spins = _SPINS
-            while True:
-                sequence = self._sequence.value  # before the value: a signal in between ends the sleep at once
-                if self._value.value >= value:
-                    self._acquire()
-                    return True
-                if spins:
-                    spins -= 1
-                    os.sched_yield()
-                    continue
-                self._check()
-                check()
-                piece = system.SLICE
-                if deadline is not None:
-                    piece = min(piece, deadline - time.monotonic())
-                    if piece <= 0:
-                        return False
-                system.futex_wait(self._futex, sequence, piece)
+            return self._page.wait(value, deadline, stop)
 
     def describe(self, value: int) -> str:
         return f"{self.label} to reach {value} (it stands at {self.value})"
 
-    def _advance(self) -> None:
-        self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
-
-    def _acquire(self) -> None:
-        """Order what is read from now on behind the value that was just seen."""
-        assert system.LAYOUT is not None
-        if not system.LAYOUT.strongly_ordered:
-            self._mutex.run(lambda: None, self._lost, LOCK_LIMIT)
-
-    def _lost(self, code: int) -> None:
-        if code == errno.EOWNERDEAD:
-            self._advance()  # the dead writer may have stored the value and not this
-            return
-        owner = self._mutex.owner
-        if code == errno.ETIMEDOUT:
-            raise PeerError(
-                f"{self.label}: thread {owner} has held its lock for more than {LOCK_LIMIT:g} s; was it stopped?"
-            )
-        raise PeerError(f"{self.label}: its lock cannot be taken ({errno.errorcode.get(code, code)}).")
-
     def _wake(self) -> None:
-        system.futex_wake_all(self._futex)
+        self._page.wake()
 
 
 _serials = itertools.count()

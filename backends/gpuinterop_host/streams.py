@@ -22,10 +22,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 
-from gpuinterop.errors import ResourceClosedError
-
-from . import system
-from .failures import again
+from gpuinterop import system
+from gpuinterop.errors import ResourceClosedError, again
 
 FIRST_POINTER: Final = 16
 """Below lie the numbers that CUDA and HIP give their default streams; 0 is ours."""

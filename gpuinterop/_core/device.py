@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from .. import timeline
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend
 from ..capabilities import Capabilities, Operation
 from ..errors import (
@@ -30,6 +31,7 @@ from ..handles import (
     MemoryHandle,
     OriginKind,
     SemaphoreHandle,
+    TimelineFd,
     VmmFd,
     Win32Handle,
     handle_types,
@@ -40,6 +42,7 @@ from .ownership import check_size, lend
 from .resource import Reclaimer, check_timeout
 from .semaphore import ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
+from .words import OwnTimelines
 
 if TYPE_CHECKING:
     from ..backend import Backend, DeviceInfo, Native
@@ -60,6 +63,7 @@ class Device:
         self._opening = threading.Lock()
         self._reclaimer = Reclaimer(backend)
         self._copiers: list[Stream] = []
+        self._own: OwnTimelines | None = None
         # By the number under which a graph's nodes know them.
         self._captures: dict[int, Graph] = {}  # what is being captured by `Stream.capture`, by the stream's pointer
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
@@ -169,7 +173,8 @@ class Device:
         ----------
         handle : SemaphoreHandle
             Its type says the kind, which no driver checks: `OpaqueFd` is a binary semaphore, `TimelineFd` a
-            timeline. Consumed by success, as in `import_memory`.
+            timeline. Consumed by success, as in `import_memory`. A timeline of `create_semaphore`, of whatever process
+            and backend, is imported wherever one can be made, whether or not the device imports its vendor's.
 
         Raises
         ------
@@ -179,6 +184,8 @@ class Device:
         _check_type(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         handle._check_open()
         kind = type(handle)
+        if isinstance(handle, TimelineFd) and self._words_take(handle):
+            return cast("ExternalSemaphore[K]", self._import_own(handle))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         self._check_origin(handle, (origin_kind(handle.kind),))
         self._reclaimer.drain()
@@ -257,18 +264,34 @@ class Device:
     def create_semaphore(self, handle_type: type[SemaphoreHandle[K]]) -> ExternalSemaphore[K]:
         """Make a semaphore here, for `ExternalSemaphore.export`.
 
+        On the host backend either kind. On GPUs timelines, where their streams write and wait for words
+        (`Operation.STREAM_MEMORY_OPS`): a sealed page of host memory that each process and device pins
+        (``cuMemHostRegister``, ``cuStreamWaitValue64``, ``cuStreamWriteValue64``; ``hip...``). Any device with this
+        capability imports it, of whatever vendor, and so does the host backend; no graphics API does. Values stay
+        below 2**63.
+
+        Parameters
+        ----------
+        handle_type : type
+            `TimelineFd`; `OpaqueFd` on the host backend.
+
         Raises
         ------
         UnsupportedError
             The backend makes none of this type (`Operation.CREATE_SEMAPHORE`).
+        DriverError
+            The page could not be pinned.
         """
         _check_handle_type(handle_type, SemaphoreHandle)
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
         backend = self._backend
-        assert isinstance(backend, HostSemaphoreBackend)  # otherwise the capability is a gap
         self._reclaimer.drain()
-        native = backend.create_semaphore(self._native, handle_type)
-        return ExternalSemaphore(self, native, handle_type, exportable=True)
+        if isinstance(backend, HostSemaphoreBackend):
+            native = backend.create_semaphore(self._native, handle_type)
+            return ExternalSemaphore(self, native, handle_type, exportable=True)
+        if handle_type is not TimelineFd:
+            raise ArgumentTypeError("handle_type", f"{self.backend} makes timelines (TimelineFd) only.")
+        return cast("ExternalSemaphore[K]", self._own_timelines().create())
 
     def create_stream(self) -> Stream:
         """A new stream that does not block on the default one (``cuStreamCreate`` with ``NON_BLOCKING``)."""
@@ -350,6 +373,22 @@ class Device:
         """Remember an import: a graph's nodes name semaphores by number."""
         if isinstance(self._backend, GraphBackend) and semaphore._native is not None:
             self._semaphores[self._backend.semaphore_pointer(semaphore._native)] = semaphore
+
+    def _words_take(self, handle: TimelineFd) -> bool:
+        """Whether this is a timeline of our own, and no driver's: the host backend's driver is the host backend."""
+        return not isinstance(self._backend, HostSemaphoreBackend) and timeline.is_ours(handle.fd)
+
+    def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
+        self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
+        self._check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # it lies in no device's memory
+        self._reclaimer.drain()
+        return self._own_timelines().load(handle)
+
+    def _own_timelines(self) -> OwnTimelines:
+        with self._opening:
+            if self._own is None:
+                self._own = OwnTimelines(self)
+            return self._own
 
     def _allocations(self) -> AllocationBackend:
         backend = self._backend

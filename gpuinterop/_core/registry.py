@@ -102,9 +102,10 @@ class LoadedBackend:
             )
         cells = []
         for cell in DOMAIN:
-            interface = INTERFACES.get(cell.operation)
-            if interface is not None and not isinstance(self._native, interface) and not _gap(said.get(cell)):
-                cells.append(_default_gap(cell, f"the backend {self.name!r} has no {interface.__name__}"))
+            interfaces = INTERFACES.get(cell.operation)
+            if interfaces is not None and not isinstance(self._native, interfaces) and not _gap(said.get(cell)):
+                names = " or ".join(interface.__name__ for interface in interfaces)
+                cells.append(_default_gap(cell, f"the backend {self.name!r} has no {names}"))
             elif cell in said:
                 cells.append(said[cell])
             else:

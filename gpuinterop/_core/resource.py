@@ -29,7 +29,6 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from ..backend import GraphBackend
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -67,6 +66,37 @@ def check_timeout(timeout: float | None) -> float | None:
     if not timeout >= 0:
         raise InvalidArgumentError("timeout", f"must be 0 or more seconds, not {timeout!r}.")
     return None if timeout == float("inf") else float(timeout)
+
+
+_kept_off: set[int] = set()
+_orphans: deque[tuple[Backend, Native]] = deque()  # events that such a thread's collector has found
+
+
+@contextmanager
+def kept_off_drivers() -> Generator[None]:
+    """Make no driver call in the calling thread: not even of what is collected there.
+
+    For a thread that others' driver calls may be waiting for.
+    """
+    thread = threading.get_ident()
+    _kept_off.add(thread)
+    try:
+        yield
+    finally:
+        _kept_off.discard(thread)
+
+
+def is_kept_off() -> bool:
+    """Whether the calling thread must leave drivers alone."""
+    return threading.get_ident() in _kept_off
+
+
+def destroy_event(backend: Backend, native: Native) -> None:
+    """From a finalizer: at once, or at the next drain."""
+    if is_kept_off():
+        _orphans.append((backend, native))
+    else:
+        backend.destroy_event(native)
 
 
 class Exports:
@@ -267,8 +297,6 @@ def record_on(backend: Backend, native: Native, events: dict[int, Native]) -> No
 
 def is_capturing(backend: Backend, native: Native) -> bool:
     """Whether the stream's work goes into a graph; one that cannot say captures nothing."""
-    if not isinstance(backend, GraphBackend):
-        return False
     try:
         return backend.is_capturing(native)
     except GpuInteropError:
@@ -333,7 +361,8 @@ class Reclaimer:
 
     def retire(self, retirement: Retirement) -> None:
         self._pending[retirement.serial] = retirement
-        retirement.record(self.backend)
+        if not is_kept_off():  # else whoever drains next records
+            retirement.record(self.backend)
 
     def drain(self) -> None:
         """Release whatever is ready; never blocks.
@@ -341,9 +370,10 @@ class Reclaimer:
         Not re-entered: a finalizer that runs while this thread drains, or a second thread, leaves the work to the one
         that is at it. An entry stays in place until it is finished: whoever closes something meanwhile sees it.
         """
-        if not self._draining.acquire(blocking=False):
+        if is_kept_off() or not self._draining.acquire(blocking=False):
             return
         try:
+            self._destroy_orphans()
             progress = True
             held_by = ""
             while progress:
@@ -356,6 +386,14 @@ class Reclaimer:
                         progress |= not held_by
         finally:
             self._draining.release()
+
+    def _destroy_orphans(self) -> None:
+        while True:
+            try:
+                backend, native = _orphans.popleft()
+            except IndexError:
+                return
+            backend.destroy_event(native)
 
     def _finish(self, serial: int, entry: Retirement) -> str:
         """Release; else the stream because of which that would block the device, and whoever is to end its wait."""

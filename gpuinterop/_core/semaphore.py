@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -57,6 +59,46 @@ _VALUE_NAMES: dict[type, str] = {
 }
 
 
+class SemaphoreCalls(ABC):
+    """What stands in for the driver where a semaphore is not the driver's: stream words, or the bridge.
+
+    Natives are whatever it has made its semaphores of; a batch is a sequence of them.
+    """
+
+    max_value: int = _MAX_VALUE
+    """The largest value that streams can wait for."""
+    timeout_gap: Capability | None = None
+    """Why a stream's wait takes no time-out."""
+
+    @abstractmethod
+    def wait(self, batch: Sequence[Native], stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
+        """Enqueue."""
+
+    @abstractmethod
+    def signal(self, batch: Sequence[Native], stream: Stream, values: Sequence[int]) -> None:
+        """Enqueue."""
+
+    @abstractmethod
+    def destroy(self, native: Native) -> None:
+        """Release; no stream uses it any more."""
+
+    @abstractmethod
+    def abandon(self, native: Native) -> None:
+        """Cancel what is pending, where that can be."""
+
+    def export(self, native: Native) -> AnySemaphoreHandle:
+        """A new handle that the caller owns; asked only where semaphores are made exportable."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def host_signal(self, native: Native, value: int) -> None:
+        """Signal from the calling thread."""
+
+    @abstractmethod
+    def host_wait(self, native: Native, value: int, deadline: float | None) -> bool:
+        """Block the calling thread; False when ``time.monotonic()`` has reached `deadline`."""
+
+
 class ExternalSemaphore(Resource, Generic[K]):
     """A semaphore that another API or process shares. Made by `Device.import_semaphore` or `create_semaphore`.
 
@@ -78,18 +120,23 @@ class ExternalSemaphore(Resource, Generic[K]):
         *,
         exportable: bool = False,
         keepalive: object = None,
+        calls: SemaphoreCalls | None = None,
+        parent: Resource | None = None,
+        label: str = "",
     ) -> None:
         backend = device._backend
+        destroy = backend.destroy_semaphore if calls is None else calls.destroy
         # The streams that used it, by pointer: the latest wrapper of each, and the last value signalled there.
         used: dict[int, tuple[Stream, int]] = {}
 
         def release(_keepalive: object = keepalive) -> None:
-            backend.destroy_semaphore(native)
+            destroy(native)
 
         super().__init__(
             device._reclaimer,
             release,
-            label=f"{handle_type.type_name} semaphore",
+            parent=parent,
+            label=label or f"{handle_type.type_name} semaphore",
             streams=lambda: ([stream for stream, _ in list(used.values())], ()),
             blocks=True,
         )
@@ -101,13 +148,22 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._host_waits: dict[int, None] = {}
         self.handle_type = handle_type
         self.kind: type = handle_type.kind
-        self._batch = device._backend.prepare([native])
-        device._know(self)
+        self._calls = calls
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
-        self._cannot_signal = _gap(device, Operation.SIGNAL_SEMAPHORE, handle_type)
-        self._cannot_wait = _gap(device, Operation.WAIT_SEMAPHORE, handle_type)
-        self._cannot_time_out = _gap(device, Operation.WAIT_TIMEOUT, handle_type)
+        self._cannot_signal: Capability | None = None
+        self._cannot_wait: Capability | None = None
+        if calls is None:
+            self._batch = backend.prepare([native])
+            self._max_value = _MAX_VALUE
+            device._know(self)
+            self._cannot_signal = _gap(device, Operation.SIGNAL_SEMAPHORE, handle_type)
+            self._cannot_wait = _gap(device, Operation.WAIT_SEMAPHORE, handle_type)
+            self._cannot_time_out = _gap(device, Operation.WAIT_TIMEOUT, handle_type)
+        else:  # who has made it has seen that it can do both
+            self._batch = [native]
+            self._max_value = calls.max_value
+            self._cannot_time_out = calls.timeout_gap
         # What a stream's `_open_on` is compared with: one look says that both are open, of one device, and able.
         self._signal_on: object = device if self._cannot_signal is None else _NOWHERE
         self._wait_on: object = device if self._cannot_wait is None else _NOWHERE
@@ -115,6 +171,11 @@ class ExternalSemaphore(Resource, Generic[K]):
     @property
     def device(self) -> Device:
         return self._device
+
+    @property
+    def takes_timeout(self) -> bool:
+        """Whether a stream's `wait` takes a time-out."""
+        return self._cannot_time_out is None
 
     # -- on a stream -------------------------------------------------------------------------------------------
 
@@ -154,7 +215,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         """
         if type(stream) is not Stream or stream._open_on is not self._wait_on:
             self._refuse(stream, self._cannot_wait)
-        if type(value) is int and self._takes_value and 0 <= value <= _MAX_VALUE:
+        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
             number = value
         else:
             number = self._check_value(value)
@@ -164,7 +225,10 @@ class ExternalSemaphore(Resource, Generic[K]):
         try:
             if reclaimer.releasing:
                 reclaimer.let_release_end()
-            self._backend.wait(self._batch, stream._native, (number,), milliseconds)
+            if self._calls is None:
+                self._backend.wait(self._batch, stream._native, (number,), milliseconds)
+            else:
+                self._calls.wait(self._batch, stream, (number,), milliseconds)
             stream._waits.append((self._label, value))
         finally:
             reclaimer.waiting.pop(thread, None)
@@ -205,7 +269,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         """
         if type(stream) is not Stream or stream._open_on is not self._signal_on:
             self._refuse(stream, self._cannot_signal)
-        if type(value) is int and self._takes_value and 0 <= value <= _MAX_VALUE:
+        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
             number = value
         else:
             number = self._check_value(value)
@@ -213,7 +277,10 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise InvalidArgumentError(
                 "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
             )
-        self._backend.signal(self._batch, stream._native, (number,))
+        if self._calls is None:
+            self._backend.signal(self._batch, stream._native, (number,))
+        else:
+            self._calls.signal(self._batch, stream, (number,))
         if stream._graph is not None:  # signalled by its launches, not now
             stream._graph.hold(self)
             number = self._last_value(stream)
@@ -234,11 +301,14 @@ class ExternalSemaphore(Resource, Generic[K]):
         number = self._check_value(value)
         limit = check_timeout(timeout)
         with self._in_use():
-            backend = self._host_backend()
             serial = threading.get_ident()
             self._host_waits[serial] = None
             try:
-                done = backend.host_wait(self._native, number, limit)
+                if self._calls is None:
+                    done = self._host_backend().host_wait(self._native, number, limit)
+                else:
+                    deadline = None if limit is None else time.monotonic() + limit
+                    done = self._calls.host_wait(self._native, number, deadline)
             finally:
                 del self._host_waits[serial]
         if not done:
@@ -257,7 +327,10 @@ class ExternalSemaphore(Resource, Generic[K]):
         """
         number = self._check_value(value)
         with self._in_use():
-            self._host_backend().host_signal(self._native, number)
+            if self._calls is None:
+                self._host_backend().host_signal(self._native, number)
+            else:
+                self._calls.host_signal(self._native, number)
 
     def export(self) -> SemaphoreHandle[K]:
         """A new handle that the caller owns; only of semaphores made by `Device.create_semaphore`."""
@@ -268,8 +341,13 @@ class ExternalSemaphore(Resource, Generic[K]):
                 f"{self._label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
         with self._in_use():
-            handle = self._host_backend().export_semaphore(self._native)
-        handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=self._device.identity)
+            if self._calls is None:
+                handle: AnySemaphoreHandle = self._host_backend().export_semaphore(self._native)
+            else:
+                handle = self._calls.export(self._native)
+        # One of our own lies in no device's memory: any device takes it.
+        device = self._device.identity if self._calls is None else None
+        handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device)
         return handle
 
     def close(self, timeout: float | None = None) -> None:
@@ -277,8 +355,13 @@ class ExternalSemaphore(Resource, Generic[K]):
         try:
             super().close(timeout)
         except ResourceBusyError:
-            self._backend.abandon_semaphore(self._native)
+            self._abandon()
             raise
+
+    def check_host_side(self) -> None:
+        """Raise `UnsupportedError` where `host_wait` and `host_signal` would."""
+        if self._calls is None:
+            self._host_backend()
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -302,8 +385,10 @@ class ExternalSemaphore(Resource, Generic[K]):
                 "is the handle a binary one's (OpaqueFd)?",
             )
         number = check_int(value, "value")
-        if not 0 <= number <= _MAX_VALUE:
-            raise InvalidArgumentError("value", f"must be 0 to 2**64 - 1, not {number}.")
+        if not 0 <= number <= self._max_value:
+            raise InvalidArgumentError(
+                "value", f"must be 0 to 2**{self._max_value.bit_length()} - 1 for {self._label}, not {number}."
+            )
         return number
 
     def _milliseconds(self, timeout: float) -> int | None:
@@ -332,7 +417,13 @@ class ExternalSemaphore(Resource, Generic[K]):
     def _ended(self) -> None:
         self._signal_on = self._wait_on = _NOWHERE
         if self._host_waits:  # threads that only wait for what will not be used any more
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self._calls is None:
             self._backend.abandon_semaphore(self._native)
+        else:
+            self._calls.abandon(self._native)
 
 
 def origin_kind(kind: type) -> OriginKind:
@@ -368,7 +459,13 @@ class SemaphoreBatch:
         self._semaphores = semaphores
         self._device = semaphores[0]._device
         self._backend = self._device._backend
-        self._batch = self._backend.prepare([semaphore._native for semaphore in semaphores])
+        self._calls = semaphores[0]._calls
+        if any(semaphore._calls is not self._calls for semaphore in semaphores):
+            raise InvalidArgumentError(
+                "semaphores", "a driver's, the bridge's and our own go into batches of their own: make one for each."
+            )
+        natives = [semaphore._native for semaphore in semaphores]
+        self._batch = self._backend.prepare(natives) if self._calls is None else natives
 
     def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
         """Wait for all; `values` in the order of the constructor, None where one is binary."""
@@ -378,7 +475,10 @@ class SemaphoreBatch:
             for semaphore in self._semaphores:
                 milliseconds = semaphore._milliseconds(timeout)
         with self._device._reclaimer.enqueuing_wait():
-            self._backend.wait(self._batch, stream._native, numbers, milliseconds)
+            if self._calls is None:
+                self._backend.wait(self._batch, stream._native, numbers, milliseconds)
+            else:
+                self._calls.wait(self._batch, stream, numbers, milliseconds)
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
                 stream._waits.append((semaphore._label, number if semaphore._takes_value else None))
         for semaphore in self._semaphores:
@@ -397,7 +497,10 @@ class SemaphoreBatch:
                 raise InvalidArgumentError(
                     "values", f"{number} after {last} on the same stream for {semaphore._label}: a timeline only grows."
                 )
-        self._backend.signal(self._batch, stream._native, numbers)
+        if self._calls is None:
+            self._backend.signal(self._batch, stream._native, numbers)
+        else:
+            self._calls.signal(self._batch, stream, numbers)
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
             if stream._graph is not None:
                 stream._graph.hold(semaphore)

@@ -16,8 +16,9 @@ from ..errors import (
     ResourceBusyError,
     ResourceClosedError,
     SemaphoreTimeoutError,
+    again,
 )
-from .resource import Resource, StreamRetirement, check_timeout, is_capturing
+from .resource import Resource, StreamRetirement, check_timeout, destroy_event, is_capturing
 
 if TYPE_CHECKING:
     from ..backend import Native
@@ -65,7 +66,9 @@ class Stream(Resource):
         self._graph: Graph | None = device._captures.get(self._ptr)
         if self._graph is not None:
             self._graph.joined.append(self)
-        # What semaphores compare on the hot path: the device while the stream is open, nobody's device afterwards.
+        self._failure: GpuInteropError | None = None
+        # What semaphores compare on the hot path: the device while the stream is open and has not failed, nobody's
+        # device afterwards.
         self._open_on: object = device
         device._reclaimer.add_stream(self)
 
@@ -132,6 +135,7 @@ class Stream(Resource):
         done = self._backend.is_idle(self._native)
         if done:
             cast(StreamRetirement, self._retirement).forget(seen)
+            self.check_failure()
         return done
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -168,6 +172,7 @@ class Stream(Resource):
         cast(StreamRetirement, self._retirement).forget(seen)
         self._drop_kept()
         self._reclaimer.drain()
+        self.check_failure()
 
     def waiting_for(self) -> str:
         """The waits that may still be pending, for messages; empty when there are none."""
@@ -206,6 +211,21 @@ class Stream(Resource):
         return Event(self, self._backend.record(self._native))
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def fail(self, error: GpuInteropError) -> None:
+        """Something that the stream waited for will not come, and the stream was let go on: tell its owner.
+
+        A driver's stream cannot fail by itself. From now on this one raises a copy of `error`, whatever it is given
+        and as soon as it is idle. The first failure stays.
+        """
+        if self._failure is None:
+            self._failure = error
+            self._open_on = None
+
+    def check_failure(self) -> None:
+        """Raise what `fail` was told."""
+        if self._failure is not None:
+            raise again(self._failure)
 
     def _refuse_capture(self) -> None:
         if self.capturing:  # a driver would refuse as well, and give the capture up
@@ -264,11 +284,15 @@ class Event:
     def __init__(self, stream: Stream, native: Native) -> None:
         self._stream = stream
         self._native = native
+        self._reached = False
 
     @property
     def done(self) -> bool:
         """Whether the stream got there; never blocks. Raises the stream's failure, if it failed before."""
-        return self._stream._backend.is_done(self._native)
+        done = self._stream._backend.is_done(self._native)
+        if done:
+            self._check_failure()
+        return done
 
     def wait(self, timeout: float | None = None) -> None:
         """Block the calling thread until the stream got there.
@@ -283,6 +307,12 @@ class Event:
             raise SemaphoreTimeoutError(
                 f"{self._stream._label} did not reach the event in {timeout:g} s{self._stream.waiting_for()}."
             )
+        self._check_failure()
+
+    def _check_failure(self) -> None:
+        if not self._reached:
+            self._stream.check_failure()
+            self._reached = True  # what fails from now on has failed behind it
 
     def __await__(self) -> Generator[Any, None, None]:
         while not self.done:
@@ -290,7 +320,7 @@ class Event:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self._stream._backend.destroy_event(self._native)
+            destroy_event(self._stream._backend, self._native)
 
 
 def foreign_pointer(stream: object) -> tuple[int, object]:
@@ -349,6 +379,7 @@ def check_stream(device: Device, stream: object) -> Stream:
         )
     if stream._closed:
         raise ResourceClosedError(f"{stream._label} is closed; make a new one with device.create_stream().")
+    stream.check_failure()
     if stream._device is not device:
         raise InvalidArgumentError(
             "stream", f"belongs to {stream._device.name}, the object to {device.name}; use a stream of that device."

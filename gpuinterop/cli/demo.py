@@ -20,7 +20,7 @@ from ..exporters.base import WaveParameters
 from .console import complain, note, stderr, stdout
 from .parties import find_device, open_party
 from .picture import render
-from .wave import Sabotage, WaveRun, run_wave
+from .wave import Sabotage, WaveRun, choose_sync, run_wave
 
 __all__ = ["demo"]
 
@@ -49,6 +49,13 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     "--driver", metavar="NAME", help="Which Vulkan driver, by part of its name: swiftshader, lavapipe, nvidia."
 )
 @click.option(
+    "--sync",
+    type=click.Choice(["auto", "native", "bridged"]),
+    default="auto",
+    show_default=True,
+    help="What keeps the two in order: semaphores that both drivers know, a bridge, or the first that works.",
+)
+@click.option(
     "--frames", type=click.IntRange(1, 1_000_000), default=600, show_default=True, help="How many, on each side."
 )
 @click.option(
@@ -68,6 +75,7 @@ def demo(
     backend: str | None,
     exporter: str | None,
     driver: str | None,
+    sync: str,
     frames: int,
     size: tuple[int, int],
     output: Path,
@@ -86,6 +94,7 @@ def demo(
         with _noted_warnings():
             party = cleanup.enter_context(open_party(exporter, driver, backend))
             device = find_device(party.identity, backend)
+        chosen = choose_sync(party, device, sync)
         progress = cleanup.enter_context(_progress(frames, show=not as_json))
         task = progress.add_task("frames", total=frames)
         run = run_wave(
@@ -93,6 +102,7 @@ def demo(
             device,
             WaveParameters(width=size[0], height=size[1], damping=DAMPING),
             frames,
+            sync=chosen,
             timeout=timeout,
             tick=lambda: progress.advance(task),
             sabotage=Sabotage(sabotage) if sabotage else None,
@@ -181,6 +191,8 @@ def _table(run: WaveRun, output: Path | None) -> Table:
 def _semaphores(run: WaveRun) -> str:
     if run.sync.name == "host":
         return f"none are shared, so the host waits for each side in turn. {run.sync.reason}"
+    if run.sync.name == "bridged":
+        return f"a timeline of the exporter's, bridged: a thread stands between the sides. {run.sync.reason}".strip()
     what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary ones, one each way"
     return f"{run.semaphore_handle}, {what}, shared"
 

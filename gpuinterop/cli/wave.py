@@ -20,8 +20,9 @@ import numpy as np
 from .._core.device import Device
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Event, Stream
-from ..capabilities import Capability, Operation
-from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError
+from ..bridge import Bridge
+from ..capabilities import Capability, Operation, Scope
+from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ..exporters.base import Exporter, Submission, Wave, WaveParameters
 from ..handles import Binary, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32
 from ..handoff import Handoff
@@ -70,7 +71,8 @@ class Sync:
     Attributes
     ----------
     name : str
-        ``timeline``, ``binary``, or ``host``: no semaphore is shared, the calling thread waits for either side.
+        ``timeline`` or ``binary``; ``bridged``: a timeline of the exporter's, which streams reach through a bridge; or
+        ``host``: no semaphore is shared, the calling thread waits for either side.
     kind : type or None
         What `Exporter.create_wave` takes.
     reason : str
@@ -88,28 +90,55 @@ _KINDS: tuple[tuple[type, tuple[type[Handle], ...]], ...] = (
 )
 
 
-def choose_sync(exporter: Exporter, device: Device) -> Sync:
-    """Take the best that both sides have: a timeline, binary semaphores, or the host.
+def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
+    """Take the best that both sides have: a timeline, binary semaphores, a bridged timeline, or the host.
 
     Parameters
     ----------
     exporter : Exporter
     device : Device
+    mode : str
+        ``native``: a timeline or binary semaphores. ``bridged``: that. ``auto``: the first that works.
 
     Returns
     -------
     Sync
         With the reason of the capability table for what is missing.
+
+    Raises
+    ------
+    UnsupportedError
+        What `mode` names does not work here.
     """
     reasons: list[str] = []
-    for kind, handle_types in _KINDS:
-        for handle_type in handle_types:
-            missing = _missing(exporter, device, handle_type)
-            if missing is None:
-                return Sync(kind.__name__.lower(), kind, " ".join(reasons))
-            if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
-                reasons.append(missing.reason)
+    gaps: list[UnsupportedError] = []
+    if mode != "bridged":
+        for kind, handle_types in _KINDS:
+            for handle_type in handle_types:
+                missing = _missing(exporter, device, handle_type)
+                if missing is None:
+                    return Sync(kind.__name__.lower(), kind, " ".join(reasons))
+                if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
+                    reasons.append(missing.reason)
+                    gaps.append(UnsupportedError(missing, context=f"{device.name} with {exporter.driver}"))
+    if mode != "native":
+        found = _bridge_gap(exporter, device)
+        if found:
+            return Sync("bridged", Timeline, " ".join(reasons))
+        reasons.append(found.reason)
+        gaps.append(UnsupportedError(found, context=f"{device.name} with {exporter.driver}"))
+    if mode != "auto":
+        raise gaps[0]
     return Sync("host", None, " ".join(reasons))
+
+
+def _bridge_gap(exporter: Exporter, device: Device) -> Capability:
+    found = device.capabilities.of(Operation.STREAM_MEMORY_OPS)
+    if found and exporter.endpoint_gap:
+        return found.cell.gap(
+            Scope.PLATFORM, f"{exporter.endpoint_gap}.", "gpuinterop.exporters", "an exporter in this process."
+        )
+    return found
 
 
 def _missing(exporter: Exporter, device: Device, handle_type: type[Handle]) -> Capability | None:
@@ -277,7 +306,8 @@ def run_wave(
         raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")
     sources = Sources(parameters.width, parameters.height)
     with ExitStack() as cleanup:
-        wave = cleanup.enter_context(exporter.create_wave(parameters, chosen.kind))
+        exportable = chosen.name != "bridged"
+        wave = cleanup.enter_context(exporter.create_wave(parameters, chosen.kind, exportable=exportable))
         run = _Run(
             wave, device, sources, frames, chosen, timeout, tick, cleanup,
             sabotage=sabotage,
@@ -354,15 +384,18 @@ class _Run:
         # may leave a stream that never is, which has been reported by then.
         cleanup.callback(_close_in_time, memory, timeout)
         self.shared: tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None] | None = None
-        if sync.name != "host":
+        self.bridge: Bridge | None = None
+        if sync.name == "bridged":
+            self.bridge = cleanup.enter_context(Bridge(device))
+            self.shared = self.bridge.from_endpoint(wave.endpoint()), None
+        elif sync.name != "host":
             self.shared = self._import_semaphores(cleanup)
         self.stream: Stream = cleanup.enter_context(device.create_stream())
         buffer = cleanup.enter_context(memory.map_buffer(offset=0, size=wave.parameters.size))
         self.consumer: Consumer = open_consumer(self.stream, buffer, wave.parameters, sources)
         cleanup.callback(self.consumer.close)
         self.handoff = Handoff(*self.shared, tracks_submits=False) if self.shared else None
-        timed = self.shared and device.capabilities.supports((Operation.WAIT_TIMEOUT, self.shared[0].handle_type))
-        self._wait_timeout = timeout if timed else None
+        self._wait_timeout = timeout if self.shared and self.shared[0].takes_timeout else None
 
     def _import_semaphores(self, cleanup: ExitStack) -> tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None]:
         handles = self.wave.export_semaphores()
@@ -505,6 +538,10 @@ class _Run:
         """Give every pending wait its signal, so that nothing hangs: no GPU cancels one."""
         with contextlib.suppress(GpuInteropError):
             self.wave.abort()
+        if self.bridge is not None:
+            with contextlib.suppress(GpuInteropError):
+                self.bridge.close(timeout=0)  # lets every stream go
+            return
         if self.shared is None or self._wait_timeout is not None or self._awaited is None:
             return
         forth, back = self.shared

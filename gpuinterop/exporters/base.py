@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from .._core.array import texel_bytes
 from .._core.resource import check_int
+from ..bridge import Endpoint
 from ..capabilities import Capabilities, Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 from ..handles import AllocationHandle, AnySemaphoreHandle, ArrayUsage, DeviceIdentity, MemoryHandle, OpaqueFd, VmmFd
@@ -199,6 +200,32 @@ class ExporterSemaphore(_Closing):
         After False a binary wait is still pending on Vulkan's queue: it consumes the next signal.
         """
 
+    def endpoint(self) -> Endpoint:
+        """For a bridge: the semaphore as this process's CPU can wait for it and signal it. It stays the exporter's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The CPU cannot: a binary semaphore of Vulkan's.
+        """
+        return _ExporterEndpoint(self)
+
+
+class _ExporterEndpoint(Endpoint):
+    def __init__(self, semaphore: ExporterSemaphore) -> None:
+        self._semaphore = semaphore
+        self.kind = semaphore.kind
+        self.label = f"{type(semaphore).__name__} {id(semaphore):#x}"
+
+    def wait(self, value: int, timeout: float) -> bool:
+        return self._semaphore.wait(value, timeout=timeout)
+
+    def signal(self, value: int) -> None:
+        self._semaphore.signal(value)
+
+    def close(self) -> None:
+        """It is the exporter's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
@@ -279,6 +306,10 @@ class Wave(_Closing):
         Raises `InvalidArgumentError` on a wave without semaphores, whose `submit` takes ``wait=False, signal=False``.
         """
 
+    def endpoint(self) -> Endpoint:
+        """A timeline wave's semaphore for a bridge; see `ExporterSemaphore.endpoint`."""
+        raise InvalidArgumentError("kind", "the semaphores of this wave cannot be reached from this process's CPU.")
+
     @abstractmethod
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
         """Enqueue a frame and return at once. `wait` and `signal` are taken out only to prove that they matter."""
@@ -322,6 +353,11 @@ class Exporter(_Closing):
     @abstractmethod
     def create_memory(self, size: int) -> ExporterMemory: ...
 
+    @property
+    def endpoint_gap(self) -> str:
+        """Why its timelines have no `endpoint`; empty where they have one."""
+        return ""
+
     def import_memory(self, handle: AllocationHandle, size: int) -> ExporterMemory:
         """Take over what a device has allocated and exported.
 
@@ -351,7 +387,8 @@ class Exporter(_Closing):
         raise UnsupportedError(self.capabilities.of(_IMAGES), context=self.device)
 
     @abstractmethod
-    def create_semaphore(self, kind: type) -> ExporterSemaphore: ...
+    def create_semaphore(self, kind: type, *, exportable: bool = True) -> ExporterSemaphore:
+        """Make a semaphore of `kind`; one that is not `exportable` is for this process's CPU (`endpoint`)."""
 
     @abstractmethod
     def submit(
@@ -364,4 +401,14 @@ class Exporter(_Closing):
         """Enqueue: after `wait`, do `fill`, then `signal`. Returns at once."""
 
     @abstractmethod
-    def create_wave(self, parameters: WaveParameters, kind: type | None) -> Wave: ...
+    def create_wave(self, parameters: WaveParameters, kind: type | None, *, exportable: bool = True) -> Wave:
+        """Make the demo's half.
+
+        Parameters
+        ----------
+        parameters : WaveParameters
+        kind : type or None
+            As `Wave.kind`.
+        exportable : bool
+            False: its timeline is reached by `Wave.endpoint` alone, so it need not be exportable.
+        """

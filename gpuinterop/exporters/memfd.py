@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .._core.ownership import lend
+from ..bridge import Endpoint
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -467,6 +468,11 @@ class MemfdWave(Wave):
             raise InvalidArgumentError("kind", "this wave has no semaphores: it was made with kind=None.")
         return self._forth.export(), None if self.kind is Timeline else self._back.export()
 
+    def endpoint(self) -> Endpoint:
+        if self._forth is None or self.kind is not Timeline:
+            raise InvalidArgumentError("kind", "this wave was made without a timeline.")
+        return self._forth.endpoint()
+
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
         if self._closed or self._aborted.is_set():
             raise ResourceClosedError("the wave was closed." if self._closed else "the wave was aborted.")
@@ -581,11 +587,11 @@ class MemfdExporter(Exporter):
             raise ArgumentTypeError("handle", f"must be a VmmFd, not a {type(handle).__name__}.")
         return MemfdMemory(self, size, handle)
 
-    def create_semaphore(self, kind: type) -> MemfdSemaphore:
+    def create_semaphore(self, kind: type, *, exportable: bool = True) -> MemfdSemaphore:
         self._check_open()
         return MemfdSemaphore(self, kind)
 
-    def create_wave(self, parameters: WaveParameters, kind: type | None) -> MemfdWave:
+    def create_wave(self, parameters: WaveParameters, kind: type | None, *, exportable: bool = True) -> MemfdWave:
         self._check_open()
         return MemfdWave(self, parameters, kind)
 

@@ -28,11 +28,13 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import errors
+from ..bridge import Endpoint, TimelineEndpoint
 from ..capabilities import Capabilities, Capability, Cell, Scope, Support
 from ..errors import (
     ArgumentTypeError,
     BackendUnavailableError,
     GpuInteropError,
+    HandleError,
     InvalidArgumentError,
     PeerError,
     ResourceClosedError,
@@ -46,6 +48,7 @@ from ..handles import (
     FdHandle,
     MemoryHandle,
     Timeline,
+    TimelineFd,
     handle_types,
 )
 from ..ipc import receive_handles, send_handles
@@ -499,6 +502,16 @@ class ProcessWave(Wave):
         handles = self._remote.handles("export_semaphores")
         return handles[0], handles[1] if len(handles) > 1 else None
 
+    def endpoint(self) -> Endpoint:
+        handle = self.export_semaphores()[0] if self.kind is Timeline else None
+        if not isinstance(handle, TimelineFd):
+            raise InvalidArgumentError("kind", "this wave was made without a timeline.")
+        try:
+            return TimelineEndpoint(handle)
+        except HandleError:
+            handle.close()  # a driver's, which only its own process can look at
+            raise
+
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
         number = self._remote.call("submit", frame=frame, wait=wait, signal=signal)
         return ProcessSubmission(_Remote(self._remote.child, number))
@@ -555,6 +568,7 @@ class ProcessExporter(Exporter):
         if inner not in ("memfd", "vulkan"):
             raise InvalidArgumentError("inner", f"{inner!r} is no exporter; there are memfd, vulkan.")
         self.inner = inner
+        self._ours = inner == "memfd" and identity is None  # its timelines are our own, which every process can see
         if identity is not None:
             options["identity"] = _describe_identity(identity)
         self._child = _Child(inner, options)
@@ -589,11 +603,18 @@ class ProcessExporter(Exporter):
         made = self._child.call("create_image", parameters=asdict(parameters))[0]
         return ProcessImage(_Remote(self._child, made.pop("object")), parameters, **made)
 
-    def create_semaphore(self, kind: type) -> ProcessSemaphore:
+    @property
+    def endpoint_gap(self) -> str:
+        if self._ours:
+            return ""
+        return "the other process's driver keeps its semaphores to itself: this process's CPU cannot look at them"
+
+    def create_semaphore(self, kind: type, *, exportable: bool = True) -> ProcessSemaphore:
         made = self._child.call("create_semaphore", kind=_kind_name(kind))[0]
         return ProcessSemaphore(_Remote(self._child, made["object"]), kind)
 
-    def create_wave(self, parameters: WaveParameters, kind: type | None) -> ProcessWave:
+    def create_wave(self, parameters: WaveParameters, kind: type | None, *, exportable: bool = True) -> ProcessWave:
+        # What the other process keeps to itself nobody reaches from here: it exports in any case.
         p = parameters
         made = self._child.call(
             "create_wave",

@@ -17,6 +17,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
 from .._core.ownership import check_size, lend
+from ..bridge import Endpoint
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -43,6 +44,7 @@ from ..handles import (
 from ..vulkan import _api as c
 from ..vulkan._api import Api, Functions, check, check_call
 from ..vulkan._context import VulkanContext
+from ..vulkan._endpoint import TimelineEndpoint
 from ..vulkan._export import (
     ExportableBuffer,
     create_buffer,
@@ -669,6 +671,11 @@ class VulkanSemaphore(ExporterSemaphore):
         except IndexError:
             return None
 
+    def endpoint(self) -> Endpoint:
+        if self.kind is Binary:
+            raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host.")
+        return TimelineEndpoint(self._exporter._open(), self._handle())
+
     def counter(self, semaphore: Any) -> int:
         """A timeline's value now."""
         vk = self._exporter._vk
@@ -711,7 +718,9 @@ class VulkanWave(Wave):
         Both slots.
     """
 
-    def __init__(self, exporter: VulkanExporter, parameters: WaveParameters, kind: type | None) -> None:
+    def __init__(
+        self, exporter: VulkanExporter, parameters: WaveParameters, kind: type | None, *, exportable: bool = True
+    ) -> None:
         if parameters.width < 3 or parameters.height < 3:
             raise InvalidArgumentError(
                 "parameters", f"a wave needs 3 x 3 cells, not {parameters.width} x {parameters.height}."
@@ -725,7 +734,9 @@ class VulkanWave(Wave):
         self._undo = ExitStack()
         with ExitStack() as undo:
             # Semaphores first: what the driver does not export is refused before anything else is made.
-            self._forth = None if kind is None else undo.enter_context(exporter.create_semaphore(kind))
+            self._forth = None
+            if kind is not None:
+                self._forth = undo.enter_context(exporter.create_semaphore(kind, exportable=exportable))
             self._back = self._forth
             if kind is Binary:
                 self._back = undo.enter_context(exporter.create_semaphore(kind))
@@ -841,6 +852,11 @@ class VulkanWave(Wave):
         except BaseException:
             forth.close()
             raise
+
+    def endpoint(self) -> Endpoint:
+        if self._forth is None or self.kind is not Timeline:
+            raise InvalidArgumentError("kind", "this wave was made without a timeline.")
+        return self._forth.endpoint()
 
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
         if self._closed or self._aborted:
@@ -1000,11 +1016,11 @@ class VulkanExporter(Exporter):
 
         return VulkanImage(self, parameters)
 
-    def create_semaphore(self, kind: type) -> VulkanSemaphore:
-        return VulkanSemaphore(self, kind)
+    def create_semaphore(self, kind: type, *, exportable: bool = True) -> VulkanSemaphore:
+        return VulkanSemaphore(self, kind, exportable=exportable or kind is Binary)
 
-    def create_wave(self, parameters: WaveParameters, kind: type | None) -> VulkanWave:
-        return VulkanWave(self, parameters, kind)
+    def create_wave(self, parameters: WaveParameters, kind: type | None, *, exportable: bool = True) -> VulkanWave:
+        return VulkanWave(self, parameters, kind, exportable=exportable)
 
     def submit(
         self,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ._allocation import ImportedBuffer, import_allocation
 from ._context import VulkanContext
+from ._endpoint import TimelineEndpoint
 from ._export import export_memory, export_semaphore
 from ._handoff import QueueFamily, SharedHandoff, VulkanSubmit, share_handoff
 from ._query import capabilities, identity, required_extensions
@@ -32,6 +33,7 @@ __all__ = [
     "SharedHandoff",
     "SharedImage",
     "SharedSemaphore",
+    "TimelineEndpoint",
     "VulkanContext",
     "VulkanSubmit",
     "capabilities",

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import (
     GpuInteropError,
@@ -28,6 +29,7 @@ __all__ = ["QueueFamily", "SharedHandoff", "VulkanSubmit", "share_handoff"]
 
 _OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
 _MODES = {"timeline": TimelineFd, "binary": OpaqueFd}
+_BRIDGED = "bridged"
 
 
 class VulkanSubmit(TypedDict):
@@ -71,11 +73,16 @@ class SharedHandoff(_Shared):
     Attributes
     ----------
     mode : str
-        ``timeline`` or ``binary``.
+        ``timeline``, ``binary`` or ``bridged``.
     """
 
     def __init__(
-        self, vk: VulkanContext, to_compute: SharedSemaphore[Any], to_graphics: SharedSemaphore[Any] | None
+        self,
+        vk: VulkanContext,
+        to_compute: SharedSemaphore[Any],
+        to_graphics: SharedSemaphore[Any] | None,
+        *,
+        bridge: Bridge | None = None,
     ) -> None:
         from ..handoff import Handoff
 
@@ -84,7 +91,9 @@ class SharedHandoff(_Shared):
         self._to_graphics = to_graphics
         self._handoff = Handoff(to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
         self._stream: Stream | None = None
-        self.mode = self._handoff.mode
+        self._bridge = bridge
+        self._timeline = self._handoff.mode == "timeline"
+        self.mode = self._handoff.mode if not isinstance(to_compute.semaphore, BridgedSemaphore) else "bridged"
 
     @property
     def frame(self) -> int:
@@ -192,7 +201,7 @@ class SharedHandoff(_Shared):
         signalled = null if fence is None else api.cast("VkFence", fence, "fence")
         what = self.vulkan_submit(stage=stage)
         chain = null
-        if self.mode == "timeline":
+        if self._timeline:
             chain = api.new(
                 "VkTimelineSemaphoreSubmitInfo",
                 waitSemaphoreValueCount=len(what["wait_values"]),
@@ -250,7 +259,7 @@ class SharedHandoff(_Shared):
         wanted = 2 * self._handoff.frame
         if not wanted:
             return
-        if self.mode == "binary":
+        if not self._timeline:
             if self._stream is not None and not self._stream.closed:
                 self._stream.record().wait(timeout)
             return
@@ -270,12 +279,22 @@ class SharedHandoff(_Shared):
         for semaphore in (self._to_compute, self._to_graphics):
             if semaphore is not None:
                 semaphore.close(timeout)
+        if self._bridge is not None:
+            self._bridge.close(timeout)
 
 
-def share_handoff(vk: VulkanContext, device: Device, *, allow: Sequence[str] = ("timeline", "binary")) -> SharedHandoff:
+def share_handoff(
+    vk: VulkanContext,
+    device: Device,
+    *,
+    allow: Sequence[str] = ("timeline", "binary"),
+    bridge: Bridge | None = None,
+) -> SharedHandoff:
     """Make the semaphores for handing over between Vulkan and the device, both ways.
 
-    One timeline where both sides have timelines, else two binary semaphores.
+    One timeline where both sides have timelines, else two binary semaphores. Or, only where that is allowed, a bridged
+    timeline, which asks nothing of Vulkan's driver but timelines of its own, and of the device that its streams wait
+    for words (`Operation.STREAM_MEMORY_OPS`): AMD GPUs on Linux, lavapipe.
 
     Parameters
     ----------
@@ -283,12 +302,14 @@ def share_handoff(vk: VulkanContext, device: Device, *, allow: Sequence[str] = (
         With `queue_family_index` and, for `SharedHandoff.submit`, a `queue`.
     device : Device
     allow : sequence of str
-        In order of preference: ``timeline``, ``binary``. ``bridged`` is accepted, and not available yet.
+        In order of preference: ``timeline``, ``binary``, ``bridged``.
+    bridge : Bridge, optional
+        For a bridged handoff; it stays the caller's. By default the handoff makes its own.
 
     Returns
     -------
     SharedHandoff
-        Owns both sides; close it.
+        Owns both sides; close it. `SharedHandoff.mode` says which it is.
 
     Raises
     ------
@@ -298,30 +319,55 @@ def share_handoff(vk: VulkanContext, device: Device, *, allow: Sequence[str] = (
         `device` is another GPU, `allow` names something else, or the application did not enable an extension.
     DriverError
         A native call failed.
+
+    Examples
+    --------
+    One source for every machine:
+
+    >>> handoff = gi.vulkan.share_handoff(vk, device, allow=("timeline", "binary", "bridged"))
+    >>> log(handoff.mode)
     """
     check_device(vk, device)
     c.check_sequence("allow", allow, "a sequence such as ('timeline', 'binary')")
     if not allow:
-        raise InvalidArgumentError("allow", "must name one mode or more: 'timeline', 'binary'.")
-    if unknown := [mode for mode in allow if mode not in (*_MODES, "bridged")]:
+        raise InvalidArgumentError("allow", "must name one mode or more: 'timeline', 'binary', 'bridged'.")
+    if unknown := [mode for mode in allow if mode not in (*_MODES, _BRIDGED)]:
         raise InvalidArgumentError("allow", f"{unknown[0]!r} is none of 'timeline', 'binary' and 'bridged'.")
-    types = [_MODES[mode] for mode in allow if mode in _MODES]
-    if not types and "bridged" in allow:
-        raise InvalidArgumentError("allow", "a bridged handoff is not available yet; allow 'timeline' or 'binary'.")
-    try:
-        handle_type = agree(vk, device, _OPERATIONS, types)
-    except UnsupportedError as error:
-        if "bridged" in allow:
-            error.add_note("A bridged handoff is allowed here, and is not available yet.")
-        raise
-    kind = Timeline if handle_type is TimelineFd else Binary
+    mode = _agree_on_mode(vk, device, allow)
     with ExitStack() as undo:
-        to_compute = share_semaphore(vk, device, kind)
-        undo.callback(to_compute.close)
-        to_graphics = None
-        if kind is Binary:
-            to_graphics = share_semaphore(vk, device, kind)
+        own = None
+        if mode == _BRIDGED and bridge is None:
+            bridge = own = Bridge(device)
+            undo.callback(own.close)
+        if mode == _BRIDGED:
+            handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline, bridge=bridge), None, bridge=own)
+        elif mode == "timeline":
+            handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline), None)
+        else:
+            to_compute = share_semaphore(vk, device, Binary)
+            undo.callback(to_compute.close)
+            to_graphics = share_semaphore(vk, device, Binary)
             undo.callback(to_graphics.close)
-        handoff = SharedHandoff(vk, to_compute, to_graphics)
+            handoff = SharedHandoff(vk, to_compute, to_graphics)
         undo.pop_all()
     return handoff
+
+
+def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
+    """The first that both sides can do; else the first gap, with those of the others beside it."""
+    gaps = []
+    for mode in allow:
+        try:
+            if mode == _BRIDGED:
+                device.capabilities.require(Operation.STREAM_MEMORY_OPS)
+            else:
+                agree(vk, device, _OPERATIONS, [_MODES[mode]])
+        except UnsupportedError as error:
+            gaps.append(error)
+        else:
+            return mode
+    for mode, other in zip(allow[1:], gaps[1:], strict=True):
+        gaps[0].add_note(f"{mode}: {other}")
+    if _BRIDGED not in allow and device.capabilities.supports(Operation.STREAM_MEMORY_OPS):
+        gaps[0].add_note("A bridged handoff would work here: allow=(..., 'bridged').")
+    raise gaps[0]

@@ -8,11 +8,13 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
 
+from ..bridge import Bridge
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import ArrayUsage, Binary, DmaBufFd, MemoryHandle, OpaqueFd, SemaphoreHandle, Timeline
 from . import _api as c
 from ._context import Lease, VulkanContext, check_context
+from ._endpoint import TimelineEndpoint
 from ._export import (
     ExportableBuffer,
     allocate_exportable,
@@ -756,12 +758,18 @@ class SharedSemaphore(_Shared, Generic[K]):
 
 
 @overload
-def share_semaphore(vk: VulkanContext, device: Device, kind: type[Timeline]) -> SharedSemaphore[Timeline]: ...
+def share_semaphore(
+    vk: VulkanContext, device: Device, kind: type[Timeline], *, bridge: Bridge | None = None
+) -> SharedSemaphore[Timeline]: ...
 @overload
 def share_semaphore(vk: VulkanContext, device: Device, kind: type[Binary] = ...) -> SharedSemaphore[Binary]: ...
 @overload
-def share_semaphore(vk: VulkanContext, device: Device, kind: type[Any]) -> SharedSemaphore[Any]: ...
-def share_semaphore(vk: VulkanContext, device: Device, kind: type[Any] = Binary) -> SharedSemaphore[Any]:
+def share_semaphore(
+    vk: VulkanContext, device: Device, kind: type[Any], *, bridge: Bridge | None = None
+) -> SharedSemaphore[Any]: ...
+def share_semaphore(
+    vk: VulkanContext, device: Device, kind: type[Any] = Binary, *, bridge: Bridge | None = None
+) -> SharedSemaphore[Any]:
     """Make a VkSemaphore that the compute side's streams wait for and signal.
 
     ``vkCreateSemaphore``, ``vkGetSemaphoreFdKHR``, and the device's import.
@@ -773,6 +781,9 @@ def share_semaphore(vk: VulkanContext, device: Device, kind: type[Any] = Binary)
     kind : type
         ``gpuinterop.handles.Binary`` or ``Timeline``. For a timeline the application has enabled the feature
         (``VkPhysicalDeviceTimelineSemaphoreFeatures``).
+    bridge : Bridge, optional
+        Of `device`: streams reach the semaphore through it, and neither side exports or imports anything. For
+        timelines.
 
     Returns
     -------
@@ -784,11 +795,14 @@ def share_semaphore(vk: VulkanContext, device: Device, kind: type[Any] = Binary)
     UnsupportedError
         One side cannot; nothing was created.
     InvalidArgumentError
-        `device` is another GPU, or the application did not enable an extension.
+        `device` is another GPU, or not the bridge's; a bridge for a binary semaphore; or the application did not
+        enable an extension.
     DriverError
         A native call failed.
     """
     check_device(vk, device)
+    if bridge is not None:
+        return _bridge_semaphore(vk, device, kind, bridge)
     agree(vk, device, (Operation.IMPORT_SEMAPHORE,), (semaphore_handle_type(kind),))
     with ExitStack() as undo:
         vk_semaphore = create_semaphore(vk, kind)
@@ -796,6 +810,22 @@ def share_semaphore(vk: VulkanContext, device: Device, kind: type[Any] = Binary)
         # Exported at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
         with export_semaphore(vk, vk_semaphore, kind) as handle:
             semaphore = device.import_semaphore(cast(SemaphoreHandle[Any], handle))
+        undo.pop_all()
+    Lease(vk, semaphore, device, lambda: vk.destroy("vkDestroySemaphore", vk_semaphore))
+    return SharedSemaphore(vk, vk_semaphore, semaphore, kind)
+
+
+def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
+    if not isinstance(bridge, Bridge):
+        raise ArgumentTypeError("bridge", f"must be a gpuinterop.bridge.Bridge, not {type(bridge).__name__}.")
+    if bridge.device is not device:
+        raise InvalidArgumentError("bridge", f"is of {bridge.device.name}, not of {device.name}.")
+    if kind is not Timeline:
+        raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host: Timeline.")
+    with ExitStack() as undo:
+        vk_semaphore = create_semaphore(vk, kind, exportable=False)
+        undo.callback(vk.destroy, "vkDestroySemaphore", vk_semaphore)
+        semaphore = bridge.from_endpoint(TimelineEndpoint(vk, vk_semaphore))
         undo.pop_all()
     Lease(vk, semaphore, device, lambda: vk.destroy("vkDestroySemaphore", vk_semaphore))
     return SharedSemaphore(vk, vk_semaphore, semaphore, kind)

@@ -267,12 +267,12 @@ def modes(application: Application, device: gi.Device) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("mode", ["timeline", "binary"])
+@pytest.mark.parametrize("mode", ["timeline", "binary", "bridged"])
 @pytest.mark.parametrize("by_hand", [False, True], ids=["submit", "by hand"])
 def test_a_handoff_keeps_both_sides_in_step(
     driver: str, application: Application, device: gi.Device, mode: str, by_hand: bool
 ) -> None:
-    possible = modes(application, device)
+    possible = [*modes(application, device), "bridged"]
     if mode not in possible:
         declared = DECLARED_GAPS.get(driver, set())
         if {"binary": Binary, "timeline": Timeline}[mode] not in declared:
@@ -308,7 +308,7 @@ def test_a_handoff_keeps_both_sides_in_step(
                     pWaitSemaphoreValues=what["wait_values"], pSignalSemaphoreValues=what["signal_values"]
                 )
                 info = vulkan.VkSubmitInfo(
-                    pNext=chain if mode == "timeline" else None,
+                    pNext=None if mode == "binary" else chain,
                     pWaitSemaphores=what["wait_semaphores"],
                     pWaitDstStageMask=what["wait_stages"],
                     pCommandBuffers=[commands],
@@ -331,13 +331,47 @@ def test_a_handoff_keeps_both_sides_in_step(
 def test_a_handoff_on_a_driver_without_semaphores_says_why(application: Application, device: gi.Device) -> None:
     if modes(application, device):
         pytest.skip("this driver exports semaphores")
-    with pytest.raises(gi.UnsupportedError, match="VK_KHR_external_semaphore_fd"):
+    with pytest.raises(gi.UnsupportedError, match="VK_KHR_external_semaphore_fd") as caught:
         gi.vulkan.share_handoff(application.vk, device)
-    with pytest.raises(gi.UnsupportedError) as caught:
-        gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "bridged"))
-    assert "not available yet" in caught.value.__notes__[0]
+    assert "'bridged'" in caught.value.__notes__[-1]
+    with gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "binary", "bridged")) as handoff:
+        assert handoff.mode == "bridged"
     with pytest.raises(gi.InvalidArgumentError, match="allow"):
         gi.vulkan.share_handoff(application.vk, device, allow=("telepathy",))
+
+
+def test_the_first_mode_that_is_allowed(application: Application, device: gi.Device) -> None:
+    """A bridge is taken where it is asked for first, and never where it is not named."""
+    with gi.vulkan.share_handoff(application.vk, device, allow=("bridged", "timeline", "binary")) as handoff:
+        assert handoff.mode == "bridged"
+    if possible := modes(application, device):
+        with gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "binary", "bridged")) as handoff:
+            assert handoff.mode == possible[0]
+
+
+def test_a_bridge_of_the_callers(application: Application, device: gi.Device) -> None:
+    """It outlives the handoff, and serves several."""
+    with gi.bridge.Bridge(device) as bridge, device.create_stream() as stream:
+        for _ in range(2):
+            with gi.vulkan.share_handoff(application.vk, device, allow=("bridged",), bridge=bridge) as handoff:
+                handoff.submit()
+                handoff.acquire(stream)
+                handoff.release(stream)
+                handoff.wait_host(30)
+                application.idle()
+            assert not bridge.closed
+        with gi.vulkan.share_semaphore(application.vk, device, Timeline, bridge=bridge) as semaphore:
+            semaphore.semaphore.signal(stream, 7)
+            semaphore.semaphore.host_wait(7, timeout=30)
+            assert semaphore.counter() == 7
+            with pytest.raises(gi.InvalidArgumentError, match="stands at 7"):
+                semaphore.semaphore.host_signal(7)
+        with pytest.raises(gi.InvalidArgumentError, match="kind"):
+            gi.vulkan.share_semaphore(application.vk, device, Binary, bridge=bridge)
+    with pytest.raises(gi.ResourceClosedError):
+        gi.vulkan.share_handoff(application.vk, device, allow=("bridged",), bridge=bridge)
+    with pytest.raises(gi.ArgumentTypeError, match="bridge"):
+        gi.vulkan.share_semaphore(application.vk, device, Timeline, bridge=device)  # type: ignore[call-overload]
 
 
 def test_a_devices_allocation_in_vulkan(application: Application, device: gi.Device) -> None:
@@ -382,6 +416,7 @@ def test_nothing_is_left_over(application: Application, device: gi.Device) -> No
             application.api.vkResetCommandPool(application.device, application.pool, 1)
         if modes(application, device):
             gi.vulkan.share_handoff(application.vk, device).close()
+        gi.vulkan.share_handoff(application.vk, device, allow=("bridged",)).close()
         if allocations:
             with device.allocate(4096) as allocation:
                 gi.vulkan.import_allocation(application.vk, allocation).close()

@@ -44,10 +44,10 @@ def die_in_lock(handle: OpaqueFd | TimelineFd, value: int | None) -> None:
 
     def die() -> None:
         if value is not None:
-            semaphore._value.value = value
+            semaphore._page._value.value = value
         os.kill(os.getpid(), signal.SIGKILL)
 
-    mutex = semaphore._page.mutex if isinstance(semaphore, BinarySemaphore) else semaphore._mutex
+    mutex = semaphore._page.mutex if isinstance(semaphore, BinarySemaphore) else semaphore._page._mutex
     mutex.run(die, lambda code: None, LIMIT)
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuinterop import system
 from gpuinterop.errors import HandleError, PeerError
 from gpuinterop.handles import OpaqueFd, TimelineFd, VmmFd
-from gpuinterop_host import semaphores, system
+from gpuinterop_host import semaphores
 from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import lavapipe as lavapipe_format, swiftshader as swiftshader_format
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from gpuinterop import system
 from gpuinterop.errors import HandleError, InvalidArgumentError, OutOfMemoryError
 from gpuinterop.handles import OpaqueFd, TimelineFd, VmmFd
-from gpuinterop_host import memory, system
+from gpuinterop_host import memory
 from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import lavapipe, swiftshader
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from gpuinterop import system, timeline
 from gpuinterop.errors import DriverError, HandleError, PeerError, ResourceClosedError, SemaphoreTimeoutError
 from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd
-from gpuinterop_host import semaphores, system
+from gpuinterop_host import semaphores
 from gpuinterop_host.backend import Device, HostBackend
-from gpuinterop_host.formats import timeline
 from gpuinterop_host.semaphores import BinarySemaphore, TimelineSemaphore
 
 from . import peers
@@ -344,17 +344,17 @@ def test_a_timeline_survives_a_death_in_its_lock(
 def test_a_recovered_lock_wakes_waiters(backend: HostBackend, create: Any, export: Any, start: Any) -> None:
     """Who recovers tells the others, even if his own signal is refused."""
     semaphore = create(TimelineFd)
-    before = semaphore._sequence.value
+    before = semaphore._page._sequence.value
     start(peers.die_in_lock, export(semaphore), 5).join()
-    assert semaphore._sequence.value == before
+    assert semaphore._page._sequence.value == before
     with pytest.raises(DriverError, match="VALUE_NOT_GREATER"):
         backend.host_signal(semaphore, 5)
-    assert semaphore._sequence.value == before + 1
+    assert semaphore._page._sequence.value == before + 1
 
 
 def test_a_timeline_lock_held_by_the_living(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an error while it lasts, and no longer."""
-    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.02)
+    monkeypatch.setattr(timeline, "LOCK_LIMIT", 0.02)
     semaphore = create(TimelineFd)
 
     def held() -> None:
@@ -372,7 +372,7 @@ def test_a_timeline_lock_held_by_the_living(backend: HostBackend, create: Any, m
         assert isinstance(caught[0], PeerError)
         assert str(threading.get_native_id()) in str(caught[0])
 
-    semaphore._mutex.run(held, lambda code: None, 1.0)
+    semaphore._page._mutex.run(held, lambda code: None, 1.0)
     backend.host_signal(semaphore, 1)
 
 
@@ -703,7 +703,7 @@ def _raised(backend: HostBackend, semaphore: Any) -> BaseException:
 def test_interrupted_between_lock_and_result(create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ctrl-C right after the lock call leaves no lock behind."""
     semaphore = create(TimelineFd)
-    mutex = semaphore._mutex
+    mutex = semaphore._page._mutex
     acquire = mutex._acquire
 
     def interrupted(limit: float) -> int:

@@ -26,7 +26,7 @@ import ctypes
 import struct
 from typing import Final
 
-from .. import system
+from gpuinterop import system
 
 MEMORY_NAME: Final = "SwiftShader.Memory."
 SEMAPHORE_NAME: Final = "SwiftShader.Semaphore."

@@ -1,6 +1,6 @@
 """libc: mappings, seals, futexes and process-shared pthread mutexes, and their errors.
 
-Every call here releases the GIL (``ctypes.CDLL``). Nothing else in this package calls libc.
+What the host backend and our own timeline semaphores stand on. Every call here releases the GIL (``ctypes.CDLL``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from gpuinterop.errors import DriverError, OutOfMemoryError
+from .errors import DriverError, OutOfMemoryError
 
 if sys.platform != "win32":
     import fcntl
@@ -44,6 +44,8 @@ _ALL = 0x7FFFFFFF
 
 
 class Timespec(ctypes.Structure):
+    """``struct timespec``."""
+
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
@@ -84,6 +86,9 @@ def libc_version() -> tuple[str, str]:
     name, _, version = text.partition(" ")
     return (name, version) if name else ("unknown libc", "")
 
+
+_STRONGLY_ORDERED: Final = platform.machine() in ("x86_64", "AMD64")
+_fence_lock = threading.Lock()
 
 LAYOUT: Final = _layout()
 """None where glibc's layout is not known (another machine, another libc): no semaphores there."""
@@ -161,8 +166,17 @@ def map_shared(fd: int, size: int) -> int:
 
 
 def unmap(address: int, size: int) -> None:
+    """End `map_shared`."""
     if _munmap(address, size) != 0:
         raise driver_error("munmap", ctypes.get_errno())
+
+
+def fence() -> None:
+    """Order this thread's stores before with those after it, for other CPUs and for devices."""
+    if not _STRONGLY_ORDERED:
+        for _ in range(2):  # released by the first, acquired by the second
+            with _fence_lock:
+                pass
 
 
 # -- futex -------------------------------------------------------------------------------------------------------
@@ -177,6 +191,7 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
 
 
 def futex_wake_all(address: int) -> None:
+    """Wake whoever sleeps in `futex_wait` there."""
     assert LAYOUT is not None
     _syscall(LAYOUT.sys_futex, address, _FUTEX_WAKE, _ALL, None, None, 0)
 
@@ -205,6 +220,7 @@ def init_cond(address: int) -> None:
 
 
 def broadcast(cond: int) -> None:
+    """``pthread_cond_broadcast``."""
     _succeed("pthread_cond_broadcast", _cond_broadcast(cond))
 
 

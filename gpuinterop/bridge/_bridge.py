@@ -1,0 +1,316 @@
+"""The bridge: makes semaphores of foreign ones, which streams use as any other."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+
+from .. import timeline
+from .._core.device import Device
+from .._core.ownership import lend
+from .._core.resource import Resource, check_timeout
+from .._core.semaphore import ExternalSemaphore, SemaphoreCalls
+from .._core.words import MAX_VALUE, PinnedWords, no_timeout, refuse_capture, stream_words
+from ..capabilities import Capability, Cell, Operation, Scope
+from ..errors import (
+    ArgumentTypeError,
+    HandleError,
+    InvalidArgumentError,
+    ResourceBusyError,
+    ResourceClosedError,
+    UnsupportedError,
+)
+from ..handles import (
+    Binary,
+    DrmSyncobjFd,
+    EventFd,
+    FdHandle,
+    Handle,
+    OpaqueFd,
+    SyncFd,
+    Timeline,
+    TimelineFd,
+)
+from ._endpoints import Endpoint, EventFdEndpoint, SyncFdEndpoint, SyncobjEndpoint, TimelineEndpoint
+from ._watcher import Lane, Watcher, open_peer
+
+if TYPE_CHECKING:
+    from .._core.stream import Stream
+
+__all__ = ["Bridge", "BridgedSemaphore"]
+
+K = TypeVar("K")
+
+_GRACE_S: Final = 2.0
+_ENDPOINTS: Final[Mapping[type[FdHandle], Callable[[Any], Endpoint]]] = {
+    TimelineFd: TimelineEndpoint,
+    DrmSyncobjFd: SyncobjEndpoint,
+    SyncFd: SyncFdEndpoint,
+    EventFd: EventFdEndpoint,
+}
+
+
+class _Calls(SemaphoreCalls):
+    """What a bridged semaphore does in place of the driver; natives are lanes."""
+
+    max_value = MAX_VALUE
+    timeout_gap = no_timeout()
+
+    def wait(self, batch: Sequence[Lane], stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
+        refuse_capture(stream)
+        for lane, value in zip(batch, values, strict=True):
+            lane.wait(stream, value)
+
+    def signal(self, batch: Sequence[Lane], stream: Stream, values: Sequence[int]) -> None:
+        refuse_capture(stream)
+        for lane, value in zip(batch, values, strict=True):
+            lane.signal(stream, value)
+
+    def destroy(self, native: Lane) -> None:
+        native.end()
+
+    def abandon(self, native: Lane) -> None:
+        native.cancel(ResourceClosedError(f"{native.endpoint.label} was closed while a stream still waited for it."))
+
+    def host_signal(self, native: Lane, value: int) -> None:
+        native.host_signal(value)
+
+    def host_wait(self, native: Lane, value: int, deadline: float | None) -> bool:
+        return native.host_wait(value, deadline)
+
+
+_CALLS: Final = _Calls()
+
+
+class BridgedSemaphore(ExternalSemaphore[K]):
+    """A semaphore that streams reach through a bridge. Made by `Bridge`; used as any `ExternalSemaphore`.
+
+    Values stay below 2**63, waits take no time-out, and a stream that is being captured is refused. What goes wrong on
+    the other side (it fails, its process dies, the bridge is closed while a stream waits) lets the stream go on, so
+    that it does not hang, and makes it fail: `Stream.synchronize`, `Stream.query` and everything that is enqueued
+    from then on raise the reason, and what the stream signals is told to nobody. What the stream does after the wait
+    has run without it: discard it.
+    """
+
+    _noun = "BridgedSemaphore"
+
+    def __init__(self, bridge: Bridge, lane: Lane) -> None:
+        endpoint = lane.endpoint
+        handle_type: Any = TimelineFd if endpoint.kind is Timeline else OpaqueFd
+        super().__init__(
+            bridge.device, lane, handle_type, calls=_CALLS, parent=bridge, label=f"bridged {endpoint.label}"
+        )
+        self._cannot_signal = endpoint.cannot_signal
+        if endpoint.cannot_signal is not None:
+            self._signal_on = object()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What it stands for."""
+        return cast(Lane, self._native).endpoint
+
+    def host_signal(self, value: int | None = None) -> None:
+        """Signal from the calling thread, at once; no stream is involved."""
+        if self._cannot_signal is not None:
+            raise UnsupportedError(self._cannot_signal, context=self.label)
+        super().host_signal(value)
+
+
+class Bridge(Resource):
+    """Foreign semaphores for the streams of one device.
+
+    Parameters
+    ----------
+    device : Device
+        With `Operation.STREAM_MEMORY_OPS`.
+    grace : float
+        Seconds that pending waits get after `close`; then their streams are let go, and fail.
+
+    Raises
+    ------
+    UnsupportedError
+        The device's streams neither write nor wait for words.
+
+    Notes
+    -----
+    `close` ends use at once and does not block: the watcher goes on with what is pending, waits for `grace` seconds
+    and no longer, so that no stream is left blocked; signals until the streams have come to them. ``close(timeout=s)``
+    waits that long, cancels what is still waited for, and raises `ResourceBusyError`. Closing a bridge closes its
+    semaphores; their endpoints are closed when the streams are done with them.
+
+    **What blocks.** The watcher is a Python thread: it needs the GIL for some microseconds a handoff. This library's
+    own blocking calls never keep it (`Backend.holds_gil`); calls that you make into a binding that keeps it (hip-python
+    7: ``hipStreamSynchronize``, ``hipMemcpy``...) behind a bridged wait deadlock. Use `Stream.synchronize`.
+    """
+
+    _noun = "Bridge"
+
+    def __init__(self, device: Device, *, grace: float = _GRACE_S) -> None:
+        if not isinstance(device, Device):
+            raise ArgumentTypeError("device", f"must be a gpuinterop Device, not {type(device).__name__}.")
+        seconds = check_timeout(grace)
+        if seconds is None:
+            raise InvalidArgumentError("grace", "must be finite: a stream would be left blocked for ever.")
+        stream_words(device)
+        self._device = device
+        self._grace = seconds
+        self._watcher = watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
+        super().__init__(device._reclaimer, watcher.stop, streams=lambda: ((), ()))
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @staticmethod
+    def capabilities(device: Device) -> Mapping[type[Handle], Capability]:
+        """What `import_semaphore` takes on a device, by handle type, with the reason for every gap.
+
+        `from_endpoint` takes more: whatever somebody has written an `Endpoint` for.
+        """
+        words = device.capabilities.of(Operation.STREAM_MEMORY_OPS)
+        return MappingProxyType({kind: _capability(kind, words) for kind in (*_ENDPOINTS, OpaqueFd)})
+
+    @overload
+    def import_semaphore(
+        self, handle: TimelineFd | DrmSyncobjFd, *, peer: int | None = None
+    ) -> BridgedSemaphore[Timeline]: ...
+    @overload
+    def import_semaphore(
+        self, handle: SyncFd | EventFd | OpaqueFd, *, peer: int | None = None
+    ) -> BridgedSemaphore[Binary]: ...
+    def import_semaphore(self, handle: Handle, *, peer: int | None = None) -> BridgedSemaphore[Any]:
+        """Bridge what a descriptor stands for.
+
+        Parameters
+        ----------
+        handle : DrmSyncobjFd, SyncFd, EventFd or TimelineFd
+            A `TimelineFd` is one of `Device.create_semaphore`, of whatever backend and process. Consumed by success;
+            after an error it is the caller's, open and untouched.
+        peer : int, optional
+            The process (its pid) that is to signal: when it dies, streams that wait are let go and fail with
+            `PeerError`.
+
+        Raises
+        ------
+        ArgumentTypeError
+            `handle` is a bare int or of a type that no bridge knows.
+        HandleError
+            The descriptor is not what its type says.
+        UnsupportedError
+            The type cannot be bridged here: an `OpaqueFd` never, because nothing tells what is behind it.
+        """
+        if not isinstance(handle, Handle):
+            raise ArgumentTypeError(
+                "handle", f"must be a typed handle such as gpuinterop.EventFd(fd), not {type(handle).__name__}."
+            )
+        self._check_open()
+        handle._check_open()
+        kind = type(handle)
+        found = self.capabilities(self._device).get(kind)
+        if found is None:
+            names = ", ".join(each.__name__ for each in _ENDPOINTS)
+            raise ArgumentTypeError("handle", f"a bridge takes one of {names}, not a {kind.__name__}.")
+        if not found:
+            raise UnsupportedError(found, context=f"a bridge of {self._device.name}")
+        if isinstance(handle, TimelineFd) and not timeline.is_ours(handle.fd):
+            raise HandleError(
+                "handle: a driver's timeline semaphore cannot be waited for by the CPU through its descriptor. For one "
+                "of a Vulkan device of this process use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
+                "semaphore)); one of another process is imported on a Vulkan device of the same UUID first."
+            )
+        make = _ENDPOINTS[cast("type[FdHandle]", kind)]
+        return self._bridge(lambda: lend(handle, make, user=f"a bridge of {self._device.backend}"), peer)
+
+    def from_endpoint(self, endpoint: Endpoint, *, peer: int | None = None) -> BridgedSemaphore[Any]:
+        """Bridge whatever the endpoint stands for.
+
+        Parameters
+        ----------
+        endpoint : Endpoint
+            The bridge's from now on, which closes it; after an error it stays the caller's.
+        peer : int, optional
+            As for `import_semaphore`.
+
+        Raises
+        ------
+        ResourceClosedError
+            The bridge was closed.
+        DriverError
+            The page with the words could not be pinned.
+        """
+        if not isinstance(endpoint, Endpoint):
+            raise ArgumentTypeError("endpoint", f"must be a gpuinterop.bridge.Endpoint, not {endpoint!r}.")
+        self._check_open()
+        return self._bridge(lambda: endpoint, peer)
+
+    def _bridge(self, make: Callable[[], Endpoint], peer: int | None) -> BridgedSemaphore[Any]:
+        with ExitStack() as undo:  # the endpoint comes last: a handle is consumed by success only
+            words = PinnedWords(self._device)
+            undo.callback(words.close)
+            watch = open_peer(peer)
+            if watch is not None:
+                undo.callback(os.close, watch)
+            lane = Lane(self._watcher, words, make(), watch, peer)
+            undo.pop_all()
+        self._watcher.add(lane)
+        return BridgedSemaphore(self, lane)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use at once; see the class for what is pending."""
+        try:
+            super().close(timeout)
+        except ResourceBusyError:
+            self._watcher.cancel(ResourceClosedError("the bridge was closed while a stream still waited."))
+            raise
+
+    def _ended(self) -> None:
+        self._watcher.cancel_after(self._grace)
+
+
+def _capability(kind: type[FdHandle], words: Capability) -> Capability:
+    cell = Cell(Operation.IMPORT_SEMAPHORE, kind)
+    if not words:
+        assert words.scope is not None
+        return cell.gap(words.scope, words.reason, words.reference, words.workaround)
+    if kind is OpaqueFd:
+        return cell.gap(
+            Scope.RUNTIME,
+            "nothing tells what is behind an opaque descriptor: an object that only its own driver waits for, or a DRM "
+            "syncobj.",
+            "docs/bridge.md",
+            "say what it is: DrmSyncobjFd (Mesa's), gpuinterop.vulkan.TimelineEndpoint (a semaphore of this process).",
+        )
+    if sys.platform != "linux":
+        return cell.gap(
+            Scope.PLATFORM,
+            "these descriptors exist on Linux only.",
+            "docs/bridge.md",
+            "Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)).",
+        )
+    if kind is DrmSyncobjFd and not _render_nodes():
+        return cell.gap(
+            Scope.PLATFORM,
+            "there is no DRM render node (/dev/dri/renderD*) that this process may open.",
+            "Linux: DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE",
+            "a Vulkan timeline of this process: gpuinterop.vulkan.TimelineEndpoint(vk, semaphore).",
+        )
+    return cell.unverified(
+        Scope.PLATFORM,
+        {
+            TimelineFd: "our own page, which the watcher looks at",
+            DrmSyncobjFd: "by the kernel's DRM ioctls; nobody has run it on a GPU yet",
+            SyncFd: "poll() says when it has been signalled; it cannot be signalled from here",
+            EventFd: "a signal adds 1, a wait takes 1",
+        }[kind]
+        + ".",
+        "docs/bridge.md",
+    )
+
+
+def _render_nodes() -> list[str]:
+    return [path for path in sorted(glob.glob("/dev/dri/renderD*")) if os.access(path, os.R_OK | os.W_OK)]

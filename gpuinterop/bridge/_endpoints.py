@@ -1,0 +1,335 @@
+"""Foreign semaphores as the CPU sees them: what a bridge's watcher waits for and signals."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import glob
+import os
+import select
+import struct
+import sys
+import time
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final
+
+from .. import system, timeline
+from .._core.semaphore import ExternalSemaphore
+from ..capabilities import Capability, Cell, Operation, Scope
+from ..errors import (
+    ArgumentTypeError,
+    DriverError,
+    HandleError,
+    InvalidArgumentError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+)
+from ..handles import Binary, DrmSyncobjFd, EventFd, SyncFd, Timeline, TimelineFd
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = [
+    "Endpoint",
+    "EventFdEndpoint",
+    "SemaphoreEndpoint",
+    "SyncFdEndpoint",
+    "SyncobjEndpoint",
+    "TimelineEndpoint",
+]
+
+
+class Endpoint(ABC):
+    """A foreign semaphore, as a thread of the CPU uses it. Subclass it for what this library does not know.
+
+    The watcher calls `wait` with a time-out of 0 for as long as a stream waits, so a look should be cheap, and nothing
+    here may call into the device's compute driver (HIP, CUDA). It is called by one thread at a time. An exception ends
+    the semaphore: streams that wait are let go, and fail with it.
+
+    Attributes
+    ----------
+    kind : type
+        ``Timeline`` or ``Binary``.
+    label : str
+        For messages.
+    cannot_signal : Capability, optional
+        The gap, where it can only be waited for.
+    """
+
+    kind: type
+    label: str
+    cannot_signal: Capability | None = None
+
+    @abstractmethod
+    def wait(self, value: int, timeout: float) -> bool:
+        """Whether the semaphore has reached `value`; waits up to `timeout` seconds for it, with the GIL released.
+
+        A binary one ignores `value`, and True consumes the signal.
+        """
+
+    @abstractmethod
+    def signal(self, value: int) -> None:
+        """Signal it; a timeline to `value`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what it holds. Called once, when no stream uses it any more."""
+
+
+class SemaphoreEndpoint(Endpoint):
+    """A semaphore of this library that the calling thread can wait for: of the host backend, or one of our own.
+
+    Parameters
+    ----------
+    semaphore : ExternalSemaphore
+        Stays the caller's: keep it open for as long as the bridge uses it.
+
+    Raises
+    ------
+    UnsupportedError
+        Its backend's semaphores cannot be waited for without a stream.
+    """
+
+    def __init__(self, semaphore: ExternalSemaphore[Any]) -> None:
+        if not isinstance(semaphore, ExternalSemaphore):
+            raise ArgumentTypeError("semaphore", f"must be an ExternalSemaphore, not {type(semaphore).__name__}.")
+        semaphore.check_host_side()
+        self._semaphore = semaphore
+        self.kind = semaphore.kind
+        self.label = semaphore.label
+
+    def wait(self, value: int, timeout: float) -> bool:
+        try:
+            self._semaphore.host_wait(*self._value(value), timeout=timeout)
+        except SemaphoreTimeoutError:
+            return False
+        return True
+
+    def signal(self, value: int) -> None:
+        self._semaphore.host_signal(*self._value(value))
+
+    def close(self) -> None:
+        """It is the caller's."""
+
+    def _value(self, value: int) -> tuple[int, ...]:
+        return (value,) if self.kind is Timeline else ()
+
+
+class TimelineEndpoint(Endpoint):
+    """One of our own timelines (`gpuinterop.timeline`), by its descriptor.
+
+    Parameters
+    ----------
+    handle : TimelineFd
+        Its fd becomes the endpoint's.
+    """
+
+    kind = Timeline
+
+    def __init__(self, handle: TimelineFd) -> None:
+        fd = handle.fd
+        if not timeline.is_ours(fd):
+            raise HandleError("handle: this is no timeline of Device.create_semaphore.")
+        self._fd = fd
+        self._address = system.map_shared(fd, system.PAGE)
+        self.label = f"timeline semaphore {os.fstat(fd).st_ino}"
+        self._page: timeline.Page | None = timeline.Page(self._address, self.label)
+
+    def wait(self, value: int, timeout: float) -> bool:
+        return self._open().wait(value, time.monotonic() + timeout, _nothing)
+
+    def signal(self, value: int) -> None:
+        self._open().signal(value)
+
+    def close(self) -> None:
+        self._page = None
+        system.unmap(self._address, system.PAGE)
+        os.close(self._fd)
+
+    def _open(self) -> timeline.Page:
+        if self._page is None:
+            raise ResourceClosedError(f"{self.label} was closed.")
+        return self._page
+
+
+def _nothing() -> None:
+    """Nobody cancels a look."""
+
+
+class EventFdEndpoint(Endpoint):
+    """An eventfd: a signal adds 1 to its counter, a wait takes 1 away (all of it without EFD_SEMAPHORE).
+
+    Parameters
+    ----------
+    handle : EventFd
+        Its fd becomes the endpoint's. Others may use it at the same time; a wait of ours and one of theirs take a
+        signal each.
+    """
+
+    kind = Binary
+
+    def __init__(self, handle: EventFd) -> None:
+        self._fd = fd = handle.fd
+        if _link(fd) not in ("anon_inode:[eventfd]", ""):
+            raise HandleError(f"handle: this is no eventfd but {_link(fd)}; os.eventfd() makes one.")
+        self.label = f"eventfd {fd}"
+
+    def wait(self, value: int, timeout: float) -> bool:
+        if not _readable(self._fd, timeout):
+            return False
+        # Whether it blocks is its owner's affair: the flag is the open file's, which others use as well. One that does
+        # is held up here only if somebody else takes the signal between the look and the read.
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise system.driver_error("read(eventfd)", error.errno or 0) from error
+        return True
+
+    def signal(self, value: int) -> None:
+        try:
+            os.write(self._fd, struct.pack("=Q", 1))
+        except OSError as error:
+            raise system.driver_error("write(eventfd)", error.errno or 0) from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class SyncFdEndpoint(Endpoint):
+    """A sync file: signalled once, by whoever made it; from then on every wait passes.
+
+    Parameters
+    ----------
+    handle : SyncFd
+        Its fd becomes the endpoint's.
+    """
+
+    kind = Binary
+    cannot_signal = Cell(Operation.SIGNAL_SEMAPHORE, SyncFd).gap(
+        Scope.PLATFORM,
+        "a sync file is signalled by the driver that made it, and by nobody else.",
+        "Linux: Documentation/driver-api/sync_file.rst",
+        "signal by a DRM syncobj (DrmSyncobjFd) or an eventfd.",
+    )
+
+    def __init__(self, handle: SyncFd) -> None:
+        self._fd = fd = handle.fd
+        if _link(fd) not in ("anon_inode:sync_file", ""):
+            raise HandleError(f"handle: this is no sync file but {_link(fd)}.")
+        self.label = f"sync file {fd}"
+
+    def wait(self, value: int, timeout: float) -> bool:
+        return _readable(self._fd, timeout)
+
+    def signal(self, value: int) -> None:
+        raise InvalidArgumentError("semaphore", f"{self.label} cannot be signalled from here.")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _readable(fd: int, timeout: float) -> bool:
+    poller = select.poll()  # not select(): descriptors may be large
+    poller.register(fd, select.POLLIN)
+    for _, events in poller.poll(timeout * 1000):
+        if events & (select.POLLERR | select.POLLNVAL):
+            raise DriverError("poll", errno.EBADF, "EBADF", f"descriptor {fd} has failed: the fence was in error.")
+        return bool(events & select.POLLIN)
+    return False
+
+
+def _link(fd: int) -> str:
+    """What /proc calls it; empty where there is no /proc."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+class SyncobjEndpoint(Endpoint):
+    """A DRM syncobj with a timeline, which is what Mesa's drivers export a timeline semaphore as.
+
+    Unverified: no machine with DRM has run it. The calls are the kernel's (``drm.h``): FD_TO_HANDLE, TIMELINE_WAIT with
+    WAIT_FOR_SUBMIT, TIMELINE_SIGNAL, DESTROY.
+
+    Parameters
+    ----------
+    handle : DrmSyncobjFd
+        Its fd becomes the endpoint's.
+    node : str, optional
+        The render node to use it on; by default the first of /dev/dri/renderD* that can be opened. A syncobj belongs
+        to no device, so any does.
+    """
+
+    kind = Timeline
+
+    _FD_TO_HANDLE: ClassVar[int] = 0xC01064C2
+    _DESTROY: ClassVar[int] = 0xC00864C0
+    _TIMELINE_WAIT: ClassVar[int] = 0xC02864CA
+    _TIMELINE_SIGNAL: ClassVar[int] = 0xC01864CD
+    _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
+
+    def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
+        self._node = _open_node(node)
+        try:
+            request = bytearray(struct.pack("=IIiI", 0, 0, handle.fd, 0))
+            self._ioctl("DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE", self._FD_TO_HANDLE, request)
+        except BaseException:
+            os.close(self._node)
+            raise
+        (self._handle,) = struct.unpack_from("=I", request)
+        self._fd = handle.fd
+        self.label = f"DRM syncobj {self._handle}"
+
+    def wait(self, value: int, timeout: float) -> bool:
+        handles = ctypes.c_uint32(self._handle)
+        points = ctypes.c_uint64(value)
+        # The kernel takes the time of the monotonic clock at which to stop.
+        deadline = time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0
+        request = struct.pack(
+            "=QQqIIII",
+            ctypes.addressof(handles), ctypes.addressof(points), deadline, 1, self._WAIT_FOR_SUBMIT, 0, 0,
+        )  # fmt: skip
+        try:
+            self._ioctl("DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT", self._TIMELINE_WAIT, bytearray(request))
+        except DriverError as error:
+            if error.code == errno.ETIME:
+                return False
+            raise
+        return True
+
+    def signal(self, value: int) -> None:
+        handles = ctypes.c_uint32(self._handle)
+        points = ctypes.c_uint64(value)
+        request = struct.pack("=QQII", ctypes.addressof(handles), ctypes.addressof(points), 1, 0)
+        self._ioctl("DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL", self._TIMELINE_SIGNAL, bytearray(request))
+
+    def close(self) -> None:
+        try:
+            self._ioctl("DRM_IOCTL_SYNCOBJ_DESTROY", self._DESTROY, bytearray(struct.pack("=II", self._handle, 0)))
+        finally:
+            os.close(self._node)
+            os.close(self._fd)
+
+    def _ioctl(self, call: str, number: int, request: bytearray) -> None:
+        try:
+            fcntl.ioctl(self._node, number, request, True)
+        except OSError as error:
+            raise system.driver_error(call, error.errno or 0) from error
+
+
+_NODES: Final = "/dev/dri/renderD*"
+
+
+def _open_node(node: str | None) -> int:
+    tried = []
+    for path in [node] if node is not None else sorted(glob.glob(_NODES)):
+        try:
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            tried.append(f"{path}: {error.strerror}")
+    raise InvalidArgumentError(
+        "node", f"no DRM render node can be opened ({', '.join(tried) or f'there is no {_NODES}'})."
+    )

@@ -1,0 +1,69 @@
+"""A timeline semaphore of the application, as a bridge's watcher uses it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..bridge import Endpoint
+from ..errors import InvalidArgumentError
+from ..handles import Timeline
+from ._api import check
+from ._context import VulkanContext, check_context
+
+__all__ = ["TimelineEndpoint"]
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+
+
+class TimelineEndpoint(Endpoint):
+    """A ``VkSemaphore`` with a counter, of a Vulkan device in this process, for :class:`gpuinterop.bridge.Bridge`.
+
+    It is looked at (``vkGetSemaphoreCounterValue``) and signalled from the host (``vkSignalSemaphore``), so the driver
+    need not export it: every driver with timeline semaphores will do, lavapipe and SwiftShader among them. Not waited
+    for with ``vkWaitSemaphores``, which some drivers do in steps of 10 ms.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+        The application has enabled ``VkPhysicalDeviceTimelineSemaphoreFeatures::timelineSemaphore``.
+    vk_semaphore : VkSemaphore
+        Of type ``VK_SEMAPHORE_TYPE_TIMELINE``, which nobody checks. It stays the caller's: destroy it when the bridged
+        semaphore is released (`ExternalSemaphore.on_released`), or let :func:`share_semaphore` see to that.
+    """
+
+    kind = Timeline
+
+    def __init__(self, vk: VulkanContext, vk_semaphore: Any) -> None:
+        self._vk = check_context(vk)
+        self._semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
+        self._call = vk.functions.vkGetSemaphoreCounterValue
+        self.label = f"Vulkan timeline {vk.address(self._semaphore):#x}"
+
+    def counter(self) -> int:
+        """The semaphore's value now."""
+        self._vk.check_open()
+        value = self._vk.api.ffi.new("uint64_t *")
+        check("vkGetSemaphoreCounterValue", self._call(self._vk.device, self._semaphore, value))
+        return int(value[0])
+
+    def wait(self, value: int, timeout: float) -> bool:
+        if self.counter() >= value:
+            return True
+        deadline = time.monotonic() + timeout
+        pause = _FIRST_PAUSE_S
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+            if self.counter() >= value:
+                return True
+        return False
+
+    def signal(self, value: int) -> None:
+        if (now := self.counter()) >= value:  # drivers take it, and later waits never return
+            raise InvalidArgumentError("value", f"{self.label} stands at {now}: it cannot be signalled to {value}.")
+        info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)
+        self._vk.call("vkSignalSemaphore", self._vk.device, info)
+
+    def close(self) -> None:
+        """The semaphore is the caller's."""
