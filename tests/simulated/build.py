@@ -8,12 +8,28 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread", "-fvisibility=hidden")
-_LIBRARIES: Final = {"cuda": "libcuda.so.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """A library: its SONAME, the folders with its sources, and what it is linked with."""
+
+    soname: str
+    folders: tuple[str, ...]
+    link: tuple[str, ...] = ()
+
+
+_LIBRARIES: Final = {
+    "cuda": _Library("libcuda.so.1", ("common", "cuda")),
+    "hip": _Library("libamdhip64.so", ("common", "hip")),
+    "forwarding": _Library("libamdhip64.so", ("forwarding",), ("-ldl",)),
+}
 
 
 class CompilerMissingError(RuntimeError):
@@ -26,19 +42,20 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     Parameters
     ----------
     vendor : str
-        ``cuda``.
+        ``cuda``; ``hip``; ``forwarding``: HIP, which passes everything on to CUDA.
     extra : tuple of str
         Further flags, beside those of GPUINTEROP_SIM_CFLAGS: ``-fsanitize=thread``, with libtsan preloaded.
     """
-    name = _LIBRARIES[vendor]
+    library = _LIBRARIES[vendor]
+    name = library.soname
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise CompilerMissingError(
             "the simulated driver is compiled when it is first used, and there is no C compiler."
         )
-    sources = sorted([*(HERE / "common").glob("*.[ch]"), *(HERE / vendor).glob("*.[ch]")])
+    sources = sorted(source for folder in library.folders for source in (HERE / folder).glob("*.[ch]"))
     flags = (*FLAGS, *os.environ.get("GPUINTEROP_SIM_CFLAGS", "").split(), *extra)
-    digest = hashlib.sha256(repr((flags, compiler, _version(compiler))).encode())
+    digest = hashlib.sha256(repr((library, flags, compiler, _version(compiler))).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     target = HERE / ".build" / digest.hexdigest()[:16] / name
@@ -50,7 +67,7 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
         made = Path(folder) / name
         files = [str(source) for source in sources if source.suffix == ".c"]
         command = [compiler, *flags, "-shared", f"-Wl,-soname,{name}", "-I", str(HERE / "common"), "-o", str(made)]
-        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, *files, *library.link], capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilerMissingError(f"compiling the simulated driver failed:\n{done.stdout}{done.stderr}")
         made.replace(target)

@@ -1,6 +1,6 @@
 /*
  * Semaphores in shared pages: binary ones in SwiftShader's layout, timelines in that of the host backend
- * (backends/gpuinterop_host/formats, where both are described).
+ * (backends/gpuinterop_host/formats/swiftshader.py, gpuinterop/timeline.py).
  *
  * A binary wait looks at the page without the lock, with growing pauses, and locks only to take the signal: a process
  * that dies while it sleeps on the condition leaves a mark there, over which the peer's next broadcast stumbles.

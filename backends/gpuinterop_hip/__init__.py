@@ -1,0 +1,1 @@
+"""The HIP backend of gpuinterop, on hip-python."""

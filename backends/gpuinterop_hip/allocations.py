@@ -1,0 +1,159 @@
+"""Shareable allocations, over HIP's virtual memory management."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuinterop.backend import Address
+from gpuinterop.errors import ArgumentTypeError
+from gpuinterop.handles import AllocationHandle, FabricHandle, OpaqueWin32, OpaqueWin32Kmt, VmmFd
+
+from .driver import Driver, Gpu
+
+TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, OpaqueWin32Kmt: 4, FabricHandle: 8}
+"""``hipMemAllocationHandleType`` by number."""
+_BY_VALUE: Final = 70_100_000
+"""From 7.1 on the descriptor itself is passed, before a pointer to it (so does torch tell them apart)."""
+_FABRIC_BYTES: Final = 64
+_PINNED, _DEVICE, _READ_WRITE = 1, 1, 3  # hipMemAllocationTypePinned, hipMemLocationTypeDevice, ...ProtReadWrite
+
+
+class _Properties(ctypes.Structure):
+    """``hipMemAllocationProp``, whose handle type the bindings' own struct has no field for."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handleType", ctypes.c_int),
+        ("locationType", ctypes.c_int),
+        ("locationId", ctypes.c_int),
+        ("win32HandleMetaData", ctypes.c_void_p),
+        ("compressionType", ctypes.c_ubyte),
+        ("gpuDirectRDMACapable", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+    )
+
+
+class _Access(ctypes.Structure):
+    """``hipMemAccessDesc``; several are passed as an array."""
+
+    _fields_ = (("locationType", ctypes.c_int), ("locationId", ctypes.c_int), ("flags", ctypes.c_int))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Physical memory of one device, which has no address until it is mapped."""
+
+    gpu: Gpu
+    handle: int
+    size: int
+    kind: type[AllocationHandle]
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An address range with an allocation in it."""
+
+    gpu: Gpu
+    pointer: Address
+    size: int
+
+
+def granularity(driver: Driver, gpu: Gpu, kind: type[AllocationHandle]) -> int:
+    """``hipMemGetAllocationGranularity``, the minimum, in bytes."""
+    option = driver.api.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
+    properties = _properties(gpu, kind)
+    return int(driver.call("hipMemGetAllocationGranularity", ctypes.addressof(properties), option))
+
+
+def allocate(driver: Driver, gpu: Gpu, size: int, kind: type[AllocationHandle]) -> Allocation:
+    """``hipMemCreate``."""
+    properties = _properties(gpu, kind)
+    with gpu.aside():
+        handle = int(driver.call("hipMemCreate", size, ctypes.addressof(properties), 0))
+    return Allocation(gpu, handle, size, kind)
+
+
+def export(driver: Driver, allocation: Allocation) -> AllocationHandle:
+    """``hipMemExportToShareableHandle``."""
+    kind = allocation.kind
+    number = driver.api.hipMemAllocationHandleType(TYPES[kind])
+    room: Any = (ctypes.c_ubyte * _FABRIC_BYTES)() if kind is FabricHandle else ctypes.c_uint64()
+    with allocation.gpu.aside():
+        driver.call("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, number, 0)
+    if kind is VmmFd:
+        fd = ctypes.c_int.from_buffer(room).value
+        os.set_inheritable(fd, False)
+        return VmmFd.adopt(fd)
+    if kind is FabricHandle:
+        return FabricHandle(bytes(room))
+    return OpaqueWin32(handle=room.value) if kind is OpaqueWin32 else OpaqueWin32Kmt(handle=room.value)
+
+
+def load(driver: Driver, gpu: Gpu, handle: AllocationHandle, size: int) -> Allocation:
+    """``hipMemImportFromShareableHandle``. HIP does not take the descriptor, so it is closed here."""
+    number = driver.api.hipMemAllocationHandleType(TYPES[type(handle)])
+    shared, keep = _shared(driver, handle)
+    with gpu.aside():
+        native = int(driver.call("hipMemImportFromShareableHandle", shared, number))
+    del keep
+    if isinstance(handle, VmmFd):
+        os.close(handle.fd)
+    return Allocation(gpu, native, size, type(handle))
+
+
+def map_allocation(driver: Driver, allocation: Allocation, gpus: Sequence[Gpu]) -> tuple[Reservation, Address]:
+    """``hipMemAddressReserve``, ``hipMemMap`` (of offset 0, as HIP wants it), ``hipMemSetAccess`` for every device."""
+    api, size = driver.api, allocation.size
+    with allocation.gpu.aside():
+        pointer = int(driver.call("hipMemAddressReserve", size, 0, 0, 0))
+        try:
+            driver.call("hipMemMap", pointer, size, 0, allocation.handle, 0)
+            try:
+                access = (_Access * len(gpus))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in gpus))
+                driver.call("hipMemSetAccess", pointer, size, ctypes.addressof(access), len(gpus))
+            except BaseException:
+                api.hipMemUnmap(pointer, size)
+                raise
+        except BaseException:
+            api.hipMemAddressFree(pointer, size)
+            raise
+    return Reservation(allocation.gpu, pointer, size), pointer
+
+
+def unmap(driver: Driver, mapping: Reservation) -> None:
+    """``hipMemUnmap``, ``hipMemAddressFree``."""
+    with mapping.gpu.aside():
+        driver.call("hipMemUnmap", mapping.pointer, mapping.size)
+        driver.call("hipMemAddressFree", mapping.pointer, mapping.size)
+
+
+def release(driver: Driver, allocation: Allocation) -> None:
+    """``hipMemRelease``."""
+    with allocation.gpu.aside():
+        driver.call("hipMemRelease", allocation.handle)
+
+
+def _properties(gpu: Gpu, kind: type[AllocationHandle]) -> _Properties:
+    if kind not in TYPES:
+        raise ArgumentTypeError("handle_type", f"HIP has no allocations for {kind.__name__}.")
+    return _Properties(type=_PINNED, handleType=TYPES[kind], locationType=_DEVICE, locationId=gpu.ordinal)
+
+
+def _shared(driver: Driver, handle: AllocationHandle) -> tuple[int, object]:
+    """What HIP takes, and what must stay alive until the call."""
+    if isinstance(handle, VmmFd):
+        if driver.version >= _BY_VALUE:
+            return handle.fd, None
+        place = ctypes.c_int(handle.fd)
+        return ctypes.addressof(place), place
+    if isinstance(handle, FabricHandle):
+        room = ctypes.create_string_buffer(handle.data, _FABRIC_BYTES)
+        return ctypes.addressof(room), room
+    if isinstance(handle, OpaqueWin32 | OpaqueWin32Kmt):
+        assert handle.handle is not None  # a name is refused by the table
+        return handle.handle, None
+    raise ArgumentTypeError("handle", f"HIP has no allocations for {type(handle).__name__}.")

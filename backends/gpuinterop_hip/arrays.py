@@ -1,0 +1,157 @@
+"""Mipmapped arrays: formats by Vulkan's names, and copies of whole levels.
+
+Only where the runtime exports ``hipExternalMemoryGetMappedMipmappedArray``: AMD's library for Linux does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuinterop.backend import Address
+from gpuinterop.errors import InvalidArgumentError
+from gpuinterop.handles import ArrayLayout, ArrayUsage
+
+from .driver import Driver, Gpu
+from .memory import Memory
+from .streams import Stream
+
+_LAYERED, _SURFACE, _CUBEMAP = 0x01, 0x02, 0x04  # hipArrayLayered, hipArraySurfaceLoadStore, hipArrayCubemap
+_SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2  # hipChannelFormatKind
+
+# UNORM and SNORM are the integers: what normalises is the texture that reads.
+_NUMERICS: Final[Mapping[str, tuple[int, tuple[int, ...]]]] = {
+    "UNORM": (_UNSIGNED, (8, 16)),
+    "SNORM": (_SIGNED, (8, 16)),
+    "UINT": (_UNSIGNED, (8, 16, 32)),
+    "SINT": (_SIGNED, (8, 16, 32)),
+    "SFLOAT": (_FLOAT, (16, 32)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A texel as HIP describes it."""
+
+    kind: int
+    """``hipChannelFormatKind``."""
+    bits: int
+    channels: int
+
+    @property
+    def texel_bytes(self) -> int:
+        return self.bits // 8 * self.channels
+
+
+def _formats() -> dict[str, Format]:
+    found = {}
+    for order in ("R", "R{0}G", "R{0}G{0}B{0}A"):
+        for numeric, (kind, widths) in _NUMERICS.items():
+            for bits in widths:
+                found[f"{order.format(bits)}{bits}_{numeric}"] = Format(kind, bits, order.count("{") + 1)
+    # The same four bytes; the order of the colours is whoever reads them's.
+    return found | {"B8G8R8A8_UNORM": Format(_UNSIGNED, 8, 4)}
+
+
+FORMATS: Final = _formats()
+
+
+class _Pos(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in ("x", "y", "z"))
+
+
+class _Pitched(ctypes.Structure):
+    _fields_ = (
+        ("ptr", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t),
+        ("xsize", ctypes.c_size_t),
+        ("ysize", ctypes.c_size_t),
+    )
+
+
+class _Copy(ctypes.Structure):
+    """``hipMemcpy3DParms``, whose arrays the bindings' own struct has no fields for in 7.2."""
+
+    _fields_ = (
+        ("srcArray", ctypes.c_void_p),
+        ("srcPos", _Pos),
+        ("srcPtr", _Pitched),
+        ("dstArray", ctypes.c_void_p),
+        ("dstPos", _Pos),
+        ("dstPtr", _Pitched),
+        ("extent", ctypes.c_size_t * 3),
+        ("kind", ctypes.c_int),
+    )
+
+
+_DEFAULT: Final = 4  # hipMemcpyDefault
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A mapped mipmapped array: a ``hipMipmappedArray_t``."""
+
+    gpu: Gpu
+    handle: int
+    layout: ArrayLayout
+    format: Format
+
+
+def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
+    """``hipExternalMemoryGetMappedMipmappedArray``."""
+    api = driver.api
+    texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
+    if texel is None:
+        raise InvalidArgumentError(
+            "format", f"HIP has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
+        )
+    desc = api.hipExternalMemoryMipmappedArrayDesc_st()
+    desc.offset = layout.offset
+    for index, name in enumerate("xyzw"):
+        setattr(desc.formatDesc, name, texel.bits if index < texel.channels else 0)
+    desc.formatDesc.f = api.hipChannelFormatKind(texel.kind)
+    width, height, depth = layout.extent
+    desc.extent.width, desc.extent.height = width, height
+    desc.extent.depth = layout.layers or depth  # a layered array's depth is its layers
+    desc.flags = _flags(layout)
+    desc.numLevels = layout.levels
+    with memory.gpu.aside():
+        native = int(driver.call("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc))
+    return Array(memory.gpu, native, layout, texel)
+
+
+def _flags(layout: ArrayLayout) -> int:
+    """A colour attachment needs no flag: HIP has none for it."""
+    flags = 0
+    if layout.layers:
+        flags |= _LAYERED
+    if layout.usage & ArrayUsage.SURFACE:
+        flags |= _SURFACE
+    if layout.usage & ArrayUsage.CUBEMAP:
+        flags |= _CUBEMAP
+        if layout.layers == 6:  # one cube is no array of cubes
+            flags &= ~_LAYERED
+    return flags
+
+
+def copy_level(driver: Driver, stream: Stream, array: Array, level: int, address: Address, *, to_array: bool) -> None:
+    """``hipMemcpy3DAsync`` between a level, all its layers, and tightly packed bytes."""
+    width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
+    depth = array.layout.layers or depth
+    with stream.gpu.current():
+        plane = int(driver.call("hipGetMipmappedArrayLevel", array.handle, level))
+        pitched = _Pitched(address, width * array.format.texel_bytes, width, height)
+        job: Any = _Copy(extent=(width, height, depth), kind=_DEFAULT)  # in texels, as an array takes part
+        if to_array:
+            job.srcPtr, job.dstArray = pitched, plane
+        else:
+            job.srcArray, job.dstPtr = plane, pitched
+        driver.call("hipMemcpy3DAsync", ctypes.addressof(job), stream.handle)
+
+
+def destroy(driver: Driver, array: Array) -> None:
+    """``hipFreeMipmappedArray``."""
+    with array.gpu.aside():
+        driver.call("hipFreeMipmappedArray", array.handle)

@@ -1,0 +1,223 @@
+"""The translation: each call of the contract, handed to HIP."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from gpuinterop.backend import Address, AllocationBackend, ArrayBackend, DeviceInfo, StreamMemoryBackend
+from gpuinterop.capabilities import Capability
+from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, MemoryHandle
+
+from . import allocations, arrays, capabilities, memory, semaphores, streams, words
+from .driver import Driver, Gpu, text_of, version_text
+
+_WINDOWS = sys.platform.startswith("win")
+_LUID_OFFSET = 272  # in hipDeviceProp_t, behind name and uuid
+
+
+class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
+    """AMD GPUs, as torch and CuPy on ROCm use them: through the runtime, and each device's only context."""
+
+    name = "hip"
+    priority = 10
+    pageable_copies_block: ClassVar[bool] = True
+    releases_block: ClassVar[bool] = True  # hipFree synchronises the device
+
+    def __init__(self) -> None:
+        self._driver = Driver()
+        self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 lets go of it
+        self._semaphores = semaphores.Semaphores(self._driver)
+        self._infos: tuple[DeviceInfo, ...] | None = None
+
+    def versions(self) -> Mapping[str, str]:
+        driver = self._driver
+        return {
+            "HIP": version_text(driver.version),
+            "HIP driver": version_text(driver.call("hipDriverGetVersion")),
+            "hip-python": driver.bindings_version,
+        }
+
+    def libraries(self) -> Mapping[str, str]:
+        try:
+            with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    path = line.rstrip("\n").partition("/")[2]
+                    if path.rpartition("/")[2].startswith("libamdhip64.so"):
+                        return {"libamdhip64": f"/{path}"}
+        except OSError:
+            pass
+        return {}
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        if self._infos is None:
+            count = self._driver.call("hipGetDeviceCount")
+            self._infos = tuple(self._info(ordinal) for ordinal in range(count))
+        return self._infos
+
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        return capabilities.table(self._driver, ordinal)
+
+    def open_device(self, ordinal: int) -> Gpu:
+        return Gpu(self._driver, ordinal)
+
+    # -- streams and events --------------------------------------------------------------------------------------
+
+    def create_stream(self, device: Gpu) -> streams.Stream:
+        return streams.create(self._driver, device)
+
+    def adopt_stream(self, device: Gpu, pointer: int) -> streams.Stream:
+        return streams.adopt(self._driver, device, pointer)
+
+    def stream_pointer(self, stream: streams.Stream) -> int:
+        return stream.pointer
+
+    def destroy_stream(self, stream: streams.Stream) -> None:
+        streams.destroy(self._driver, stream)
+
+    def is_idle(self, stream: streams.Stream) -> bool:
+        return streams.is_idle(self._driver, stream)
+
+    def is_capturing(self, stream: streams.Stream) -> bool:
+        return streams.is_capturing(self._driver, stream)
+
+    def synchronize(self, stream: streams.Stream) -> None:
+        streams.synchronize(self._driver, stream)
+
+    def wait_event(self, stream: streams.Stream, event: streams.Event) -> None:
+        streams.wait_event(self._driver, stream, event)
+
+    def record(self, stream: streams.Stream) -> streams.Event:
+        return streams.record(self._driver, stream)
+
+    def is_done(self, event: streams.Event) -> bool:
+        return streams.is_done(self._driver, event)
+
+    def destroy_event(self, event: streams.Event) -> None:
+        streams.destroy_event(self._driver, event)
+
+    def copy(self, stream: streams.Stream, target: Address, source: Address, size: int) -> None:
+        memory.copy(self._driver, stream, target, source, size)
+
+    def fill(self, stream: streams.Stream, target: Address, byte: int, size: int) -> None:
+        memory.fill(self._driver, stream, target, byte, size)
+
+    def is_pageable(self, device: Gpu, address: Address) -> bool:
+        return memory.is_pageable(self._driver, device, address)
+
+    # -- external memory -----------------------------------------------------------------------------------------
+
+    def import_memory(self, device: Gpu, handle: MemoryHandle, *, size: int, dedicated: bool) -> memory.Memory:
+        return memory.load(self._driver, device, handle, size=size, dedicated=dedicated)
+
+    def map_buffer(self, memory_: memory.Memory, *, offset: int, size: int) -> tuple[memory.Mapping, Address]:
+        return memory.map_buffer(self._driver, memory_, offset=offset, size=size)
+
+    def unmap_buffer(self, mapping: memory.Mapping) -> None:
+        memory.unmap_buffer(self._driver, mapping)
+
+    def destroy_memory(self, memory_: memory.Memory) -> None:
+        memory.destroy(self._driver, memory_)
+
+    def map_array(self, memory_: memory.Memory, layout: ArrayLayout) -> arrays.Array:
+        return arrays.map_array(self._driver, memory_, layout)
+
+    def copy_level(
+        self, stream: streams.Stream, array: arrays.Array, level: int, address: Address, size: int, *, to_array: bool
+    ) -> None:
+        arrays.copy_level(self._driver, stream, array, level, address, to_array=to_array)
+
+    def destroy_array(self, array: arrays.Array) -> None:
+        arrays.destroy(self._driver, array)
+
+    # -- external semaphores: on Windows -------------------------------------------------------------------------
+
+    def import_semaphore(self, device: Gpu, handle: AnySemaphoreHandle) -> semaphores.Semaphore:
+        return semaphores.load(self._driver, device, handle)
+
+    def prepare(self, semaphores_: Sequence[semaphores.Semaphore]) -> semaphores.Batch:
+        return semaphores.Batch(semaphores_)
+
+    def signal(self, batch: semaphores.Batch, stream: streams.Stream, values: Sequence[int]) -> None:
+        self._semaphores.signal(batch, stream, values)
+
+    def wait(
+        self, batch: semaphores.Batch, stream: streams.Stream, values: Sequence[int], timeout_ms: int | None
+    ) -> None:
+        self._semaphores.wait(batch, stream, values)
+
+    def destroy_semaphore(self, semaphore: semaphores.Semaphore) -> None:
+        semaphores.destroy(self._driver, semaphore)
+
+    # -- stream memory operations --------------------------------------------------------------------------------
+
+    def pin(self, device: Gpu, address: Address, size: int) -> tuple[words.Pin, Address]:
+        return words.pin(self._driver, device, address, size)
+
+    def unpin(self, pin: words.Pin) -> None:
+        words.unpin(self._driver, pin)
+
+    def write_value(self, stream: streams.Stream, word: Address, value: int) -> None:
+        words.write(self._driver, stream, word, value)
+
+    def wait_value(self, stream: streams.Stream, word: Address, value: int) -> None:
+        words.wait(self._driver, stream, word, value)
+
+    # -- shareable allocations -----------------------------------------------------------------------------------
+
+    def granularity(self, device: Gpu, handle_type: type[AllocationHandle]) -> int:
+        return allocations.granularity(self._driver, device, handle_type)
+
+    def allocate(self, device: Gpu, size: int, handle_type: type[AllocationHandle]) -> allocations.Allocation:
+        return allocations.allocate(self._driver, device, size, handle_type)
+
+    def export_allocation(self, allocation: allocations.Allocation) -> AllocationHandle:
+        return allocations.export(self._driver, allocation)
+
+    def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> allocations.Allocation:
+        return allocations.load(self._driver, device, handle, size)
+
+    def map_allocation(
+        self, allocation: allocations.Allocation, devices: Sequence[Gpu]
+    ) -> tuple[allocations.Reservation, Address]:
+        return allocations.map_allocation(self._driver, allocation, devices)
+
+    def unmap_allocation(self, mapping: allocations.Reservation) -> None:
+        allocations.unmap(self._driver, mapping)
+
+    def release_allocation(self, allocation: allocations.Allocation) -> None:
+        allocations.release(self._driver, allocation)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _info(self, ordinal: int) -> DeviceInfo:
+        driver = self._driver
+        return DeviceInfo(
+            ordinal=ordinal,
+            name=text_of(driver.call("hipDeviceGetName", 256, ordinal)),
+            uuid=None,  # hipDeviceGetUuid gives another one than Vulkan has (ROCm/hipamd #50)
+            pci_bus_id=_bus_id(text_of(driver.call("hipDeviceGetPCIBusId", 32, ordinal))),
+            luid=_luid(driver, ordinal) if _WINDOWS else None,
+            dlpack=(10, ordinal),  # kDLROCM
+            array_interface="__cuda_array_interface__",  # CuPy and torch on ROCm use it, too
+            note="HIP's own UUID is not the one that Vulkan knows: it is matched by its PCI bus id",
+        )
+
+
+def _bus_id(text: str) -> str:
+    """As Linux writes it: a domain of four digits, and lower case."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _luid(driver: Driver, ordinal: int) -> bytes | None:
+    """Of ``hipGetDeviceProperties``; 8 bytes of 0 where it is not known."""
+    if driver.is_new:
+        properties: Any = driver.call("hipGetDeviceProperties", ordinal)
+    else:
+        properties = driver.api.hipDeviceProp_t()
+        driver.call("hipGetDeviceProperties", properties, ordinal)
+    found = ctypes.string_at(int(properties) + _LUID_OFFSET, 8)
+    return found if any(found) else None

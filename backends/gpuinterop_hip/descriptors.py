@@ -1,0 +1,84 @@
+"""Handles as HIP's descriptors want them: which type is which number, and which arm of the union is set."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpuinterop.errors import ArgumentTypeError
+from gpuinterop.handles import (
+    D3D11Resource,
+    D3D11ResourceKmt,
+    D3D12Fence,
+    D3D12Heap,
+    D3D12Resource,
+    DmaBufFd,
+    FdHandle,
+    Handle,
+    OpaqueFd,
+    OpaqueWin32,
+    OpaqueWin32Kmt,
+    TimelineWin32,
+    Win32Handle,
+)
+
+# The numbers of hipExternalMemoryHandleType. What is not here the runtime refuses, although its enum has a name for it.
+MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
+    OpaqueFd: 1,
+    DmaBufFd: 1,  # what HIP takes an opaque descriptor for
+    OpaqueWin32: 2,
+    OpaqueWin32Kmt: 3,
+    D3D12Heap: 4,
+    D3D12Resource: 5,
+    D3D11Resource: 6,
+    D3D11ResourceKmt: 7,
+}
+# The numbers of hipExternalSemaphoreHandleType; likewise.
+SEMAPHORE_TYPES: Final[Mapping[type[Handle], int]] = {
+    OpaqueWin32: 2,
+    OpaqueWin32Kmt: 3,
+    D3D12Fence: 4,
+    TimelineWin32: 2,  # its own number, 10, is refused, and as an opaque one a timeline works (OpenImageDenoise #288)
+}
+_DEDICATED: Final = 1  # hipExternalMemoryDedicated: accepted, and without effect
+
+
+def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any, object]:
+    """A ``hipExternalMemoryHandleDesc``, and what must stay alive until the call."""
+    desc = api.hipExternalMemoryHandleDesc_st()
+    desc.type = api.hipExternalMemoryHandleType_enum(_number(MEMORY_TYPES, handle))
+    keep = _fill(desc, handle)
+    desc.size = size
+    desc.flags = _DEDICATED if dedicated else 0
+    return desc, keep
+
+
+def semaphore(api: Any, handle: Handle) -> Any:
+    """A ``hipExternalSemaphoreHandleDesc``; by handle, since HIP reads no name of a semaphore."""
+    desc = api.hipExternalSemaphoreHandleDesc_st()
+    desc.type = api.hipExternalSemaphoreHandleType_enum(_number(SEMAPHORE_TYPES, handle))
+    _fill(desc, handle)
+    return desc
+
+
+def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
+    try:
+        return types[type(handle)]
+    except KeyError:
+        raise ArgumentTypeError("handle", f"HIP imports no {type(handle).__name__}.") from None
+
+
+def _fill(desc: Any, handle: Handle) -> object:
+    """Set exactly one arm of the union: they share their bytes. (Its views do not keep `desc` alive.)"""
+    if isinstance(handle, FdHandle):
+        desc.handle.fd = handle.fd
+        return None
+    assert isinstance(handle, Win32Handle)
+    if handle.handle is not None:
+        desc.handle.win32.handle = handle.handle
+        return None
+    assert handle.name is not None
+    name = ctypes.create_string_buffer(handle.name.encode("utf-16-le") + b"\0\0")
+    desc.handle.win32.name = ctypes.addressof(name)
+    return name

@@ -1,0 +1,313 @@
+"""HIP through hip-python: loading it, calling it, the current device, and what its errors mean.
+
+Every function of the bindings returns a tuple that begins with a ``hipError_t``. Two call shapes are in use: 7.2 and
+older want the place that an imported object is written to, 10 returns the object. The bindings look a function up when
+it is first called, and raise a ``RuntimeError`` when the library, or the function in it, is not there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
+
+OUT_OF_MEMORY: Final = 2
+NOT_READY: Final = 600
+CAPTURE_IMPLICIT: Final = 906  # hipErrorStreamCaptureImplicit
+_NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: what hipInit says is the one or the other
+_ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the structs; 5.2.3 is 50221153
+_RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
+
+_MEANINGS: Final[Mapping[tuple[str, int], str]] = {
+    ("hipImportExternalMemory", OUT_OF_MEMORY): "which HIP says of every import that fails, whatever the reason: most "
+    "likely the descriptor is no memory that the driver of this GPU has exported (on Linux it must be a dma-buf). Take "
+    "the device that gpuinterop.match_device gives.",
+    ("hipImportExternalMemory", 1): "this runtime does not import that type, or the descriptor is 0.",
+    ("hipImportExternalMemory", 801): "this runtime does not import that type on this platform.",
+    ("hipImportExternalSemaphore", 1): "this runtime does not import that type: it takes opaque Win32, KMT and D3D12 "
+    "fence handles, by handle.",
+    ("hipImportExternalSemaphore", 801): "HIP has no external semaphores on this platform.",
+    ("hipExternalMemoryGetMappedBuffer", 1): "the range reaches beyond the imported object. The size given to the "
+    "import must be the allocation's; the driver does not check it before this.",
+    ("hipExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: format, extent, levels, "
+    "layers, usage and offset must be those of the exporter's image, and its memory dedicated where it was.",
+    ("hipSignalExternalSemaphoresAsync", 1): "a semaphore of the batch is not alive; those before it are signalled.",
+    ("hipWaitExternalSemaphoresAsync", 1): "a semaphore of the batch is not alive; those before it are waited for.",
+    ("hipStreamWaitValue64", 1): "HIP does not know the address as memory that a stream may wait for. With "
+    "GPU_STREAMOPS_CP_WAIT=1 in the environment it takes hipMallocSignalMemory only: unset it.",
+    ("hipStreamWriteValue64", 1): "HIP does not know the address as memory that a stream may write.",
+    ("hipMemSetAccess", 801): "the device has no peer access to the device that the memory lies on.",
+    ("hipMemImportFromShareableHandle", 1): "the handle is no allocation that a HIP runtime on this machine exported.",
+    (
+        "hipMemImportFromShareableHandle",
+        999,
+    ): "the handle is no allocation that a HIP runtime on this machine exported.",
+    ("hipMemExportToShareableHandle", 801): "the allocation was not made for handles of this type.",
+    ("hipHostRegister", 712): "the pages are registered already, by this process.",
+}
+_CAPTURE: Final = "a graph is being captured that this call is not allowed in; make the call before or after."
+_LOST: Final = "earlier work on the device has failed, and is lost: the process must be started again."
+_GENERAL: Final[Mapping[int, str]] = {
+    3: "HIP is not initialised in this process. After a fork it never can be: start processes with the "
+    "multiprocessing start method 'spawn'.",
+    4: "the runtime is being shut down: the process is ending.",
+    100: "the runtime has no device that it may use.",
+    101: "there is no device of this number.",
+    400: "the stream, event or allocation was destroyed, or is none of HIP's.",
+    700: _LOST,
+    709: "the stream was destroyed, or is none of HIP's.",
+    715: _LOST,
+    719: _LOST,
+    900: _CAPTURE,
+    901: "the capture of a graph was made invalid by an earlier call; end it and capture again.",
+    905: "a wait in a capture for work outside of it; use semaphores, or record the event in the same capture.",
+    CAPTURE_IMPLICIT: "an operation on the default stream would wait for a stream that is being captured.",
+    907: "an event that was recorded in a capture has no state of its own.",
+}
+
+
+class Driver:
+    """The bindings' module, with what every caller needs beside it."""
+
+    def __init__(self) -> None:
+        self.api, self.bindings_version, self.is_new = _load()
+        try:
+            self.version: int = self.call("hipRuntimeGetVersion")
+        except RuntimeError as error:
+            raise _unusable(error) from error
+        if self.version < _ABI:  # asked before anything is passed that has another layout there
+            raise BackendUnavailableError(
+                f"the HIP runtime is {version_text(self.version)}, and the structs of those before 6.0 are laid out "
+                "otherwise than the bindings pass them.",
+                fix="Install ROCm 6.0 or newer, or take the older libamdhip64.so out of the library path.",
+            )
+        code = self.status("hipInit", 0)[0]
+        if code in _NO_DEVICE:
+            raise BackendUnavailableError(
+                "the HIP runtime is here, and no device that it may use.",
+                fix="HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES may hide it; the user must be in the groups render "
+                "and video, and a container needs --device /dev/kfd --device /dev/dri.",
+            )
+        if code:
+            symbol, text = self._describe(code)
+            raise BackendUnavailableError(
+                f"hipInit failed with {symbol} ({code}): {text}.", fix="rocminfo shows whether runtime and kernel fit."
+            )
+        # The library that the bindings have loaded, by the name under which they did. For what they get wrong: in both
+        # versions hipThreadExchangeStreamCaptureMode passes a mode that nobody has set, and the capture status of a
+        # call that failed is a number that nobody has written.
+        self.library = ctypes.CDLL(_library_name(self.is_new))
+        exchange = getattr(self.library, "hipThreadExchangeStreamCaptureMode", None)
+        self._exchange: Any = exchange
+        self._status: Any = self.library.hipStreamIsCapturing
+        self._status.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function; what it returned beside its status. Raises where that is no success."""
+        try:
+            result = getattr(self.api, name)(*arguments)
+        except ValueError as error:  # the runtime is newer than the bindings
+            raise self.unknown(name, error) from error
+        return self.check(name, result)
+
+    def check(self, call: str, result: Any) -> Any:
+        """What the call returned beside its status; raises where that is no success."""
+        code = result[0]
+        if code:
+            raise self.error(call, code)
+        return result[1] if len(result) > 1 else None
+
+    def error(self, call: str, code: Any) -> DriverError:
+        """The error of a call, with its name and what it means there."""
+        self.forget_error()
+        number = int(code)
+        symbol, text = self._describe(number)
+        meaning = _MEANINGS.get((call, number)) or _GENERAL.get(number) or text
+        out_of_memory = number == OUT_OF_MEMORY and call != "hipImportExternalMemory"  # there it says nothing of memory
+        kind = OutOfMemoryError if out_of_memory else DriverError
+        return kind(call, number, symbol, meaning)
+
+    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a function whose failure may be an answer; its status as an int, and what it returned beside it."""
+        try:
+            code, *rest = getattr(self.api, name)(*arguments)
+        except ValueError as error:
+            return (self.unknown(name, error).code,)
+        if code:
+            self.forget_error()
+        return (int(code), *rest)
+
+    def unknown(self, call: str, error: ValueError) -> DriverError:
+        """The error of a status that the bindings have no name for; what they raise says its number."""
+        found = re.match(r"(\d+) is not a valid hipError_t$", str(error))
+        if found is None:
+            raise error
+        return self.error(call, int(found[1]))
+
+    def forget_error(self) -> None:
+        """Take back this thread's last error, which is told by now.
+
+        torch and others ask for it behind launches of their own, and would take it for theirs.
+        """
+        self.api.hipGetLastError()
+
+    def _describe(self, number: int) -> tuple[str, str]:
+        try:
+            code = self.api.hipError_t(number)
+        except ValueError:  # newer than the bindings
+            return f"hipError_t {number}", "unknown to these bindings"
+        _, text = self.api.hipGetErrorString(code)
+        return code.name, text_of(text) or code.name
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def has(self, symbol: str) -> bool:
+        """Whether the bindings know a function, and the library has it."""
+        return hasattr(self.api, symbol) and hasattr(self.library, symbol)
+
+    # -- the two call shapes -------------------------------------------------------------------------------------
+
+    def load(self, call: str, descriptor: Any) -> int:
+        """``hipImportExternalMemory`` and ``hipImportExternalSemaphore``; the object as a number."""
+        if self.is_new:
+            return int(self.call(call, descriptor))
+        made = ctypes.c_void_p()
+        self.call(call, ctypes.addressof(made), descriptor)
+        return made.value or 0
+
+    # -- calls that are not stream-ordered -----------------------------------------------------------------------
+
+    @contextmanager
+    def relaxed(self) -> Generator[None]:
+        """Let this thread make calls that a capture elsewhere forbids.
+
+        A capture in global mode, which is torch's default, refuses an event query or a free of any thread; ours say
+        nothing about what is being captured. (``hipThreadExchangeStreamCaptureMode``)
+        """
+        if self._exchange is None:
+            yield
+            return
+        mode = ctypes.c_int(_RELAXED)
+        if code := self._exchange(ctypes.byref(mode)):
+            raise self.error("hipThreadExchangeStreamCaptureMode", code)
+        try:
+            yield
+        finally:
+            self._exchange(ctypes.byref(mode))
+
+    def capture_status(self, stream: int) -> tuple[int, int]:
+        """``hipStreamIsCapturing``: its status as a number, and a ``hipStreamCaptureStatus``."""
+        found = ctypes.c_int()
+        code = int(self._status(stream, ctypes.byref(found)))
+        if code:
+            self.forget_error()
+        return code, found.value
+
+
+class Gpu:
+    """A device. What HIP makes belongs to the one that is current in the calling thread."""
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self._driver = driver
+        self.ordinal = ordinal
+
+    @contextmanager
+    def current(self) -> Generator[None]:
+        """Make it this thread's current one, and put back what was (``hipGetDevice``, ``hipSetDevice``)."""
+        driver = self._driver
+        before = driver.call("hipGetDevice")
+        if before == self.ordinal:
+            yield
+            return
+        driver.call("hipSetDevice", self.ordinal)
+        try:
+            yield
+        finally:
+            driver.call("hipSetDevice", before)
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """As `current`, for calls that belong to no stream: also during a capture."""
+        with self.current(), self._driver.relaxed():
+            yield
+
+
+def version_text(number: int) -> str:
+    """70253211 is 7.2.53211."""
+    major, rest = divmod(number, 10_000_000)
+    minor, patch = divmod(rest, 100_000)
+    return f"{major}.{minor}.{patch}"
+
+
+def text_of(found: Any) -> str:
+    """The bindings' ``CStr``, or bytes."""
+    if not found:
+        return ""
+    raw = found if isinstance(found, bytes) else ctypes.string_at(int(found))
+    return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def _unusable(error: RuntimeError) -> BackendUnavailableError:
+    """No runtime at all, or one that the bindings cannot use."""
+    # Not one that is there and lacks a library of its own; Windows does not tell the two apart.
+    if re.search(r"libamdhip64[^:]*: cannot open shared object|amdhip64\S*\.dll", str(error)):
+        return BackendUnavailableError(
+            "there is no HIP runtime here: libamdhip64.so (amdhip64.dll on Windows) was not found.",
+            fix="Install ROCm; where it is installed, let LD_LIBRARY_PATH name its lib folder (/opt/rocm/lib).",
+            absent=True,
+        )
+    text = str(error).rstrip(".")
+    return BackendUnavailableError(f"the HIP runtime cannot be used: {text}.", fix="Install ROCm 6.0 or newer.")
+
+
+def _library_name(is_new: bool) -> str:
+    """The name that the bindings have loaded the runtime by: the same name gives the same library."""
+    if is_new:
+        from rocm.bindings.util.paths import get_library_path
+
+        return os.fsdecode(get_library_path("amdhip64"))
+    return "libamdhip64.so"
+
+
+def _load() -> tuple[Any, str, bool]:
+    """The module, its version, and whether it is 10 or newer."""
+    errors: list[ImportError] = []
+    for load in (_load_new, _load_old):
+        try:
+            api, version, is_new = load()
+        except ImportError as error:
+            errors.append(error)
+            continue
+        # A package of that name proves nothing: `hip` is also the name of others, and `cuda` of hip-python-interop.
+        if hasattr(api, "hipRuntimeGetVersion"):
+            return api, version, is_new
+        errors.append(ImportError(f"the package at {getattr(api, '__file__', None)} is not hip-python"))
+    raise BackendUnavailableError(
+        f"hip-python cannot be imported ({'; '.join(map(str, errors))}).",
+        fix="pip install 'gpuinterop[hip]'",
+        absent=_are_absent(errors),
+    ) from errors[-1]
+
+
+def _load_new() -> tuple[Any, str, bool]:
+    from rocm import version
+    from rocm.bindings import hip
+
+    return hip, str(version.__version__), True
+
+
+def _load_old() -> tuple[Any, str, bool]:
+    from hip import _version, hip
+
+    return hip, str(_version.__version__), False
+
+
+def _are_absent(errors: Iterable[ImportError]) -> bool:
+    return all(isinstance(error, ModuleNotFoundError) for error in errors)

@@ -1,0 +1,89 @@
+"""External memory, mapped buffers, and copies."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+from gpuinterop.backend import Address
+from gpuinterop.handles import FdHandle, MemoryHandle
+
+from . import descriptors
+from .driver import Driver, Gpu
+from .streams import Stream
+
+_UNREGISTERED = 0  # hipMemoryTypeUnregistered
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An imported memory object: a ``hipExternalMemory_t``."""
+
+    gpu: Gpu
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A mapped range."""
+
+    gpu: Gpu
+    pointer: Address
+
+
+def load(driver: Driver, gpu: Gpu, handle: MemoryHandle, *, size: int, dedicated: bool) -> Memory:
+    """``hipImportExternalMemory``. HIP never takes the descriptor, so it is closed here when it has succeeded."""
+    desc, keep = descriptors.memory(driver.api, handle, size=size, dedicated=dedicated)
+    with gpu.aside():
+        native = driver.load("hipImportExternalMemory", desc)
+    del keep
+    if isinstance(handle, FdHandle):
+        os.close(handle.fd)
+    return Memory(gpu, native)
+
+
+def map_buffer(driver: Driver, memory: Memory, *, offset: int, size: int) -> tuple[Mapping, Address]:
+    """``hipExternalMemoryGetMappedBuffer``.
+
+    What it returns is the object's address plus the offset, whatever is mapped already: two mappings from one offset
+    are one pointer, which can be freed once. The core maps a range once.
+    """
+    desc = driver.api.hipExternalMemoryBufferDesc_st()
+    desc.offset, desc.size, desc.flags = offset, size, 0
+    with memory.gpu.aside():
+        pointer = int(driver.call("hipExternalMemoryGetMappedBuffer", memory.handle, desc))
+    return Mapping(memory.gpu, pointer), pointer
+
+
+def unmap_buffer(driver: Driver, mapping: Mapping) -> None:
+    """``hipFree``: ``hipDestroyExternalMemory`` drops the handle only, and leaves what is mapped."""
+    with mapping.gpu.aside():
+        driver.call("hipFree", mapping.pointer)
+
+
+def destroy(driver: Driver, memory: Memory) -> None:
+    """``hipDestroyExternalMemory``."""
+    with memory.gpu.aside():
+        driver.call("hipDestroyExternalMemory", memory.handle)
+
+
+def copy(driver: Driver, stream: Stream, target: Address, source: Address, size: int) -> None:
+    """``hipMemcpyAsync``, which finds out by itself what the two addresses are."""
+    kind = driver.api.hipMemcpyKind.hipMemcpyDefault
+    with stream.gpu.current():
+        driver.call("hipMemcpyAsync", target, source, size, kind, stream.handle)
+
+
+def fill(driver: Driver, stream: Stream, target: Address, byte: int, size: int) -> None:
+    with stream.gpu.current():
+        driver.call("hipMemsetD8Async", target, byte, size, stream.handle)
+
+
+def is_pageable(driver: Driver, gpu: Gpu, address: Address) -> bool:
+    """Whether HIP knows nothing of an address: it says so by an error, or by a type of its own from ROCm 6 on."""
+    attribute = driver.api.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_MEMORY_TYPE
+    found = ctypes.c_uint(_UNREGISTERED)
+    with gpu.aside():
+        (code,) = driver.status("hipPointerGetAttribute", ctypes.addressof(found), attribute, address)
+    return bool(code) or found.value == _UNREGISTERED

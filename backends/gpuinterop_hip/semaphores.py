@@ -1,0 +1,120 @@
+"""External semaphores, and the batches whose parameters are used again. On Windows only.
+
+On Linux the import aborts the process or fails, and signal and wait return success and do nothing: the capability
+table refuses them all, so nothing here is called there.
+
+The parameters of a call are an array of structs, and both versions of the bindings take one as the address of memory
+that is laid out so; 10 would take lists as well. Making one costs more than the call, so a batch keeps a pool: a call
+pops an array, or makes one, and appends it afterwards. Both are atomic, and no two threads ever write into the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuinterop.capabilities import Cell, Operation
+from gpuinterop.errors import UnsupportedError
+from gpuinterop.handles import AnySemaphoreHandle, Win32Handle
+
+from . import descriptors
+from .capabilities import nameless
+from .driver import Driver, Gpu
+from .streams import Stream
+
+
+class _Params(ctypes.Structure):
+    """``hipExternalSemaphoreSignalParams`` and ``...WaitParams`` alike: of both HIP reads the fence's value only."""
+
+    _fields_ = (
+        ("value", ctypes.c_uint64),
+        ("rest", ctypes.c_uint8 * 64),
+        ("flags", ctypes.c_uint),
+        ("reserved", ctypes.c_uint * 16),
+    )
+
+
+PARAMS_BYTES: Final = 144
+assert ctypes.sizeof(_Params) == PARAMS_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Semaphore:
+    """An imported semaphore: a ``hipExternalSemaphore_t``."""
+
+    gpu: Gpu
+    handle: int
+
+
+def load(driver: Driver, gpu: Gpu, handle: AnySemaphoreHandle) -> Semaphore:
+    """``hipImportExternalSemaphore``."""
+    if isinstance(handle, Win32Handle) and handle.name is not None:
+        raise UnsupportedError(nameless(Cell(Operation.IMPORT_BY_NAME, type(handle))), context="hip")
+    desc = descriptors.semaphore(driver.api, handle)
+    with gpu.aside():
+        native = driver.load("hipImportExternalSemaphore", desc)
+    return Semaphore(gpu, native)
+
+
+def destroy(driver: Driver, semaphore: Semaphore) -> None:
+    """``hipDestroyExternalSemaphore``."""
+    with semaphore.gpu.aside():
+        driver.call("hipDestroyExternalSemaphore", semaphore.handle)
+
+
+class Batch:
+    """Semaphores that are signalled or waited for in one call."""
+
+    __slots__ = ("_array", "count", "handles", "signals", "waits")
+
+    def __init__(self, semaphores: Sequence[Semaphore]) -> None:
+        self.count = len(semaphores)
+        self.handles = (ctypes.c_void_p * self.count)(*(semaphore.handle for semaphore in semaphores))
+        self.signals: list[Any] = []
+        self.waits: list[Any] = []
+        self._array = _Params * self.count
+
+    def slot(self, pool: list[Any], values: Sequence[int]) -> Any:
+        """An array with `values`; to be appended to `pool` after the call."""
+        try:
+            slot = pool.pop()
+        except IndexError:
+            slot = self._array()
+        for target, value in zip(slot, values, strict=False):  # the core has counted them
+            target.value = value
+        return slot
+
+
+class Semaphores:
+    """The hot path: what each call needs is bound once."""
+
+    __slots__ = ("_driver", "_signal", "_wait")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._signal = driver.api.hipSignalExternalSemaphoresAsync
+        self._wait = driver.api.hipWaitExternalSemaphoresAsync
+
+    def signal(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
+        self._call("hipSignalExternalSemaphoresAsync", self._signal, batch.signals, batch, stream, values)
+
+    def wait(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
+        self._call("hipWaitExternalSemaphoresAsync", self._wait, batch.waits, batch, stream, values)
+
+    def _call(
+        self, name: str, function: Any, pool: list[Any], batch: Batch, stream: Stream, values: Sequence[int]
+    ) -> None:
+        slot = batch.slot(pool, values)
+        try:
+            if stream.relative:
+                with stream.gpu.current():
+                    (code,) = function(batch.handles, ctypes.addressof(slot), batch.count, stream.handle)
+            else:
+                (code,) = function(batch.handles, ctypes.addressof(slot), batch.count, stream.handle)
+        except ValueError as error:
+            raise self._driver.unknown(name, error) from error
+        pool.append(slot)
+        if code:
+            raise self._driver.error(name, code)

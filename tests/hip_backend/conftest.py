@@ -1,0 +1,140 @@
+"""Tests of HIP: on the simulated runtime, on the forwarding one, or on a real one (GPUINTEROP_TEST_HIP).
+
+- ``simulated``: our own test double, with AMD's documented behaviour. The default.
+- ``forwarding``: ours as well, and it turns HIP's calls into those of the CUDA driver: the machine's, or with
+  ``GPUINTEROP_TEST_CUDA=simulated`` our simulated one. It shows our calls, not AMD's behaviour.
+- ``real``: AMD's runtime and GPU.
+
+A process has one HIP runtime, and keeps it: these run in a process of their own, ``pytest tests/hip_backend``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import gpuinterop as gi
+from tests.simulated.build import build
+from tests.simulated.driver import Simulator
+
+_MODE: Final = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
+_MARKERS: Final = {"simulated": "gpuinterop_simulated_driver", "forwarding": "gpuinterop_forwarding_hip"}
+_SIMULATOR = pytest.StashKey[Simulator]()
+
+
+def _runtimes() -> set[str]:
+    """The HIP runtimes that this process has loaded, by path."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {line.split(maxsplit=5)[5] for line in lines if "/libamdhip64.so" in line}
+
+
+def _preload(library: Path) -> None:
+    """Child processes find it by name; this one has it by then, and glibc answers with what is loaded so named."""
+    before = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = f"{library.parent}:{before}" if before else str(library.parent)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _MODE not in ("simulated", "forwarding", "real"):
+        pytest.exit(f"GPUINTEROP_TEST_HIP is simulated, forwarding or real, not {_MODE!r}.", 4)
+    config.option.gpuinterop_backend = ["hip"]
+    # Forwarding, the arrays of torch and CuPy are CUDA's and the device says ROCm: a skip that no table declares.
+    config.option.gpuinterop_require = [] if _MODE == "forwarding" else ["hip"]
+    if _MODE == "real":
+        return
+    if runtimes := _runtimes():
+        pytest.exit(
+            f"this process has a HIP runtime already ({', '.join(runtimes)}): "
+            "run `pytest tests/hip_backend` by itself.",
+            4,
+        )
+    over_simulated = _MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated"
+    if over_simulated:
+        _preload(build("cuda"))
+    # AMD's library for Linux has no mipmapped arrays; one run has them, to try the calls.
+    extra = ("-DGIP_MIPMAP=1",) if os.environ.get("GPUINTEROP_TEST_HIP_MIPMAP") else ()
+    library = build("hip" if _MODE == "simulated" else "forwarding", extra=extra)
+    _preload(library)
+    if not hasattr(ctypes.CDLL("libamdhip64.so"), _MARKERS[_MODE]):
+        pytest.exit(f"libamdhip64.so is not the {_MODE} one, although that was loaded first.", 4)
+    if _MODE == "simulated":
+        config.stash[_SIMULATOR] = Simulator(library)
+    if _MODE == "simulated" or over_simulated:
+        config.option.gpuinterop_simulated = ["hip"]
+
+
+def pytest_report_header() -> str:
+    return f"HIP runtime under test: {_MODE}"
+
+
+@pytest.fixture(scope="session")
+def hip() -> Any:
+    """hip-python's module, as the backend imports it."""
+    for name in ("rocm.bindings.hip", "hip.hip"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise AssertionError("there is no hip-python here")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bindings_use_it(pytestconfig: pytest.Config, hip: Any) -> None:
+    """What hip-python calls is the simulated runtime: its counter shows it. And it is the version that is meant."""
+    if wanted := os.environ.get("GPUINTEROP_TEST_HIP_BINDINGS"):
+        is_new = hip.__name__.startswith("rocm.")
+        version = importlib.import_module("rocm.version" if is_new else "hip._version").__version__
+        assert version == wanted
+    gi.get_backend("hip")  # required in every mode
+    simulator = pytestconfig.stash.get(_SIMULATOR, None)
+    if simulator is None:
+        return
+    before = simulator.calls("hipInit")
+    assert int(hip.hipInit(0)[0]) == 0
+    assert simulator.calls("hipInit") == before + 1
+    assert len(_runtimes()) == 1
+
+
+@pytest.fixture
+def simulator(pytestconfig: pytest.Config) -> Simulator:
+    """The control of the simulated runtime."""
+    found = pytestconfig.stash.get(_SIMULATOR, None)
+    if found is None:
+        pytest.skip("needs the simulated runtime")
+    return found
+
+
+_KEPT: Final = ("external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation")
+"""Objects that no test may leave behind; streams and events are kept for later copies."""
+
+
+@pytest.fixture(autouse=True)
+def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
+    """On the simulated runtime: no fault outlives its test, nothing is left over or against the documentation."""
+    simulator = pytestconfig.stash.get(_SIMULATOR, None)
+    if simulator is None:
+        yield
+        return
+    assert simulator.violations() == [], "before the test"
+    simulator.forget_log()
+    simulator.forget_descriptors()
+    before = simulator.live()
+    yield
+    simulator.reset()
+    gc.collect()
+    for device in gi.get_backend("hip").devices():
+        device.drain()
+    assert simulator.violations() == []
+    after = simulator.live()
+    assert {kind: after[kind] for kind in _KEPT} == {kind: before[kind] for kind in _KEPT}

@@ -1,0 +1,39 @@
+"""Who shares memory with the HIP device here: the GPU's Vulkan driver, or what the simulator knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import gpuinterop as gi
+from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.base import Exporter
+from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.required import give_up
+
+MODE = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
+SIMULATED = MODE == "simulated"
+PARTIES = ("memfd", "swiftshader") if SIMULATED else ("vulkan",)
+"""By the name of `open_party`."""
+
+
+@contextmanager
+def open_party(name: str, device: gi.Device) -> Iterator[Exporter]:
+    """On the simulator it says that it is the simulated GPU: that stands on the CPU's memory, as the party does."""
+    if name == "memfd":
+        with open_exporter("memfd", identity=device.identity) as exporter:
+            yield exporter
+        return
+    drivers = list_drivers()
+    if name == "vulkan":
+        for found in drivers:
+            if found.identity.pci_bus_id == device.pci_bus_id:
+                with open_exporter("vulkan", device_index=found.index) as exporter:
+                    yield exporter
+                return
+        give_up(f"no Vulkan driver has the device {device.pci_bus_id}")
+    if not any(name in f"{found.name} {found.driver}".lower() for found in drivers):
+        give_up(f"there is no Vulkan driver {name!r} ({drivers.reason or [found.name for found in drivers]})")
+    with open_exporter("vulkan", driver=name, identity=device.identity) as exporter:
+        yield exporter

@@ -1,0 +1,273 @@
+"""Several threads, several devices, and the GIL: each call on its own GPU, and nobody's current device changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop_hip.backend import HipBackend
+from tests.simulated.driver import Simulator
+
+from .parties import SIMULATED
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
+
+LIMIT = 30.0
+THREADS = 8
+ROUNDS = 50
+
+
+def test_eight_threads_signal_one_batch(simulator: Simulator) -> None:
+    """On Windows. The runtime reads the parameters late: a struct that two threads shared would show the other's."""
+    backend = gi.get_backend("hip")._native
+    assert isinstance(backend, HipBackend)
+    simulator.set_platform("windows")
+    gpu = backend.open_device(0)
+    semaphore = backend.import_semaphore(gpu, gi.TimelineWin32(handle=77))
+    batch = backend.prepare([semaphore])
+    streams = [backend.create_stream(gpu) for _ in range(THREADS)]
+    start = threading.Barrier(THREADS)
+    problems: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            start.wait(LIMIT)
+            for turn in range(ROUNDS):
+                backend.signal(batch, streams[index], (1 + turn * THREADS + index,))
+        except BaseException as error:
+            problems.append(error)
+
+    simulator.delay("hipSignalExternalSemaphoresAsync", microseconds=500)
+    simulator.forget_descriptors()
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert not problems
+    told: dict[int, list[int]] = {}
+    for (params,) in simulator.descriptors("hipSignalExternalSemaphoresAsync"):
+        told.setdefault(params.stream, []).append(params.value)
+    wanted = {
+        stream.pointer: [1 + turn * THREADS + index for turn in range(ROUNDS)] for index, stream in enumerate(streams)
+    }
+    assert told == wanted
+    for stream in streams:
+        backend.synchronize(stream)
+        backend.destroy_stream(stream)
+    backend.destroy_semaphore(semaphore)
+
+
+def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
+    """hip-python 10 lets go of the GIL in a blocking call; with 7.2, which does not, no such call is made."""
+    device = gi.get_backend("hip").device()
+    stream = device.create_stream()
+    if device._backend.holds_gil:
+        before = simulator.calls("hipStreamSynchronize")
+        stream.synchronize()
+        assert simulator.calls("hipStreamSynchronize") == before
+        stream.close()
+        return
+    with simulator.block("hipStreamSynchronize") as gate:
+        thread = threading.Thread(target=stream.synchronize)
+        thread.start()
+        assert gate.entered(LIMIT)  # would not get here with the GIL held in there
+        assert thread.is_alive()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    stream.close()
+
+
+def test_holding_the_gil_is_as_the_bindings_are(simulator: Simulator, hip: Any) -> None:
+    """Not as their version says: a call of theirs that blocks lets another thread run, or does not."""
+    backend = gi.get_backend("hip")._native
+    ticks = [0]
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.is_set():
+            ticks[0] += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    stream = hip.hipStreamCreateWithFlags(1)[1]
+    simulator.delay("hipStreamSynchronize", microseconds=200_000)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # the other thread gets the lock only where it is let go
+    try:
+        counted = ticks[0]
+        hip.hipStreamSynchronize(stream)
+        ran = ticks[0] - counted
+    finally:
+        sys.setswitchinterval(before)
+        stop.set()
+    thread.join(LIMIT)
+    simulator.clear_faults()
+    hip.hipStreamDestroy(stream)
+    assert (ran == 0) == backend.holds_gil
+
+
+TWO_DEVICES = textwrap.dedent(
+    """
+    import gpuinterop as gi
+    from gpuinterop.exporters import open_exporter
+    from tests.simulated.driver import Simulator
+    try:
+        from rocm.bindings import hip
+    except ImportError:
+        from hip import hip
+
+    simulator = Simulator.attach("hip")
+    first, second = gi.get_backend("hip").devices()
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+    class TorchStream:  # torch's default stream: 0, whatever the GPU
+        def __init__(self, index):
+            self.cuda_stream = 0
+            self.device = Device(index)
+
+    def check(result):
+        assert int(result[0]) == 0, result
+        return result[1] if len(result) > 1 else None
+
+    with open_exporter("memfd", identity=first.identity) as exporter:
+        memory = exporter.create_memory(4096)
+        semaphore = first.create_semaphore(gi.TimelineFd)
+        mine = first.import_memory(memory.export(), size=memory.size)
+        buffer = mine.map_buffer()
+        # Somebody has made GPU 1 the current one, as torch.cuda.set_device does.
+        second.create_stream().close()
+        check(hip.hipSetDevice(1))
+        value = 0
+        for wrapped in (0, 1, 2, TorchStream(0)):
+            stream = first.wrap_stream(wrapped)
+            simulator.forget_log()
+            value += 2
+            semaphore.host_signal(value - 1)
+            semaphore.wait(stream, value - 1)
+            buffer.fill(value, stream=stream)
+            semaphore.signal(stream, value)
+            stream.synchronize(20)
+            semaphore.host_wait(value, timeout=20)
+            ran = [(entry.operation, entry.device) for entry in simulator.log()]
+            assert len(ran) == 3, ran
+            assert ran[1][0] == "memset", ran
+            assert {device for _, device in ran} == {0}, ran
+            assert memory.read(0, 4096) == bytes([value]) * 4096
+            assert check(hip.hipGetDevice()) == 1, "the caller's device is left as it was"
+            stream.close()
+        try:
+            first.wrap_stream(TorchStream(1))
+        except gi.InvalidArgumentError as error:
+            assert "gpuinterop.device(1)" in str(error), error
+        else:
+            raise AssertionError("a stream of the other GPU was taken")
+        explicit = second.create_stream()
+        try:
+            first.wrap_stream(explicit.ptr)
+        except gi.InvalidArgumentError as error:
+            assert "HIP device 1" in str(error), error
+        else:
+            raise AssertionError("a stream of the other GPU was taken")
+        assert second.wrap_stream(explicit.ptr).ptr == explicit.ptr
+        explicit.close()
+        # Objects are made on their own GPU, whatever is current.
+        allocation = first.allocate(1)
+        first.create_stream().close()
+        assert check(hip.hipGetDevice()) == 1
+        allocation.close()
+        buffer.close()
+        mine.close(timeout=20)
+        semaphore.close(timeout=20)
+        memory.close()
+    assert first.pci_bus_id != second.pci_bus_id
+    assert simulator.violations() == [], simulator.violations()
+    print("ok")
+    """
+)
+
+
+def run(simulator: Simulator, program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", program],
+        env=simulator.environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_default_streams_stay_on_their_gpu(simulator: Simulator) -> None:
+    assert run(simulator, TWO_DEVICES, GPUINTEROP_SIM_DEVICES="2") == "ok\n"
+
+
+ALLOCATIONS = textwrap.dedent(
+    """
+    import gpuinterop as gi
+    device = gi.get_backend("hip").device()
+    with device.allocate(1) as allocation:
+        allocation.buffer.fill(0x5A)
+        handle = allocation.export()
+        with device.import_allocation(handle, allocation.size) as imported:
+            there = bytearray(16)
+            imported.buffer.copy_to_host(there)
+            assert bytes(there) == bytes([0x5A]) * 16
+            assert handle.closed
+    device.drain()
+    print("ok")
+    """
+)
+
+
+@pytest.mark.parametrize("version", ["60342134", "70000000", "70100000", "70253211"])
+def test_the_descriptor_by_pointer_and_by_value(simulator: Simulator, version: str) -> None:
+    """``hipMemImportFromShareableHandle`` takes the number itself from 7.1 on, before a pointer to it."""
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert run(simulator, ALLOCATIONS, GPUINTEROP_SIM_HIP_VERSION=version) == "ok\n"
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+CAPTURE = textwrap.dedent(
+    """
+    import ctypes
+    import gpuinterop as gi
+    library = ctypes.CDLL("libamdhip64.so")
+    device = gi.get_backend("hip").device()
+    stream, other = device.create_stream(), device.create_stream()
+    event = other.record()
+    pointer = ctypes.c_void_p(stream.ptr)
+    assert not stream.capturing
+    assert library.hipStreamBeginCapture(pointer, 0) == 0  # global, which is torch's default
+    assert stream.capturing
+    assert device.wrap_stream(stream.ptr).capturing
+    try:
+        stream.synchronize(1)
+    except gi.InvalidArgumentError:
+        pass
+    else:
+        raise AssertionError("a captured stream was synchronised")
+    event.wait(20)  # asked by this very thread: the capture survives it
+    device.drain()
+    graph = ctypes.c_void_p()
+    assert library.hipStreamEndCapture(pointer, ctypes.byref(graph)) == 0, "the capture has become invalid"
+    assert not stream.capturing
+    print("ok")
+    """
+)
+
+
+def test_a_capture_elsewhere_is_left_alone(simulator: Simulator) -> None:
+    assert run(simulator, CAPTURE, PYTHONWARNINGS="ignore") == "ok\n"
