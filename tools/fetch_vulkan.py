@@ -8,6 +8,9 @@ folders; of each package only what is needed is kept. `.vulkan/env`, to be sourc
 
 What the system has is used and not fetched, and its drivers stay listed beside the fetched ones. Where the system's own
 Vulkan finds a device, nothing is fetched unless --software or --require asks for it.
+
+--hip5 fetches AMD's HIP runtime 5 as well, for one test: it loads without a GPU, and has the ABI from before 6.0. No
+env file names its folder, so nothing else finds it.
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ VALIDATION = Component(
     (("libVkLayer_khronos_validation.so", "layers.d"), ("VkLayer_khronos_validation.json", "layers.d")),
     "VkLayer_khronos_validation.json",
 )
+HIP5 = Component("HIP 5", "libamdhip64-5", (("libamdhip64.so.5*", "hip5"),), "")
 GLSLANG = Component("glslangValidator", "glslang-tools", (("glslang", "bin"), ("glslangValidator", "bin")), "")
 
 
@@ -174,6 +178,8 @@ def system_has(component: Component, system: dict[str, Any], chosen: list[str]) 
         return bool(system["loader"])
     if component is GLSLANG:
         return shutil.which("glslangValidator") is not None
+    if component is HIP5:
+        return False
     paths = [*(chosen or system["icds"]), *system["layers"]]
     return any(fnmatch.fnmatch(Path(path).name, component.system) for path in paths)
 
@@ -404,9 +410,9 @@ def unresolved(files: Iterable[Path], lib: Path) -> dict[str, set[Path]]:
     return missing
 
 
-def add_libraries(apt: Apt, owners: dict[Path, Component], tree: Path) -> None:
-    """Put into lib what the fetched files link to and the system lacks, and nothing that the system has."""
-    lib, spare = tree / "lib", tree / "spare"
+def add_libraries(apt: Apt, owners: dict[Path, Component], tree: Path, folder: str) -> None:
+    """Put into a folder what the fetched files link to and the system lacks, and nothing that the system has."""
+    lib, spare = tree / folder, tree / "spare"
     missing = unresolved(owners, lib)
     if missing:
         packages = {owners[path].package for paths in missing.values() for path in paths}
@@ -451,7 +457,10 @@ def fetch(components: list[Component], tree: Path) -> tuple[dict[str, str], dict
                 fix_manifest(path)
             else:
                 owners[path] = component
-    add_libraries(apt, owners, tree)
+    # HIP 5 has its libraries to itself: in lib, which the env file names, ROCm's own would find them before theirs.
+    for folder in ("lib", "hip5"):
+        group = {path: component for path, component in owners.items() if (component is HIP5) == (folder == "hip5")}
+        add_libraries(apt, group, tree, folder)
     shutil.rmtree(tree / "apt")
     return {component.name: found[component.package] for component in there}, missing, complaint
 
@@ -567,7 +576,10 @@ def make_tree(components: list[Component], stamp: dict[str, Any]) -> dict[str, s
 
 
 def advice(components: list[Component]) -> list[str]:
-    """How a user gets by hand what could not be fetched."""
+    """How a user gets by hand what could not be fetched. (HIP 5 is of use to one test only.)"""
+    components = [component for component in components if component is not HIP5]
+    if not components:
+        return []
     release = os_release()
     family = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
     names = [component.name for component in components]
@@ -594,6 +606,7 @@ def main() -> int:
     parser.add_argument("--software", action="store_true", help="also where the system's own Vulkan finds a device")
     parser.add_argument("--require", action="store_true", help="as --software, and fail if anything is missing")
     parser.add_argument("--glslang", action="store_true", help="fetch glslangValidator, and nothing else")
+    parser.add_argument("--hip5", action="store_true", help="fetch AMD's HIP runtime 5, and nothing else")
     parser.add_argument("--list", action="store_true", help="only print the devices and layers of this environment")
     parser.add_argument("--json", action="store_true", help="with --list: print JSON")
     options = parser.parse_args()
@@ -601,9 +614,10 @@ def main() -> int:
         answer = list_vulkan()
         print(json.dumps(answer) if options.json else "\n".join(answer["devices"] + answer["layers"]))
         return 0
-    wanted = [GLSLANG] if options.glslang else [LOADER, LAVAPIPE, SWIFTSHADER, VALIDATION]
+    tools = [component for component, asked in ((GLSLANG, options.glslang), (HIP5, options.hip5)) if asked]
+    wanted = tools or [LOADER, LAVAPIPE, SWIFTSHADER, VALIDATION]
     try:
-        missing = provide(wanted, options.software or options.require or options.glslang)
+        missing = provide(wanted, options.software or options.require or bool(tools))
     except OSError as error:  # the checkout cannot be written to
         missing = dict.fromkeys((component.name for component in wanted), str(error))
     return report([component for component in wanted if component.name in missing], missing, options.require)
