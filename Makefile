@@ -3,11 +3,13 @@
 #   PYTHON=python3.13       the interpreter that .venv is made with
 #   ARGS="-k timeline"      what is passed on to the demo or to pytest
 #   CUDA_BINDINGS=12.9.0    the version of cuda-bindings that test-cuda uses, installed beside .venv's
+#   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip uses; .venv has none
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
 
 PYTHON ?= python3
 ARGS ?=
 CUDA_BINDINGS ?=
+HIP_BINDINGS ?= 10.0.0.0.1.2
 VULKAN_FLAGS ?=
 GLSLFLAGS ?= --quiet
 
@@ -22,12 +24,13 @@ BIN := $(VENV)/bin
 MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON)))
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test test-main test-cuda memcheck lint types check format shaders wheel-check vulkan clean
+.PHONY: help demo test test-main test-cuda test-hip memcheck lint types check format shaders wheel-check vulkan clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
-	@echo "make test         run the tests: those of test-main, then those of test-cuda"
+	@echo "make test         run the tests: those of test-main, then those of test-cuda and test-hip"
 	@echo "make test-cuda    the CUDA backend, on a simulated driver"
+	@echo "make test-hip     the HIP backend, on a simulated runtime"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, and import-linter's contracts"
@@ -40,10 +43,11 @@ help:
 demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
-# One after the other, also under make -j: a process has one CUDA driver, and those of test-main have none.
+# One after the other, also under make -j: a process has one driver of a vendor, and those of test-main have none.
 test:
 	@$(MAKE) --no-print-directory test-main
 	@$(MAKE) --no-print-directory test-cuda
+	@$(MAKE) --no-print-directory test-hip
 
 test-main: $(VENV)/.test vulkan
 	@. .vulkan/env; $(BIN)/python -m pytest $(ARGS) || $(NONE_SELECTED)
@@ -53,17 +57,33 @@ test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BIND
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
 	    $(BIN)/python -m pytest tests/cuda_backend $(ARGS) || $(NONE_SELECTED)
 
+# hip-python has wheels for Linux on x86-64 only. HIP 5 is what the backend must refuse.
+ifeq ($(shell uname -sm),Linux x86_64)
+test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) vulkan
+	@$(PYTHON) tools/fetch_vulkan.py --hip5 $(VULKAN_FLAGS)
+	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS) \
+	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" \
+	    $(BIN)/python -m pytest tests/hip_backend $(ARGS) || $(NONE_SELECTED)
+else
+test-hip:
+	@echo "test-hip: there is no hip-python for this system"
+endif
+
 # API errors are not reported: the suite provokes them, to see what is refused.
 memcheck: $(VENV)/.test
 	@compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 99 \
 	    $(BIN)/python -m pytest --pyargs gpuinterop.testing --gpuinterop-require=cuda $(ARGS)
 
-# ARGS="-k timeline" may select tests of one of the two only: pytest's 5 is no failure then.
+# ARGS="-k timeline" may select tests of one of the three only: pytest's 5 is no failure then.
 NONE_SELECTED = { status=$$?; case "$$status $(ARGS) " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }
 
 $(VENV)/cuda-bindings-%: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*
-	@mv $@.new $@
+	@rm -rf $@ && mv $@.new $@
+
+$(VENV)/hip-python-%: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new hip-python==$*
+	@rm -rf $@ && mv $@.new $@
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -11,7 +11,7 @@ import ctypes
 import os
 import re
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
@@ -156,7 +156,8 @@ class Driver:
 
         torch and others ask for it behind launches of their own, and would take it for theirs.
         """
-        self.api.hipGetLastError()
+        with suppress(ValueError):  # a number that 7.2 has no name for; it is taken back all the same
+            self.api.hipGetLastError()
 
     def _describe(self, number: int) -> tuple[str, str]:
         try:

@@ -160,7 +160,7 @@ def test_both_descriptors_of_linux_are_opaque_ones(
     backend: HipBackend, gpu: Gpu, simulator: Simulator, kind: type[Any]
 ) -> None:
     """HIP never closes them: the backend does when the import has succeeded, and else leaves them open."""
-    fd = os.memfd_create("memory", os.MFD_CLOEXEC)
+    fd = os.memfd_create("gpuinterop.exporter.memory", os.MFD_CLOEXEC)
     os.ftruncate(fd, 8192)
     lent = os.dup(fd)
     native = backend.import_memory(gpu, kind(lent), size=8192, dedicated=True)

@@ -165,13 +165,13 @@ def test_every_call_that_fails_is_named(simulator: Simulator, device: gi.Device,
             "hipStreamQuery": stream.query,
             **({} if device._backend.holds_gil else {"hipStreamSynchronize": stream.synchronize}),
             "hipEventRecord": stream.record,
-            "hipStreamIsCapturing": lambda: stream.capturing,
+            "hipStreamIsCapturing": lambda: device._backend.is_capturing(stream._native),
             "hipMemsetD8Async": lambda: buffer.fill(1, stream=stream),
             "hipMemCreate": lambda: device.allocate(1),
         }
         for call, attempt in calls.items():
             simulator.fail(call, code=UNKNOWN)
-            with pytest.raises(gi.DriverError) as caught:
+            with pytest.raises(gi.DriverError, match=call) as caught:
                 attempt()
             assert (caught.value.call, caught.value.code, caught.value.symbol) == (call, UNKNOWN, "hipErrorUnknown")
             assert str(caught.value).startswith(f"{call} failed with hipErrorUnknown (999): ")
@@ -185,7 +185,7 @@ def test_a_code_that_the_bindings_do_not_know(simulator: Simulator, device: gi.D
     calls: dict[str, Callable[[], object]] = {
         "hipStreamCreateWithFlags": device.create_stream,
         "hipStreamQuery": stream.query,
-        "hipStreamIsCapturing": lambda: stream.capturing,
+        "hipStreamIsCapturing": lambda: device._backend.is_capturing(stream._native),
         "hipEventQuery": lambda: event.done,
     }
     for call, attempt in calls.items():

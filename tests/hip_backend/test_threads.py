@@ -100,7 +100,7 @@ def test_holding_the_gil_is_as_the_bindings_are(simulator: Simulator, hip: Any) 
     stream = hip.hipStreamCreateWithFlags(1)[1]
     simulator.delay("hipStreamSynchronize", microseconds=200_000)
     before = sys.getswitchinterval()
-    sys.setswitchinterval(60)  # the other thread gets the lock only where it is let go
+    sys.setswitchinterval(2)  # while the call runs, the other thread gets the lock only where it is let go
     try:
         counted = ticks[0]
         hip.hipStreamSynchronize(stream)

@@ -1,4 +1,7 @@
-"""The control of a simulated driver, for tests: faults, counts, what it was given and what it did."""
+"""The control of a simulated driver, for tests: faults, counts, what it was given and what it did.
+
+Calls go by the names of the driver's functions, ``cuImportExternalMemory`` or ``hipImportExternalMemory``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ _FD: Final = {"driver": 0, "open": 1, "closed": 2}
 _MEMORY_FD: Final = (1, 9)
 _SEMAPHORE_FD: Final = (1, 9)
 _MEMORY_BYTES: Final = 104  # a memory's descriptor; a semaphore's is shorter
+_HIP_ARRAY_BYTES: Final = 64  # a mipmapped array's descriptor of HIP; CUDA's is longer
 _ROOT: Final = Path(__file__).resolve().parents[2]
+_SONAMES: Final = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +139,9 @@ class Simulator:
         self.forget_descriptors()
 
     @classmethod
-    def attach(cls) -> Simulator:
-        """The control of the simulated driver that this process finds as ``libcuda.so.1``."""
-        return cls(Path("libcuda.so.1"))
+    def attach(cls, vendor: Literal["cuda", "hip"] = "cuda") -> Simulator:
+        """The control of the vendor's simulated driver that this process finds by its usual name."""
+        return cls(Path(_SONAMES[vendor]))
 
     def environment(self, **variables: str) -> dict[str, str]:
         """For a child process that is to have this driver: the environment, with `variables`."""
@@ -209,7 +214,7 @@ class Simulator:
     # -- personality ---------------------------------------------------------------------------------------------
 
     def set_attribute(self, device: int, number: int, value: int) -> None:
-        """What ``cuDeviceGetAttribute`` answers; until `reset`."""
+        """What ``cuDeviceGetAttribute`` or ``hipDeviceGetAttribute`` answers; until `reset`."""
         self._call("set_attribute", device, number, value)
 
     def set_platform(self, platform: Literal["linux", "windows"]) -> None:
@@ -309,17 +314,34 @@ class Simulator:
 
 
 def _parse(call: str, head: bytes, body: bytes, count: int) -> Descriptor | tuple[SemaphoreParams, ...]:
-    if call == "cuImportExternalMemory":
+    """The structs of CUDA, and of HIP, which are laid out alike but for one."""
+    what = call.removeprefix("cu").removeprefix("hip")
+    if what == "ImportExternalMemory":
         kind, first, second, size, flags, *reserved = struct.unpack("I4xQQQI16I4x", head)
         return _imported(kind, head, body, first, second, kind in _MEMORY_FD, size, flags, tuple(reserved))
-    if call == "cuImportExternalSemaphore":
+    if what == "ImportExternalSemaphore":
         kind, first, second, flags, *reserved = struct.unpack("I4xQQI16I4x", head)
         return _imported(kind, head, body, first, second, kind in _SEMAPHORE_FD, 0, flags, tuple(reserved))
-    if call == "cuExternalMemoryGetMappedBuffer":
+    if what == "ExternalMemoryGetMappedBuffer":
         offset, size, flags, *reserved = struct.unpack("QQI16I4x", head)
         (memory,) = struct.unpack("Q", body)
         return Descriptor(memory=memory, offset=offset, size=size, flags=flags, reserved=tuple(reserved), raw=head)
-    if call == "cuExternalMemoryGetMappedMipmappedArray":
+    if what == "ExternalMemoryGetMappedMipmappedArray" and len(head) == _HIP_ARRAY_BYTES:
+        offset, *bits, texel, width, height, depth, flags, levels = struct.unpack("Q4iI4x3QII", head)
+        (memory,) = struct.unpack("Q", body)
+        return Descriptor(
+            memory=memory,
+            offset=offset,
+            width=width,
+            height=height,
+            depth=depth,
+            format=texel,
+            channels=sum(map(bool, bits)),
+            flags=flags,
+            levels=levels,
+            raw=head,
+        )
+    if what == "ExternalMemoryGetMappedMipmappedArray":
         offset, width, height, depth, texel, channels, flags, levels, *reserved = struct.unpack("QQQQIII4xI16I4x", head)
         (memory,) = struct.unpack("Q", body)
         return Descriptor(

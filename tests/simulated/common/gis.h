@@ -189,6 +189,7 @@ struct gis_range {
     uintptr_t pages;   /* what is mapped: base rounded down */
     size_t page_bytes; /* 0: not ours to unmap */
     uint32_t access;   /* VMM: bit n: device n may touch it */
+    bool signal;       /* HIP: memory for the command processor to wait on */
     gis_object *owner; /* the external memory, the VMM handle */
     gis_range *next;
 };
@@ -200,6 +201,9 @@ typedef struct {
     size_t real; /* bytes of data in the object; the import may have claimed more */
     size_t size; /* as imported */
     int mappings;
+    uintptr_t whole; /* where buffers are base + offset: the base, from the first one on */
+    size_t whole_bytes;
+    bool outlived; /* its mappings may outlive it */
 } gis_external_memory;
 
 typedef struct {
@@ -230,6 +234,8 @@ gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address);
 gis_status gis_import_memory(gis_context *context, int fd, size_t size, gis_external_memory **memory, bool *closed);
 gis_status gis_import_anonymous(gis_context *context, size_t size, gis_external_memory **memory);
 gis_status gis_map_buffer(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address);
+/* AMD's way: the object has one address, a buffer is a part of it, and the same part is the same buffer. */
+gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address);
 void gis_destroy_memory(gis_external_memory *memory);
 
 #define GIS_GRANULARITY ((size_t)2 << 20)
@@ -270,6 +276,7 @@ typedef struct {
     uint32_t present; /* as the memory has them */
     uint64_t stride;  /* from layer to layer */
     bool cube;
+    bool exact; /* the driver is told the image's own levels, and no more */
 } gis_image;
 
 typedef struct {
@@ -352,7 +359,7 @@ typedef struct gis_op {
         } semaphores;
         struct {
             uintptr_t address;
-            uint64_t value;
+            uint64_t value, mask; /* mask: what is compared */
             uint32_t bits, condition;
         } word;
         gis_mark mark;
@@ -443,8 +450,8 @@ gis_status gis_copy(gis_stream *stream, uintptr_t target, uintptr_t source, size
 gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end *source, const gis_block *size,
                        bool block);
 gis_status gis_fill(gis_stream *stream, uintptr_t target, uint32_t value, uint32_t width, size_t count);
-gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint32_t bits,
-                    uint32_t condition);
+gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint64_t mask,
+                    uint32_t bits, uint32_t condition);
 /* NULL, and a status, where a handle is none. */
 gis_op *gis_semaphore_op(gis_op_kind kind, uint32_t count, const uint64_t *ids, const uint64_t *values, const void *raw,
                          size_t raw_size, gis_status *status);

@@ -48,7 +48,7 @@ static uint32_t all_levels(const gis_image *image) {
 bool gis_image_fit(gis_image *image, uint64_t room) {
     image->present = image->levels;
     image->stride = layer_bytes(image, image->levels);
-    if (image->layers > 1 && image->levels > 1) {
+    if (image->layers > 1 && image->levels > 1 && !image->exact) {
         uint32_t all = all_levels(image);
         if (image->levels < all)
             image->stride -= layer_bytes(image, all) - image->stride;

@@ -61,10 +61,16 @@ static size_t round_to_page(size_t size) {
 
 /* -- ranges -------------------------------------------------------------------------------------------------------- */
 
+/* Ranges overlap where one object gives the same addresses for all its buffers: the one that begins there, or else the
+ * one that reaches farthest. */
 gis_range *gis_range_at(uintptr_t address) {
-    for (gis_range *range = ranges; range; range = range->next)
-        if (address >= range->base && address - range->base < range->size) return range;
-    return NULL;
+    gis_range *found = NULL;
+    for (gis_range *range = ranges; range; range = range->next) {
+        if (address < range->base || address - range->base >= range->size) continue;
+        if (range->base == address) return range;
+        if (!found || range->base + range->size > found->base + found->size) found = range;
+    }
+    return found;
 }
 
 static void finish_range(gis_object *object) {
@@ -186,6 +192,7 @@ static bool starts_with(const char *text, const char *start) { return !strncmp(t
 static void finish_memory(gis_object *object) {
     gis_external_memory *memory = (gis_external_memory *)object;
     munmap((void *)memory->pages, memory->page_bytes);
+    give_back(memory->whole, memory->whole_bytes);
 }
 
 static gis_external_memory *new_memory(gis_context *context, void *pages, size_t page_bytes, size_t real, size_t size) {
@@ -261,8 +268,35 @@ gis_status gis_map_buffer(gis_external_memory *memory, uint64_t offset, uint64_t
     return GIS_OK;
 }
 
+gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address) {
+    if (!size || offset > memory->size || size > memory->size - offset) return GIS_INVALID_VALUE;
+    memory->outlived = true;
+    if (!memory->whole) {
+        size_t bytes = round_to_page(memory->size);
+        uintptr_t start = take_addresses(bytes, ALIGNMENT);
+        if (!start) return GIS_OUT_OF_MEMORY;
+        size_t there = bytes < memory->page_bytes ? bytes : memory->page_bytes;
+        void *found = mremap((void *)memory->pages, 0, there, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)start);
+        if (found == MAP_FAILED) return GIS_UNKNOWN;
+        memory->whole = start;
+        memory->whole_bytes = bytes;
+    }
+    if (offset + size > memory->real)
+        gis_violation("%llu bytes are mapped of an object that has %zu: nobody checks it, and what lies behind is lost",
+                      (unsigned long long)(offset + size), memory->real);
+    *address = memory->whole + offset;
+    for (gis_range *range = ranges; range; range = range->next) {
+        if (range->base != *address || range->owner != &memory->object) continue;
+        if (range->size < size) range->size = size;
+        return GIS_OK;
+    }
+    new_range(GIS_MAPPING, memory->object.context, memory->object.device, *address, size, 0, 0, &memory->object);
+    memory->mappings++;
+    return GIS_OK;
+}
+
 void gis_destroy_memory(gis_external_memory *memory) {
-    if (memory->mappings)
+    if (memory->mappings && !memory->outlived)
         gis_violation("the external memory %#llx still has %d mappings", (unsigned long long)memory->object.id,
                       memory->mappings);
     gis_note_if_used(&memory->object, "");

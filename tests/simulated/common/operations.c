@@ -42,7 +42,8 @@ static gis_status touch(gis_op *op, gis_stream *stream, uintptr_t address, size_
     } else if (range->object.kind == GIS_VMM_MAPPING) {
         found->device = stream->object.device; /* access was granted */
     }
-    if (range->object.kind == GIS_MAPPING && range->owner && !range->owner->live)
+    if (range->object.kind == GIS_MAPPING && range->owner && !range->owner->live &&
+        !((gis_external_memory *)range->owner)->outlived)
         gis_violation("%#llx: its external memory was destroyed", hex(address));
     return GIS_OK;
 }
@@ -103,8 +104,8 @@ gis_status gis_fill(gis_stream *stream, uintptr_t target, uint32_t value, uint32
     return gis_submit(stream, op, false);
 }
 
-gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint32_t bits,
-                    uint32_t condition) {
+gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint64_t mask,
+                    uint32_t bits, uint32_t condition) {
     operand to;
     if (address % (bits / 8)) return GIS_INVALID_VALUE;
     gis_op *op = gis_op_new(kind);
@@ -114,6 +115,7 @@ gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uin
     if (!reachable(stream, &to)) note_foreign(stream, &to, address);
     op->word.address = address;
     op->word.value = value;
+    op->word.mask = mask;
     op->word.bits = bits;
     op->word.condition = condition;
     return gis_submit(stream, op, false);

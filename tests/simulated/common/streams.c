@@ -205,7 +205,8 @@ static void count_uses(gis_op *op, int by) {
 static bool word_reached(const gis_op *op) {
     uint64_t now = op->word.bits == 64 ? __atomic_load_n((uint64_t *)op->word.address, __ATOMIC_ACQUIRE)
                                        : __atomic_load_n((uint32_t *)op->word.address, __ATOMIC_ACQUIRE);
-    uint64_t mask = op->word.bits == 64 ? ~0ull : 0xffffffffull, value = op->word.value & mask;
+    uint64_t mask = op->word.mask & (op->word.bits == 64 ? ~0ull : 0xffffffffull), value = op->word.value & mask;
+    now &= mask;
     switch (op->word.condition) {
     case GIS_WAIT_GEQ: /* cyclic: half the circle counts as ahead */
         return op->word.bits == 64 ? (int64_t)(now - value) >= 0 : (int32_t)((uint32_t)now - (uint32_t)value) >= 0;

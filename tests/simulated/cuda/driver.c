@@ -1230,7 +1230,7 @@ static result word(gis_op_kind kind, uint64_t address, uint64_t value, uint32_t 
     if (!allowed) return NOT_SUPPORTED;
     uint32_t condition = flags & 3;
     NEED(kind == GIS_OP_WRITE_VALUE ? flags <= 1 : !(flags & ~(3u | 1u << 30)));
-    return cuda_code(gis_word(stream, kind, address, value, bits, condition));
+    return cuda_code(gis_word(stream, kind, address, value, ~0ull, bits, condition));
 }
 
 #define WORDS(NAME, FUNCTION, KIND, TYPE)                                                       \

@@ -1,0 +1,239 @@
+/* External memory and semaphores, where AMD's runtime is least like what one would expect. */
+#define _GNU_SOURCE
+#include "hip.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { OPAQUE_FD = 1, OPAQUE_WIN32 = 2, D3D11_RESOURCE_KMT = 7 }; /* hipExternalMemoryHandleType */
+enum { D3D12_FENCE = 4 };                                         /* hipExternalSemaphoreHandleType */
+
+static bool all_zero(const uint32_t *words, int count) {
+    for (int i = 0; i < count; i++)
+        if (words[i]) return false;
+    return true;
+}
+
+/* The bytes of a UTF-16 name without its end. */
+static size_t name_bytes(const void *name) {
+    const uint16_t *text = name;
+    size_t length = 0;
+    if (!gis_windows || !text) return 0;
+    while (length < 1024 && text[length]) length++;
+    return 2 * length;
+}
+
+/* -- memory -------------------------------------------------------------------------------------------------------- */
+
+/*
+ * CLR (hip_memory.cpp, hipImportExternalMemory) checks type, flags and descriptor, and calls whatever fails behind that
+ * out of memory. On Linux the descriptor is taken for a dma-buf, whatever the type; it is not closed, neither on success
+ * nor on failure (the kernel's import of a dma-buf leaves it), and its size is not looked at.
+ */
+HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memory, desc)) {
+    ENTER(hipImportExternalMemory);
+    TRY(gis_unsafe());
+    NEED(memory && desc);
+    const hip_memory_desc d = *desc;
+    const void *name = d.type >= OPAQUE_WIN32 && d.type <= D3D11_RESOURCE_KMT ? d.handle.win32.name : NULL;
+    gis_record("hipImportExternalMemory", &d, sizeof d, name, name_bytes(name), 1);
+    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    NEED(d.type >= OPAQUE_FD && d.type <= D3D11_RESOURCE_KMT); /* NvSciBuf (8) has a name in the enum, and no more */
+    NEED(d.size && d.flags <= 1);                              /* dedicated: accepted, and then ignored */
+    gis_external_memory *made;
+    if (gis_windows) {
+        NEED(d.type != OPAQUE_FD && (d.handle.win32.handle || name));
+        if (gis_import_anonymous(hip_context(), d.size, &made)) return hipErrorOutOfMemory;
+    } else {
+        NEED(d.handle.fd);
+        if (d.type != OPAQUE_FD) return hipErrorOutOfMemory;
+        bool closed;
+        int mine = fcntl(d.handle.fd, F_DUPFD_CLOEXEC, 3);
+        gis_status status = mine < 0 ? GIS_UNKNOWN : gis_import_memory(hip_context(), mine, d.size, &made, &closed);
+        if (status && mine >= 0 && !closed) close(mine);
+        if (status) return hipErrorOutOfMemory;
+    }
+    made->outlived = true; /* what is mapped stays, until hipFree */
+    *memory = (void *)made->object.id;
+    return hipSuccess;
+}
+
+/*
+ * What is mapped is the object's address plus the offset: the same offset gives the same pointer, and the second hipFree
+ * of it finds nothing (CLR, hipExternalMemoryGetMappedBuffer).
+ */
+HIP(hipExternalMemoryGetMappedBuffer, (void **pointer, void *memory, const hip_buffer_desc *desc),
+    (pointer, memory, desc)) {
+    ENTER(hipExternalMemoryGetMappedBuffer);
+    NEED(pointer && desc);
+    const hip_buffer_desc d = *desc;
+    gis_record("hipExternalMemoryGetMappedBuffer", &d, sizeof d, &memory, sizeof memory, 1);
+    gis_external_memory *found = gis_check(GIS_EXTERNAL_MEMORY, (uint64_t)memory);
+    NEED(found);
+    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    NEED(!d.flags);
+    uintptr_t made;
+    TRY(gis_map_shared(found, d.offset, d.size, &made));
+    *pointer = (void *)made;
+    return hipSuccess;
+}
+
+/* It drops the handle. hipFree unmaps; both are needed, in either order. */
+HIP(hipDestroyExternalMemory, (void *memory), (memory)) {
+    ENTER(hipDestroyExternalMemory);
+    gis_external_memory *found = gis_check(GIS_EXTERNAL_MEMORY, (uint64_t)memory);
+    NEED(found);
+    gis_destroy_memory(found);
+    return hipSuccess;
+}
+
+/* -- mipmapped arrays ---------------------------------------------------------------------------------------------- */
+
+/* AMD's library for Linux does not export it (ROCm/hip #3779). */
+#if GIP_MIPMAP
+enum { LAYERED = 0x01, CUBEMAP = 0x04, KNOWN_ARRAY_FLAGS = 0x0f };
+
+HIP(hipExternalMemoryGetMappedMipmappedArray, (void **array, void *memory, const hip_mipmap_desc *desc),
+    (array, memory, desc)) {
+    ENTER(hipExternalMemoryGetMappedMipmappedArray);
+    NEED(array && desc);
+    const hip_mipmap_desc d = *desc;
+    gis_record("hipExternalMemoryGetMappedMipmappedArray", &d, sizeof d, &memory, sizeof memory, 1);
+    gis_external_memory *found = gis_check(GIS_EXTERNAL_MEMORY, (uint64_t)memory);
+    NEED(found);
+    int bits = d.format.x + d.format.y + d.format.z + d.format.w;
+    bool cube = d.flags & CUBEMAP;
+    gis_image image = {.texel = (size_t)bits / 8,
+                       .width = d.extent.width,
+                       .height = d.extent.height,
+                       .levels = d.levels,
+                       .cube = cube,
+                       .exact = true};
+    if (cube || d.flags & LAYERED)
+        image.layers = d.extent.depth;
+    else
+        image.depth = d.extent.depth;
+    NEED(bits > 0 && bits % 8 == 0 && image.width && d.levels && !(d.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS));
+    NEED(!(d.flags & LAYERED) || d.extent.depth);
+    NEED(!cube || (image.width == image.height &&
+                   (d.flags & LAYERED ? d.extent.depth % 6 == 0 : d.extent.depth == 6)));
+    uint64_t longest = image.width > image.height ? image.width : image.height;
+    if (image.depth > longest) longest = image.depth;
+    NEED(d.levels <= 64 && (d.levels == 1 || longest >> (d.levels - 1)));
+    gis_array *made;
+    TRY(gis_map_array(found, d.offset, &image, &made));
+    made->format = d.format.kind;
+    made->flags = d.flags;
+    *array = (void *)made->object.id;
+    return hipSuccess;
+}
+#endif
+
+HIP(hipGetMipmappedArrayLevel, (void **level, void *array, uint32_t number), (level, array, number)) {
+    ENTER(hipGetMipmappedArrayLevel);
+    FIND(gis_array, found, GIS_MIPMAPPED_ARRAY, array);
+    NEED(level && number < found->image.levels);
+    *level = (void *)found->levels[number]->object.id;
+    return hipSuccess;
+}
+
+HIP(hipFreeMipmappedArray, (void *array), (array)) {
+    ENTER(hipFreeMipmappedArray);
+    FIND(gis_array, found, GIS_MIPMAPPED_ARRAY, array);
+    gis_destroy_array(found);
+    return hipSuccess;
+}
+
+/* -- semaphores ---------------------------------------------------------------------------------------------------- */
+
+/* GPUINTEROP_SIM_HIP_ABORT: as the builds with assertions do. */
+static bool aborts;
+
+__attribute__((constructor)) static void look(void) {
+    const char *text = getenv("GPUINTEROP_SIM_HIP_ABORT");
+    aborts = text && *text && strcmp(text, "0");
+}
+
+GIS_EXPORT void gis_control_set_aborting(int aborting) { aborts = aborting != 0; }
+
+/*
+ * Types above D3D12Fence are refused everywhere, although the enum has them, and so is the descriptor 0. On Linux the
+ * rest ends in a function that is not there: builds with assertions abort the process (ROCm/clr #72), the others say
+ * that it is not supported. On Windows the handle counts, and a name is not read (rocm-systems #6021, #6632).
+ */
+HIP(hipImportExternalSemaphore, (void **semaphore, const hip_semaphore_desc *desc), (semaphore, desc)) {
+    ENTER(hipImportExternalSemaphore);
+    TRY(gis_unsafe());
+    NEED(semaphore && desc);
+    const hip_semaphore_desc d = *desc;
+    const void *name = d.type == OPAQUE_FD ? NULL : d.handle.win32.name;
+    gis_record("hipImportExternalSemaphore", &d, sizeof d, name, name_bytes(name), 1);
+    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    NEED(d.type >= OPAQUE_FD && d.type <= D3D12_FENCE && !d.flags);
+    if (!gis_windows) {
+        NEED(d.handle.fd);
+        if (aborts) abort();
+        return hipErrorNotSupported;
+    }
+    NEED(d.type != OPAQUE_FD && d.handle.win32.handle);
+    gis_semaphore *made;
+    TRY(gis_make_semaphore(hip_context(), GIS_DUMMY, &made));
+    *semaphore = (void *)made->object.id;
+    return hipSuccess;
+}
+
+HIP(hipDestroyExternalSemaphore, (void *semaphore), (semaphore)) {
+    ENTER(hipDestroyExternalSemaphore);
+    gis_semaphore *found = gis_check(GIS_EXTERNAL_SEMAPHORE, (uint64_t)semaphore);
+    NEED(found);
+    gis_note_if_used(&found->object, "");
+    gis_ref(&found->object);
+    gis_retire(&found->object);
+    gis_settle(&found->object);
+    gis_unref(&found->object);
+    return hipSuccess;
+}
+
+/*
+ * Entry by entry: one in the middle that is no semaphore fails the call, behind those before it. Of the parameters only
+ * the fence's value is read. On Linux the function is empty, and says success (HIP's documentation of all four calls:
+ * not supported on Linux).
+ */
+static hip_error batch(const char *call, gis_op_kind kind, void *const *semaphores, const hip_semaphore_params *params,
+                       uint32_t count, void *which) {
+    NEED(semaphores && params);
+    NEED_STREAM(which);
+    uint64_t *head = malloc((count + 1) * sizeof *head);
+    if (!head) abort();
+    head[0] = (uint64_t)which;
+    memcpy(head + 1, semaphores, count * sizeof *head);
+    gis_record(call, head, (count + 1) * sizeof *head, params, count * sizeof *params, count);
+    free(head);
+    if (!gis_windows) return hipSuccess;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t id = (uint64_t)semaphores[i];
+        gis_status status = GIS_INVALID_VALUE;
+        gis_op *op = gis_find(GIS_EXTERNAL_SEMAPHORE, id)
+                         ? gis_semaphore_op(kind, 1, &id, &params[i].value, &params[i], sizeof *params, &status)
+                         : NULL;
+        if (!op) return hipErrorInvalidValue;
+        TRY(gis_submit(stream, op, false));
+    }
+    return hipSuccess;
+}
+
+HIP(hipSignalExternalSemaphoresAsync,
+    (void *const *semaphores, const hip_semaphore_params *params, uint32_t count, void *which),
+    (semaphores, params, count, which)) {
+    ENTER(hipSignalExternalSemaphoresAsync);
+    return batch("hipSignalExternalSemaphoresAsync", GIS_OP_SIGNAL, semaphores, params, count, which);
+}
+
+HIP(hipWaitExternalSemaphoresAsync,
+    (void *const *semaphores, const hip_semaphore_params *params, uint32_t count, void *which),
+    (semaphores, params, count, which)) {
+    ENTER(hipWaitExternalSemaphoresAsync);
+    return batch("hipWaitExternalSemaphoresAsync", GIS_OP_WAIT, semaphores, params, count, which);
+}

@@ -1,0 +1,273 @@
+/* Streams, events, capture, and words in memory that streams write and wait for. */
+#include "hip.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* 0 and 1 are the current device's default stream, 2 is that of the thread. */
+gis_stream *hip_stream(const void *handle, gis_status *status) {
+    *status = GIS_INVALID_HANDLE;
+    if ((uintptr_t)handle > 2) return gis_check(GIS_STREAM, (uint64_t)handle);
+    gis_context *context = hip_context();
+    return (uintptr_t)handle == 2 ? gis_thread_stream(context) : gis_legacy_stream(context);
+}
+
+static hip_error create(void **stream, uint32_t flags, int priority) {
+    NEED(stream && flags <= 1);
+    gis_stream *made;
+    TRY(gis_stream_create(hip_context(), flags == 0, flags, priority, &made));
+    *stream = (void *)made->object.id;
+    return hipSuccess;
+}
+
+HIP(hipStreamCreate, (void **stream), (stream)) {
+    ENTER(hipStreamCreate);
+    return create(stream, 0, 0);
+}
+
+HIP(hipStreamCreateWithFlags, (void **stream, uint32_t flags), (stream, flags)) {
+    ENTER(hipStreamCreateWithFlags);
+    return create(stream, flags, 0);
+}
+
+HIP(hipStreamCreateWithPriority, (void **stream, uint32_t flags, int priority), (stream, flags, priority)) {
+    ENTER(hipStreamCreateWithPriority);
+    return create(stream, flags, priority);
+}
+
+HIP(hipStreamDestroy, (void *which), (which)) {
+    ENTER(hipStreamDestroy);
+    if ((uintptr_t)which <= 2) return hipErrorInvalidHandle;
+    FIND(gis_stream, stream, GIS_STREAM, which);
+    if (stream->implicit) return hipErrorInvalidHandle;
+    gis_stream_destroy(stream);
+    return hipSuccess;
+}
+
+/* Asking or waiting for a stream in a capture is no part of it, and ends it. */
+static hip_error not_capturing(gis_stream *stream) {
+    if (stream->capture) {
+        stream->capture->invalid = true;
+        return hip_code(GIS_CAPTURE_UNSUPPORTED);
+    }
+    TRY(gis_capture_implicit(stream, false));
+    TRY(gis_unsafe());
+    return hipSuccess;
+}
+
+HIP(hipStreamQuery, (void *which), (which)) {
+    ENTER(hipStreamQuery);
+    NEED_STREAM(which);
+    hip_error code = not_capturing(stream);
+    return code ? code : hip_code(gis_stream_query(stream));
+}
+
+HIP(hipStreamSynchronize, (void *which), (which)) {
+    ENTER(hipStreamSynchronize);
+    NEED_STREAM(which);
+    hip_error code = not_capturing(stream);
+    return code ? code : hip_code(gis_stream_synchronize(stream));
+}
+
+HIP(hipStreamGetDevice, (void *which, int *device), (which, device)) {
+    ENTER(hipStreamGetDevice);
+    NEED_STREAM(which);
+    NEED(device);
+    *device = stream->object.device;
+    return hipSuccess;
+}
+
+HIP(hipStreamGetFlags, (void *which, uint32_t *flags), (which, flags)) {
+    ENTER(hipStreamGetFlags);
+    NEED_STREAM(which);
+    NEED(flags);
+    *flags = stream->flags;
+    return hipSuccess;
+}
+
+HIP(hipStreamGetPriority, (void *which, int *priority), (which, priority)) {
+    ENTER(hipStreamGetPriority);
+    NEED_STREAM(which);
+    NEED(priority);
+    *priority = stream->priority;
+    return hipSuccess;
+}
+
+HIP(hipStreamWaitEvent, (void *which, void *event, uint32_t flags), (which, event, flags)) {
+    ENTER(hipStreamWaitEvent);
+    NEED_STREAM(which);
+    FIND(gis_event, found, GIS_EVENT, event);
+    NEED(!flags);
+    return hip_code(gis_event_wait(stream, found));
+}
+
+/* -- capture ------------------------------------------------------------------------------------------------------- */
+
+HIP(hipStreamIsCapturing, (void *which, int *status), (which, status)) {
+    ENTER(hipStreamIsCapturing);
+    NEED_STREAM(which);
+    NEED(status);
+    TRY(gis_capture_implicit(stream, true));
+    *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
+    return hipSuccess;
+}
+
+HIP(hipStreamBeginCapture, (void *which, uint32_t mode), (which, mode)) {
+    ENTER(hipStreamBeginCapture);
+    NEED_STREAM(which);
+    NEED(mode <= 2);
+    return hip_code(gis_capture_begin(stream, (gis_capture_mode)mode));
+}
+
+HIP(hipStreamEndCapture, (void *which, void **graph), (which, graph)) {
+    ENTER(hipStreamEndCapture);
+    NEED_STREAM(which);
+    NEED(graph);
+    gis_graph *made;
+    gis_status status = gis_capture_end(stream, &made);
+    *graph = made ? (void *)made->object.id : NULL;
+    return hip_code(status);
+}
+
+HIP(hipThreadExchangeStreamCaptureMode, (uint32_t *mode), (mode)) {
+    ENTER(hipThreadExchangeStreamCaptureMode);
+    NEED(mode && *mode <= 2);
+    *mode = (uint32_t)gis_exchange_mode((gis_capture_mode)*mode);
+    return hipSuccess;
+}
+
+HIP(hipGraphDestroy, (void *graph), (graph)) {
+    ENTER(hipGraphDestroy);
+    gis_graph *found = gis_check(GIS_GRAPH, (uint64_t)graph);
+    NEED(found);
+    gis_graph_destroy(found);
+    return hipSuccess;
+}
+
+HIP(hipGraphInstantiate, (void **executable, void *graph, void **node, char *log, size_t size),
+    (executable, graph, node, log, size)) {
+    ENTER(hipGraphInstantiate);
+    (void)node;
+    if (log && size) *log = 0;
+    gis_graph *found = gis_check(GIS_GRAPH, (uint64_t)graph);
+    NEED(found && executable);
+    gis_executable *made;
+    TRY(gis_instantiate(found, &made));
+    *executable = (void *)made->object.id;
+    return hipSuccess;
+}
+
+HIP(hipGraphLaunch, (void *executable, void *which), (executable, which)) {
+    ENTER(hipGraphLaunch);
+    NEED_STREAM(which);
+    gis_executable *found = gis_check(GIS_EXECUTABLE, (uint64_t)executable);
+    NEED(found);
+    return hip_code(gis_launch(found, stream));
+}
+
+HIP(hipGraphExecDestroy, (void *executable), (executable)) {
+    ENTER(hipGraphExecDestroy);
+    gis_executable *found = gis_check(GIS_EXECUTABLE, (uint64_t)executable);
+    NEED(found);
+    gis_retire(&found->object); /* a launch under way finishes */
+    return hipSuccess;
+}
+
+/* -- events -------------------------------------------------------------------------------------------------------- */
+
+HIP(hipEventCreateWithFlags, (void **event, uint32_t flags), (event, flags)) {
+    ENTER(hipEventCreateWithFlags);
+    NEED(event && !(flags & ~0xe0000007u));
+    gis_event *made;
+    TRY(gis_event_create(hip_context(), flags, &made));
+    *event = (void *)made->object.id;
+    return hipSuccess;
+}
+
+HIP(hipEventCreate, (void **event), (event)) {
+    ENTER(hipEventCreate);
+    NEED(event);
+    gis_event *made;
+    TRY(gis_event_create(hip_context(), 0, &made));
+    *event = (void *)made->object.id;
+    return hipSuccess;
+}
+
+HIP(hipEventRecord, (void *event, void *which), (event, which)) {
+    ENTER(hipEventRecord);
+    NEED_STREAM(which);
+    FIND(gis_event, found, GIS_EVENT, event);
+    return hip_code(gis_event_record(found, stream));
+}
+
+static hip_error event_state(void *event, bool block) {
+    FIND(gis_event, found, GIS_EVENT, event);
+    if (!found->capture) TRY(gis_unsafe());
+    return hip_code(gis_event_query(found, block));
+}
+
+HIP(hipEventQuery, (void *event), (event)) {
+    ENTER(hipEventQuery);
+    return event_state(event, false);
+}
+
+HIP(hipEventSynchronize, (void *event), (event)) {
+    ENTER(hipEventSynchronize);
+    return event_state(event, true);
+}
+
+HIP(hipEventDestroy, (void *event), (event)) {
+    ENTER(hipEventDestroy);
+    FIND(gis_event, found, GIS_EVENT, event);
+    gis_event_destroy(found);
+    return hipSuccess;
+}
+
+/* -- stream memory operations -------------------------------------------------------------------------------------- */
+
+/*
+ * By default a kernel of one thread spins on any address that HIP knows. With GPU_STREAMOPS_CP_WAIT=1 the command
+ * processor waits, on memory of hipMallocSignalMemory only (CLR: hip_stream_ops.cpp, and the flag among its settings).
+ */
+static bool only_signals(void) {
+    const char *text = getenv("GPU_STREAMOPS_CP_WAIT");
+    return text && *text && strcmp(text, "0");
+}
+
+static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t value, uint32_t flags, uint64_t mask,
+                      uint32_t bits) {
+    NEED_STREAM(which);
+    uint64_t address = (uint64_t)pointer;
+    int allowed = 1;
+    gis_overridden(stream->object.device, 10013, &allowed);
+    if (!allowed) return hipErrorNotSupported;
+    gis_range *range = gis_range_at(address);
+    NEED(range);
+    NEED(kind == GIS_OP_WRITE_VALUE ? !flags : flags <= 3);
+    NEED(kind == GIS_OP_WRITE_VALUE || !only_signals() || range->signal);
+    return hip_code(gis_word(stream, kind, address, value, mask, bits, flags));
+}
+
+HIP(hipStreamWaitValue64, (void *which, void *pointer, uint64_t value, uint32_t flags, uint64_t mask),
+    (which, pointer, value, flags, mask)) {
+    ENTER(hipStreamWaitValue64);
+    return word(GIS_OP_WAIT_VALUE, which, pointer, value, flags, mask, 64);
+}
+
+HIP(hipStreamWaitValue32, (void *which, void *pointer, uint32_t value, uint32_t flags, uint32_t mask),
+    (which, pointer, value, flags, mask)) {
+    ENTER(hipStreamWaitValue32);
+    return word(GIS_OP_WAIT_VALUE, which, pointer, value, flags, mask, 32);
+}
+
+HIP(hipStreamWriteValue64, (void *which, void *pointer, uint64_t value, uint32_t flags),
+    (which, pointer, value, flags)) {
+    ENTER(hipStreamWriteValue64);
+    return word(GIS_OP_WRITE_VALUE, which, pointer, value, flags, ~0ull, 64);
+}
+
+HIP(hipStreamWriteValue32, (void *which, void *pointer, uint32_t value, uint32_t flags),
+    (which, pointer, value, flags)) {
+    ENTER(hipStreamWriteValue32);
+    return word(GIS_OP_WRITE_VALUE, which, pointer, value, flags, ~0ull, 32);
+}
