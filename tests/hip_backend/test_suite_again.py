@@ -1,7 +1,4 @@
-"""The suites once more, in processes of their own: where semaphores abort, and where arrays can be mapped.
-
-Each is a run of pytest on this folder, whose result is the test's.
-"""
+"""Where semaphores abort, as everywhere in these tests; and the suites once more where arrays can be mapped."""
 
 from __future__ import annotations
 
@@ -46,36 +43,24 @@ def run(*arguments: str, **environment: str) -> dict[str, int]:
     return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", summary)}
 
 
-@pytest.mark.timeout(550)
-def test_where_semaphores_abort_nothing_dies() -> None:
-    """ROCm/clr #72: builds with assertions end the process in the import. The gate is in front of every call."""
-    if os.environ.get(ABORTING):
-        pytest.skip("this is that run")
-    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests/hip_backend").glob("test_*.py"))]
-    own = {Path(__file__).name, "test_simulator.py"}  # the simulator's own tests call what aborts
-    outcomes = run(*(name for name in files if Path(name).name not in own), **{ABORTING: "1"})
-    assert outcomes["passed"] > 100
-    assert not outcomes.keys() & {"failed", "error", "errors"}
-
-
 def test_it_does_abort(simulator: Simulator) -> None:
-    """Otherwise the run above would show nothing: the very call, past the gate, ends the process."""
+    """ROCm/clr #72. All tests here run so, and would show nothing if the very call, past the gate, ended no process."""
     program = (
         "import gpuinterop as gi; device = gi.get_backend('hip').device(); "
         "print('before', flush=True); "
         "device._backend.import_semaphore(device._native, gi.TimelineWin32(handle=5))"
     )
-    for aborts in ("1", ""):
+    for aborts in ("1", "0"):
         done = subprocess.run(
             [sys.executable, "-c", program],
-            env=simulator.environment(**{ABORTING: aborts} if aborts else {}),
+            env=simulator.environment(**{ABORTING: aborts}),
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
         assert done.stdout == "before\n"
-        if aborts:
+        if aborts == "1":
             assert done.returncode == -signal.SIGABRT
         else:
             assert done.returncode == 1
@@ -90,5 +75,5 @@ def test_arrays_where_the_runtime_has_them() -> None:
     build("hip", extra=("-DGIP_MIPMAP=1",))
     files = ("test_descriptors.py", "test_capabilities.py", "test_conformance.py")
     outcomes = run(*(f"tests/hip_backend/{name}" for name in files), "-k", "rray", **{MIPMAP: "1"})
-    assert outcomes["passed"] > 10
+    assert outcomes["passed"] > 5
     assert not outcomes.keys() & {"failed", "error", "errors"}

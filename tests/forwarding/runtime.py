@@ -1,0 +1,253 @@
+"""The HIP runtime through ctypes: nothing of what is tested is between a test and the library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 0, 1, 2, 35, 100, 101
+NOT_READY, NOT_SUPPORTED, UNKNOWN = 600, 801, 999
+
+MIB: Final = 1 << 20
+OPAQUE_FD: Final = 1
+
+
+class _Handle(ctypes.Union):
+    _fields_ = (("fd", ctypes.c_int), ("win32", ctypes.c_void_p * 2))
+
+
+class MemoryDesc(ctypes.Structure):
+    """``hipExternalMemoryHandleDesc``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle", _Handle),
+        ("size", ctypes.c_uint64),
+        ("flags", ctypes.c_uint),
+        ("reserved", ctypes.c_uint * 16),
+    )
+
+
+class BufferDesc(ctypes.Structure):
+    """``hipExternalMemoryBufferDesc``."""
+
+    _fields_ = (
+        ("offset", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("flags", ctypes.c_uint),
+        ("reserved", ctypes.c_uint * 16),
+    )
+
+
+class ArrayDesc(ctypes.Structure):
+    """``hipExternalMemoryMipmappedArrayDesc``."""
+
+    _fields_ = (
+        ("offset", ctypes.c_uint64),
+        ("channels", ctypes.c_int * 4),
+        ("kind", ctypes.c_int),
+        ("extent", ctypes.c_size_t * 3),
+        ("flags", ctypes.c_uint),
+        ("levels", ctypes.c_uint),
+    )
+
+
+class SemaphoreDesc(ctypes.Structure):
+    """``hipExternalSemaphoreHandleDesc``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle", _Handle),
+        ("flags", ctypes.c_uint),
+        ("reserved", ctypes.c_uint * 16),
+        ("end", ctypes.c_uint),
+    )
+
+
+class Location(ctypes.Structure):
+    """``hipMemLocation``."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class AllocationProp(ctypes.Structure):
+    """``hipMemAllocationProp``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("where", Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", ctypes.c_uint8 * 8),
+    )
+
+
+class Access(ctypes.Structure):
+    """``hipMemAccessDesc``."""
+
+    _fields_ = (("where", Location), ("flags", ctypes.c_int))
+
+
+class PointerAttributes(ctypes.Structure):
+    """``hipPointerAttribute_t``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("device_pointer", ctypes.c_void_p),
+        ("host_pointer", ctypes.c_void_p),
+        ("managed", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+    )
+
+
+class Pitched(ctypes.Structure):
+    """``hipPitchedPtr``."""
+
+    _fields_ = (
+        ("pointer", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+class Copy3D(ctypes.Structure):
+    """``hipMemcpy3DParms``."""
+
+    _fields_ = (
+        ("source_array", ctypes.c_void_p),
+        ("source_at", ctypes.c_size_t * 3),
+        ("source", Pitched),
+        ("target_array", ctypes.c_void_p),
+        ("target_at", ctypes.c_size_t * 3),
+        ("target", Pitched),
+        ("extent", ctypes.c_size_t * 3),
+        ("kind", ctypes.c_int),
+    )
+
+
+SIZES: Final = {
+    MemoryDesc: 104,
+    BufferDesc: 88,
+    ArrayDesc: 64,
+    SemaphoreDesc: 96,
+    AllocationProp: 32,
+    Access: 12,
+    PointerAttributes: 32,
+    Copy3D: 160,
+}
+for _struct, _size in SIZES.items():
+    assert ctypes.sizeof(_struct) == _size, _struct
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+class Runtime:
+    """The library at `path`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.gfw_calls.restype = ctypes.c_uint64
+        self.library.gfw_driver.restype = ctypes.c_char_p
+        self.library.hipGetErrorName.restype = self.library.hipGetErrorString.restype = ctypes.c_char_p
+
+    def has(self, name: str) -> bool:
+        return hasattr(self.library, name)
+
+    def calls(self, name: str) -> int:
+        """How often a function was called since the process began, by whomever."""
+        return int(self.library.gfw_calls(name.encode()))
+
+    @property
+    def driver(self) -> str:
+        """The file of the CUDA driver beneath."""
+        return os.fsdecode(self.library.gfw_driver())
+
+    def __call__(self, name: str, *arguments: Any) -> int:
+        """Call a function. In a register a smaller integer is the lower part of a larger one."""
+        passed = [ctypes.c_uint64(argument) if isinstance(argument, int) else argument for argument in arguments]
+        return int(getattr(self.library, name)(*passed))
+
+    def ok(self, name: str, *arguments: Any) -> None:
+        code = self(name, *arguments)
+        assert code == SUCCESS, f"{name}: {self.library.hipGetErrorName(code).decode()} ({code})"
+
+    def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_int) -> int:
+        """Call a function that writes a number to where its first argument points."""
+        found = kind()
+        self.ok(name, ctypes.byref(found), *arguments)
+        return int(found.value or 0)
+
+    def object(self, name: str, *arguments: Any) -> int:
+        """The same, of a handle, a pointer or a size."""
+        return self.number(name, *arguments, kind=ctypes.c_size_t)
+
+    def attribute(self, number: int, device: int = 0) -> int:
+        return self.number("hipDeviceGetAttribute", number, device)
+
+    # -- external memory -----------------------------------------------------------------------------------------
+
+    def import_fd(self, fd: int, size: int, *, kind: int = OPAQUE_FD, flags: int = 0) -> tuple[int, int]:
+        """The status and the external memory."""
+        desc = MemoryDesc(type=kind, size=size, flags=flags)
+        desc.handle.fd = fd
+        made = ctypes.c_size_t()
+        return self("hipImportExternalMemory", ctypes.byref(made), ctypes.byref(desc)), made.value
+
+    def map(self, memory: int, offset: int, size: int) -> tuple[int, int]:
+        """The status and the address."""
+        desc = BufferDesc(offset=offset, size=size)
+        address = ctypes.c_size_t()
+        code = self("hipExternalMemoryGetMappedBuffer", ctypes.byref(address), memory, ctypes.byref(desc))
+        return code, address.value
+
+    def mapped(self, memory: int, offset: int, size: int) -> int:
+        code, address = self.map(memory, offset, size)
+        assert code == SUCCESS
+        return address
+
+    @contextmanager
+    def imported(self, party: Any, size: int = 1 << 16) -> Iterator[tuple[Any, int]]:
+        """What the party has made, and our external memory of it; destroyed in the end, when it is still there."""
+        with party.create_memory(size) as theirs:
+            handle = theirs.export()
+            code, memory = self.import_fd(handle.fd, theirs.size, flags=int(theirs.dedicated))
+            assert code == SUCCESS
+            handle.close()
+            yield theirs, memory
+            self("hipDestroyExternalMemory", memory)
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def stream(self, flags: int = 1) -> Iterator[int]:
+        made = self.object("hipStreamCreateWithFlags", flags)
+        yield made
+        self.ok("hipStreamDestroy", made)
+
+    @contextmanager
+    def pinned(self, size: int = 4096) -> Iterator[int]:
+        """Memory of the host that the device reaches, zeroed."""
+        address = self.object("hipHostMalloc", size, 0)
+        ctypes.memset(address, 0, size)
+        yield address
+        self.ok("hipHostFree", address)
+
+    def properties(self, device: int = 0) -> AllocationProp:
+        """Pinned memory of the device, exported as a descriptor."""
+        return AllocationProp(type=1, handle_types=1, where=Location(1, device))
+
+
+def word(address: int) -> Any:
+    return ctypes.c_uint64.from_address(address)
