@@ -53,7 +53,9 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     type=click.Choice(["auto", "native", "bridged"]),
     default="auto",
     show_default=True,
-    help="What keeps the two in order: semaphores that both drivers know, a bridge, or the first that works.",
+    help="What keeps the two in order. native: semaphores that both drivers know; bridged: the exporter's, whose "
+    "signals a CPU thread carries to the stream and back; auto: the first that works, else the host waits for each "
+    "side.",
 )
 @click.option(
     "--frames", type=click.IntRange(1, 1_000_000), default=600, show_default=True, help="How many, on each side."
@@ -192,7 +194,8 @@ def _semaphores(run: WaveRun) -> str:
     if run.sync.name == "host":
         return f"none are shared, so the host waits for each side in turn. {run.sync.reason}"
     if run.sync.name == "bridged":
-        return f"a timeline of the exporter's, bridged: a thread stands between the sides. {run.sync.reason}".strip()
+        how = "a timeline of the exporter's, bridged: a CPU thread carries its signals to the stream and back."
+        return f"{how} {run.sync.reason}".strip()
     what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary ones, one each way"
     return f"{run.semaphore_handle}, {what}, shared"
 

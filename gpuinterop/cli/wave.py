@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from .._core.device import Device
+from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Event, Stream
 from ..bridge import Bridge
@@ -120,7 +121,8 @@ def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
                     return Sync(kind.__name__.lower(), kind, " ".join(reasons))
                 if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
                     reasons.append(missing.reason)
-                    gaps.append(UnsupportedError(missing, context=f"{device.name} with {exporter.driver}"))
+                    other = replace(missing, workaround="sync bridged, or auto.")
+                    gaps.append(UnsupportedError(other, context=f"{device.name} with {exporter.driver}"))
     if mode != "native":
         found = _bridge_gap(exporter, device)
         if found:
@@ -386,8 +388,10 @@ class _Run:
         self.shared: tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None] | None = None
         self.bridge: Bridge | None = None
         if sync.name == "bridged":
-            self.bridge = cleanup.enter_context(Bridge(device))
-            self.shared = self.bridge.from_endpoint(wave.endpoint()), None
+            self.bridge = Bridge(device)
+            # The watcher uses the exporter's semaphore: it is to be done with it before the wave goes.
+            cleanup.callback(_close_in_time, self.bridge, timeout)
+            self.shared = cleanup.enter_context(_bridged(self.bridge, wave)), None
         elif sync.name != "host":
             self.shared = self._import_semaphores(cleanup)
         self.stream: Stream = cleanup.enter_context(device.create_stream())
@@ -524,13 +528,28 @@ class _Run:
             raise failures[0]
         if not self._submissions[frame].done(self.timeout):
             raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
+        if self.sabotage is Sabotage.CONSUMER_WAIT:
+            self._settle_at(2 * frame + 1)
         self._release(frame)
 
     def _until_next_is_done(self, frame: int) -> None:
         """Hold the consumer, which was admitted to `frame`, until the exporter has done the next, if that can be."""
         self.stream.synchronize(self._patient)
+        if frame and self.sabotage is Sabotage.EXPORTER_WAIT:
+            self._settle_at(2 * frame + 2)
         if not self._submit(frame + 1).done(self.patience) and self.sabotage is not None:
             raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.patience:g} s.")
+        if self.sabotage is Sabotage.EXPORTER_WAIT:
+            self._settle_at(2 * frame + 3)
+
+    def _settle_at(self, value: int) -> None:
+        """Wait until a bridged timeline has come to `value`, with a wait taken out that would have seen to that.
+
+        The watcher signals when the stream has, a little later; and a driver may have done a frame, a little before its
+        semaphore says so. Neither must be overtaken by the next signal: a timeline that is set back stays there.
+        """
+        if self.bridge is not None and self.shared is not None:
+            self.shared[0].host_wait(value, timeout=self._patient)
 
     # -- afterwards --------------------------------------------------------------------------------------------
 
@@ -540,7 +559,9 @@ class _Run:
             self.wave.abort()
         if self.bridge is not None:
             with contextlib.suppress(GpuInteropError):
-                self.bridge.close(timeout=0)  # lets every stream go
+                self.bridge.close(timeout=0)  # lets every stream go, and the stream fails
+            with contextlib.suppress(GpuInteropError):
+                self.stream.synchronize(self.timeout)
             return
         if self.shared is None or self._wait_timeout is not None or self._awaited is None:
             return
@@ -578,6 +599,15 @@ class _Run:
         return times
 
 
-def _close_in_time(memory: Any, timeout: float) -> None:
+def _bridged(bridge: Bridge, wave: Wave) -> ExternalSemaphore[Any]:
+    endpoint = wave.endpoint()
+    try:
+        return bridge.from_endpoint(endpoint)
+    except BaseException:
+        endpoint.close()
+        raise
+
+
+def _close_in_time(resource: Resource, timeout: float) -> None:
     with contextlib.suppress(GpuInteropError):
-        memory.close(timeout)
+        resource.close(timeout)

@@ -1,8 +1,9 @@
 """Plain memfds as the independent party: shared memory, binary and timeline semaphores, a worker thread. Linux only.
 
-Independence is the point. The layouts of the semaphores are those that ``gpuinterop_host.formats`` documents
-(SwiftShader's binary semaphore, the host's timeline page), but the code here was written from the documents and shares
-none with the host backend or with any other: a mistake in a backend is not repeated by the party that is to find it.
+Independence is the point. The layouts of the semaphores are documented ones (SwiftShader's binary semaphore in
+``gpuinterop_host.formats``, the timeline page in ``gpuinterop.timeline``), but the code here was written from the
+documents and shares none with the host backend or with any other: a mistake in a backend is not repeated by the party
+that is to find it.
 Nothing in here may import a backend.
 """
 
@@ -62,6 +63,7 @@ _LOCK_LIMIT = 1.0
 
 _ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # the shared kind
+_OURS, _A_DRIVER_S = b"GIPTLSM1", b"GIPTLSMD"  # how a timeline's page begins
 # Machine: sizeof(pthread_mutex_t), SYS_futex. pthread_cond_t has 48 bytes on both.
 _MACHINES = {"x86_64": (40, 202), "aarch64": (48, 98)}
 _COND_SIZE = 48
@@ -314,7 +316,7 @@ class MemfdMemory(ExporterMemory):
 
 
 class MemfdSemaphore(ExporterSemaphore):
-    """A page in a memfd, in SwiftShader's layout (binary) or the host's (timeline)."""
+    """A page in a memfd, in SwiftShader's layout (binary) or that of `gpuinterop.timeline` (timeline)."""
 
     def __init__(self, exporter: MemfdExporter, kind: type) -> None:
         if kind not in (Binary, Timeline):
@@ -339,7 +341,7 @@ class MemfdSemaphore(ExporterSemaphore):
             else:
                 libc.init_mutex(page + 64, robust=True)
                 ctypes.c_uint32.from_address(page + 8).value = 1  # version
-                ctypes.memmove(page, b"GIPTLSM1", 8)
+                ctypes.memmove(page, exporter._magic, 8)
         exporter._children.append(self)
 
     def export(self) -> AnySemaphoreHandle:
@@ -550,7 +552,8 @@ class MemfdExporter(Exporter):
     Parameters
     ----------
     identity : DeviceIdentity, optional
-        As for :func:`gpuinterop.exporters.open_exporter`.
+        As for :func:`gpuinterop.exporters.open_exporter`. With one it plays that device's driver, and its timelines
+        are a driver's: alike in all but the magic, so that nobody takes them for those of `gpuinterop.timeline`.
 
     Raises
     ------
@@ -565,6 +568,7 @@ class MemfdExporter(Exporter):
         self._libc = _Libc()
         self.driver = f"memfd {platform.release().partition('-')[0]}"
         self.identity = identity or DeviceIdentity(name="CPU (memfd exporter)", is_cpu=True)
+        self._magic = _OURS if identity is None else _A_DRIVER_S
         self._children: list[Any] = []
         self._pending: list[_Pending] = []
         self._lock = threading.Lock()

@@ -34,7 +34,6 @@ from ..errors import (
     ArgumentTypeError,
     BackendUnavailableError,
     GpuInteropError,
-    HandleError,
     InvalidArgumentError,
     PeerError,
     ResourceClosedError,
@@ -441,6 +440,18 @@ class ProcessImage(ExporterImage):
         self._remote.close()
 
 
+def _endpoint(handle: AnySemaphoreHandle) -> Endpoint:
+    """For a bridge here: only our own timelines say in their descriptor how they are waited for."""
+    assert isinstance(handle, TimelineFd)
+    try:
+        endpoint = TimelineEndpoint(handle)
+    except BaseException:
+        handle.close()  # of a driver, most likely: only its own process can look at that
+        raise
+    handle.detach()  # the fd is the endpoint's now
+    return endpoint
+
+
 class ProcessSemaphore(ExporterSemaphore):
     """A semaphore of an exporter in another process."""
 
@@ -457,6 +468,11 @@ class ProcessSemaphore(ExporterSemaphore):
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
         return bool(self._remote.call("wait", timeout=timeout + _REPLY_LIMIT, value=value, seconds=timeout))
+
+    def endpoint(self) -> Endpoint:
+        if self.kind is not Timeline:
+            raise InvalidArgumentError("kind", "another process's binary semaphores cannot be reached from this one.")
+        return _endpoint(self.export())
 
     def hold_lock(self) -> None:
         """As :meth:`.memfd.MemfdSemaphore.hold_lock`, in the other process."""
@@ -503,14 +519,9 @@ class ProcessWave(Wave):
         return handles[0], handles[1] if len(handles) > 1 else None
 
     def endpoint(self) -> Endpoint:
-        handle = self.export_semaphores()[0] if self.kind is Timeline else None
-        if not isinstance(handle, TimelineFd):
+        if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "this wave was made without a timeline.")
-        try:
-            return TimelineEndpoint(handle)
-        except HandleError:
-            handle.close()  # a driver's, which only its own process can look at
-            raise
+        return _endpoint(self.export_semaphores()[0])
 
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
         number = self._remote.call("submit", frame=frame, wait=wait, signal=signal)

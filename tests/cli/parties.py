@@ -15,8 +15,8 @@ def require_driver(name: str) -> None:
 
 
 def open_party(name: str) -> Exporter:
-    """``memfd``, or a Vulkan driver by name."""
-    if name == "memfd":
-        return open_exporter("memfd")
+    """``memfd``, a ``process`` with one, or a Vulkan driver by name."""
+    if name in ("memfd", "process"):
+        return open_exporter("memfd", process=name == "process")
     require_driver(name)
     return open_exporter("vulkan", driver=name)

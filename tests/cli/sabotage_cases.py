@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 from typing import Any
 
 import pytest
@@ -34,6 +36,18 @@ def run(
         sabotage=sabotage,
         hold=hold,
     )
+
+
+def check_unending(result: WaveRun, frame: int) -> None:
+    """For streams whose waits have no time-out: the host's has one, and names what the stream waits for.
+
+    With an array library, which works in the stream's order, that is a frame later.
+    """
+    pattern = r"frame (\d+): (?:Stream #\d+ .* 0\.05 s; it may be waiting for|the exporter's frame)"
+    found = re.match(pattern, result.problem)
+    assert found is not None, result.problem
+    assert int(found[1]) == len(result.frame_us)
+    assert frame <= int(found[1]) <= frame + 1
 
 
 class SabotageCases:
@@ -93,3 +107,7 @@ class SabotageCases:
         for _ in range(3):
             run(party, timeout=timeout, sabotage=sabotage)
         assert len(os.listdir("/proc/self/fd")) <= before
+        for thread in threading.enumerate():
+            if thread.name.startswith("gpuinterop-bridge-"):
+                thread.join(PATIENT)
+                assert not thread.is_alive(), thread.name

@@ -58,11 +58,21 @@ def test_process(tmp_path: Path) -> None:
         assert image.size == (512, 384)
 
 
-@pytest.mark.parametrize(("driver", "sync"), [("swiftshader", "binary"), ("lavapipe", "host")])
-def test_vulkan(driver: str, sync: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("driver", "mode", "sync"),
+    [
+        ("swiftshader", "auto", "binary"),
+        ("swiftshader", "native", "binary"),
+        ("swiftshader", "bridged", "bridged"),
+        ("lavapipe", "auto", "bridged"),
+        ("lavapipe", "bridged", "bridged"),
+    ],
+)
+def test_vulkan(driver: str, mode: str, sync: str, tmp_path: Path) -> None:
     require_driver(driver)
-    result = demo(tmp_path, "--driver", driver, "--frames", "8", "--json", "--output", "a.png")
+    result = demo(tmp_path, "--driver", driver, "--sync", mode, "--frames", "8", "--json", "--output", "a.png")
     assert result.returncode == 0, result.stderr
+    assert result.stderr == ""  # warnings are errors, which finalizers can only print
     found = parsed(result)
     assert found["exporter"] == "vulkan"
     assert found["sync"] == sync
@@ -106,12 +116,48 @@ def test_for_people(tmp_path: Path) -> None:
         assert word in result.stdout
 
 
-def test_for_people_the_reason_why_the_host_waits(tmp_path: Path) -> None:
+def test_for_people_the_reason_for_the_bridge(tmp_path: Path) -> None:
     require_driver("lavapipe")
     result = demo(tmp_path, "--driver", "lavapipe", "--frames", "3")
     assert result.returncode == 0
+    assert "bridged" in result.stdout
+    assert "VK_KHR_external_semaphore_fd" in result.stdout
+
+
+def test_without_a_bridge_the_host_waits_and_it_is_said(tmp_path: Path) -> None:
+    require_driver("lavapipe")
+    arguments = ("--driver", "lavapipe", "--frames", "3")
+    result = demo(tmp_path, *arguments, GPUINTEROP_DISABLE="stream_memory_ops")
+    assert result.returncode == 0
     assert "none are shared" in result.stdout
     assert "VK_KHR_external_semaphore_fd" in result.stdout
+    assert "GPUINTEROP_DISABLE" in result.stdout
+    found = parsed(demo(tmp_path, *arguments, "--json", GPUINTEROP_DISABLE="stream_memory_ops"))
+    assert (found["sync"], found["semaphore_handle"], found["correct"]) == ("host", None, True)
+
+
+def test_a_mode_that_does_not_work_is_refused(tmp_path: Path) -> None:
+    require_driver("lavapipe")
+    for mode, disable, reason in (
+        ("native", "", "VK_KHR_external_semaphore_fd"),
+        ("bridged", "stream_memory_ops", "stream_memory_ops"),
+    ):
+        result = demo(
+            tmp_path, "--driver", "lavapipe", "--sync", mode, "--frames", "3", "--json", GPUINTEROP_DISABLE=disable
+        )
+        assert result.returncode == 2
+        assert result.stdout == ""
+        assert reason in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_a_process_is_bridged_by_its_page(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--exporter", "process", "--sync", "bridged", "--frames", "30", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    found = parsed(result)
+    assert (found["exporter"], found["sync"], found["semaphore_handle"]) == ("process", "bridged", None)
+    assert found["correct"] is True
 
 
 @pytest.mark.parametrize("sabotage", ["exporter_signal", "consumer_wait", "consumer_signal", "exporter_wait"])

@@ -15,13 +15,14 @@ import gpuinterop as gi
 from gpuinterop.cli.consumer import ArrayConsumer, CopyConsumer
 from gpuinterop.cli.picture import render
 from gpuinterop.cli.simulation import Field, Sources, simulate
-from gpuinterop.cli.wave import _Run, choose_sync, run_wave
+from gpuinterop.cli.wave import Sync, _Run, choose_sync, run_wave
 from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Submission, Wave, WaveParameters
+from gpuinterop.exporters.base import Exporter, Submission, Wave, WaveParameters
 
 from .parties import open_party
 
 SMALL = WaveParameters(width=64, height=48)
+HOST = Sync("host", None, "no semaphore is wanted here.")
 
 
 def test_the_simulation_by_hand() -> None:
@@ -59,18 +60,33 @@ def test_sources_stay_off_the_border(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 2, 33])
-@pytest.mark.parametrize(("name", "sync"), [("memfd", "timeline"), ("swiftshader", "binary"), ("lavapipe", "host")])
-def test_each_way_to_keep_in_order(name: str, sync: str, frames: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode", "sync"),
+    [
+        ("memfd", "auto", "timeline"),
+        ("memfd", "native", "timeline"),
+        ("memfd", "bridged", "bridged"),
+        ("process", "bridged", "bridged"),
+        ("swiftshader", "auto", "binary"),
+        ("swiftshader", "native", "binary"),
+        ("swiftshader", "bridged", "bridged"),
+        ("lavapipe", "auto", "bridged"),
+        ("lavapipe", "bridged", "bridged"),
+        ("lavapipe", "host", "host"),
+    ],
+)
+def test_each_way_to_keep_in_order(name: str, mode: str, sync: str, frames: int) -> None:
     ticks = []
     with open_party(name) as exporter:
         device = gi.match_device(exporter.identity)
-        result = run_wave(exporter, device, SMALL, frames, tick=lambda: ticks.append(1))
+        how = HOST if mode == "host" else choose_sync(exporter, device, mode)
+        result = run_wave(exporter, device, SMALL, frames, sync=how, tick=lambda: ticks.append(1))
     assert result.problem == ""
     assert result.correct
     assert result.sync.name == sync
     assert len(ticks) == len(result.frame_us) == frames
     assert result.memory_handle == "opaque_fd"
-    assert result.semaphore_handle == {"timeline": "timeline_fd", "binary": "opaque_fd", "host": None}[sync]
+    assert result.semaphore_handle == {"timeline": "timeline_fd", "binary": "opaque_fd"}.get(sync)
     assert result.shared_bytes == 2 * 64 * 48 * 4
     assert result.staging_ratio is not None
     assert np.abs(result.field).max() > 0.1
@@ -78,9 +94,46 @@ def test_each_way_to_keep_in_order(name: str, sync: str, frames: int) -> None:
 
 def test_a_driver_without_shareable_semaphores_says_why() -> None:
     with open_party("lavapipe") as exporter:
-        sync = choose_sync(exporter, gi.match_device(exporter.identity))
-    assert sync.kind is None
-    assert "VK_KHR_external_semaphore_fd" in sync.reason
+        device = gi.match_device(exporter.identity)
+        sync = choose_sync(exporter, device)
+        assert (sync.name, sync.kind) == ("bridged", gi.Timeline)
+        assert "VK_KHR_external_semaphore_fd" in sync.reason
+        # Asked for by name, nothing else is taken.
+        with pytest.raises(gi.UnsupportedError, match="VK_KHR_external_semaphore_fd") as caught:
+            choose_sync(exporter, device, "native")
+        assert caught.value.capability.operation is gi.Operation.IMPORT_SEMAPHORE
+        assert choose_sync(exporter, device, "bridged").reason == ""
+
+
+@pytest.mark.parametrize("mode", ["auto", "bridged"])
+def test_without_words_for_streams_there_is_no_bridge(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_party("lavapipe") as exporter:
+        device = gi.match_device(exporter.identity)
+        cells = [
+            cell.cell.gap(gi.Scope.DEVICE, "its streams wait for no words.", "test")
+            if cell.operation is gi.Operation.STREAM_MEMORY_OPS
+            else cell
+            for cell in device.capabilities.values()
+        ]
+        monkeypatch.setattr(device, "capabilities", gi.Capabilities(cells, owner=device.name))
+        if mode == "bridged":
+            with pytest.raises(gi.UnsupportedError, match="wait for no words"):
+                choose_sync(exporter, device, mode)
+            return
+        sync = choose_sync(exporter, device, mode)
+        assert (sync.name, sync.kind) == ("host", None)
+        assert "VK_KHR_external_semaphore_fd" in sync.reason  # both reasons: either would do
+        assert "wait for no words" in sync.reason
+        assert run_wave(exporter, device, SMALL, 2, staging=False).sync == sync
+
+
+def test_a_party_whose_semaphores_are_out_of_reach_has_no_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exporter, "endpoint_gap", "its semaphores are kept elsewhere")
+    with open_party("lavapipe") as exporter:
+        device = gi.match_device(exporter.identity)
+        assert choose_sync(exporter, device).name == "host"
+        with pytest.raises(gi.UnsupportedError, match="kept elsewhere"):
+            choose_sync(exporter, device, "bridged")
 
 
 def test_a_field_that_is_not_the_simulation_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +183,13 @@ def test_submissions_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         device = gi.match_device(exporter.identity)
         real = exporter.create_wave
 
-        def create_wave(parameters: WaveParameters, kind: type | None) -> Wave:
+        def create_wave(parameters: WaveParameters, kind: type | None, *, exportable: bool) -> Wave:
             def submit(frame: int, **options: bool) -> Submission:
                 submission = inner(frame, **options)
                 monkeypatch.setattr(submission, "close", lambda: closed.append(frame))
                 return submission
 
-            wave = real(parameters, kind)
+            wave = real(parameters, kind, exportable=exportable)
             inner = wave.submit
             monkeypatch.setattr(wave, "submit", submit)
             return wave

@@ -17,7 +17,11 @@ REAL = os.environ.get("GPUINTEROP_TEST_CUDA") == "real"
 
 PARTIES = ("nvidia",) if REAL else ("memfd", "swiftshader")
 """By the name of `open_party`."""
-SYNCS = ("nvidia-timeline", "nvidia-binary") if REAL else ("memfd-timeline", "memfd-binary", "swiftshader-binary")
+SYNCS = (
+    ("nvidia-timeline", "nvidia-binary", "nvidia-bridged")
+    if REAL
+    else ("memfd-timeline", "memfd-binary", "memfd-bridged", "swiftshader-binary", "swiftshader-bridged")
+)
 """And what they keep in order with."""
 
 
@@ -40,5 +44,5 @@ def open_party(name: str, device: gi.Device) -> Iterator[Exporter]:
 
 
 def sync(name: str) -> Sync:
-    """``timeline`` or ``binary``."""
-    return Sync(name, gi.Timeline if name == "timeline" else gi.Binary)
+    """``timeline``, ``binary`` or ``bridged``."""
+    return Sync(name, gi.Binary if name == "binary" else gi.Timeline)

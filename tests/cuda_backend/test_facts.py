@@ -113,7 +113,7 @@ def context(primary: Any) -> Iterator[Any]:
 def party(request: pytest.FixtureRequest, context: Any) -> Iterator[Exporter]:
     """Whoever makes the descriptors."""
     if request.param == "memfd":
-        with open_exporter("memfd") as exporter:
+        with open_exporter("memfd", identity=gi.DeviceIdentity(name="a GPU's driver")) as exporter:
             yield exporter
         return
     if not any(request.param in f"{found.name} {found.driver}".lower() for found in list_drivers()):

@@ -69,7 +69,7 @@ def _simulated(simulator: Simulator, context: Any) -> None:
 
 @pytest.fixture
 def memfd() -> Iterator[Exporter]:
-    with open_exporter("memfd") as exporter:
+    with open_exporter("memfd", identity=gi.DeviceIdentity(name="a GPU's driver")) as exporter:
         yield exporter
 
 

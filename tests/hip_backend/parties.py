@@ -14,7 +14,8 @@ from gpuinterop.testing.required import give_up
 
 MODE = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
 SIMULATED = MODE == "simulated"
-PARTIES = ("memfd", "swiftshader") if SIMULATED else ("vulkan",)
+ON_CPU = SIMULATED or (MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated")
+PARTIES = ("memfd", "swiftshader") if ON_CPU else ("vulkan",)
 """By the name of `open_party`."""
 
 

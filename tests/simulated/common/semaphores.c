@@ -1,6 +1,7 @@
 /*
- * Semaphores in shared pages: binary ones in SwiftShader's layout, timelines in that of the host backend
- * (backends/gpuinterop_host/formats/swiftshader.py, gpuinterop/timeline.py).
+ * Semaphores in shared pages: binary ones in SwiftShader's layout (backends/gpuinterop_host/formats/swiftshader.py),
+ * timelines in that of gpuinterop/timeline.py with a magic of their own: a driver takes a driver's semaphores, and
+ * refuses the page of gpuinterop.timeline as it refuses any memfd.
  *
  * A binary wait looks at the page without the lock, with growing pauses, and locks only to take the signal: a process
  * that dies while it sleeps on the condition leaves a mark there, over which the peer's next broadcast stumbles.
@@ -24,7 +25,7 @@
 #define REFERENCES (sizeof(pthread_mutex_t) + sizeof(pthread_cond_t))
 #define SIGNALED (REFERENCES + 4)
 
-#define MAGIC "GIPTLSM1"
+#define MAGIC "GIPTLSMD"
 #define VERSION 8
 #define SEQUENCE 12
 #define VALUE 16
@@ -101,7 +102,7 @@ static content look_at(int fd, const uint8_t *page) {
     if (strncmp(link, "/memfd:", 7)) return OTHER;
     const char *name = link + 7;
     static const char *const pages[] = {"SwiftShader.Semaphore.", "gpuinterop.exporter.binary", "gpuinterop.binary",
-                                        "gpuinterop.exporter.timeline", "gpuinterop.timeline"};
+                                        "gpuinterop.exporter.timeline"};
     static const char *const memory[] = {"SwiftShader.Memory.", "gpuinterop.exporter.memory",
                                          "gpuinterop.simulated.vmm."};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)

@@ -79,7 +79,7 @@ class Timeline:
         if sealed_size(fd) != mmap.PAGESIZE:
             raise HandleError("handle: this is no timeline semaphore: it has another size.")
         self.address = map_shared(fd, mmap.PAGESIZE)
-        if ctypes.string_at(self.address, 8) != b"GIPTLSM1":
+        if ctypes.string_at(self.address, 8) not in (b"GIPTLSM1", b"GIPTLSMD"):
             self.unmap()
             raise HandleError("handle: this is no timeline semaphore: it begins with something else.")
         self.value = ctypes.c_uint64.from_address(self.address + 16)

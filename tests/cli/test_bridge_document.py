@@ -1,0 +1,60 @@
+"""docs/bridge.md: the endpoint that it shows works, and so does its example of a semaphore of our own."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+
+TEXT = (Path(__file__).parents[2] / "docs" / "bridge.md").read_text(encoding="utf-8")
+
+
+def sample(word: str) -> str:
+    (found,) = (text for text in re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL) if word in text)
+    return str(found)
+
+
+def test_the_endpoint() -> None:
+    names: dict[str, Any] = {"gi": gi, "threading": threading}
+    exec(sample("class FlagEndpoint"), names)
+    endpoint = names["FlagEndpoint"]()
+    device = gi.get_backend("host").device()
+    with (
+        gi.bridge.Bridge(device) as bridge,
+        bridge.from_endpoint(endpoint) as semaphore,
+        device.create_stream() as stream,
+        device.create_semaphore(gi.TimelineFd) as passed,
+    ):
+        semaphore.wait(stream)
+        passed.signal(stream, 1)
+        semaphore.signal(stream)
+        with pytest.raises(gi.SemaphoreTimeoutError):
+            passed.host_wait(1, timeout=0.05)
+        assert not endpoint.answered.is_set()
+        endpoint.raised.set()
+        stream.synchronize(20.0)
+        passed.host_wait(1, timeout=0)
+        assert endpoint.answered.wait(20.0)
+        assert not endpoint.raised.is_set()
+
+
+def test_a_semaphore_of_our_own() -> None:
+    device = gi.get_backend("host").device()
+    with device.create_stream() as stream, device.create_stream() as other_stream:
+        names: dict[str, Any] = {
+            "gi": gi, "device": device, "other_device": device, "stream": stream, "other_stream": other_stream,
+        }  # fmt: skip
+        exec(sample("device.create_semaphore"), names)
+        other_stream.synchronize(20.0)
+        names["other"].close()
+        names["semaphore"].close()
+
+
+def test_the_modes_are_those_of_share_handoff() -> None:
+    (modes,) = re.findall(r"allow=(\([^)]*\))", sample("share_handoff"))
+    assert set(eval(modes)) == {"timeline", "binary", "bridged"}
