@@ -61,9 +61,10 @@ test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BIND
 ifeq ($(shell uname -sm),Linux x86_64)
 test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) vulkan
 	@$(PYTHON) tools/fetch_vulkan.py --hip5 $(VULKAN_FLAGS)
-	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS) \
-	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" \
-	    $(BIN)/python -m pytest tests/hip_backend $(ARGS) || $(NONE_SELECTED)
+	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
+	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
+	    { $(BIN)/python -m pytest tests/hip_backend $(ARGS) || $(NONE_SELECTED); }; \
+	    { $(BIN)/python -m pytest tests/forwarding $(ARGS) || $(NONE_SELECTED); }
 else
 test-hip:
 	@echo "test-hip: there is no hip-python for this system"

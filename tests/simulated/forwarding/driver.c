@@ -270,11 +270,20 @@ HIP_CALL(hipDeviceGet, (int *device, int ordinal), (device, ordinal)) {
     return hipSuccess;
 }
 
+/* Whatever prints the name says what it ran on. */
+#define OVER " (HIP over CUDA)"
+
+static hip_error name_of(char *name, int size, int device) {
+    CUDA(cuda.cuDeviceGetName(name, size, devices[device]));
+    size_t length = strlen(name);
+    if (length + sizeof OVER <= (size_t)size) strcpy(name + length, OVER);
+    return hipSuccess;
+}
+
 HIP_CALL(hipDeviceGetName, (char *name, int size, int device), (name, size, device)) {
     NEED(name && size > 0);
     NEED_DEVICE(device);
-    CUDA(cuda.cuDeviceGetName(name, size, devices[device]));
-    return hipSuccess;
+    return name_of(name, size, device);
 }
 
 /* AMD's is 16 characters, the hexadecimal number of the chip, and not what Vulkan calls the device (ROCm/hipamd #50). */
@@ -365,7 +374,7 @@ HIP_CALL(hipGetDevicePropertiesR0600, (properties * found, int device), (found, 
     NEED(found);
     NEED_DEVICE(device);
     memset(found, 0, sizeof *found);
-    CUDA(cuda.cuDeviceGetName(found->name, sizeof found->name, devices[device]));
+    TRY(name_of(found->name, sizeof found->name, device));
     TRY(uuid_of(device, found->uuid));
     CUDA(cuda.cuDeviceTotalMem(&found->total_memory, devices[device]));
     const struct {

@@ -43,6 +43,7 @@ struct memory {
 typedef struct array {
     void *cuda;
     memory *owner;
+    uint32_t levels; /* as HIP was told */
     struct array *next;
 } array;
 
@@ -236,6 +237,12 @@ static hip_error map_whole(memory *of) {
     return hipSuccess;
 }
 
+static bool has_pointer(const region *of, uint64_t address) {
+    for (size_t i = 0; i < of->count; i++)
+        if (of->pointers[i] == address) return true;
+    return false;
+}
+
 static hip_error map_range(memory *of, const hip_buffer_desc *desc, void **pointer) {
     NEED(desc->size && desc->offset <= of->size && desc->size <= of->size - desc->offset);
     if (!of->current) {
@@ -244,12 +251,11 @@ static hip_error map_range(memory *of, const hip_buffer_desc *desc, void **point
     }
     region *from = of->current;
     uint64_t address = from->base + desc->offset;
-    bool there = false;
     hip_error code = hipSuccess;
     if (desc->offset > from->extent || desc->size > from->extent - desc->offset) code = hipErrorInvalidValue;
     /* A second mapping from one offset is the same pointer, and can be freed once. */
-    for (size_t i = 0; i < from->count; i++) there |= from->pointers[i] == address;
-    if (!code && !there && !add(&from->pointers, &from->count, &from->room, address)) code = hipErrorOutOfMemory;
+    if (!code && !has_pointer(from, address) && !add(&from->pointers, &from->count, &from->room, address))
+        code = hipErrorOutOfMemory;
     if (!code) *pointer = (void *)(uintptr_t)address;
     return code;
 }
@@ -314,7 +320,7 @@ static hip_error free_mapped(region *of, size_t index, uint64_t address) {
     pthread_mutex_lock(&lock);
     owner->regions--;
     if (code) { /* it is still there: under a capture, for one */
-        add(&of->pointers, &of->count, &of->room, address);
+        if (!has_pointer(of, address)) add(&of->pointers, &of->count, &of->room, address);
         if (!owner->current) owner->current = of;
     } else if (last) {
         drop_region(of);
@@ -346,7 +352,7 @@ HIP_CALL(hipFree, (void *pointer), (pointer)) {
 
 #ifdef GIP_MIPMAP /* AMD's library for Linux does not export it (ROCm/hip #3779) */
 enum { SIGNED, UNSIGNED, FLOAT };
-enum { KNOWN_ARRAY_FLAGS = 0xf }; /* layered, surface, cube, gather: CUDA has the same bits */
+enum { LAYERED = 1, CUBE = 4, KNOWN_ARRAY_FLAGS = 0xf }; /* and surface, gather: CUDA has the same bits */
 
 /* As many channels of one width as come first; CUarray_format. */
 static hip_error take_format(const hip_channels *from, cuda_array_desc *to) {
@@ -362,13 +368,25 @@ static hip_error take_format(const hip_channels *from, cuda_array_desc *to) {
     return hipSuccess;
 }
 
+/*
+ * NVIDIA's two drivers place the layers of an image alike only when CUDA is told every level that such an image can have
+ * (measured: 580.159.04, an H200). HIP is told how many there are, and so is whoever asks for a level.
+ */
+static uint32_t levels_for_cuda(const hip_mipmap_desc *desc) {
+    size_t longest = desc->extent.width > desc->extent.height ? desc->extent.width : desc->extent.height;
+    uint32_t all = 1;
+    while (longest >> all) all++;
+    bool is_layered = desc->flags & (LAYERED | CUBE) && desc->extent.depth > 1;
+    return is_layered && desc->levels > 1 && desc->levels < all ? all : desc->levels;
+}
+
 static hip_error map_array(memory *of, const hip_mipmap_desc *desc, void **result) {
     cuda_mipmap_desc made = {.offset = desc->offset,
                              .array = {.width = desc->extent.width,
                                        .height = desc->extent.height,
                                        .depth = desc->extent.depth,
                                        .flags = desc->flags},
-                             .levels = desc->levels};
+                             .levels = levels_for_cuda(desc)};
     TRY(take_format(&desc->format, &made.array));
     ON(of->device);
     array *it = calloc(1, sizeof *it);
@@ -379,6 +397,7 @@ static hip_error map_array(memory *of, const hip_mipmap_desc *desc, void **resul
         return gfw_code(code);
     }
     it->owner = of;
+    it->levels = desc->levels;
     of->arrays++;
     it->next = arrays;
     arrays = it;
@@ -399,7 +418,12 @@ HIP_CALL(hipExternalMemoryGetMappedMipmappedArray, (void **result, void *handle,
 #endif
 
 static hip_error get_level(void **level, void *from, uint32_t number) {
+    bool beyond = false;
     NEED(level && from);
+    pthread_mutex_lock(&lock);
+    for (array *it = arrays; it; it = it->next) beyond |= it->cuda == from && number >= it->levels;
+    pthread_mutex_unlock(&lock);
+    NEED(!beyond);
     ON_CURRENT;
     CUDA(cuda.cuMipmappedArrayGetLevel(level, from, number));
     return hipSuccess;

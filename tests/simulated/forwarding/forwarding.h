@@ -2,12 +2,13 @@
  * A libamdhip64.so that turns calls of the HIP runtime into calls of the CUDA driver. README.md says what for, and what
  * it proves.
  *
- * Both sides are declared here as far as they are needed: HIP's structs as hip-python lays them out (they have been the
- * same since ROCm 6.0), CUDA's as the driver takes them. Handles pass through as they are; numbers are ordinals on both
- * sides.
+ * Both sides are declared as far as they are needed: HIP's structs in ../hip/abi.h, CUDA's here, as the driver takes
+ * them. Handles pass through as they are; numbers are ordinals on both sides.
  */
 #ifndef GFW_H
 #define GFW_H
+
+#include "abi.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -17,148 +18,9 @@
 #define GFW_EXPORT __attribute__((visibility("default")))
 #define GFW_MAX_DEVICES 64
 
-typedef int hip_error;  /* hipError_t */
 typedef int cuda_error; /* CUresult */
 
-enum {
-    hipSuccess = 0,
-    hipErrorInvalidValue = 1,
-    hipErrorOutOfMemory = 2,
-    hipErrorInvalidMemcpyDirection = 21,
-    hipErrorInsufficientDriver = 35,
-    hipErrorNoDevice = 100,
-    hipErrorInvalidDevice = 101,
-    hipErrorInvalidHandle = 400,
-    hipErrorNotReady = 600,
-    hipErrorLaunchFailure = 719,
-    hipErrorNotSupported = 801,
-    hipErrorUnknown = 999,
-};
 enum { CUDA_INVALID_VALUE = 1, CUDA_NO_DEVICE = 100 };
-
-/* -- HIP's structs ------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    uint32_t type, padding;
-    union {
-        int fd;
-        struct {
-            void *handle;
-            const void *name;
-        } win32;
-    } handle;
-    uint64_t size;
-    uint32_t flags, reserved[16];
-} hip_memory_desc;
-_Static_assert(sizeof(hip_memory_desc) == 104 && offsetof(hip_memory_desc, flags) == 32,
-               "hipExternalMemoryHandleDesc");
-
-typedef struct {
-    uint64_t offset, size;
-    uint32_t flags, reserved[16];
-} hip_buffer_desc;
-_Static_assert(sizeof(hip_buffer_desc) == 88, "hipExternalMemoryBufferDesc");
-
-typedef struct {
-    int x, y, z, w;
-    uint32_t kind;
-} hip_channels;
-
-typedef struct {
-    size_t width, height, depth;
-} hip_extent;
-
-typedef struct {
-    uint64_t offset;
-    hip_channels format;
-    hip_extent extent;
-    uint32_t flags, levels;
-} hip_mipmap_desc;
-_Static_assert(sizeof(hip_mipmap_desc) == 64 && offsetof(hip_mipmap_desc, extent) == 32,
-               "hipExternalMemoryMipmappedArrayDesc");
-
-typedef struct {
-    uint32_t type, padding;
-    union {
-        int fd;
-        struct {
-            void *handle;
-            const void *name;
-        } win32;
-    } handle;
-    uint32_t flags, reserved[16], padding2;
-} hip_semaphore_desc;
-_Static_assert(sizeof(hip_semaphore_desc) == 96, "hipExternalSemaphoreHandleDesc");
-
-/* Of a signal and of a wait: what lies before the flags differs, and nobody here reads it. */
-typedef struct {
-    uint64_t value, rest[8];
-    uint32_t flags, reserved[16], padding;
-} hip_semaphore_params;
-_Static_assert(sizeof(hip_semaphore_params) == 144 && offsetof(hip_semaphore_params, flags) == 72,
-               "hipExternalSemaphoreSignalParams");
-
-typedef struct {
-    int type, id;
-} hip_location;
-
-typedef struct {
-    uint32_t type, handle_types;
-    hip_location where;
-    void *win32;
-    uint8_t compression, rdma;
-    uint16_t usage;
-} hip_allocation_prop;
-_Static_assert(sizeof(hip_allocation_prop) == 32, "hipMemAllocationProp");
-
-typedef struct {
-    hip_location where;
-    uint32_t flags;
-} hip_access_desc;
-_Static_assert(sizeof(hip_access_desc) == 12, "hipMemAccessDesc");
-
-typedef struct {
-    int type, device;
-    void *device_pointer, *host_pointer;
-    int managed;
-    uint32_t flags;
-} hip_pointer_attributes;
-_Static_assert(sizeof(hip_pointer_attributes) == 32, "hipPointerAttribute_t");
-
-typedef struct {
-    size_t x, y, z;
-} hip_position;
-
-typedef struct {
-    void *pointer;
-    size_t pitch, width, height;
-} hip_pitched;
-
-typedef struct {
-    void *source_array;
-    hip_position source_at;
-    hip_pitched source;
-    void *target_array;
-    hip_position target_at;
-    hip_pitched target;
-    hip_extent extent;
-    uint32_t kind, padding;
-} hip_copy_3d;
-_Static_assert(sizeof(hip_copy_3d) == 160, "hipMemcpy3DParms");
-
-typedef struct {
-    uint64_t x, y, z, lod;
-    uint32_t type, padding;
-    const void *host;
-    void *device, *array;
-    uint64_t pitch, height;
-} hip_copy_end;
-
-typedef struct {
-    hip_copy_end source, target;
-    uint64_t width, height, depth;
-} hip_driver_copy_3d;
-_Static_assert(sizeof(hip_driver_copy_3d) == 184, "HIP_MEMCPY3D");
 
 /* -- CUDA's, where they differ ------------------------------------------------------------------------------------- */
 

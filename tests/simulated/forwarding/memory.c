@@ -169,8 +169,8 @@ HIP_CALL(hipPointerGetAttributes, (hip_pointer_attributes * found, const void *p
     CUDA(cuda.cuPointerGetAttribute(&found->device, ORDINAL, address));
     if (!cuda.cuPointerGetAttribute(&other, DEVICE_POINTER, address)) found->device_pointer = (void *)(uintptr_t)other;
     if (!cuda.cuPointerGetAttribute(&other, HOST_POINTER, address)) found->host_pointer = (void *)(uintptr_t)other;
-    uint8_t managed = 0;
-    if (!cuda.cuPointerGetAttribute(&managed, IS_MANAGED, address)) found->managed = managed;
+    uint32_t managed = 0; /* the documentation says a boolean, and drivers write four bytes */
+    if (!cuda.cuPointerGetAttribute(&managed, IS_MANAGED, address)) found->managed = managed != 0;
     return hipSuccess;
 }
 
