@@ -21,8 +21,9 @@ offset  size  content
 128           zero, to the end of the page
 ======  ====  ===================================================================================================
 
-**Signal to v** (a CPU): lock the mutex; if v is not greater than `value`, unlock and fail; store `value` = v (one
-aligned 8-byte store); then store `sequence` + 1; unlock; then ``futex(&sequence, FUTEX_WAKE, INT_MAX)``.
+**Signal to v** (a CPU): lock the mutex; if v is not greater than `value`, or is 2**63 or more where `devices` is 1,
+unlock and fail; store `value` = v (one aligned 8-byte store); then store `sequence` + 1; unlock; then
+``futex(&sequence, FUTEX_WAKE, INT_MAX)``.
 
 **Signal to v** (a device's stream): store `value` = v, one aligned 8-byte store behind a fence to system scope. It
 takes no lock, wakes nobody, and does not look whether v is greater: who enqueues it answers for that. Whoever is to
@@ -71,6 +72,9 @@ SEQUENCE: Final = 12
 VALUE: Final = 16
 DEVICES: Final = 24
 MUTEX: Final = 64
+
+MAX_DEVICE_VALUE: Final = 2**63 - 1
+"""The largest value that a device's streams can wait for."""
 
 LOCK_LIMIT: Final = 1.0
 """Seconds that a lock may be held by somebody else: its holders need microseconds."""
@@ -179,6 +183,13 @@ class Page:
                     errno.EINVAL,
                     "VALUE_NOT_GREATER",
                     f"{self.label} stands at {current}; a signal must be greater, and {value} is not.",
+                )
+            if value > MAX_DEVICE_VALUE and self._devices.value:
+                raise DriverError(
+                    "host timeline signal",
+                    errno.EINVAL,
+                    "VALUE_TOO_LARGE",
+                    f"{self.label} is also a device's, whose streams compare what is below 2**63, and {value} is not.",
                 )
             self._value.value = value  # one aligned 8-byte store
             self._advance()

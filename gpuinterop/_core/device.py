@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import timeline
-from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend
+from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Operation
 from ..errors import (
     ArgumentTypeError,
@@ -375,8 +375,13 @@ class Device:
             self._semaphores[self._backend.semaphore_pointer(semaphore._native)] = semaphore
 
     def _words_take(self, handle: TimelineFd) -> bool:
-        """Whether this is a timeline of our own, and no driver's: the host backend's driver is the host backend."""
-        return not isinstance(self._backend, HostSemaphoreBackend) and timeline.is_ours(handle.fd)
+        """Whether this is a timeline of our own, and the core's to use.
+
+        A backend that makes semaphores imports them too; one without stream words may know them by itself.
+        """
+        backend = self._backend
+        words = isinstance(backend, StreamMemoryBackend) and not isinstance(backend, HostSemaphoreBackend)
+        return words and timeline.is_ours(handle.fd)
 
     def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))

@@ -14,15 +14,27 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
-from ..backend import INTERFACES, Backend
-from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Scope, Support, disable, promote, read_verified
+from .. import system
+from ..backend import INTERFACES, Backend, HostSemaphoreBackend
+from ..capabilities import (
+    DOMAIN,
+    Capabilities,
+    Capability,
+    Cell,
+    Operation,
+    Scope,
+    Support,
+    disable,
+    promote,
+    read_verified,
+)
 from ..errors import (
     ArgumentTypeError,
     BackendNotFoundError,
     BackendUnavailableError,
     DeviceNotFoundError,
 )
-from ..handles import DeviceIdentity
+from ..handles import DeviceIdentity, TimelineFd
 from .device import Device
 from .resource import check_int
 
@@ -106,6 +118,8 @@ class LoadedBackend:
             if interfaces is not None and not isinstance(self._native, interfaces) and not _gap(said.get(cell)):
                 names = " or ".join(interface.__name__ for interface in interfaces)
                 cells.append(_default_gap(cell, f"the backend {self.name!r} has no {names}"))
+            elif (own := self._own_gap(cell)) is not None and not _gap(said.get(cell)):
+                cells.append(own)
             elif cell in said:
                 cells.append(said[cell])
             else:
@@ -114,6 +128,26 @@ class LoadedBackend:
         runs = read_verified(importlib.resources.files(package) / "verified.toml") if package in sys.modules else []
         promoted = promote(cells, runs)
         return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=owner)
+
+    def _own_gap(self, cell: Cell) -> Capability | None:
+        """What the core cannot make of stream words, where it is the core that makes the semaphores."""
+        if cell.operation is not Operation.CREATE_SEMAPHORE or isinstance(self._native, HostSemaphoreBackend):
+            return None
+        if cell.handle_type is not TimelineFd:
+            return cell.gap(
+                Scope.BINDINGS,
+                "of words that streams write a timeline can be made, and nothing else.",
+                "gpuinterop.timeline",
+                "create_semaphore(TimelineFd), where that is there.",
+            )
+        if system.LAYOUT is None:
+            return cell.gap(
+                Scope.PLATFORM,
+                "our own timelines hold a lock of glibc's, on x86-64 or aarch64 Linux.",
+                "gpuinterop.timeline",
+                "one that Vulkan or Direct3D has made.",
+            )
+        return None
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"

@@ -349,8 +349,12 @@ class Reclaimer:
 
     def streams(self) -> list[Stream]:
         """Those that are open."""
+        return [stream for stream in self.all_streams() if not stream.closed]
+
+    def all_streams(self) -> list[Stream]:
+        """Also those that are closed, and that somebody has still."""
         found = [reference() for reference in list(self._streams.values())]
-        return [stream for stream in found if stream is not None and not stream.closed]
+        return [stream for stream in found if stream is not None]
 
     def work(self) -> tuple[list[Stream], list[Retirement]]:
         """All that may still use the device's memory: open streams, and closed ones whose work is not done."""

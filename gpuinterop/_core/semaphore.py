@@ -304,6 +304,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             serial = threading.get_ident()
             self._host_waits[serial] = None
             try:
+                self._check_open()  # again: a close() of just before has not seen this thread, one from now on does
                 if self._calls is None:
                     done = self._host_backend().host_wait(self._native, number, limit)
                 else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 from .. import system, timeline
 from ..backend import StreamMemoryBackend
 from ..capabilities import Capability, Cell, Operation, Scope
-from ..errors import InvalidArgumentError, ResourceClosedError
+from ..errors import HandleError, InvalidArgumentError, ResourceClosedError
 from ..handles import Timeline, TimelineFd
 from .ownership import lend
 from .semaphore import ExternalSemaphore, SemaphoreCalls
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnTimelines", "PinnedWords", "no_timeout", "refuse_capture", "stream_words"]
 
-MAX_VALUE: Final = 2**63 - 1
+MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE
 """Of a word that streams wait for: they compare cyclically."""
 _STRIDE: Final = 64
 """Bytes from one word to the next: a cache line each, because one is written by the CPU, another by a device."""
@@ -174,6 +174,10 @@ class OwnTimelines(SemaphoreCalls):
     def _take(self, fd: int, address: int, *, ours: bool = True) -> _Own:
         page = timeline.Page(address, f"timeline semaphore {os.fstat(fd).st_ino}")
         try:
+            if page.value > MAX_VALUE:
+                raise HandleError(
+                    f"handle: {page.label} stands at {page.value}; streams compare what is below 2**63. Make a new one."
+                )
             pin, there = self._backend.pin(self._device._native, address, system.PAGE)
         except BaseException:
             system.unmap(address, system.PAGE)
@@ -192,6 +196,11 @@ class OwnTimelines(SemaphoreCalls):
 
     def signal(self, batch: Sequence[_Own], stream: Stream, values: Sequence[int]) -> None:
         refuse_capture(stream)
+        for own, value in zip(batch, values, strict=True):
+            if value <= (current := own.page.value):  # it never shrinks, so by the time of the store it is no less
+                raise InvalidArgumentError(
+                    "value", f"{own.label} stands at {current}: a timeline only grows; signal {current + 1} or more."
+                )
         for own, value in zip(batch, values, strict=True):
             self._backend.write_value(stream._native, own.word, value)
 

@@ -32,6 +32,7 @@ from ..handles import (
     FdHandle,
     Handle,
     OpaqueFd,
+    SemaphoreHandle,
     SyncFd,
     Timeline,
     TimelineFd,
@@ -177,11 +178,11 @@ class Bridge(Resource):
 
     @overload
     def import_semaphore(
-        self, handle: TimelineFd | DrmSyncobjFd, *, peer: int | None = None
+        self, handle: SemaphoreHandle[Timeline] | DrmSyncobjFd, *, peer: int | None = None
     ) -> BridgedSemaphore[Timeline]: ...
     @overload
     def import_semaphore(
-        self, handle: SyncFd | EventFd | OpaqueFd, *, peer: int | None = None
+        self, handle: SyncFd | EventFd | SemaphoreHandle[Binary], *, peer: int | None = None
     ) -> BridgedSemaphore[Binary]: ...
     def import_semaphore(self, handle: Handle, *, peer: int | None = None) -> BridgedSemaphore[Any]:
         """Bridge what a descriptor stands for.

@@ -177,14 +177,14 @@ class EventFdEndpoint(Endpoint):
     def wait(self, value: int, timeout: float) -> bool:
         if not _readable(self._fd, timeout):
             return False
-        # Whether it blocks is its owner's affair: the flag is the open file's, which others use as well. One that does
-        # is held up here only if somebody else takes the signal between the look and the read.
+        # Somebody else may take the signal between the look and the read. Whether the descriptor blocks is its owner's
+        # affair, since the flag is the open file's, which others use as well: so this read says it for itself.
         try:
-            os.read(self._fd, 8)
+            os.preadv(self._fd, [bytearray(8)], -1, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise system.driver_error("read(eventfd)", error.errno or 0) from error
+            raise system.driver_error("preadv2(eventfd)", error.errno or 0) from error
         return True
 
     def signal(self, value: int) -> None:

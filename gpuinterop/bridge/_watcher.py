@@ -2,7 +2,7 @@
 
 A call into HIP or CUDA may block behind whatever another thread is doing there (a synchronisation, a free), and that
 may be waiting for us. So what is kept here holds no stream: dropping the last reference to one would call the driver
-from this thread. Streams are known by a `Token`; a stream that had to be told something is parked until one of the
+from this thread. Streams are known by a `Token`; one that had to be told something is parked until one of the
 application's threads comes by. And what the collector happens to finalize here is left to others as well
 (`kept_off_drivers`).
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import itertools
 import os
 import select
@@ -27,8 +28,9 @@ from typing import TYPE_CHECKING, Final
 
 from .._core.resource import kept_off_drivers
 from .._core.words import PinnedWords
-from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError, again
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, again
 from ..handles import Timeline
+from ..system import driver_error
 
 if TYPE_CHECKING:
     from .._core.stream import Stream
@@ -39,18 +41,61 @@ _LONGEST_PAUSE_S: Final = 2e-3
 _PAUSE_SHARE: Final = 1 / 16  # of the time that was waited so far: what a pause may add to it
 _PEER_CHECK_S: Final = 5e-3
 _RELEASED: Final = 2**63 - 1
+_LOCK_LIMIT_S: Final = 1.0  # an endpoint that takes longer than this for a look is taken to be stuck
+_PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
 _serials = itertools.count(1)
 
 
 class Token:
-    """Stands for a stream without keeping it alive."""
+    """Stands for a native stream, whatever wrappers it has, without keeping one alive."""
 
-    __slots__ = ("failed_at", "stream")
+    __slots__ = ("__weakref__", "_reclaimer", "failures", "pointer")
 
     def __init__(self, stream: Stream) -> None:
-        self.stream = weakref.ref(stream)
-        self.failed_at: int | None = None
-        """The serial of the wait that did not come."""
+        self.pointer = stream._ptr
+        self._reclaimer = stream._reclaimer
+        self.failures: list[tuple[int, int]] = []
+        """From the serial of a wait that did not come to that of when the stream was let go."""
+
+    def fail(self, serial: int) -> None:
+        """The wait of that serial will not come."""
+        self.failures.append((serial, next(_serials)))
+
+    def voids(self, serial: int) -> bool:
+        """Whether what was enqueued then ran behind a wait that did not come."""
+        return any(first <= serial < end for first, end in self.failures)
+
+    def streams(self) -> list[Stream]:
+        """Its wrappers."""
+        return [stream for stream in self._reclaimer.all_streams() if stream._ptr == self.pointer]
+
+
+class _Tokens:
+    """All there are: what is pending keeps them."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[tuple[int, int, int], Token] = weakref.WeakValueDictionary()
+        self.lock = threading.Lock()
+
+    def of(self, stream: Stream) -> Token:
+        """The one of the native stream, in whatever bridge."""
+        key = (id(stream._reclaimer), *_number(stream))
+        found = self._known.get(key)
+        if found is None:
+            with self.lock:
+                found = self._known.get(key)
+                if found is None:
+                    found = self._known[key] = Token(stream)
+        return found
+
+
+_tokens: Final = _Tokens()
+
+
+def _number(stream: Stream) -> tuple[int, int]:
+    """What no other native stream has."""
+    pointer = stream._ptr
+    return pointer, threading.get_ident() if pointer == _PER_THREAD else 0
 
 
 class _Pending:
@@ -67,12 +112,11 @@ class _Pending:
 class _Out:
     """The word by which one stream signals."""
 
-    __slots__ = ("index", "pending", "pointer", "seen", "token", "written")
+    __slots__ = ("index", "key", "pending", "seen", "written")
 
-    def __init__(self, index: int, pointer: int, token: Token) -> None:
+    def __init__(self, index: int, key: tuple[int, int]) -> None:
         self.index = index
-        self.pointer = pointer
-        self.token = token
+        self.key = key
         self.written = 0
         """How many signals were enqueued."""
         self.seen = 0
@@ -103,9 +147,10 @@ class Lane:
         self._passed = 0
         """What `arrived` was last set to."""
         self._numbers = itertools.count(1)  # of a binary semaphore's waits
-        self._outs: dict[int, _Out] = {}
+        self._unclaimed: deque[None] = deque()  # signals that were taken for waits that could not be enqueued
+        self._outs: dict[tuple[int, int], _Out] = {}
         self._forwarded = 0
-        self._enqueuing = threading.Lock()
+        self.enqueuing = threading.Lock()
         self._peer = watch
         self._peer_number = peer
         self._peer_checked = 0.0
@@ -115,35 +160,48 @@ class Lane:
     def wait(self, stream: Stream, value: int) -> None:
         """Enqueue a wait."""
         self._check()
-        pending = _Pending(self.watcher.token(stream), value if self._timeline else next(self._numbers))
-        self._waits.append(pending)  # first: the calling thread's own stream blocks in the next call
+        token = _tokens.of(stream)
+        if self._timeline:
+            pending = _Pending(token, value)
+            self._waits.append(pending)  # first: the calling thread's own stream blocks in the next call
+        else:
+            with self.enqueuing:  # they pass in the order of their numbers
+                pending = _Pending(token, next(self._numbers))
+                self._waits.append(pending)
         self.watcher.poke()
         try:
             self.words.wait(stream, 0, pending.value)
-        except BaseException:
-            with contextlib.suppress(ValueError):
+        except Exception:  # not Ctrl-C, which may strike behind the call
+            try:
                 self._waits.remove(pending)
+            except ValueError:  # a signal was taken for it
+                if not self._timeline:
+                    self._unclaimed.append(None)
             raise
         if self.refusal is not None:  # since the look above: nobody else sees to this one
             with self.lock:
-                self._let_go(self.refusal)
+                if not self.closed:
+                    self._let_go(self.refusal)
 
     def signal(self, stream: Stream, value: int) -> None:
         """Enqueue a signal."""
         self._check()
-        token = self.watcher.token(stream)
-        with self._enqueuing:  # the stream's word counts in the order in which it is written
-            out = self._out(stream, token)
+        token = _tokens.of(stream)
+        with self.enqueuing:  # the stream's word counts in the order in which it is written
+            out = self._out(stream)
             pending = _Pending(token, value)
             out.pending.append(pending)
             out.written += 1
             try:
                 self.words.write(stream, out.index, out.written)
-            except BaseException:
+            except Exception:
                 out.written -= 1
                 out.pending.remove(pending)
                 raise
         self.watcher.poke()
+        if self.failed:  # since the look above
+            with self.lock:
+                self._drop_signals()
 
     def host_wait(self, value: int, deadline: float | None) -> bool:
         """Block the calling thread; other calls of the endpoint come in between."""
@@ -169,18 +227,31 @@ class Lane:
 
         What streams signal that do not fail is still told.
         """
-        with self.lock:
+        # An endpoint that is stuck in a look keeps the lock; the streams are let go all the same.
+        held = self.lock.acquire(timeout=_LOCK_LIMIT_S)
+        try:
             if not self.closed:
                 self._refuse(error)
+        finally:
+            if held:
+                self.lock.release()
 
     def end(self) -> None:
         """Forward what was signalled to the last, and release everything; no stream uses the words any more."""
-        with self.lock:
+        if not self.lock.acquire(timeout=_LOCK_LIMIT_S):
+            self.watcher.remove(self)
+            raise ResourceBusyError(
+                f"{self.endpoint.label} is stuck in a look that was to take no time; it and a page of words are left "
+                "behind."
+            )
+        try:
             if self.closed:
                 return
             if not self.failed:
                 self.step(time.monotonic())
             self.closed = True
+        finally:
+            self.lock.release()
         self.watcher.remove(self)
         self.watcher.let_go_of_parked()
         # Without the lock, which the watcher may be waiting for: unpinning may take its time.
@@ -195,26 +266,27 @@ class Lane:
         self.watcher.let_go_of_parked()
         if self.refusal is not None:
             raise again(self.refusal)
+        self.watcher.start()  # what cannot be is to fail here, before anything waits
 
-    def _out(self, stream: Stream, token: Token) -> _Out:
-        pointer = stream.ptr
-        out = self._outs.get(pointer)
+    def _out(self, stream: Stream) -> _Out:
+        key = _number(stream)
+        out = self._outs.get(key)
         if out is None:
             taken = {entry.index for entry in self._outs.values()}
             free = next((index for index in range(1, PinnedWords.COUNT) if index not in taken), None)
             if free is None:
-                out = self._idle_out()
-                del self._outs[out.pointer]
-                out.pointer = pointer
+                out = self._idle_out(stream)
+                del self._outs[out.key]
+                out.key = key
             else:
-                out = _Out(free, pointer, token)
-            self._outs[pointer] = out
-        out.token = token
+                out = _Out(free, key)
+            self._outs[key] = out
         return out
 
-    def _idle_out(self) -> _Out:
+    def _idle_out(self, stream: Stream) -> _Out:
+        open_ones = {one._ptr for one in stream._reclaimer.streams()}
         for out in list(self._outs.values()):
-            if not out.pending and ((stream := out.token.stream()) is None or stream.closed):
+            if not out.pending and out.key[0] not in open_ones:
                 return out
         raise InvalidArgumentError(
             "stream",
@@ -242,7 +314,7 @@ class Lane:
             except GpuInteropError as error:
                 self._fail(error)
                 return True
-            except Exception as error:  # of an endpoint that is not ours
+            except BaseException as error:  # of an endpoint that is not ours; and nothing may end this thread
                 failure = PeerError(f"{self.endpoint.label} failed in the bridge's watcher: {error!r}.")
                 failure.__cause__ = error
                 self._fail(failure)
@@ -251,60 +323,72 @@ class Lane:
 
     def _arrive(self) -> bool:
         """Store what the foreign semaphore has reached."""
-        if not self._waits:
-            return False
         moved = False
-        while self._waits:
+        while waits := list(self._waits):  # other threads add to it, and take away what could not be enqueued
             # Streams may wait out of order: the least comes first, or the one behind it would hold it up.
-            pending = min(list(self._waits), key=_value_of) if self._timeline else self._waits[0]
+            pending = min(waits, key=_value_of) if self._timeline else waits[0]
             if pending.value > self._passed:
-                if not self.endpoint.wait(pending.value if self._timeline else 0, 0.0):
+                if not self._take(pending.value):
                     return moved
                 self._passed = pending.value
                 self.words.store(0, pending.value)
-            self._waits.remove(pending)
+                if self.refusal is not None:  # `cancel` did not wait for us
+                    self._let_go(self.refusal)
+                    return True
+            with contextlib.suppress(ValueError):
+                self._waits.remove(pending)
             moved = True
         return moved
 
+    def _take(self, value: int) -> bool:
+        """Whether a wait may pass."""
+        if self._timeline:
+            return self.endpoint.wait(value, 0.0)
+        if self._unclaimed:
+            self._unclaimed.popleft()
+            return True
+        return self.endpoint.wait(0, 0.0)
+
     def _forward(self) -> bool:
         """Signal what streams have signalled."""
-        moved = False
-        for out in list(self._outs.values()):
-            if not out.pending:
-                continue
-            done = self.words.load(out.index)
-            while out.seen < done and out.pending:
-                pending = out.pending[0]
-                failed_at = pending.token.failed_at
-                if failed_at is None or pending.serial < failed_at:  # else: what a failed stream does is not told
-                    self._tell(pending.value)
+        done = [
+            (out, list(itertools.islice(out.pending, self.words.load(out.index) - out.seen)))
+            for out in list(self._outs.values())
+            if out.pending
+        ]
+        if self._timeline:  # several at once: the largest says it all
+            told = [pending.value for _, ready in done for pending in ready if not pending.token.voids(pending.serial)]
+            if told and (value := max(told)) > self._forwarded:
+                self.endpoint.signal(value)
+                self._forwarded = value
+        for out, ready in done:
+            for pending in ready:
+                # What a failed stream does is not told.
+                if not self._timeline and not pending.token.voids(pending.serial):
+                    self.endpoint.signal(0)
                 out.seen += 1
                 out.pending.popleft()
-                moved = True
-        return moved
-
-    def _tell(self, value: int) -> None:
-        if not self._timeline:
-            self.endpoint.signal(0)
-        elif value > self._forwarded:  # several at once: the last says it all
-            self.endpoint.signal(value)
-            self._forwarded = value
+        return any(ready for _, ready in done)
 
     def _check_peer(self, now: float) -> None:
-        if self._peer is None or now - self._peer_checked < _PEER_CHECK_S:
+        if self._peer is None or not self._waits or now - self._peer_checked < _PEER_CHECK_S:
             return
         self._peer_checked = now
-        if select.select([self._peer], [], [], 0)[0] and not self._arrive():  # it may have signalled before it died
+        if ended(self._peer) and not self._arrive():  # it may have signalled before it died
             raise PeerError(f"process {self._peer_number}, which was to signal {self.endpoint.label}, has died.")
 
     def _fail(self, error: GpuInteropError) -> None:
         """The endpoint is of no use any more."""
         self.failed = True
         self._refuse(error)
-        for out in self._outs.values():
-            for pending in list(out.pending):  # what they have signalled reaches nobody
-                self._tell_stream(pending, self.refusal or error)
-            out.pending.clear()
+        self._drop_signals()
+
+    def _drop_signals(self) -> None:
+        """What streams have signalled, and have yet to, reaches nobody: they are told."""
+        assert self.refusal is not None
+        for out in list(self._outs.values()):
+            while out.pending:
+                self._tell_streams(out.pending.popleft(), self.refusal)
 
     def _refuse(self, error: GpuInteropError) -> None:
         if self.refusal is None:
@@ -318,15 +402,13 @@ class Lane:
                 pending = self._waits.popleft()
             except IndexError:
                 break
-            token = pending.token
-            if token.failed_at is None or pending.serial < token.failed_at:
-                token.failed_at = pending.serial
-            self._tell_stream(pending, error)
+            pending.token.fail(pending.serial)
+            self._tell_streams(pending, error)
         self._passed = _RELEASED
         self.words.store(0, _RELEASED)
 
-    def _tell_stream(self, pending: _Pending, error: GpuInteropError) -> None:
-        if (stream := pending.token.stream()) is not None:
+    def _tell_streams(self, pending: _Pending, error: GpuInteropError) -> None:
+        for stream in pending.token.streams():
             stream.fail(error)
             self.watcher.park(stream)
 
@@ -349,13 +431,19 @@ def open_peer(pid: int | None) -> int | None:
         raise InvalidArgumentError("peer", f"process {pid} cannot be watched ({error.strerror}).") from error
 
 
+def ended(process: int) -> bool:
+    """Whether a pidfd's process has."""
+    poller = select.poll()  # not select(): descriptors may be large
+    poller.register(process, select.POLLIN)
+    return bool(poller.poll(0))
+
+
 class Watcher:
     """The thread, started when something is first pending."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lanes: dict[int, Lane] = {}
-        self._tokens: weakref.WeakKeyDictionary[Stream, Token] = weakref.WeakKeyDictionary()
         self._parked: list[Stream] = []
         self._wake = threading.Event()
         self._sleeping = False
@@ -363,6 +451,7 @@ class Watcher:
         self._cancel_at: float | None = None
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._failure: GpuInteropError | None = None
         _live.add(self)
 
     # -- the application's threads -------------------------------------------------------------------------------
@@ -374,12 +463,6 @@ class Watcher:
         self._lanes.pop(id(lane), None)
         self.poke()
 
-    def token(self, stream: Stream) -> Token:
-        found = self._tokens.get(stream)
-        if found is None:
-            found = self._tokens.setdefault(stream, Token(stream))
-        return found
-
     def park(self, stream: Stream) -> None:
         self._parked.append(stream)
 
@@ -389,16 +472,23 @@ class Watcher:
 
     def poke(self) -> None:
         """Something is pending, or has changed."""
-        if self._thread is None:
-            self._start()
         if self._sleeping:
             self._wake.set()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the thread, if that was not done."""
+        if self._failure is not None:
+            raise again(self._failure)
+        if self._thread is not None or self._stopping:
+            return
         with self._starting:
-            if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # "can't start new thread"
+                    raise driver_error("pthread_create", errno.EAGAIN, str(error)) from error
+                self._thread = thread
 
     def cancel_after(self, seconds: float) -> None:
         """What is still pending then is let go."""
@@ -409,6 +499,7 @@ class Watcher:
         """End the thread; from any thread but itself. Waits up to `limit` seconds for it."""
         self._stopping = True
         self._wake.set()
+        self.let_go_of_parked()
         thread = self._thread
         if limit is not None and thread is not None and thread is not threading.current_thread():
             thread.join(limit)
@@ -421,8 +512,9 @@ class Watcher:
         """In a child there is no thread: nothing that is enqueued from now on would ever come."""
         error = ResourceClosedError("the bridge belongs to the parent process; make one after the fork.")
         self._stopping = True
+        self._starting = threading.Lock()
         for lane in list(self._lanes.values()):
-            lane.lock = threading.RLock()
+            lane.lock, lane.enqueuing = threading.RLock(), threading.Lock()
             lane.refusal = lane.refusal or error
             lane.failed = True
 
@@ -430,7 +522,14 @@ class Watcher:
 
     def _run(self) -> None:
         with kept_off_drivers():
-            self._watch()
+            try:
+                self._watch()
+            except BaseException as error:  # a mistake of ours; no stream is to pay for it with its life
+                failure = PeerError(f"the bridge's watcher has failed: {error!r}.")
+                failure.__cause__ = error
+                self._failure = failure
+                self.cancel(failure)
+                raise
 
     def _watch(self) -> None:
         since = time.monotonic()  # when something has last happened
@@ -449,19 +548,19 @@ class Watcher:
             elif not busy:
                 if self._cancel_at is not None and not self._lanes:
                     self._cancel_at = None
-                self._sleep(None if self._cancel_at is None else max(0.0, self._cancel_at - now))
+                self._sleep(None if self._cancel_at is None else max(0.0, self._cancel_at - now), idle=True)
                 since = time.monotonic()
             elif now - since < _SPIN_S:
                 time.sleep(0)  # lets go of the GIL
             elif self._sleep(min((now - since) * _PAUSE_SHARE, _LONGEST_PAUSE_S)):
                 since = time.monotonic()
 
-    def _sleep(self, seconds: float | None) -> bool:
+    def _sleep(self, seconds: float | None, *, idle: bool = False) -> bool:
         """Until something new is pending, or for that long; whether it was the former."""
         self._wake.clear()
         self._sleeping = True
         try:
-            if seconds is None and (self._stopping or any(lane.busy for lane in list(self._lanes.values()))):
+            if self._stopping or (idle and any(lane.busy for lane in list(self._lanes.values()))):
                 return True  # it came before we could be poked
             return self._wake.wait(seconds)
         finally:
@@ -483,6 +582,7 @@ def _exit() -> None:
 
 
 def _forked() -> None:
+    _tokens.lock = threading.Lock()
     for watcher in list(_live):
         watcher.forked()
 

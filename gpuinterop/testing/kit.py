@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -467,12 +468,16 @@ def _specs(item: pytest.Item) -> tuple[DeviceSpec | None, ExporterSpec | None]:
 
 def _cells(item: pytest.Item) -> list[Cell]:
     params = _params(item)
+    instead: Mapping[Operation, Operation] = getattr(getattr(item, "cls", None), "gpuinterop_instead", {})
     cells: dict[Cell, None] = {}
     for mark in item.iter_markers("gpuinterop_requires"):
         for wanted in mark.args:
-            if isinstance(wanted, Cell):
-                cells[wanted] = None
-                continue
-            operation, handle_type = wanted if isinstance(wanted, tuple) else (wanted, None)
-            cells[Cell(operation, HANDLE_TYPES[params["kind"]] if handle_type == KIND else handle_type)] = None
+            cell = wanted
+            if not isinstance(wanted, Cell):
+                operation, handle_type = wanted if isinstance(wanted, tuple) else (wanted, None)
+                if operation not in instead:
+                    cell = Cell(operation, HANDLE_TYPES[params["kind"]] if handle_type == KIND else handle_type)
+                else:
+                    cell = Cell(instead[operation], None)
+            cells[cell] = None
     return list(cells)

@@ -84,9 +84,30 @@ class BackendPeer:
         """Import a semaphore; takes over `handle`."""
         self._send("import_semaphore", handle)
 
+    def create_semaphore(self, type_name: str) -> Any:
+        """Create one there, and return a handle of it."""
+        return self._send("create_semaphore", type_name=type_name)[2][0]
+
     def signal(self, value: int) -> None:
-        """Signal on a stream."""
+        """Signal on a stream, and wait until that is done."""
         self._send("signal", value=value)
+
+    def host_signal(self, value: int) -> None:
+        """Signal from the calling thread."""
+        self._send("host_signal", value=value)
+
+    def enqueue(
+        self, *, wait: int | None = None, fill: tuple[int, int, int] | None = None, signal: int | None = None
+    ) -> None:
+        """Enqueue on the stream there, in this order, a wait, a fill of the allocation (byte, offset, size), a signal.
+
+        Returns at once.
+        """
+        self._send("enqueue", wait=wait, fill=fill, signal=signal)
+
+    def idle(self, timeout: float) -> bool:
+        """Whether the stream there comes to its end in `timeout` seconds."""
+        return bool(self._send("idle", timeout=timeout)[0]["result"])
 
     def wait(self, value: int, *, timeout: float) -> bool:
         """Wait on the calling thread."""
@@ -137,9 +158,29 @@ class _Server:
             case "import_semaphore":
                 semaphore: Any = handles[0]
                 self._semaphore = self._scope.enter_context(self._device.import_semaphore(semaphore))
+            case "create_semaphore":
+                made: Any = handle_types()[arguments["type_name"]]
+                self._semaphore = self._scope.enter_context(self._device.create_semaphore(made))
+                return None, b"", [self._semaphore.export()]
             case "signal":
                 self._semaphore.signal(self._stream, *self._value(arguments))
                 self._stream.synchronize(20)
+            case "host_signal":
+                self._semaphore.host_signal(*self._value(arguments))
+            case "enqueue":
+                if (value := arguments["wait"]) is not None:
+                    self._semaphore.wait(self._stream, *self._value({"value": value}))
+                if arguments["fill"] is not None:
+                    byte, offset, size = arguments["fill"]
+                    self._buffer.fill(byte, offset=offset, size=size, stream=self._stream)
+                if (value := arguments["signal"]) is not None:
+                    self._semaphore.signal(self._stream, *self._value({"value": value}))
+            case "idle":
+                try:
+                    self._stream.synchronize(arguments["timeout"])
+                except SemaphoreTimeoutError:
+                    return False, b"", []
+                return True, b"", []
             case "wait":
                 try:
                     self._semaphore.host_wait(*self._value(arguments), timeout=arguments["timeout"])

@@ -50,6 +50,26 @@ class TestStreamWork(suites.StreamWorkSuite):
     """See the suite."""
 
 
+class TestStreamWords(suites.StreamWordsSuite):
+    """See the suite."""
+
+
+class TestBridge(suites.BridgeSuite):
+    """See the suite."""
+
+
+class TestBridgedSemaphore(suites.BridgedSemaphoreSuite):
+    """See the suite."""
+
+
+class TestBridgedOrdering(suites.BridgedOrderingSuite):
+    """See the suite."""
+
+
+class TestBridgedSabotage(suites.BridgedSabotageSuite):
+    """See the suite."""
+
+
 class TestLifetime(suites.LifetimeSuite):
     """See the suite."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuinterop._core.device import Device
-from gpuinterop.backend import ArrayBackend, DeviceInfo, Native
+from gpuinterop.backend import ArrayBackend, DeviceInfo, Native, StreamMemoryBackend
 from gpuinterop.capabilities import DOMAIN, Capabilities, Capability, Operation, Scope, Support
 from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, FdHandle, MemoryHandle
 
@@ -147,6 +147,47 @@ class FakeBackend(ArrayBackend):
 
     def destroy_array(self, array: Native) -> None:
         self._drop(array)
+
+
+class FakeWords(FakeBackend, StreamMemoryBackend):
+    """Its streams write words, at once; they wait for nothing, and what they were to wait for is in `calls`.
+
+    Devices know a page by another address than the process does, `APART` higher.
+    """
+
+    APART = 1 << 52
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pins: dict[Native, int] = {}
+        self.capturing: set[int] = set()
+        self.on_pin: Callable[[], None] = lambda: None
+        self.on_unpin: Callable[[int], None] = lambda address: None
+
+    def is_capturing(self, stream: Native) -> bool:
+        return stream[1] in self.capturing
+
+    def is_idle(self, stream: Native) -> bool:
+        return stream[1] not in self.blocked
+
+    def pin(self, device: Native, address: int, size: int) -> tuple[Native, int]:
+        self.calls.append(("pin", address, size))
+        self.on_pin()
+        pin = self._new("pin")
+        self.pins[pin] = address
+        return pin, address + self.APART
+
+    def unpin(self, pin: Native) -> None:
+        self.on_unpin(self.pins.pop(pin))
+        self._drop(pin)
+
+    def write_value(self, stream: Native, word: int, value: int) -> None:
+        assert word >= self.APART, "the process's own address was given to the device"
+        self.calls.append(("write_value", stream, word, value))
+        ctypes.c_uint64.from_address(word - self.APART).value = value
+
+    def wait_value(self, stream: Native, word: int, value: int) -> None:
+        self.calls.append(("wait_value", stream, word, value))
 
 
 def fake_info(dlpack: tuple[int, int] = (1, 0)) -> DeviceInfo:

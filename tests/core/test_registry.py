@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core import registry
 from gpuinterop.backend import Backend, DeviceInfo
 from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support
 
 from . import fake
-from .fake import FakeBackend
+from .fake import FakeBackend, FakeWords
 
 
 class Low(FakeBackend):
@@ -77,6 +78,10 @@ class Usable(High):
                     operation=cell.operation, handle_type=cell.handle_type, support=Support.UNVERIFIED,
                     scope=Scope.DRIVER, reason="says so.", reference="its manual",
                 )  # fmt: skip
+
+
+class Writing(FakeWords, Usable):
+    name = "writing"
 
 
 class Misnamed(High):
@@ -205,6 +210,7 @@ FORK = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads, which is what this is about
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core import registry
 held, done = threading.Event(), threading.Event()
 
@@ -312,3 +318,19 @@ def test_matching_wants_proof(install: Install, monkeypatch: pytest.MonkeyPatch)
 
 def test_every_backend_class_here_is_a_backend() -> None:
     assert issubclass(High, Backend)
+
+
+def test_the_core_makes_timelines_and_nothing_else(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a backend says whose semaphores the core makes; and only where it knows the lock in them."""
+    cells = [cell for cell in DOMAIN if cell.operation is Operation.CREATE_SEMAPHORE]
+    install(Writing)
+    table = gi.get_backend("writing").device().capabilities
+    assert [cell.handle_type for cell in cells if table.of(cell)] == [gi.TimelineFd]
+    assert "a timeline can be made, and nothing else" in table.of((Operation.CREATE_SEMAPHORE, gi.OpaqueFd)).reason
+    monkeypatch.setattr(system, "LAYOUT", None)
+    install(Writing)
+    monkeypatch.setattr(registry, "_loaded", {})
+    table = gi.get_backend("writing").device().capabilities
+    assert not [cell for cell in cells if table.of(cell)]
+    with pytest.raises(gi.UnsupportedError, match="glibc"):
+        gi.get_backend("writing").device().create_semaphore(gi.TimelineFd)

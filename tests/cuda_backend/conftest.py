@@ -87,7 +87,9 @@ def simulator(pytestconfig: pytest.Config) -> Simulator:
     return found
 
 
-_KEPT: Final = ("external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation")
+_KEPT: Final = (
+    "external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation", "registration",
+)  # fmt: skip
 """Objects that no test may leave behind; streams and events are kept for later copies."""
 
 

@@ -26,6 +26,7 @@ from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter, ImageParameters
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.testing.required import give_up
+from tests.core.forged import forge
 
 from .parties import PARTIES, REAL
 
@@ -225,6 +226,8 @@ def foreign_fd(what: str) -> Iterator[int]:
     elif what == "memfd":
         fd = os.memfd_create("nobody's", 0)
         os.ftruncate(fd, 1 << 16)
+    elif what == "timeline":
+        fd = forge()
     else:
         fd, other = os.pipe()
     mark = os.fstat(fd)
@@ -304,7 +307,7 @@ def test_memory_types_of_other_platforms(context: Any, kind: int) -> None:
         assert is_open(fd)
 
 
-@pytest.mark.parametrize("what", ["null", "memfd"])
+@pytest.mark.parametrize("what", ["null", "memfd", "timeline"])
 @pytest.mark.parametrize("kind", [OPAQUE_FD, TIMELINE_FD])
 def test_a_semaphore_of_nobody_fails_and_is_open(context: Any, what: str, kind: int) -> None:
     with foreign_fd(what) as fd:

@@ -9,6 +9,7 @@ from .allocation import AllocationSuite, SharedAllocationSuite
 from .arrays import ArraySuite
 from .bad_input import BadArgumentSuite, BadMemorySuite, BadSemaphoreSuite
 from .base import Suite
+from .bridge import BridgedOrderingSuite, BridgedSabotageSuite, BridgedSemaphoreSuite, BridgeSuite
 from .capability import BackendSuite, CapabilitySuite
 from .graphs import GraphSuite
 from .lifetime import LifetimeSuite
@@ -17,6 +18,7 @@ from .ordering import OrderingSuite, SabotageSuite
 from .peer_death import PeerDeathSuite
 from .semaphores import CreatedSemaphoreSuite, SemaphoreSuite
 from .streams import StreamSuite, StreamWorkSuite
+from .words import StreamWordsSuite
 
 __all__ = [
     "AllocationSuite",
@@ -25,6 +27,10 @@ __all__ = [
     "BadArgumentSuite",
     "BadMemorySuite",
     "BadSemaphoreSuite",
+    "BridgeSuite",
+    "BridgedOrderingSuite",
+    "BridgedSabotageSuite",
+    "BridgedSemaphoreSuite",
     "CapabilitySuite",
     "CreatedSemaphoreSuite",
     "GraphSuite",
@@ -36,6 +42,7 @@ __all__ = [
     "SemaphoreSuite",
     "SharedAllocationSuite",
     "StreamSuite",
+    "StreamWordsSuite",
     "StreamWorkSuite",
     "Suite",
 ]

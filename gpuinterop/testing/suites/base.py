@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -107,10 +109,19 @@ class Bench:
 
     def semaphore(self, kind: type) -> tuple[ExporterSemaphore, ExternalSemaphore[Any]]:
         """The same semaphore on both sides."""
-        theirs = self.scope.enter_context(self.exporter.create_semaphore(kind))
-        ours: ExternalSemaphore[Any] = self.device.import_semaphore(theirs.export())
+        theirs = self.scope.enter_context(self.make_semaphore(kind))
+        ours = self.import_semaphore(theirs)
         self.scope.callback(end, ours)
         return theirs, ours
+
+    def make_semaphore(self, kind: type) -> ExporterSemaphore:
+        """One of the exporter's, for `import_semaphore`; the caller's to close."""
+        return self.exporter.create_semaphore(kind)
+
+    def import_semaphore(self, theirs: ExporterSemaphore) -> ExternalSemaphore[Any]:
+        """The device's half of the exporter's semaphore; the caller's to close."""
+        ours: ExternalSemaphore[Any] = self.device.import_semaphore(theirs.export())
+        return ours
 
     def stream(self) -> Stream:
         return new_stream(self.device, self.scope)
@@ -221,6 +232,27 @@ def leaves_nothing(round_trip: Callable[[int], object], *, rounds: int = 10) -> 
         round_trip(turn)
     assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
     assert mappings() <= mapped_before, "mappings leak"
+
+
+def together(calls: list[Callable[[], object]]) -> None:
+    """Run all at once, each in a thread of its own; raises what one of them raises, and if one does not end."""
+    failures: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 2 * LIMIT
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a thread did not end"
 
 
 def same_file(fd: int, other: os.stat_result) -> bool:

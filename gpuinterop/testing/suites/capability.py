@@ -15,6 +15,7 @@ from ..._core.device import Device
 from ..._core.memory import ExternalMemory
 from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Stream
+from ..._core.words import PinnedWords
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
 from ...errors import BackendUnavailableError, UnsupportedError
 from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle
@@ -229,6 +230,8 @@ class _Attempt:
                 device.allocate(4096, wanted)
             case Operation.IMPORT_ALLOCATION:
                 device.import_allocation(self._make(), 4096)
+            case Operation.STREAM_MEMORY_OPS:
+                PinnedWords(device)
             case _:
                 device.capabilities.require(self._cell)
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+import time
+from contextlib import ExitStack
 from typing import Any
 
+import pytest
+
+from ..._core.device import Device
+from ..._core.registry import get_backend
 from ..._core.semaphore import SemaphoreBatch
 from ...capabilities import Operation
-from ...errors import GpuInteropError, SemaphoreTimeoutError
+from ...errors import GpuInteropError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from ...exporters.base import Fill
-from ...handles import Binary, OpaqueFd, Timeline, TimelineFd
-from ..kit import KIND, requires
+from ...handles import Binary, OpaqueFd, Timeline, TimelineFd, VmmFd
+from ..kit import KIND, requires, skip_declared
 from ..peer import BackendPeer
 from .base import (
     GRACE,
@@ -20,10 +29,15 @@ from .base import (
     Suite,
     args,
     becomes_idle,
+    differ,
+    end,
     held,
     leaves_nothing,
     new_stream,
     raises,
+    read,
+    same_file,
+    together,
     word,
 )
 
@@ -229,9 +243,9 @@ class SemaphoreSuite(Suite):
     @requires(IMPORT, WAIT, SIGNAL)
     def test_between_streams(self, bench: Bench, kind: type) -> None:
         """Two imports of one semaphore order two streams of the same device."""
-        theirs = bench.scope.enter_context(bench.exporter.create_semaphore(kind))
-        first: Any = bench.scope.enter_context(bench.device.import_semaphore(theirs.export()))
-        second: Any = bench.scope.enter_context(bench.device.import_semaphore(theirs.export()))
+        theirs = bench.scope.enter_context(bench.make_semaphore(kind))
+        first: Any = bench.scope.enter_context(bench.import_semaphore(theirs))
+        second: Any = bench.scope.enter_context(bench.import_semaphore(theirs))
         one, other = bench.stream(), bench.stream()
         first.wait(one, *args(kind, 5))
         assert held(one)
@@ -282,8 +296,8 @@ class SemaphoreSuite(Suite):
         stream = bench.stream()
 
         def round_trip(_turn: int) -> None:
-            with bench.exporter.create_semaphore(kind) as theirs:
-                ours: Any = bench.device.import_semaphore(theirs.export())
+            with bench.make_semaphore(kind) as theirs:
+                ours: Any = bench.import_semaphore(theirs)
                 theirs.signal(1)
                 ours.wait(stream, *args(kind, 1))
                 ours.signal(stream, *args(kind, 2))
@@ -318,14 +332,31 @@ class SemaphoreSuite(Suite):
         assert not theirs.wait(7, timeout=GRACE)
 
 
+CREATE = (Operation.CREATE_SEMAPHORE, KIND)
+
+
 class CreatedSemaphoreSuite(Suite):
-    """Semaphores that the backend itself makes and exports."""
+    """Semaphores that are made and exported here, by the backend or, of words that streams write, by the core.
+
+    A device that makes one imports it, waits for it and signals it, whether or not it does so for other APIs'.
+    """
+
+    @pytest.fixture
+    def made(self, device: Device, scope: ExitStack, kind: type) -> Any:
+        """A semaphore that was made here."""
+        semaphore = device.create_semaphore(HANDLE_TYPES[kind])
+        scope.callback(end, semaphore)
+        return semaphore
+
+    @pytest.fixture
+    def peer(self, device: Device, scope: ExitStack) -> BackendPeer:
+        """Another process with the same device."""
+        return scope.enter_context(BackendPeer(device))
 
     @KINDS
-    @requires((Operation.CREATE_SEMAPHORE, KIND), IMPORT, WAIT, SIGNAL)
-    def test_export_and_import(self, device: Any, scope: Any, kind: type) -> None:
+    @requires(CREATE)
+    def test_export_and_import(self, device: Any, scope: Any, kind: type, made: Any) -> None:
         """What is exported here can be imported here, and is the same semaphore."""
-        made = scope.enter_context(device.create_semaphore(HANDLE_TYPES[kind]))
         handle = made.export()
         assert isinstance(handle, HANDLE_TYPES[kind])
         assert handle.origin is not None
@@ -339,10 +370,25 @@ class CreatedSemaphoreSuite(Suite):
         raises(GpuInteropError, again.export, argument="semaphore")
 
     @KINDS
-    @requires((Operation.CREATE_SEMAPHORE, KIND), WAIT, SIGNAL)
-    def test_host_side(self, device: Any, stream: Any, scope: Any, kind: type) -> None:
+    @requires(CREATE)
+    def test_a_handle_is_consumed_or_left_alone(self, device: Any, scope: Any, kind: type, made: Any) -> None:
+        """An import consumes the handle, and refuses it the second time; as something else it is left as it was."""
+        handle = made.export()
+        before = os.fstat(handle.fd)
+        for origin in (handle.origin, None):
+            wrong = (TimelineFd if kind is Binary else OpaqueFd)(handle.fd)
+            wrong.origin = origin
+            raises(GpuInteropError, lambda wrong=wrong: device.import_semaphore(wrong))
+            assert same_file(handle.fd, before)
+        raises(GpuInteropError, lambda: device.import_memory(handle, size=4096))
+        assert same_file(handle.fd, before)
+        scope.enter_context(device.import_semaphore(handle))
+        raises(GpuInteropError, lambda: device.import_semaphore(handle))
+
+    @KINDS
+    @requires(CREATE)
+    def test_host_side(self, stream: Any, kind: type, made: Any) -> None:
         """The calling thread waits and signals, without a stream."""
-        made = scope.enter_context(device.create_semaphore(HANDLE_TYPES[kind]))
         raises(SemaphoreTimeoutError, lambda: made.host_wait(*args(kind, 1), timeout=0.0))
         made.wait(stream, *args(kind, 1))
         assert held(stream)
@@ -352,11 +398,67 @@ class CreatedSemaphoreSuite(Suite):
         made.host_wait(*args(kind, 2), timeout=LIMIT)
 
     @KINDS
-    @requires((Operation.CREATE_SEMAPHORE, KIND), IMPORT, WAIT, SIGNAL)
-    def test_across_processes(self, device: Any, stream: Any, scope: Any, kind: type) -> None:
+    @requires(CREATE)
+    def test_values(self, stream: Any, kind: type, made: Any) -> None:
+        """Wrong values are refused, on a stream and off it, and change nothing; all are taken up to 2**63 - 1."""
+        if kind is Binary:
+            for call in (made.signal, made.wait):
+                raises(GpuInteropError, lambda call=call: call(stream, 1), argument="value")
+            raises(GpuInteropError, lambda: made.host_signal(1), argument="value")
+            raises(SemaphoreTimeoutError, lambda: made.host_wait(timeout=0.0))
+            return
+        for value in (None, -1, 1 << 64):
+            for call in (lambda v: made.signal(stream, v), lambda v: made.wait(stream, v), made.host_signal):
+                raises(GpuInteropError, lambda call=call, value=value: call(value), argument="value")
+        large = 2**63 - 1
+        made.signal(stream, 5)
+        made.host_wait(5, timeout=LIMIT)
+        for value in (5, 4, 0):
+            raises(GpuInteropError, lambda value=value: made.signal(stream, value), argument="value")
+        raises(GpuInteropError, lambda: made.host_signal(5))
+        raises(SemaphoreTimeoutError, lambda: made.host_wait(6, timeout=GRACE))
+        made.wait(stream, large)
+        assert held(stream)
+        made.host_signal(large - 1)
+        assert held(stream), f"a wait for {large} passed at {large - 1}"
+        made.host_signal(large)
+        assert becomes_idle(stream)
+        raises(GpuInteropError, lambda: made.host_signal(large - 2))
+        made.host_wait(large, timeout=LIMIT)
+
+    @KINDS
+    @requires(CREATE)
+    def test_batch(self, device: Device, stream: Any, scope: ExitStack, kind: type, made: Any) -> None:
+        """A batch waits for all of them, and signals all of them."""
+        second: Any = device.create_semaphore(HANDLE_TYPES[kind])
+        scope.callback(end, second)
+        batch = SemaphoreBatch(made, second)
+        batch.wait(stream, None if kind is Binary else (1, 2))
+        made.host_signal(*args(kind, 1))
+        assert held(stream), "the batch passed with one of two signalled"
+        second.host_signal(*args(kind, 2))
+        assert becomes_idle(stream)
+        batch.signal(stream, None if kind is Binary else (3, 4))
+        made.host_wait(*args(kind, 3), timeout=LIMIT)
+        second.host_wait(*args(kind, 4), timeout=LIMIT)
+
+    @KINDS
+    @requires(CREATE, *MEMORY)
+    def test_signal_comes_after_the_work(self, bench: Bench, kind: type, made: Any) -> None:
+        """What a stream did before its signal is there for who has waited for it."""
+        memory, buffer = bench.buffer(1 << 22)
+        stream = bench.stream()
+        for value in range(1, 6):
+            buffer.fill(value, stream=stream)
+            made.signal(stream, *args(kind, value))
+            made.host_wait(*args(kind, value), timeout=LIMIT)
+            assert memory.read((1 << 22) - 64, 64) == bytes([value]) * 64
+        stream.synchronize(LIMIT)
+
+    @KINDS
+    @requires(CREATE)
+    def test_across_processes(self, stream: Any, kind: type, made: Any, peer: BackendPeer) -> None:
         """Another process imports it and is ordered by it, both ways."""
-        made = scope.enter_context(device.create_semaphore(HANDLE_TYPES[kind]))
-        peer = scope.enter_context(BackendPeer(device))
         peer.import_semaphore(made.export())
         made.wait(stream, *args(kind, 1))
         assert held(stream)
@@ -365,3 +467,235 @@ class CreatedSemaphoreSuite(Suite):
         assert not peer.wait(2, timeout=0.0)
         made.signal(stream, *args(kind, 2))
         assert peer.wait(2, timeout=LIMIT)
+
+    @KINDS
+    @requires(CREATE)
+    def test_made_in_another_process(self, device: Device, stream: Any, scope: Any, kind: type) -> None:
+        """One that another process has made is imported here, and outlives that process."""
+        with BackendPeer(device) as peer:
+            ours: Any = scope.enter_context(
+                device.import_semaphore(peer.create_semaphore(HANDLE_TYPES[kind].type_name))
+            )
+            ours.wait(stream, *args(kind, 1))
+            assert held(stream)
+            peer.host_signal(1)
+            assert becomes_idle(stream)
+            peer.enqueue(wait=2)
+            assert not peer.idle(GRACE)
+            ours.signal(stream, *args(kind, 2))
+            assert peer.idle(LIMIT)
+        ours.wait(stream, *args(kind, 3))
+        assert held(stream)
+        ours.host_signal(*args(kind, 3))
+        assert becomes_idle(stream)
+
+    @KINDS
+    @requires(CREATE)
+    def test_streams_of_two_processes(self, stream: Any, kind: type, made: Any, peer: BackendPeer) -> None:
+        """Streams of both take turns without either host's help: all is enqueued before the first signal."""
+        if kind is Binary:
+            skip_declared("turns want a semaphore each way; a timeline is both")
+        peer.import_semaphore(made.export())
+        rounds = 40
+        for turn in range(rounds):
+            peer.enqueue(wait=2 * turn + 1, signal=2 * turn + 2)
+            made.wait(stream, 2 * turn)
+            if turn:
+                made.signal(stream, 2 * turn + 1)
+        made.host_signal(1)
+        made.host_wait(2 * rounds, timeout=LIMIT)
+        assert becomes_idle(stream)
+        assert peer.idle(LIMIT)
+
+    @requires(
+        (Operation.CREATE_SEMAPHORE, TimelineFd),
+        (Operation.EXPORT_ALLOCATION, VmmFd),
+        (Operation.IMPORT_ALLOCATION, VmmFd),
+    )
+    def test_work_of_two_processes(self, device: Device, scope: ExitStack, peer: BackendPeer) -> None:
+        """What either stream does comes behind what the other did before its signal, frame after frame.
+
+        The first frame is held up until all are enqueued, so what does not wait overtakes, every time.
+        """
+        made = device.create_semaphore(TimelineFd)
+        scope.callback(end, made)
+        allocation = device.allocate(1 << 21)
+        scope.callback(end, allocation)
+        buffer, half = allocation.buffer, allocation.size // 2
+        seen = device.allocate(1 << 21)
+        scope.callback(end, seen)
+        stream = new_stream(device, scope)
+        exported: Any = allocation.export()
+        peer.import_allocation(exported, allocation.size)
+        peer.import_semaphore(made.export())
+        backend: Any = device._backend
+        frames, size = 8, 4096
+        for frame in range(frames):
+            base = 3 * frame + 1
+            made.wait(stream, base)
+            buffer.fill(frame + 1, stream=stream)
+            made.signal(stream, base + 1)
+            peer.enqueue(wait=base + 1, fill=(0x80 + frame, half, half), signal=base + 2)
+            made.wait(stream, base + 2)
+            for part in range(2):  # the end of either half, to look at when all is over
+                target = seen.buffer.ptr + (2 * frame + part) * size
+                backend.copy(stream._native, target, buffer.ptr + (part + 1) * half - size, size)
+            made.signal(stream, base + 3)
+        assert held(stream)
+        assert not peer.idle(GRACE)
+        made.host_signal(1)
+        stream.synchronize(LIMIT)
+        assert peer.idle(LIMIT)
+        found = read(seen.buffer, 0, 2 * frames * size)
+        expected = b"".join(bytes([frame + 1]) * size + bytes([0x80 + frame]) * size for frame in range(frames))
+        assert not differ(found, expected)
+
+    @KINDS
+    @requires(CREATE)
+    def test_between_devices(self, device: Device, stream: Any, scope: Any, kind: type, made: Any) -> None:
+        """Another device of the same backend imports it: its streams and this one's order each other."""
+        others = [found for found in get_backend(device.backend).devices() if found is not device]
+        if not others:
+            skip_declared(f"{device.backend} has one device here")
+        for other in others:
+            there: Any = scope.enter_context(other.import_semaphore(made.export()))
+            far = new_stream(other, scope)
+            base = 10 * (other.ordinal + 1)
+            there.wait(far, *args(kind, base + 1))
+            assert held(far)
+            made.signal(stream, *args(kind, base + 1))
+            assert becomes_idle(far)
+            made.wait(stream, *args(kind, base + 2))
+            assert held(stream)
+            there.signal(far, *args(kind, base + 2))
+            assert becomes_idle(stream)
+
+    @KINDS
+    @requires(CREATE)
+    def test_close_leaves_a_wait_pending(self, device: Device, stream: Any, scope: Any, kind: type) -> None:
+        """`close` returns while a stream waits; whoever has the semaphore still ends the wait."""
+        made: Any = device.create_semaphore(HANDLE_TYPES[kind])
+        other: Any = scope.enter_context(device.import_semaphore(made.export()))
+        made.wait(stream, *args(kind, 3))
+        made.close()
+        for call in (made.export, lambda: made.host_signal(*args(kind, 3)), lambda: made.wait(stream, *args(kind, 4))):
+            raises(ResourceClosedError, call)
+        assert held(stream)
+        other.host_signal(*args(kind, 3))
+        assert becomes_idle(stream)
+        stream.synchronize(LIMIT)
+
+    @KINDS
+    @requires(CREATE)
+    def test_close_with_timeout(self, device: Device, scope: Any, kind: type) -> None:
+        """`close(timeout)` gives a pending wait that long, and says that it is pending still."""
+        made: Any = device.create_semaphore(HANDLE_TYPES[kind])
+        other: Any = scope.enter_context(device.import_semaphore(made.export()))
+        stream = device.create_stream()
+        try:
+            made.wait(stream, *args(kind, 3))
+            raises(ResourceBusyError, lambda: made.close(timeout=GRACE))
+            other.host_signal(*args(kind, 3))
+            with contextlib.suppress(ResourceClosedError):  # where the driver could cancel the wait, the stream failed
+                stream.synchronize(LIMIT)
+            made.close(timeout=LIMIT)
+        finally:
+            stream.close()
+
+    @KINDS
+    @requires(CREATE)
+    def test_close_ends_a_host_wait(self, device: Device, kind: type) -> None:
+        """A thread that waits is told so, at once, when another one closes the semaphore."""
+        made: Any = device.create_semaphore(HANDLE_TYPES[kind])
+        raised: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                made.host_wait(*args(kind, 1), timeout=2 * LIMIT)
+            except BaseException as error:
+                raised.append(error)
+
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        deadline = time.monotonic() + LIMIT
+        while not made._host_waits and time.monotonic() < deadline:
+            os.sched_yield()
+        made.close()
+        waiter.join(LIMIT)
+        assert not waiter.is_alive()
+        assert [type(error) for error in raised] == [ResourceClosedError]
+
+    @KINDS
+    @requires(CREATE)
+    def test_peer_dies_before_it_signals(self, device: Device, stream: Any, scope: Any, kind: type, made: Any) -> None:
+        """A wait for the dead can be bounded, names semaphore and value, and is not lost; other streams go on."""
+        peer = scope.enter_context(BackendPeer(device))
+        peer.import_semaphore(made.export())
+        assert not peer.wait(1, timeout=0.0)
+        made.wait(stream, *args(kind, 41))
+        peer.kill()
+        error = raises(SemaphoreTimeoutError, lambda: stream.synchronize(0.05))
+        assert made.label in str(error)
+        assert kind is Binary or "41" in str(error)
+        raises(SemaphoreTimeoutError, lambda: made.host_wait(*args(kind, 41), timeout=GRACE))
+        other = new_stream(device, scope)
+        other.synchronize(LIMIT)
+        made.signal(other, *args(kind, 41))
+        stream.synchronize(LIMIT)
+
+    @KINDS
+    @requires(CREATE)
+    def test_peer_dies_while_it_waits(self, device: Device, stream: Any, scope: Any, kind: type, made: Any) -> None:
+        """A peer killed while its stream, or its thread, waits holds nobody up; the semaphore is as good as before."""
+        for turn in range(2):
+            peer = scope.enter_context(BackendPeer(device))
+            peer.import_semaphore(made.export())
+            peer.enqueue(wait=10 * turn + 2)
+            peer.kill()
+            made.signal(stream, *args(kind, 10 * turn + 2))
+            made.host_wait(*args(kind, 10 * turn + 2), timeout=LIMIT)
+            made.wait(stream, *args(kind, 10 * turn + 3))
+            assert held(stream)
+            made.host_signal(*args(kind, 10 * turn + 3))
+            assert becomes_idle(stream)
+
+    @KINDS
+    @requires(CREATE)
+    def test_many_threads(self, device: Device, scope: ExitStack, kind: type) -> None:
+        """Eight threads make, use and close their own at the same time."""
+
+        def work() -> None:
+            with device.create_stream() as stream:
+                for _ in range(8):
+                    made: Any = device.create_semaphore(HANDLE_TYPES[kind])
+                    with device.import_semaphore(made.export()) as other:
+                        theirs: Any = other
+                        made.wait(stream, *args(kind, 1))
+                        theirs.host_signal(*args(kind, 1))
+                        stream.synchronize(LIMIT)  # a binary signal is anybody's
+                        theirs.signal(stream, *args(kind, 2))
+                        made.host_wait(*args(kind, 2), timeout=LIMIT)
+                        stream.synchronize(LIMIT)
+                    made.close()
+
+        together([work] * 8)
+
+    @KINDS
+    @requires(CREATE)
+    def test_nothing_is_left_over(self, device: Device, stream: Any, kind: type) -> None:
+        """Round after round of making, exporting, importing, using and closing leaves nothing behind."""
+
+        def round_trip(_turn: int) -> None:
+            made: Any = device.create_semaphore(HANDLE_TYPES[kind])
+            ours: Any = device.import_semaphore(made.export())
+            made.export().close()
+            ours.wait(stream, *args(kind, 1))
+            made.host_signal(*args(kind, 1))
+            stream.synchronize(LIMIT)
+            made.signal(stream, *args(kind, 2))
+            ours.host_wait(*args(kind, 2), timeout=LIMIT)
+            stream.synchronize(LIMIT)
+            made.close(timeout=LIMIT)
+            ours.close(timeout=LIMIT)
+
+        leaves_nothing(round_trip)

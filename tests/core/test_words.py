@@ -1,0 +1,542 @@
+"""Words that streams write and wait for, and the timelines made of them: what reaches the driver, and what does not.
+
+The page is looked at through its descriptor, and the backend's streams wait for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop import system, timeline
+from gpuinterop._core.device import Device
+from gpuinterop._core.words import PinnedWords
+from gpuinterop.exporters import open_exporter
+from gpuinterop.handles import HandleOrigin, OriginKind
+
+from .fake import FakeWords, fake_device
+from .forged import FORGED, GROW, PAGE, SHRINK, forge
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
+
+LIMIT = 20.0
+MAX = 2**63 - 1
+GET_SEALS = 1034
+
+
+@pytest.fixture
+def backend() -> FakeWords:
+    return FakeWords()
+
+
+@pytest.fixture
+def device(backend: FakeWords) -> Device:
+    return fake_device(backend=backend)[0]
+
+
+@pytest.fixture
+def stream(device: Device) -> Iterator[Any]:
+    with device.create_stream() as made:
+        yield made
+
+
+def made_by(device: Device) -> Any:
+    return device.create_semaphore(gi.TimelineFd)
+
+
+def counter(fd: int) -> int:
+    """The page's value, read through the descriptor."""
+    return int.from_bytes(os.pread(fd, 8, 16), sys.byteorder)
+
+
+def store(fd: int, value: int) -> None:
+    """A device's store: the value, and nothing else."""
+    os.pwrite(fd, value.to_bytes(8, sys.byteorder), 16)
+
+
+def operations(backend: FakeWords) -> list[tuple[Any, ...]]:
+    """What streams were given."""
+    return [call for call in backend.calls if call[0] in ("write_value", "wait_value", "signal", "wait")]
+
+
+def mapped(fd: int) -> int:
+    """How often this process has mapped the object."""
+    inode = os.fstat(fd).st_ino
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        return sum(line.split()[4] == str(inode) for line in lines)
+
+
+def descriptors(fd: int) -> int:
+    """How many descriptors of this process are the object."""
+    wanted = os.fstat(fd)
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            there = os.fstat(int(name))
+            found += (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino)
+    return found
+
+
+# -- pinned words ----------------------------------------------------------------------------------------------------
+
+
+def test_each_word_is_its_own(device: Device, backend: FakeWords, stream: Any) -> None:
+    words = PinnedWords(device)
+    (_, address, size) = next(call for call in backend.calls if call[0] == "pin")
+    assert size == PAGE
+    assert words.COUNT == PAGE // 64
+    assert [words.load(index) for index in range(words.COUNT)] == [0] * words.COUNT
+    for index in range(words.COUNT):
+        words.write(stream, index, 1000 + index)
+        words.wait(stream, index, 2000 + index)
+    for index in range(words.COUNT):
+        # a cache line each, by the device's address; where the process sees it 0 to 7 are the value
+        there = address + backend.APART + 64 * index
+        assert ("write_value", stream._native, there, 1000 + index) in backend.calls
+        assert ("wait_value", stream._native, there, 2000 + index) in backend.calls
+        assert ctypes.c_uint64.from_address(address + 64 * index).value == 1000 + index
+    words.store(3, MAX)
+    assert ctypes.c_uint64.from_address(address + 192).value == words.load(3) == MAX
+    assert words.load(2) == 1002
+    words.close()
+    assert backend.count("pin") == 0
+
+
+def test_words_are_unpinned_before_they_are_unmapped(device: Device, backend: FakeWords) -> None:
+    words = PinnedWords(device)
+    words.store(0, 7)
+    seen: list[int] = []
+    backend.on_unpin = lambda address: seen.append(ctypes.c_uint64.from_address(address).value)
+    words.close()
+    assert seen == [7]
+
+
+def test_without_the_capability_nothing_is_called() -> None:
+    backend = FakeWords()
+    device, _ = fake_device(gi.Operation.STREAM_MEMORY_OPS, backend=backend)
+    with pytest.raises(gi.UnsupportedError, match="stream_memory_ops"):
+        PinnedWords(device)
+    assert backend.calls == []
+
+
+def fail() -> None:
+    raise gi.DriverError("cuMemHostRegister", 2, "CUDA_ERROR_OUT_OF_MEMORY", "nothing can be pinned.")
+
+
+def test_words_that_cannot_be_pinned_leave_nothing(device: Device, backend: FakeWords) -> None:
+    backend.on_pin = fail
+
+    def pages() -> int:
+        with open("/proc/self/maps", encoding="utf-8") as lines:
+            return sum("/dev/zero" in line for line in lines)
+
+    before = pages()
+    for _ in range(5):
+        with pytest.raises(gi.DriverError, match="cuMemHostRegister"):
+            PinnedWords(device)
+    gc.collect()
+    assert pages() == before
+
+
+# -- making one --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_as_specified(device: Device) -> None:
+    """`gpuinterop.timeline`, read with nothing but the descriptor."""
+    with made_by(device) as made, made.export() as handle:
+        page = os.pread(handle.fd, PAGE + 1, 0)
+        assert len(page) == PAGE
+        assert struct.unpack_from("=8sIIQI", page) == (b"GIPTLSM1", 1, 0, 0, 1)
+        assert page[28:64] == bytes(36)
+        assert page[128:] == bytes(PAGE - 128)
+        assert fcntl.fcntl(handle.fd, GET_SEALS) & (SHRINK | GROW) == SHRINK | GROW
+        assert not os.get_inheritable(handle.fd)
+
+
+def test_streams_use_the_word_in_the_page(device: Device, backend: FakeWords, stream: Any) -> None:
+    with made_by(device) as made, made.export() as handle:
+        (_, address, size) = backend.calls[-1]
+        assert size == PAGE
+        made.signal(stream, 5)
+        assert counter(handle.fd) == 5
+        made.wait(stream, 9)
+        word = address + backend.APART + 16
+        assert operations(backend) == [
+            ("write_value", stream._native, word, 5),
+            ("wait_value", stream._native, word, 9),
+        ]
+        assert stream.waiting_for().endswith(f"{made.label} to reach 9")
+
+
+def test_the_calling_thread(device: Device) -> None:
+    with made_by(device) as made, made.export() as handle:
+        with pytest.raises(gi.SemaphoreTimeoutError, match=rf"{made.label} was not signalled to 1 in 0 s"):
+            made.host_wait(1, timeout=0.0)
+        made.host_signal(4)
+        assert counter(handle.fd) == 4
+        made.host_wait(4, timeout=LIMIT)
+        made.host_wait(0, timeout=0.0)
+        for value in (4, 3):
+            with pytest.raises(gi.DriverError, match=rf"stands at 4; a signal must be greater, and {value} is not"):
+                made.host_signal(value)
+        assert counter(handle.fd) == 4
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1, 2**64, -1])
+def test_values_that_a_stream_cannot_wait_for(device: Device, backend: FakeWords, stream: Any, value: int) -> None:
+    with made_by(device) as made, made.export() as handle:
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: made.signal(stream, value),
+            lambda: made.wait(stream, value),
+            lambda: made.host_signal(value),
+            lambda: made.host_wait(value, timeout=0.0),
+            lambda: gi.SemaphoreBatch(made).wait(stream, (value,)),
+            lambda: gi.SemaphoreBatch(made).signal(stream, (value,)),
+        )
+        for call in calls:
+            with pytest.raises(gi.InvalidArgumentError, match=rf"^value: must be 0 to 2\*\*63 - 1 .*not {value}"):
+                call()
+        assert operations(backend) == []
+        assert counter(handle.fd) == 0
+
+
+def test_the_largest_value(device: Device, stream: Any) -> None:
+    with made_by(device) as made, made.export() as handle:
+        made.wait(stream, MAX)
+        made.signal(stream, MAX)
+        assert counter(handle.fd) == MAX
+        made.host_wait(MAX, timeout=LIMIT)
+
+
+def test_it_never_goes_back(device: Device, backend: FakeWords, stream: Any) -> None:
+    """On one stream, and wherever the counter has got already; across streams an order to come may be legal."""
+    with made_by(device) as made, device.create_stream() as other, made.export() as handle:
+        made.signal(stream, 5)
+        for value in (5, 4, 0):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* on the same stream: .* signal 6 or more"):
+                made.signal(stream, value)
+        for value in (5, 1):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* stands at 5.* signal 6 or more"):
+                made.signal(other, value)
+        made.host_signal(8)
+        with pytest.raises(gi.InvalidArgumentError, match="stands at 8"):
+            made.signal(stream, 7)
+        assert counter(handle.fd) == 8
+        made.signal(other, 9)
+        assert [call[3] for call in operations(backend)] == [5, 9]
+
+
+def test_a_batch_is_checked_before_it_begins(device: Device, backend: FakeWords, stream: Any) -> None:
+    with made_by(device) as one, made_by(device) as two:
+        two.host_signal(3)
+        batch = gi.SemaphoreBatch(one, two)
+        with pytest.raises(gi.InvalidArgumentError, match="stands at 3"):
+            batch.signal(stream, (1, 3))
+        assert operations(backend) == []
+        batch.wait(stream, (1, 4))
+        batch.signal(stream, (1, 4))
+        assert [(call[0], call[3]) for call in operations(backend)] == [
+            ("wait_value", 1),
+            ("wait_value", 4),
+            ("write_value", 1),
+            ("write_value", 4),
+        ]
+        with device.import_semaphore(gi.TimelineWin32(handle=8)) as driver_s:
+            for mixed in ((one, driver_s), (driver_s, one)):
+                with pytest.raises(gi.InvalidArgumentError, match="batches of their own"):
+                    gi.SemaphoreBatch(*mixed)
+
+
+def test_no_capture_and_no_timeout(device: Device, backend: FakeWords, stream: Any) -> None:
+    with made_by(device) as made, made.export() as handle:
+        assert not made.takes_timeout
+        with pytest.raises(gi.UnsupportedError, match=r"wait_timeout.*until it is stored"):
+            made.wait(stream, 1, timeout=1.0)
+        backend.capturing.add(stream._ptr)
+        for call in (
+            lambda: made.wait(stream, 1),
+            lambda: made.signal(stream, 1),
+            lambda: gi.SemaphoreBatch(made).wait(stream, (1,)),
+            lambda: gi.SemaphoreBatch(made).signal(stream, (1,)),
+        ):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^stream: .* outside of the graph"):
+                call()
+        backend.capturing.clear()
+        assert operations(backend) == []
+        assert counter(handle.fd) == 0
+        made.signal(stream, 1)  # what was refused left no trace
+        assert stream.waiting_for() == ""
+
+
+def test_other_kinds_are_refused(device: Device) -> None:
+    with pytest.raises(gi.GpuInteropError, match="TimelineFd"):
+        device.create_semaphore(gi.OpaqueFd)
+
+
+def test_where_it_cannot_be_made_it_is_not_imported_either(backend: FakeWords) -> None:
+    device, _ = fake_device(gi.Operation.CREATE_SEMAPHORE, backend=backend)
+    with pytest.raises(gi.UnsupportedError, match="create_semaphore"):
+        made_by(device)
+    with gi.TimelineFd.adopt(forge()) as handle:
+        with pytest.raises(gi.UnsupportedError, match="create_semaphore"):
+            device.import_semaphore(handle)
+        assert counter(handle.fd) == 0
+    assert backend.calls == []
+
+
+def test_what_cannot_be_pinned_is_not_made(device: Device, backend: FakeWords) -> None:
+    backend.on_pin = fail
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(gi.DriverError, match="cuMemHostRegister"):
+            made_by(device)
+    assert set(os.listdir("/proc/self/fd")) == before
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        assert not [line for line in lines if "memfd:gpuinterop.timeline" in line]
+
+
+# -- handles -----------------------------------------------------------------------------------------------------------
+
+
+def test_export_and_import(device: Device, backend: FakeWords, stream: Any) -> None:
+    with made_by(device) as made:
+        handle = made.export()
+        assert handle.origin == HandleOrigin(kind=OriginKind.TIMELINE)
+        look = os.dup(handle.fd)
+        try:
+            assert mapped(look) == 1
+            with device.import_semaphore(handle) as other:
+                assert mapped(look) == 2
+                with pytest.raises(gi.HandleError, match="consumed"):
+                    _ = handle.fd
+                assert descriptors(look) == 3  # of the maker, the import and this test
+                other.signal(stream, 6)
+                assert counter(look) == 6
+                made.host_wait(6, timeout=LIMIT)
+                with pytest.raises(gi.InvalidArgumentError, match="was imported"):
+                    other.export()
+            made.close()
+            assert (mapped(look), descriptors(look)) == (0, 1)
+        finally:
+            os.close(look)
+    assert ("import_semaphore", "TimelineFd") not in backend.calls
+    assert backend.count("pin") == 0
+
+
+def test_a_failed_import_leaves_the_handle(device: Device, backend: FakeWords) -> None:
+    with gi.TimelineFd.adopt(forge()) as handle:
+        before = os.pread(handle.fd, PAGE, 0)
+        backend.on_pin = fail
+        with pytest.raises(gi.DriverError, match="cuMemHostRegister"):
+            device.import_semaphore(handle)
+        backend.on_pin = lambda: None
+        assert (mapped(handle.fd), descriptors(handle.fd)) == (0, 1)
+        assert os.pread(handle.fd, PAGE, 0) == before
+        handle.origin = HandleOrigin(kind=OriginKind.BINARY)
+        with pytest.raises(gi.HandleError, match="exported from a binary"):
+            device.import_semaphore(handle)
+        handle.origin = None
+        store(handle.fd, 2**63)
+        with pytest.raises(gi.HandleError, match=r"stands at 9223372036854775808; .* below 2\*\*63"):
+            device.import_semaphore(handle)
+        assert (mapped(handle.fd), descriptors(handle.fd)) == (0, 1)
+        store(handle.fd, MAX)
+        device.import_semaphore(handle).close()
+
+
+def test_it_lies_in_no_device_s_memory(device: Device) -> None:
+    """Whoever has made it, of whatever device, the page is host memory."""
+    elsewhere = gi.DeviceIdentity(name="another GPU", uuid=b"o" * 16)
+    handle = gi.TimelineFd.adopt(forge(), origin=HandleOrigin(kind=OriginKind.TIMELINE, device=elsewhere))
+    device.import_semaphore(handle).close()
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_is_not_ours_goes_to_the_driver(device: Device, backend: FakeWords, what: str) -> None:
+    """Which refuses it: the descriptor stays open, and nothing was mapped or written."""
+
+    def refuse(handle: Any) -> None:
+        raise gi.DriverError("cuImportExternalSemaphore", 999, "CUDA_ERROR_UNKNOWN", "it is none.")
+
+    backend.on_import = refuse
+    with gi.TimelineFd.adopt(FORGED[what]()) as handle:
+        status = os.fstat(handle.fd)
+        is_file = status.st_size > 0
+        before = os.pread(handle.fd, PAGE, 0) if is_file else b""
+        assert not timeline.is_ours(handle.fd)
+        with pytest.raises(gi.DriverError, match="cuImportExternalSemaphore"):
+            device.import_semaphore(handle)
+        assert backend.calls == [("import_semaphore", "TimelineFd")]
+        assert os.fstat(handle.fd).st_ino == status.st_ino
+        if is_file:
+            assert os.pread(handle.fd, PAGE, 0) == before
+            assert (mapped(handle.fd), descriptors(handle.fd)) == (0, 1)
+
+
+def test_a_backend_without_words_gets_ours_too() -> None:
+    """It may know the page by itself; that of the core's is a gap."""
+    device, backend = fake_device()
+    with gi.TimelineFd.adopt(forge()) as handle, device.import_semaphore(handle):
+        assert backend.calls == [("import_semaphore", "TimelineFd")]
+
+
+def test_whose_a_party_s_timeline_is(device: Device, backend: FakeWords) -> None:
+    """A party on the CPU makes ours; one that plays a GPU's driver makes a driver's."""
+    for identity, ours in ((None, True), (device.identity, False)):
+        with open_exporter("memfd", identity=identity) as exporter, exporter.create_semaphore(gi.Timeline) as theirs:
+            backend.calls.clear()
+            with device.import_semaphore(theirs.export()) as semaphore:
+                assert [call[0] for call in backend.calls] == (["pin"] if ours else ["import_semaphore"])
+                if ours:
+                    imported: Any = semaphore
+                    theirs.signal(3)
+                    imported.host_wait(3, timeout=LIMIT)
+                    imported.host_signal(4)
+                    assert theirs.wait(4, timeout=LIMIT)
+
+
+# -- waiting and closing -----------------------------------------------------------------------------------------------
+
+
+class Waiter:
+    """A thread in `host_wait`."""
+
+    def __init__(self, semaphore: Any, value: int) -> None:
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(semaphore, value), daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + LIMIT
+        while not semaphore._host_waits and time.monotonic() < deadline:
+            os.sched_yield()
+
+    def _run(self, semaphore: Any, value: int) -> None:
+        try:
+            semaphore.host_wait(value, timeout=LIMIT)
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> BaseException | None:
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+def test_a_device_s_store_is_seen_without_a_wake(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits looks again by itself: no sleep of it is longer than a millisecond."""
+    sleeps: list[float] = []
+    real = system.futex_wait
+
+    def futex_wait(address: int, expected: int, seconds: float) -> None:
+        sleeps.append(seconds)
+        real(address, expected, seconds)
+
+    monkeypatch.setattr(system, "futex_wait", futex_wait)
+    with made_by(device) as made, made.export() as handle:
+        waiter = Waiter(made, 7)
+        deadline = time.monotonic() + LIMIT
+        while len(sleeps) < 20 and time.monotonic() < deadline:
+            os.sched_yield()
+        store(handle.fd, 6)
+        asleep = len(sleeps)
+        while len(sleeps) < asleep + 5 and time.monotonic() < deadline:
+            os.sched_yield()
+        store(handle.fd, 7)
+        assert waiter.end() is None
+    assert len(sleeps) >= 25
+    assert max(sleeps) <= 1e-3
+
+
+def test_close_ends_a_host_wait(device: Device) -> None:
+    made = made_by(device)
+    waiter = Waiter(made, 1)
+    made.close()
+    assert isinstance(waiter.end(), gi.ResourceClosedError)
+    device.drain()
+    assert device._backend.count("pin") == 0  # type: ignore[attr-defined]
+
+
+def test_close_as_a_host_wait_begins(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed after the wait looked whether it is open, and before close() could see the thread."""
+    made = made_by(device)
+
+    class Noted(dict[int, None]):
+        def __setitem__(self, key: int, value: None) -> None:
+            monkeypatch.setattr(made, "_host_waits", {})  # close() finds nobody
+            made.close()
+            monkeypatch.setattr(made, "_host_waits", self)
+            super().__setitem__(key, value)
+
+    monkeypatch.setattr(made, "_host_waits", Noted())
+    with pytest.raises(gi.ResourceClosedError):
+        made.host_wait(1, timeout=LIMIT)
+
+
+def test_closing_waits_for_the_streams(device: Device, backend: FakeWords, stream: Any) -> None:
+    """The page stays pinned and mapped while a stream may use it, and goes in order: unpinned, unmapped, closed."""
+    made = made_by(device)
+    look = os.dup(made.export().detach())
+    seen: list[tuple[int, int]] = []
+    backend.on_unpin = lambda address: seen.append((mapped(look), descriptors(look)))
+    backend.blocked.add(stream._ptr)
+    made.wait(stream, 3)
+    made.close()
+    for call in (made.export, lambda: made.host_signal(3), lambda: made.wait(stream, 4)):
+        with pytest.raises(gi.ResourceClosedError):
+            call()
+    with pytest.raises(gi.ResourceBusyError):
+        made.close(timeout=0.0)
+    open_now = descriptors(look)
+    assert (mapped(look), seen) == (1, [])
+    backend.blocked.clear()
+    made.close(timeout=LIMIT)
+    assert seen == [(1, open_now)]
+    assert (mapped(look), descriptors(look)) == (0, open_now - 1)
+    os.close(look)
+
+
+def test_a_dropped_one_warns_and_is_released(device: Device, backend: FakeWords) -> None:
+    made = made_by(device)
+    label = made.label
+    with pytest.warns(gi.LeakedResourceWarning, match=label):
+        del made
+        gc.collect()
+    device.drain()
+    assert backend.count("pin") == 0
+
+
+def test_threads(device: Device, backend: FakeWords) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with device.create_stream() as stream:
+                for _ in range(20):
+                    with made_by(device) as made, device.import_semaphore(made.export()) as other:
+                        theirs: Any = other
+                        made.signal(stream, 1)
+                        theirs.host_wait(1, timeout=LIMIT)
+                        theirs.host_signal(2)
+                        made.host_wait(2, timeout=LIMIT)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * LIMIT)
+    assert not failures
+    device.drain()
+    assert backend.count("pin") == 0
