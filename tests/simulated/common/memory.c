@@ -166,7 +166,7 @@ gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address) {
     gis_note_if_used(&range->object, "");
     gis_ref(&range->object);
     end_range(range);
-    if (range->object.kind != GIS_REGISTRATION) gis_settle(&range->object);
+    gis_settle(&range->object); /* measured of cuMemHostUnregister as well */
     gis_unref(&range->object);
     return GIS_OK;
 }
