@@ -59,6 +59,32 @@ def test_a_close_behind_a_wait_blocks_nobody(device: gi.Device, exporter: Any) -
     theirs.close()
 
 
+def test_a_wait_that_came_after_the_close(device: gi.Device, exporter: Any) -> None:
+    """hipFree waits for all work of the device, also for what was enqueued since: it is not called meanwhile."""
+    theirs = exporter.create_memory(1 << 16)
+    memory = device.import_memory(theirs.export(), size=theirs.size)
+    buffer = memory.map_buffer()
+    gate: Any = device.create_semaphore(gi.TimelineFd)
+    with device.create_stream() as using, device.create_stream() as waiting:
+        released: list[str] = []
+        buffer.on_released(lambda: released.append("buffer"))
+        gate.wait(using, 1)
+        buffer.fill(1, stream=using)
+        buffer.close()
+        gate.wait(waiting, 2)
+        gate.host_signal(1)
+        using.synchronize(LIMIT)
+        device.drain()
+        assert released == [], "hipFree would have blocked until somebody signals"
+        gate.host_signal(2)
+        waiting.synchronize(LIMIT)
+        device.drain()
+        assert released == ["buffer"]
+    memory.close()
+    gate.close(timeout=LIMIT)
+    theirs.close()
+
+
 def test_free_comes_before_destroy(simulator: Simulator, device: gi.Device) -> None:
     """Both are needed: ``hipDestroyExternalMemory`` leaves what is mapped, ``hipFree`` leaves the handle."""
     with open_party("memfd", device) as exporter, exporter.create_memory(1 << 16) as theirs:
