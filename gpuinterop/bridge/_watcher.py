@@ -1,10 +1,8 @@
 """The watcher: one thread a bridge, which looks at words and at foreign semaphores, and never calls a GPU's driver.
 
 A call into HIP or CUDA may block behind whatever another thread is doing there (a synchronisation, a free), and that
-may be waiting for us. So what is kept here holds no stream: dropping the last reference to one would call the driver
-from this thread. Streams are known by a `Token`; one that had to be told something is parked until one of the
-application's threads comes by. And what the collector happens to finalize here is left to others as well
-(`kept_off_drivers`).
+may be waiting for us. So what is kept here holds no stream: those are known by a `Token`. And what the collector, or
+the last reference to something, happens to finalize here is left to others (`kept_off_drivers`).
 
 A lane is one bridged semaphore. Its word 0, `arrived`, is what streams wait for: the foreign value (a timeline), or how
 many waits have passed (a binary one). Each stream that signals has a word of its own, which counts its signals: a
@@ -253,7 +251,6 @@ class Lane:
         finally:
             self.lock.release()
         self.watcher.remove(self)
-        self.watcher.let_go_of_parked()
         # Without the lock, which the watcher may be waiting for: unpinning may take its time.
         if self._peer is not None:
             os.close(self._peer)
@@ -263,7 +260,6 @@ class Lane:
             self.words.close()
 
     def _check(self) -> None:
-        self.watcher.let_go_of_parked()
         if self.refusal is not None:
             raise again(self.refusal)
         self.watcher.start()  # what cannot be is to fail here, before anything waits
@@ -275,7 +271,7 @@ class Lane:
             taken = {entry.index for entry in self._outs.values()}
             free = next((index for index in range(1, PinnedWords.COUNT) if index not in taken), None)
             if free is None:
-                out = self._idle_out(stream)
+                out = self._idle_out()
                 del self._outs[out.key]
                 out.key = key
             else:
@@ -283,15 +279,15 @@ class Lane:
             self._outs[key] = out
         return out
 
-    def _idle_out(self, stream: Stream) -> _Out:
-        open_ones = {one._ptr for one in stream._reclaimer.streams()}
+    def _idle_out(self) -> _Out:
+        """One whose stores have all been seen: another stream's may follow them."""
         for out in list(self._outs.values()):
-            if not out.pending and out.key[0] not in open_ones:
+            if not out.pending:
                 return out
         raise InvalidArgumentError(
             "stream",
-            f"{PinnedWords.COUNT - 1} streams signal this bridged semaphore already: signal from fewer, or bridge it "
-            "once more.",
+            f"{PinnedWords.COUNT - 1} streams have still to signal this bridged semaphore: signal from fewer, or "
+            "bridge it once more.",
         )
 
     # -- the watcher ---------------------------------------------------------------------------------------------
@@ -410,7 +406,6 @@ class Lane:
     def _tell_streams(self, pending: _Pending, error: GpuInteropError) -> None:
         for stream in pending.token.streams():
             stream.fail(error)
-            self.watcher.park(stream)
 
 
 def _value_of(pending: _Pending) -> int:
@@ -444,7 +439,6 @@ class Watcher:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lanes: dict[int, Lane] = {}
-        self._parked: list[Stream] = []
         self._wake = threading.Event()
         self._sleeping = False
         self._stopping = False
@@ -462,13 +456,6 @@ class Watcher:
     def remove(self, lane: Lane) -> None:
         self._lanes.pop(id(lane), None)
         self.poke()
-
-    def park(self, stream: Stream) -> None:
-        self._parked.append(stream)
-
-    def let_go_of_parked(self) -> None:
-        if self._parked:
-            self._parked.clear()
 
     def poke(self) -> None:
         """Something is pending, or has changed."""
@@ -499,7 +486,6 @@ class Watcher:
         """End the thread; from any thread but itself. Waits up to `limit` seconds for it."""
         self._stopping = True
         self._wake.set()
-        self.let_go_of_parked()
         thread = self._thread
         if limit is not None and thread is not None and thread is not threading.current_thread():
             thread.join(limit)
