@@ -30,6 +30,7 @@ USABLE = {
     ),
     (Operation.EXPORT_ALLOCATION, h.VmmFd),
     (Operation.IMPORT_ALLOCATION, h.VmmFd),
+    (Operation.STREAM_MEMORY_OPS, None),
 }
 
 
