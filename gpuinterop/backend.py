@@ -93,6 +93,9 @@ class Backend(ABC):
     """The highest that works is chosen when nobody asks for one; the host backend has -1."""
     holds_gil: bool = False
     """Blocking calls keep the GIL: the core then polls `is_done` and never calls `synchronize`."""
+    synchronize_blocks_others: ClassVar[bool] = False
+    """While a thread is in `synchronize`, calls of other threads may wait for it (HIP: ROCm/rocm-systems #11678), also
+    the one that would end the wait: the core polls `is_done` instead."""
     pageable_copies_block: ClassVar[bool] = True
     """`copy` from or to pageable host memory blocks the caller until the stream gets there (CUDA, HIP): behind a
     pending wait that deadlocks, and the core refuses it."""

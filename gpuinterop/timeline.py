@@ -213,7 +213,7 @@ class Page:
         bool
             False when the deadline has passed.
         """
-        spins = _SPINS
+        spins = _SPINS if deadline is None or deadline > time.monotonic() else 0  # a look only
         pause = _FIRST_PAUSE
         while True:
             sequence = self._sequence.value  # before the value: a signal in between ends the sleep at once

@@ -24,6 +24,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     name = "hip"
     priority = 10
     pageable_copies_block: ClassVar[bool] = True
+    synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
     releases_block: ClassVar[bool] = True  # hipFree synchronises the device
 
     def __init__(self) -> None:
@@ -41,15 +42,8 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         }
 
     def libraries(self) -> Mapping[str, str]:
-        try:
-            with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    path = line.rstrip("\n").partition("/")[2]
-                    if path.rpartition("/")[2].startswith("libamdhip64.so"):
-                        return {"libamdhip64": f"/{path}"}
-        except OSError:
-            pass
-        return {}
+        path = self._driver.library_file()
+        return {"libamdhip64": path} if path else {}
 
     def devices(self) -> Sequence[DeviceInfo]:
         if self._infos is None:

@@ -341,6 +341,8 @@ class Reclaimer:
         self.releasing = False
         """A release that blocks is under way, or about to be."""
         self._release_lock = threading.RLock()
+        self.failures: dict[int, GpuInteropError] = {}
+        """Failures of native streams, by pointer, that nobody has been told yet: what wraps one next inherits it."""
         _reclaimers.add(self)
 
     def add_stream(self, stream: Stream) -> None:
@@ -397,7 +399,10 @@ class Reclaimer:
                 backend, native = _orphans.popleft()
             except IndexError:
                 return
-            backend.destroy_event(native)
+            try:
+                backend.destroy_event(native)
+            except Exception as error:  # whoever drains has nothing to do with it
+                report(error)
 
     def _finish(self, serial: int, entry: Retirement) -> str:
         """Release; else the stream because of which that would block the device, and whoever is to end its wait."""
@@ -531,6 +536,8 @@ def _drain_at_exit() -> None:
 
 
 def _forked() -> None:
+    _kept_off.clear()  # the child's threads may have their numbers
+    _orphans.clear()  # the parent's, as all that is retired
     for reclaimer in list(_reclaimers):
         reclaimer.forked()
 

@@ -132,14 +132,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         def release(_keepalive: object = keepalive) -> None:
             destroy(native)
 
-        super().__init__(
-            device._reclaimer,
-            release,
-            parent=parent,
-            label=label or f"{handle_type.type_name} semaphore",
-            streams=lambda: ([stream for stream, _ in list(used.values())], ()),
-            blocks=True,
-        )
+        # Before the rest: a parent that another thread has closed meanwhile ends this one in its constructor.
         self._used = used
         self._device = device
         self._backend = backend
@@ -149,6 +142,14 @@ class ExternalSemaphore(Resource, Generic[K]):
         self.handle_type = handle_type
         self.kind: type = handle_type.kind
         self._calls = calls
+        super().__init__(
+            device._reclaimer,
+            release,
+            parent=parent,
+            label=label or f"{handle_type.type_name} semaphore",
+            streams=lambda: ([stream for stream, _ in list(used.values())], ()),
+            blocks=True,
+        )
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
         self._cannot_signal: Capability | None = None
@@ -220,6 +221,9 @@ class ExternalSemaphore(Resource, Generic[K]):
         else:
             number = self._check_value(value)
         milliseconds = None if timeout is None else self._milliseconds(timeout)
+        # Before the call: whatever interrupts this thread behind it, the release waits for the stream.
+        if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:
+            self._used[stream._ptr] = (stream, self._last_value(stream))
         reclaimer, thread = self._reclaimer, get_ident()
         reclaimer.waiting[thread] = None  # before the look at `releasing`: see Reclaimer
         try:
@@ -234,8 +238,6 @@ class ExternalSemaphore(Resource, Generic[K]):
             reclaimer.waiting.pop(thread, None)
         if stream._graph is not None:
             stream._graph.hold(self)
-        if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:
-            self._used[stream._ptr] = (stream, self._last_value(stream))
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -277,6 +279,8 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise InvalidArgumentError(
                 "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
             )
+        if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:  # as for a wait
+            self._used[stream._ptr] = (stream, self._last_value(stream))
         if self._calls is None:
             self._backend.signal(self._batch, stream._native, (number,))
         else:
@@ -475,15 +479,24 @@ class SemaphoreBatch:
         if timeout is not None:
             for semaphore in self._semaphores:
                 milliseconds = semaphore._milliseconds(timeout)
+        self._note_use(stream)
         with self._device._reclaimer.enqueuing_wait():
-            if self._calls is None:
-                self._backend.wait(self._batch, stream._native, numbers, milliseconds)
-            else:
-                self._calls.wait(self._batch, stream, numbers, milliseconds)
-            for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                stream._waits.append((semaphore._label, number if semaphore._takes_value else None))
+            waits = [
+                (semaphore._label, number if semaphore._takes_value else None)
+                for semaphore, number in zip(self._semaphores, numbers, strict=True)
+            ]
+            try:
+                if self._calls is None:
+                    self._backend.wait(self._batch, stream._native, numbers, milliseconds)
+                else:
+                    self._calls.wait(self._batch, stream, numbers, milliseconds)
+            except InvalidArgumentError:  # refused before the first
+                raise
+            except BaseException:  # it may be waiting for those before the one that failed
+                stream._waits.extend(waits)
+                raise
+            stream._waits.extend(waits)
         for semaphore in self._semaphores:
-            semaphore._used[stream._ptr] = (stream, semaphore._last_value(stream))
             if stream._graph is not None:
                 stream._graph.hold(semaphore)
 
@@ -498,6 +511,7 @@ class SemaphoreBatch:
                 raise InvalidArgumentError(
                     "values", f"{number} after {last} on the same stream for {semaphore._label}: a timeline only grows."
                 )
+        self._note_use(stream)
         if self._calls is None:
             self._backend.signal(self._batch, stream._native, numbers)
         else:
@@ -507,6 +521,11 @@ class SemaphoreBatch:
                 stream._graph.hold(semaphore)
                 number = semaphore._last_value(stream)
             semaphore._used[stream._ptr] = (stream, number)
+
+    def _note_use(self, stream: Stream) -> None:
+        """Before the call, which may fail half-way: the releases wait for the stream."""
+        for semaphore in self._semaphores:
+            semaphore._used[stream._ptr] = (stream, semaphore._last_value(stream))
 
     def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:
         everything: Any = [None] * len(self._semaphores) if values is None else values

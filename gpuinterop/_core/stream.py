@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+import weakref
 from collections import deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 _DEFAULT_STREAM = 0
 _POLL_S = 0.0005  # how often an awaited event is looked at
+_FOLLOWERS = 256  # of the latest `wait_stream`, how many a failure is passed on to
+order = itertools.count(1)
+"""Numbers what is enqueued where the order may matter later: which work was behind a wait that did not come."""
 
 
 class Stream(Resource):
@@ -66,10 +71,14 @@ class Stream(Resource):
         self._graph: Graph | None = device._captures.get(self._ptr)
         if self._graph is not None:
             self._graph.joined.append(self)
-        self._failure: GpuInteropError | None = None
+        # Who has ordered work behind this stream while it may have been waiting, and when.
+        self._followers: deque[tuple[int, weakref.ref[Stream]]] = deque(maxlen=_FOLLOWERS)
+        if owned:  # the number may be that of a stream that is gone
+            device._reclaimer.failures.pop(self._ptr, None)
+        self._failure: GpuInteropError | None = device._reclaimer.failures.get(self._ptr)
         # What semaphores compare on the hot path: the device while the stream is open and has not failed, nobody's
         # device afterwards.
-        self._open_on: object = device
+        self._open_on: object = device if self._failure is None else None
         device._reclaimer.add_stream(self)
 
     # -- public ------------------------------------------------------------------------------------------------
@@ -160,7 +169,7 @@ class Stream(Resource):
         timeout = check_timeout(timeout)
         self._refuse_capture()
         seen = list(self._waits)
-        if timeout is None and not self._backend.holds_gil:
+        if timeout is None and not (self._backend.holds_gil or self._backend.synchronize_blocks_others):
             self._backend.synchronize(self._native)
         else:
             event = self._backend.record(self._native)
@@ -195,8 +204,12 @@ class Stream(Resource):
             raise InvalidArgumentError(
                 "other", "belongs to another backend; synchronize it, or share a semaphore between the two."
             )
+        other.check_failure()
+        self.check_failure()
         event = self._backend.record(other._native)
         try:
+            if other._waits:  # first: it may fail from now on
+                other._followers.append((next(order), weakref.ref(self)))
             self._backend.wait_event(self._native, event)
         finally:
             self._backend.destroy_event(event)
@@ -207,6 +220,7 @@ class Stream(Resource):
 
     def record(self) -> Event:
         """An event that is done when everything enqueued so far is."""
+        self.check_failure()
         self._refuse_capture()
         return Event(self, self._backend.record(self._native))
 
@@ -216,15 +230,22 @@ class Stream(Resource):
         """Something that the stream waited for will not come, and the stream was let go on: tell its owner.
 
         A driver's stream cannot fail by itself. From now on this one raises a copy of `error`, whatever it is given
-        and as soon as it is idle. The first failure stays.
+        and as soon as it is idle. The first failure stays. Until it has been raised, a new wrapper of the same native
+        stream inherits it (`Reclaimer.failures`).
         """
         if self._failure is None:
             self._failure = error
             self._open_on = None
 
+    def followers(self, since: int) -> list[tuple[int, Stream]]:
+        """Streams that wait for work which was enqueued here after number `since` of `order`, and from which on."""
+        found = [(number, reference()) for number, reference in list(self._followers) if number > since]
+        return [(number, stream) for number, stream in found if stream is not None]
+
     def check_failure(self) -> None:
         """Raise what `fail` was told."""
         if self._failure is not None:
+            self._reclaimer.failures.pop(self._ptr, None)  # somebody knows
             raise again(self._failure)
 
     def _refuse_capture(self) -> None:

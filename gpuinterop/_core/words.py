@@ -205,9 +205,11 @@ class OwnTimelines(SemaphoreCalls):
             self._backend.write_value(stream._native, own.word, value)
 
     def destroy(self, native: _Own) -> None:
-        self._backend.unpin(native.pin)
-        system.unmap(native.page.address, system.PAGE)
-        os.close(native.fd)
+        try:
+            self._backend.unpin(native.pin)  # where it fails the page stays: the device may still have it
+            system.unmap(native.page.address, system.PAGE)
+        finally:
+            os.close(native.fd)
 
     def abandon(self, native: _Own) -> None:
         native.stopped = True

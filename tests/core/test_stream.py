@@ -1,11 +1,17 @@
 """Streams of ours, streams of others, events."""
 
 import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop._core.resource import kept_off_drivers
+from gpuinterop._core.stream import order
 
 from .fake import FakeBackend, fake_device
 
@@ -102,12 +108,97 @@ def test_wait_stream_orders_behind_the_others_work() -> None:
         assert len(backend.calls) == count
 
 
-def test_a_binding_that_holds_the_gil_is_polled_never_blocked_in() -> None:
+@pytest.mark.parametrize("habit", ["holds_gil", "synchronize_blocks_others"])
+def test_a_driver_is_polled_where_blocking_in_it_stops_others(habit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, backend = fake_device()
-    backend.holds_gil = True
+    monkeypatch.setattr(type(backend), habit, True)
     with device.create_stream() as stream:
         stream.synchronize()
         assert not [call for call in backend.calls if call[0] == "synchronize"]
+
+
+def told(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except gi.PeerError:
+        return True
+    return False
+
+
+def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
+    device, _ = fake_device()
+    with device.create_stream() as failed, device.create_stream() as other:
+        failed.fail(gi.PeerError("gone"))
+        calls = (
+            failed.synchronize,
+            failed.query,
+            failed.record,
+            lambda: failed.wait_stream(other),
+            lambda: other.wait_stream(failed),
+        )
+        assert [told(call) for call in calls] == [True] * len(calls)
+        assert not told(other.synchronize)
+
+
+def test_who_follows_a_waiting_stream_is_known_until_it_is_idle() -> None:
+    device, _ = fake_device()
+    with device.create_stream() as waiting, device.create_stream() as before, device.create_stream() as behind:
+        before.wait_stream(waiting)
+        assert waiting.followers(0) == [], "nothing was pending there"
+        enqueued = next(order)
+        waiting._waits.append(("a semaphore", 1))
+        behind.wait_stream(waiting)
+        assert [stream for _, stream in waiting.followers(enqueued)] == [behind]
+        assert waiting.followers(next(order)) == [], "it does not follow what comes later"
+    del behind
+    gc.collect()
+    assert waiting.followers(0) == []
+
+
+def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
+    device, backend = fake_device()
+    first = device.wrap_stream(64)
+    device._reclaimer.failures[64] = gi.PeerError("gone")
+    second, other = device.wrap_stream(64), device.wrap_stream(80)
+    assert not told(first.synchronize), "it was there before; whoever fails it tells it by itself"
+    assert told(second.record)
+    assert told(second.synchronize), "the first failure stays"
+    third = device.wrap_stream(64)
+    assert not told(third.synchronize), "the application knows"
+    assert not told(other.synchronize)
+    stale = next(backend._serial) + 1  # what the next stream will be numbered
+    device._reclaimer.failures[stale] = gi.PeerError("of a stream that is gone")
+    with device.create_stream() as ours:
+        assert ours.ptr == stale
+        assert not told(ours.synchronize)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork")
+def test_a_forked_childs_threads_are_not_kept_off_drivers() -> None:
+    barred = threading.Event()
+    end = threading.Event()
+
+    def keep_off() -> None:
+        with kept_off_drivers():
+            barred.set()
+            end.wait(20)
+
+    thread = threading.Thread(target=keep_off)
+    thread.start()
+    assert barred.wait(20)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        from gpuinterop._core import resource
+
+        os.write(write, str(len(resource._kept_off)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 8) == b"0"
+    end.set()
+    thread.join(20)
+    for fd in (read, write):
+        os.close(fd)
 
 
 def test_host_memory_of_an_asynchronous_copy_is_kept_until_it_is_done() -> None:

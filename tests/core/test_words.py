@@ -280,6 +280,38 @@ def test_no_capture_and_no_timeout(device: Device, backend: FakeWords, stream: A
         assert stream.waiting_for() == ""
 
 
+@pytest.mark.parametrize("error", [gi.DriverError("cuStreamWaitValue64", 1, "INVALID", "no"), KeyboardInterrupt()])
+def test_a_wait_that_fails_behind_the_call_is_known(
+    device: Device, backend: FakeWords, stream: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of a batch may be waited for, and Ctrl-C strikes anywhere: no page goes from under the stream."""
+    first, second = made_by(device), made_by(device)
+    wait_value = backend.wait_value
+    given: list[int] = []
+
+    def fail(native: Any, word: int, value: int) -> None:
+        wait_value(native, word, value)
+        given.append(word)
+        if value == 2:
+            raise error
+
+    monkeypatch.setattr(backend, "wait_value", fail)
+    backend.blocked.add(stream.ptr)
+    with pytest.raises(type(error)):
+        gi.SemaphoreBatch(first, second).wait(stream, (1, 2))
+    assert len(given) == 2
+    assert "to reach 1" in stream.waiting_for()
+    with pytest.raises(type(error)):
+        second.wait(stream, 2)
+    for semaphore in (first, second):
+        semaphore.close()
+    device.drain()
+    assert backend.count("pin") == 2, "unpinned under a stream that waits"
+    backend.blocked.clear()
+    device.drain()
+    assert not backend.count("pin")
+
+
 def test_other_kinds_are_refused(device: Device) -> None:
     with pytest.raises(gi.GpuInteropError, match="TimelineFd"):
         device.create_semaphore(gi.OpaqueFd)

@@ -262,9 +262,10 @@ HIP(hipDeviceDisablePeerAccess, (int peer), (peer)) {
     return hipSuccess;
 }
 
+static gis_status synchronize(void *context) { return gis_context_synchronize(context); }
+
 HIP(hipDeviceSynchronize, (void), ()) {
     ENTER(hipDeviceSynchronize);
     TRY(gis_unsafe());
-    TRY(gis_context_synchronize(hip_context()));
-    return hipSuccess;
+    return hip_alone(synchronize, hip_context());
 }

@@ -28,6 +28,9 @@ gis_context *hip_context_of(int device);
 int hip_current(void);
 gis_stream *hip_stream(const void *handle, gis_status *status);
 
+/* Make a call that blocks, and let those of other threads wait for it. */
+hip_error hip_alone(gis_status (*call)(void *), void *argument);
+
 #define HIP(NAME, PARAMETERS, ARGUMENTS)                                        \
     static hip_error NAME##_ PARAMETERS;                                        \
     GIS_EXPORT hip_error NAME PARAMETERS { return hip_told(NAME##_ ARGUMENTS); } \

@@ -62,11 +62,25 @@ HIP(hipStreamQuery, (void *which), (which)) {
     return code ? code : hip_code(gis_stream_query(stream));
 }
 
+/*
+ * While a thread synchronises, calls of the others wait for it (ROCm/rocm-systems #11678): also the one that would end
+ * what it waits for.
+ */
+hip_error hip_alone(gis_status (*call)(void *), void *argument) {
+    gis_settling++;
+    gis_status status = call(argument);
+    gis_settling--;
+    pthread_cond_broadcast(&gis_progress);
+    return hip_code(status);
+}
+
+static gis_status synchronize(void *stream) { return gis_stream_synchronize(stream); }
+
 HIP(hipStreamSynchronize, (void *which), (which)) {
     ENTER(hipStreamSynchronize);
     NEED_STREAM(which);
     hip_error code = not_capturing(stream);
-    return code ? code : hip_code(gis_stream_synchronize(stream));
+    return code ? code : hip_alone(synchronize, stream);
 }
 
 HIP(hipStreamGetDevice, (void *which, int *device), (which, device)) {
@@ -200,20 +214,20 @@ HIP(hipEventRecord, (void *event, void *which), (event, which)) {
     return hip_code(gis_event_record(found, stream));
 }
 
-static hip_error event_state(void *event, bool block) {
-    FIND(gis_event, found, GIS_EVENT, event);
-    if (!found->capture) TRY(gis_unsafe());
-    return hip_code(gis_event_query(found, block));
-}
-
 HIP(hipEventQuery, (void *event), (event)) {
     ENTER(hipEventQuery);
-    return event_state(event, false);
+    FIND(gis_event, found, GIS_EVENT, event);
+    if (!found->capture) TRY(gis_unsafe());
+    return hip_code(gis_event_query(found, false));
 }
+
+static gis_status wait_for_event(void *event) { return gis_event_query(event, true); }
 
 HIP(hipEventSynchronize, (void *event), (event)) {
     ENTER(hipEventSynchronize);
-    return event_state(event, true);
+    FIND(gis_event, found, GIS_EVENT, event);
+    if (!found->capture) TRY(gis_unsafe());
+    return hip_alone(wait_for_event, found);
 }
 
 HIP(hipEventDestroy, (void *event), (event)) {
