@@ -9,8 +9,8 @@ folders; of each package only what is needed is kept. `.vulkan/env`, to be sourc
 What the system has is used and not fetched, and its drivers stay listed beside the fetched ones. Where the system's own
 Vulkan finds a device, nothing is fetched unless --software or --require asks for it.
 
---hip5 fetches AMD's HIP runtime 5 as well, for one test: it loads without a GPU, and has the ABI from before 6.0. No
-env file names its folder, so nothing else finds it.
+--hip5 fetches AMD's HIP runtime 5, and nothing else, for a few tests: it loads without a GPU, and has the ABI from
+before 6.0. No env file names its folder, so nothing else finds it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from gpuinterop import handles as h
 from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope
 
 from . import descriptors
-from .driver import Driver
+from .driver import Driver, install
 
 _DOC: Final = "HIP runtime API: "
 _EXTERNAL: Final = _DOC + "External Resource Interoperability"
@@ -37,18 +37,36 @@ _ARRAY_SYMBOL: Final = "hipExternalMemoryGetMappedMipmappedArray"
 
 # hipDeviceAttribute_t by number: bindings older than the runtime have no name for the later ones, and a runtime older
 # than the attribute says hipErrorInvalidValue, which is read as no.
-_VMM_SUPPORTED, _DMA_BUF, _FABRIC, _WAIT_VALUE = 89, 93, 95, 10013
+_VMM_SUPPORTED, _FABRIC, _WAIT_VALUE = 89, 95, 10013
 
-_SYMBOLS: Final = {
-    Operation.IMPORT_MEMORY: ("hipImportExternalMemory", "hipDestroyExternalMemory"),
-    Operation.MAP_BUFFER: ("hipExternalMemoryGetMappedBuffer",),
-    Operation.IMPORT_SEMAPHORE: ("hipImportExternalSemaphore", "hipDestroyExternalSemaphore"),
-    Operation.SIGNAL_SEMAPHORE: ("hipSignalExternalSemaphoresAsync",),
-    Operation.WAIT_SEMAPHORE: ("hipWaitExternalSemaphoresAsync",),
-    Operation.EXPORT_ALLOCATION: ("hipMemCreate", "hipMemExportToShareableHandle", "hipMemSetAccess"),
-    Operation.IMPORT_ALLOCATION: ("hipMemImportFromShareableHandle", "hipMemSetAccess"),
-    Operation.STREAM_MEMORY_OPS: ("hipStreamWaitValue64", "hipStreamWriteValue64", "hipHostRegister"),
+_MAPPING: Final = (
+    "hipMemAddressReserve",
+    "hipMemAddressFree",
+    "hipMemMap",
+    "hipMemUnmap",
+    "hipMemSetAccess",
+    "hipMemRelease",
+)
+_SYMBOLS: Final[Mapping[Operation, tuple[str, tuple[str, ...]]]] = {
+    Operation.IMPORT_MEMORY: (_EXTERNAL, ("hipImportExternalMemory", "hipDestroyExternalMemory")),
+    Operation.MAP_BUFFER: (_EXTERNAL, ("hipExternalMemoryGetMappedBuffer",)),
+    Operation.IMPORT_SEMAPHORE: (_EXTERNAL, ("hipImportExternalSemaphore", "hipDestroyExternalSemaphore")),
+    Operation.SIGNAL_SEMAPHORE: (_EXTERNAL, ("hipSignalExternalSemaphoresAsync",)),
+    Operation.WAIT_SEMAPHORE: (_EXTERNAL, ("hipWaitExternalSemaphoresAsync",)),
+    Operation.EXPORT_ALLOCATION: (
+        _VMM,
+        ("hipMemGetAllocationGranularity", "hipMemCreate", "hipMemExportToShareableHandle", *_MAPPING),
+    ),
+    Operation.IMPORT_ALLOCATION: (_VMM, ("hipMemImportFromShareableHandle", *_MAPPING)),
 }
+"""What a runtime must have for an operation, and where it is documented."""
+_WORD_SYMBOLS: Final = (
+    "hipStreamWaitValue64",
+    "hipStreamWriteValue64",
+    "hipHostRegister",
+    "hipHostGetDevicePointer",
+    "hipHostUnregister",
+)
 
 
 class _Probe:
@@ -76,10 +94,6 @@ class _Probe:
         """Whether the bindings know the type: from 10 on."""
         return hasattr(self._driver.api.hipMemAllocationHandleType, "hipMemHandleTypeFabric")
 
-    @property
-    def dma_buf_support(self) -> int:
-        return self.attribute(_DMA_BUF)
-
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
     """Every cell of DOMAIN."""
@@ -105,13 +119,9 @@ def _capability(cell: Cell, probe: _Probe) -> Capability:
             _DOC + "Graph Management; ROCm/hipamd #48",
             "signal and wait outside of the graph, before and after its launch.",
         )
-    if missing := probe.missing(_SYMBOLS.get(operation, ())):
-        return cell.gap(
-            Scope.RUNTIME,
-            f"the HIP runtime lacks {', '.join(missing)}.",
-            _EXTERNAL,
-            "install a newer ROCm.",
-        )
+    reference, symbols = _SYMBOLS.get(operation, ("", ()))
+    if missing := probe.missing(symbols):
+        return _lacks(cell, missing, reference)
     return _BY_OPERATION[operation](cell, probe)
 
 
@@ -214,7 +224,7 @@ def _linux_semaphore(cell: Cell, kind: type[h.Handle]) -> Capability:
         return _no_timeout(cell)
     how = {
         Operation.IMPORT_SEMAPHORE: "HIP imports no semaphores on Linux: the call aborts the process in builds with "
-        "assertions, and says hipErrorNotSupported in others.",
+        "assertions up to ROCm 7.2, and says hipErrorNotSupported in others.",
         Operation.SIGNAL_SEMAPHORE: "HIP signals no semaphores on Linux: the call returns success and does nothing.",
         Operation.WAIT_SEMAPHORE: "HIP waits for no semaphores on Linux: the call returns success and does nothing.",
     }[cell.operation]
@@ -299,7 +309,7 @@ def _fabric(cell: Cell, probe: _Probe) -> Capability:
             Scope.BINDINGS,
             "hip-python before 10 has no name for fabric handles.",
             _VMM,
-            "pip install 'hip-python>=10'.",
+            f"{install('hip-python>=10')}.",
         )
     if not probe.attribute(_FABRIC):
         return cell.gap(
@@ -356,8 +366,8 @@ def _stream_words(cell: Cell, probe: _Probe) -> Capability:
 
 
 def _words_gap(cell: Cell, probe: _Probe) -> Capability | None:
-    if missing := probe.missing(_SYMBOLS[Operation.STREAM_MEMORY_OPS]):
-        return cell.gap(Scope.RUNTIME, f"the HIP runtime lacks {', '.join(missing)}.", _WORDS, "install a newer ROCm.")
+    if missing := probe.missing(_WORD_SYMBOLS):
+        return _lacks(cell, missing, _WORDS)
     if not probe.attribute(_WAIT_VALUE):
         return cell.gap(
             Scope.DEVICE,
@@ -389,6 +399,10 @@ def _other_platform(cell: Cell, probe: _Probe, on_linux: str) -> Capability | No
     elif not probe.windows:
         return cell.gap(Scope.PLATFORM, "Win32 and Direct3D handles exist on Windows only.", _EXTERNAL, f"{on_linux}.")
     return None
+
+
+def _lacks(cell: Cell, symbols: Iterable[str], reference: str) -> Capability:
+    return cell.gap(Scope.RUNTIME, f"the HIP runtime lacks {', '.join(symbols)}.", reference, "install a newer ROCm.")
 
 
 def _usable(cell: Cell, what: str, reference: str) -> Capability:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
+import sys
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
+from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
@@ -22,6 +24,8 @@ CAPTURE_IMPLICIT: Final = 906  # hipErrorStreamCaptureImplicit
 _NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: what hipInit says is the one or the other
 _ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the structs; 5.2.3 is 50221153
 _RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
+_KFD: Final = "/dev/kfd"  # the kernel driver's device: it is there on every Linux with an AMD GPU for computing
+_RUNTIME_FILE: Final = re.compile(r"/libamdhip64[^/]*\.so[^/]*$")
 
 _MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("hipImportExternalMemory", OUT_OF_MEMORY): "which HIP says of every import that fails, whatever the reason: most "
@@ -78,6 +82,8 @@ class Driver:
         self.api, self.bindings_version, self.is_new = _load()
         try:
             self.version: int = self.call("hipRuntimeGetVersion")
+        except DriverError as error:  # a runtime may look for devices in whatever is called first
+            raise self._no_init(error.call, error.code) from error
         except RuntimeError as error:
             raise _unusable(error) from error
         if self.version < _ABI:  # asked before anything is passed that has another layout there
@@ -86,18 +92,8 @@ class Driver:
                 "otherwise than the bindings pass them.",
                 fix="Install ROCm 6.0 or newer, or take the older libamdhip64.so out of the library path.",
             )
-        code = self.status("hipInit", 0)[0]
-        if code in _NO_DEVICE:
-            raise BackendUnavailableError(
-                "the HIP runtime is here, and no device that it may use.",
-                fix="HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES may hide it; the user must be in the groups render "
-                "and video, and a container needs --device /dev/kfd --device /dev/dri.",
-            )
-        if code:
-            symbol, text = self._describe(code)
-            raise BackendUnavailableError(
-                f"hipInit failed with {symbol} ({code}): {text}.", fix="rocminfo shows whether runtime and kernel fit."
-            )
+        if code := self.status("hipInit", 0)[0]:
+            raise self._no_init("hipInit", code)
         # The library that the bindings have loaded, by the name under which they did. For what they get wrong: in both
         # versions hipThreadExchangeStreamCaptureMode passes a mode that nobody has set, and the capture status of a
         # call that failed is a number that nobody has written.
@@ -106,6 +102,8 @@ class Driver:
         self._exchange: Any = exchange
         self._status: Any = self.library.hipStreamIsCapturing
         self._status.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+        self._seen_modules = -1
+        self._other_runtimes: tuple[str, ...] = ()
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -159,6 +157,19 @@ class Driver:
         with suppress(ValueError):  # a number that 7.2 has no name for; it is taken back all the same
             self.api.hipGetLastError()
 
+    def _no_init(self, call: str, code: int) -> BackendUnavailableError:
+        """What a runtime that does not start has said."""
+        if code in _NO_DEVICE:
+            return BackendUnavailableError(
+                "the HIP runtime is here, and no device that it may use.",
+                fix="HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES may hide it; the user must be in the groups render "
+                "and video, and a container needs --device /dev/kfd --device /dev/dri.",
+            )
+        symbol, text = self._describe(code)
+        return BackendUnavailableError(
+            f"{call} failed with {symbol} ({code}): {text}.", fix="rocminfo shows whether runtime and kernel fit."
+        )
+
     def _describe(self, number: int) -> tuple[str, str]:
         try:
             code = self.api.hipError_t(number)
@@ -172,6 +183,41 @@ class Driver:
     def has(self, symbol: str) -> bool:
         """Whether the bindings know a function, and the library has it."""
         return hasattr(self.api, symbol) and hasattr(self.library, symbol)
+
+    def library_file(self) -> str:
+        """The file of the library that is called; empty where the system does not say."""
+        address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
+        for path, ranges in _runtimes().items():
+            if any(address in mapped for mapped in ranges):
+                return path
+        return ""
+
+    def check_runtime(self) -> None:
+        """Refuse others' streams where a second HIP runtime is in the process: theirs may be of that one.
+
+        A handle of one means nothing to the other, or another object, and 0 is the default stream of either; nothing
+        that is called would say so. Who loads a runtime is a module that is imported (torch's ROCm wheel brings one of
+        its own), so this looks again when there are more modules or fewer.
+        """
+        modules = len(sys.modules)
+        if modules != self._seen_modules:
+            mine = self.library_file()
+            self._other_runtimes = tuple(path for path in _runtimes() if mine and path != mine)
+            self._seen_modules = modules
+        if self._other_runtimes:
+            mine = self.library_file()
+            raise InvalidArgumentError(
+                "stream",
+                f"this process has two HIP runtimes, {mine}, which gpuinterop calls, and "
+                f"{' and '.join(self._other_runtimes)}; a stream of the one is none of the other, and 0 is the default "
+                "stream of both. Let both be one file, before anything is imported: "
+                + (
+                    f"ROCM_PATH={_root(self._other_runtimes[0])} makes hip-python load the other's."
+                    if self.is_new
+                    else "import torch or CuPy before gpuinterop's first device is asked for, or let LD_LIBRARY_PATH "
+                    f"name {os.path.dirname(self._other_runtimes[0])}."
+                ),
+            )
 
     # -- the two call shapes -------------------------------------------------------------------------------------
 
@@ -261,11 +307,40 @@ def _unusable(error: RuntimeError) -> BackendUnavailableError:
     if re.search(r"libamdhip64[^:]*: cannot open shared object|amdhip64\S*\.dll", str(error)):
         return BackendUnavailableError(
             "there is no HIP runtime here: libamdhip64.so (amdhip64.dll on Windows) was not found.",
-            fix="Install ROCm; where it is installed, let LD_LIBRARY_PATH name its lib folder (/opt/rocm/lib).",
-            absent=True,
+            fix="Install ROCm; where it is installed, let LD_LIBRARY_PATH name its lib folder (/opt/rocm/lib). The "
+            "name without a version is needed: where there is a libamdhip64.so.7 only, install ROCm's development "
+            "package, or make a link.",
+            absent=not os.path.exists(_KFD),  # with such a GPU it is a broken installation, and no machine without HIP
         )
     text = str(error).rstrip(".")
     return BackendUnavailableError(f"the HIP runtime cannot be used: {text}.", fix="Install ROCm 6.0 or newer.")
+
+
+def _runtimes() -> dict[str, list[range]]:
+    """The HIP runtimes of this process, by file, and where each is mapped; empty where the system does not say."""
+    found: dict[str, list[range]] = {}
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                fields = line.rstrip("\n").split(maxsplit=5)
+                if len(fields) == 6 and _RUNTIME_FILE.search(fields[5]):
+                    start, _, end = fields[0].partition("-")
+                    found.setdefault(fields[5], []).append(range(int(start, 16), int(end, 16)))
+    except OSError:
+        pass
+    return found
+
+
+def _root(library: str) -> str:
+    """What ROCM_PATH is to be, for hip-python to load this one: the folder above lib."""
+    return os.path.dirname(os.path.dirname(library))
+
+
+def install(requirement: str) -> str:
+    """How hip-python is installed on this system."""
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        return f"pip install '{requirement}'"
+    return "PyPI has hip-python for Linux on x86-64 only: install AMD's own package of it for this system"
 
 
 def _library_name(is_new: bool) -> str:
@@ -292,7 +367,7 @@ def _load() -> tuple[Any, str, bool]:
         errors.append(ImportError(f"the package at {getattr(api, '__file__', None)} is not hip-python"))
     raise BackendUnavailableError(
         f"hip-python cannot be imported ({'; '.join(map(str, errors))}).",
-        fix="pip install 'gpuinterop[hip]'",
+        fix=install("gpuinterop[hip]"),
         absent=_are_absent(errors),
     ) from errors[-1]
 

@@ -52,10 +52,11 @@ def create(driver: Driver, gpu: Gpu) -> Stream:
 
 
 def adopt(driver: Driver, gpu: Gpu, pointer: int) -> Stream:
-    """Wrap a stream, after a look whether it is this device's (``hipStreamGetDevice``).
+    """Wrap a stream, after a look whether it is this runtime's and this device's (``hipStreamGetDevice``).
 
     A stream that is being captured is not asked: the documentation does not say whether a capture survives that.
     """
+    driver.check_runtime()
     stream = Stream(gpu, pointer)
     if stream.relative or is_capturing(driver, stream):
         return stream

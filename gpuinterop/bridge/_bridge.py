@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,10 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
-from .. import timeline
+from .. import system, timeline
 from .._core.device import Device
 from .._core.ownership import lend
-from .._core.resource import Resource, check_timeout
+from .._core.resource import Resource, Retirement, check_timeout
 from .._core.semaphore import ExternalSemaphore, SemaphoreCalls
 from .._core.words import MAX_VALUE, PinnedWords, no_timeout, refuse_capture, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope
@@ -66,6 +67,8 @@ class _Calls(SemaphoreCalls):
         refuse_capture(stream)
         for lane, value in zip(batch, values, strict=True):
             lane.wait(stream, value)
+        if any(lane.refusal is not None for lane in batch):
+            stream.query()  # whoever is let go already, as the calling thread's own stream is, must not go on with it
 
     def signal(self, batch: Sequence[Lane], stream: Stream, values: Sequence[int]) -> None:
         refuse_capture(stream)
@@ -76,7 +79,7 @@ class _Calls(SemaphoreCalls):
         native.end()
 
     def abandon(self, native: Lane) -> None:
-        native.cancel(ResourceClosedError(f"{native.endpoint.label} was closed while a stream still waited for it."))
+        native.stopped = True  # threads only: `BridgedSemaphore.close` lets streams go
 
     def host_signal(self, native: Lane, value: int) -> None:
         native.host_signal(value)
@@ -115,8 +118,38 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         """What it stands for."""
         return cast(Lane, self._native).endpoint
 
+    def close(self, timeout: float | None = None) -> None:
+        """End use at once; pending waits stay pending, unless the bridge is closed as well.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds that they get; then their streams are let go, and fail with `ResourceClosedError`.
+
+        Raises
+        ------
+        ResourceBusyError
+            `timeout` passed.
+        """
+        try:
+            super().close(timeout)
+        except ResourceBusyError:
+            lane = cast(Lane, self._native)
+            lane.cancel(ResourceClosedError(f"{lane.endpoint.label} was closed while a stream still waited for it."))
+            raise
+
     def host_signal(self, value: int | None = None) -> None:
-        """Signal from the calling thread, at once; no stream is involved."""
+        """Signal from the calling thread, at once; no stream is involved.
+
+        Raises
+        ------
+        UnsupportedError
+            The endpoint can only be waited for (`Endpoint.cannot_signal`).
+        ResourceBusyError
+            The watcher is stuck in a look at the endpoint.
+        GpuInteropError
+            What `Endpoint.signal` raises, or why the semaphore has failed.
+        """
         if self._cannot_signal is not None:
             raise UnsupportedError(self._cannot_signal, context=self.label)
         super().host_signal(value)
@@ -141,8 +174,13 @@ class Bridge(Resource):
     -----
     `close` ends use at once and does not block: the watcher goes on with what is pending, waits for `grace` seconds
     and no longer, so that no stream is left blocked; signals until the streams have come to them. ``close(timeout=s)``
-    waits that long, cancels what is still waited for, and raises `ResourceBusyError`. Closing a bridge closes its
-    semaphores; their endpoints are closed when the streams are done with them.
+    waits that long, however short `grace` is, cancels what is still waited for, and raises `ResourceBusyError`. The
+    first `close` counts. Closing a bridge closes its semaphores; their endpoints are closed when the streams are done
+    with them, but for one that is stuck in a look: that is never closed.
+
+    **Whose code runs on the watcher.** Endpoints' `wait` and `signal`, and whatever the collector happens to finalize
+    there. This library's finalizers make no driver call on that thread; those of other libraries, such as an array's
+    that frees device memory, may, and a call that blocks behind a bridged wait holds up its own end.
 
     **What blocks.** The watcher is a Python thread: it needs the GIL for some microseconds a handoff. This library's
     own blocking calls never keep it (`Backend.holds_gil`); calls that you make into a binding that keeps it (hip-python
@@ -160,11 +198,13 @@ class Bridge(Resource):
         stream_words(device)
         self._device = device
         self._grace = seconds
+        self._closing = seconds
         self._watcher = watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
         super().__init__(device._reclaimer, watcher.stop, streams=lambda: ((), ()))
 
     @property
     def device(self) -> Device:
+        """Whose streams use its semaphores."""
         return self._device
 
     @staticmethod
@@ -202,6 +242,14 @@ class Bridge(Resource):
             `handle` is a bare int or of a type that no bridge knows.
         HandleError
             The descriptor is not what its type says.
+        InvalidArgumentError
+            `peer` is no process's number, or may not be watched.
+        PeerError
+            The process `peer` has died already.
+        ResourceClosedError
+            The bridge was closed, or is the parent process's.
+        DriverError
+            A call of the kernel's failed, or the page with the words could not be pinned.
         UnsupportedError
             The type cannot be bridged here: an `OpaqueFd` never, because nothing tells what is behind it.
         """
@@ -225,7 +273,24 @@ class Bridge(Resource):
                 "semaphore)); one of another process is imported on a Vulkan device of the same UUID first."
             )
         make = _ENDPOINTS[cast("type[FdHandle]", kind)]
-        return self._bridge(lambda: lend(handle, make, user=f"a bridge of {self._device.backend}"), peer)
+        # A duplicate is the endpoint's, so that nothing has to be taken back from it when a later step fails.
+        duplicate = system.duplicate(cast(FdHandle, handle).fd)
+        try:
+            endpoint = make(cast("type[FdHandle]", kind)(duplicate, origin=handle.origin))
+        except BaseException:
+            os.close(duplicate)
+            raise
+        try:
+            semaphore = self._bridge(endpoint, peer)
+        except BaseException:
+            endpoint.close()
+            raise
+        try:  # consumed last; another thread may have done so meanwhile
+            lend(handle, _close, user=f"a bridge of {self._device.backend}")
+        except BaseException:
+            semaphore.close()
+            raise
+        return semaphore
 
     def from_endpoint(self, endpoint: Endpoint, *, peer: int | None = None) -> BridgedSemaphore[Any]:
         """Bridge whatever the endpoint stands for.
@@ -239,30 +304,72 @@ class Bridge(Resource):
 
         Raises
         ------
+        ArgumentTypeError
+            `endpoint` is none, or `peer` no int.
+        InvalidArgumentError
+            The endpoint's `kind` or `label` is none; `peer` is no process's number, or may not be watched.
+        PeerError
+            The process `peer` has died already.
         ResourceClosedError
-            The bridge was closed.
+            The bridge was closed, or is the parent process's.
         DriverError
             The page with the words could not be pinned.
         """
         if not isinstance(endpoint, Endpoint):
             raise ArgumentTypeError("endpoint", f"must be a gpuinterop.bridge.Endpoint, not {endpoint!r}.")
+        kind = getattr(endpoint, "kind", None)
+        if kind is not Timeline and kind is not Binary:
+            raise InvalidArgumentError("endpoint", f"its kind must be gpuinterop.Timeline or Binary, not {kind!r}.")
+        label = getattr(endpoint, "label", None)
+        if not isinstance(label, str):
+            raise InvalidArgumentError("endpoint", f"its label must be a str, for messages, not {label!r}.")
         self._check_open()
-        return self._bridge(lambda: endpoint, peer)
+        return self._bridge(endpoint, peer)
 
-    def _bridge(self, make: Callable[[], Endpoint], peer: int | None) -> BridgedSemaphore[Any]:
-        with ExitStack() as undo:  # the endpoint comes last: a handle is consumed by success only
-            words = PinnedWords(self._device)
-            undo.callback(words.close)
+    def _bridge(self, endpoint: Endpoint, peer: int | None) -> BridgedSemaphore[Any]:
+        """After an error the endpoint is the caller's."""
+        self._watcher.check()
+        with ExitStack() as undo:
             watch = open_peer(peer)
             if watch is not None:
                 undo.callback(os.close, watch)
-            lane = Lane(self._watcher, words, make(), watch, peer)
+            words = PinnedWords(self._device)  # last: to unpin may block behind what a stream waits for
             undo.pop_all()
-        self._watcher.add(lane)
-        return BridgedSemaphore(self, lane)
+        lane = Lane(self._watcher, words, endpoint, watch, peer)
+        try:
+            self._watcher.add(lane)
+            semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, lane)
+            try:
+                endpoint._bridged(semaphore)
+                lane.adopt()
+            except BaseException:
+                semaphore.close()
+                raise
+        except BaseException:
+            # Nothing uses the words; they are unpinned when that blocks nobody. To end twice is harmless.
+            blocks = self._reclaimer.backend.releases_block
+            self._reclaimer.retire(
+                Retirement(f"words for {endpoint.label}", lane.end, streams=lambda: ((), ()), blocks=blocks)
+            )
+            raise
+        return semaphore
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once; see the class for what is pending."""
+        """End use at once; see the class for what is pending.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for it.
+
+        Raises
+        ------
+        ResourceBusyError
+            `timeout` passed. What was waited for is cancelled.
+        """
+        limit = check_timeout(timeout)
+        if timeout is not None:  # who waits here lets the streams go; the watcher does if he is interrupted
+            self._closing = self._grace + (math.inf if limit is None else limit)
         try:
             super().close(timeout)
         except ResourceBusyError:
@@ -270,7 +377,12 @@ class Bridge(Resource):
             raise
 
     def _ended(self) -> None:
-        self._watcher.cancel_after(self._grace)
+        self._watcher.cancel_after(self._closing)
+
+
+def _close(handle: Handle) -> None:
+    """Takes a handle that is of no more use."""
+    os.close(cast(FdHandle, handle).fd)
 
 
 def _capability(kind: type[FdHandle], words: Capability) -> Capability:

@@ -11,7 +11,8 @@ import struct
 import sys
 import time
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from .. import system, timeline
 from .._core.semaphore import ExternalSemaphore
@@ -25,6 +26,9 @@ from ..errors import (
     SemaphoreTimeoutError,
 )
 from ..handles import Binary, DrmSyncobjFd, EventFd, SyncFd, Timeline, TimelineFd
+
+if TYPE_CHECKING:
+    from ._bridge import BridgedSemaphore
 
 if sys.platform != "win32":
     import fcntl
@@ -42,9 +46,10 @@ __all__ = [
 class Endpoint(ABC):
     """A foreign semaphore, as a thread of the CPU uses it. Subclass it for what this library does not know.
 
-    The watcher calls `wait` with a time-out of 0 for as long as a stream waits, so a look should be cheap, and nothing
-    here may call into the device's compute driver (HIP, CUDA). It is called by one thread at a time. An exception ends
-    the semaphore: streams that wait are let go, and fail with it.
+    The library calls `wait` with a time-out of 0 only, for as long as a stream waits, so a look should be cheap.
+    Neither that nor `signal` may block, since all semaphores of the bridge wait meanwhile, nor call into the device's
+    compute driver (HIP, CUDA). They are called by one thread at a time. An exception ends the semaphore: streams that
+    wait are let go, and fail with it.
 
     Attributes
     ----------
@@ -64,16 +69,19 @@ class Endpoint(ABC):
     def wait(self, value: int, timeout: float) -> bool:
         """Whether the semaphore has reached `value`; waits up to `timeout` seconds for it, with the GIL released.
 
-        A binary one ignores `value`, and True consumes the signal.
+        The library passes 0.0. A binary one ignores `value`, and True consumes the signal.
         """
 
     @abstractmethod
     def signal(self, value: int) -> None:
-        """Signal it; a timeline to `value`."""
+        """Signal it, without blocking; a timeline to `value`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what it holds. Called once, when no stream uses it any more."""
+        """Release what it holds. Called once, when no stream uses it any more; never while a call is stuck in it."""
+
+    def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:  # noqa: B027 - for those that somebody else lends
+        """Take note of what uses it until that is released; what this raises refuses the use."""
 
 
 class SemaphoreEndpoint(Endpoint):
@@ -121,7 +129,16 @@ class TimelineEndpoint(Endpoint):
     Parameters
     ----------
     handle : TimelineFd
-        Its fd becomes the endpoint's.
+        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched.
+
+    Raises
+    ------
+    HandleError
+        This is no timeline of `Device.create_semaphore`.
+    ResourceClosedError
+        The handle was consumed or closed.
+    DriverError
+        It cannot be mapped.
     """
 
     kind = Timeline
@@ -157,13 +174,23 @@ def _nothing() -> None:
 
 
 class EventFdEndpoint(Endpoint):
-    """An eventfd: a signal adds 1 to its counter, a wait takes 1 away (all of it without EFD_SEMAPHORE).
+    """An eventfd: a signal adds 1 to its counter, a wait takes 1 away.
+
+    Without EFD_SEMAPHORE a read takes all that there is: the endpoint keeps what is left for its next waits, and puts
+    that back when it is closed.
 
     Parameters
     ----------
     handle : EventFd
-        Its fd becomes the endpoint's. Others may use it at the same time; a wait of ours and one of theirs take a
-        signal each.
+        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched. With EFD_SEMAPHORE others
+        may wait for it at the same time; a wait of ours and one of theirs take a signal each.
+
+    Raises
+    ------
+    HandleError
+        This is no eventfd.
+    ResourceClosedError
+        The handle was consumed or closed.
     """
 
     kind = Binary
@@ -172,38 +199,63 @@ class EventFdEndpoint(Endpoint):
         self._fd = fd = handle.fd
         if _link(fd) not in ("anon_inode:[eventfd]", ""):
             raise HandleError(f"handle: this is no eventfd but {_link(fd)}; os.eventfd() makes one.")
+        self._credits = 0
+        """Signals that a read has taken, and no wait yet."""
         self.label = f"eventfd {fd}"
 
     def wait(self, value: int, timeout: float) -> bool:
+        if self._credits:
+            self._credits -= 1
+            return True
         if not _readable(self._fd, timeout):
             return False
         # Somebody else may take the signal between the look and the read. Whether the descriptor blocks is its owner's
         # affair, since the flag is the open file's, which others use as well: so this read says it for itself.
+        counter = bytearray(8)
         try:
-            os.preadv(self._fd, [bytearray(8)], -1, os.RWF_NOWAIT)
+            os.preadv(self._fd, [counter], -1, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
             raise system.driver_error("preadv2(eventfd)", error.errno or 0) from error
+        self._credits = int.from_bytes(counter, sys.byteorder) - 1
         return True
 
     def signal(self, value: int) -> None:
-        try:
-            os.write(self._fd, struct.pack("=Q", 1))
-        except OSError as error:
-            raise system.driver_error("write(eventfd)", error.errno or 0) from error
+        self._add(1)
 
     def close(self) -> None:
-        os.close(self._fd)
+        try:
+            if self._credits:
+                self._add(self._credits)
+        finally:
+            os.close(self._fd)
+
+    def _add(self, count: int) -> None:
+        try:
+            if not _polls(self._fd, select.POLLOUT, 0.0):  # full: the write would block
+                raise system.driver_error("write(eventfd)", errno.EAGAIN)
+            os.write(self._fd, struct.pack("=Q", count))
+        except OSError as error:
+            raise system.driver_error("write(eventfd)", error.errno or 0) from error
 
 
 class SyncFdEndpoint(Endpoint):
     """A sync file: signalled once, by whoever made it; from then on every wait passes.
 
+    A fence that ended in error (a GPU that was reset) has not done its work: the wait raises.
+
     Parameters
     ----------
     handle : SyncFd
-        Its fd becomes the endpoint's.
+        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched.
+
+    Raises
+    ------
+    HandleError
+        This is no sync file.
+    ResourceClosedError
+        The handle was consumed or closed.
     """
 
     kind = Binary
@@ -214,14 +266,22 @@ class SyncFdEndpoint(Endpoint):
         "signal by a DRM syncobj (DrmSyncobjFd) or an eventfd.",
     )
 
+    # struct sync_file_info of linux/sync_file.h: name, status, flags, num_fences, pad, sync_fence_info
+    _INFO: ClassVar[struct.Struct] = struct.Struct("=32siIIIQ")
+    _FILE_INFO: ClassVar[int] = 0xC0383E04
+
     def __init__(self, handle: SyncFd) -> None:
         self._fd = fd = handle.fd
         if _link(fd) not in ("anon_inode:sync_file", ""):
             raise HandleError(f"handle: this is no sync file but {_link(fd)}.")
+        self._signalled = False
         self.label = f"sync file {fd}"
 
     def wait(self, value: int, timeout: float) -> bool:
-        return _readable(self._fd, timeout)
+        if not self._signalled and _readable(self._fd, timeout):
+            self._check_status()
+            self._signalled = True
+        return self._signalled
 
     def signal(self, value: int) -> None:
         raise InvalidArgumentError("semaphore", f"{self.label} cannot be signalled from here.")
@@ -229,14 +289,31 @@ class SyncFdEndpoint(Endpoint):
     def close(self) -> None:
         os.close(self._fd)
 
+    def _check_status(self) -> None:
+        """poll() calls a fence signalled that ended in error."""
+        request = bytearray(self._INFO.size)  # of no fence: then the status is that of them all
+        try:
+            fcntl.ioctl(self._fd, self._FILE_INFO, request, True)
+        except OSError as error:
+            raise system.driver_error("SYNC_IOC_FILE_INFO", error.errno or 0) from error
+        status = self._INFO.unpack(request)[1]
+        if status < 0:
+            raise system.driver_error(
+                "SYNC_IOC_FILE_INFO", -status, f"{self.label}: the fence was in error, so its work was not done."
+            )
+
 
 def _readable(fd: int, timeout: float) -> bool:
+    return _polls(fd, select.POLLIN, timeout)
+
+
+def _polls(fd: int, wanted: int, timeout: float) -> bool:
     poller = select.poll()  # not select(): descriptors may be large
-    poller.register(fd, select.POLLIN)
+    poller.register(fd, wanted)
     for _, events in poller.poll(timeout * 1000):
         if events & (select.POLLERR | select.POLLNVAL):
-            raise DriverError("poll", errno.EBADF, "EBADF", f"descriptor {fd} has failed: the fence was in error.")
-        return bool(events & select.POLLIN)
+            raise system.driver_error("poll", errno.EBADF, f"descriptor {fd} is closed, or in error.")
+        return bool(events & wanted)
     return False
 
 
@@ -257,10 +334,19 @@ class SyncobjEndpoint(Endpoint):
     Parameters
     ----------
     handle : DrmSyncobjFd
-        Its fd becomes the endpoint's.
+        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched.
     node : str, optional
-        The render node to use it on; by default the first of /dev/dri/renderD* that can be opened. A syncobj belongs
-        to no device, so any does.
+        The render node to use it on; by default the first of /dev/dri/renderD* that can be opened and knows syncobjs.
+        A syncobj belongs to no device, so any does.
+
+    Raises
+    ------
+    InvalidArgumentError
+        No render node can be opened.
+    DriverError
+        The descriptor is no syncobj, or no node's driver knows them (EOPNOTSUPP).
+    ResourceClosedError
+        The handle was consumed or closed.
     """
 
     kind = Timeline
@@ -272,15 +358,26 @@ class SyncobjEndpoint(Endpoint):
     _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
 
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
-        self._node = _open_node(node)
-        try:
-            request = bytearray(struct.pack("=IIiI", 0, 0, handle.fd, 0))
-            self._ioctl("DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE", self._FD_TO_HANDLE, request)
-        except BaseException:
-            os.close(self._node)
-            raise
+        self._fd = fd = handle.fd
+        request = bytearray(struct.pack("=IIiI", 0, 0, fd, 0))
+        refusal: DriverError | None = None
+        for self._node in _open_nodes(node):
+            try:
+                self._ioctl("DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE", self._FD_TO_HANDLE, request)
+            except DriverError as error:
+                os.close(self._node)
+                if error.code != errno.EOPNOTSUPP:
+                    raise
+                refusal = error
+            except BaseException:
+                os.close(self._node)
+                raise
+            else:
+                break
+        else:
+            assert refusal is not None  # no node at all is an error of its own
+            raise refusal
         (self._handle,) = struct.unpack_from("=I", request)
-        self._fd = handle.fd
         self.label = f"DRM syncobj {self._handle}"
 
     def wait(self, value: int, timeout: float) -> bool:
@@ -323,13 +420,19 @@ class SyncobjEndpoint(Endpoint):
 _NODES: Final = "/dev/dri/renderD*"
 
 
-def _open_node(node: str | None) -> int:
-    tried = []
+def _open_nodes(node: str | None) -> Iterator[int]:
+    """The render nodes that can be opened, one after the other; the caller's."""
+    tried: list[str] = []
+    opened = False
     for path in [node] if node is not None else sorted(glob.glob(_NODES)):
         try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             tried.append(f"{path}: {error.strerror}")
-    raise InvalidArgumentError(
-        "node", f"no DRM render node can be opened ({', '.join(tried) or f'there is no {_NODES}'})."
-    )
+            continue
+        opened = True
+        yield fd
+    if not opened:
+        raise InvalidArgumentError(
+            "node", f"no DRM render node can be opened ({', '.join(tried) or f'there is no {_NODES}'})."
+        )

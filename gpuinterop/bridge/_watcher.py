@@ -16,15 +16,18 @@ import contextlib
 import errno
 import itertools
 import os
+import queue
 import select
 import sys
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
-from .._core.resource import kept_off_drivers
+from .._core.resource import check_int, kept_off_drivers
+from .._core.stream import order
 from .._core.words import PinnedWords
 from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, again
 from ..handles import Timeline
@@ -40,8 +43,9 @@ _PAUSE_SHARE: Final = 1 / 16  # of the time that was waited so far: what a pause
 _PEER_CHECK_S: Final = 5e-3
 _RELEASED: Final = 2**63 - 1
 _LOCK_LIMIT_S: Final = 1.0  # an endpoint that takes longer than this for a look is taken to be stuck
+_HOST_SLICE_S: Final = 0.05  # after which a thread that waits for such an endpoint looks whether it is to stop
+_LONGEST_SLEEP_S: Final = 3600.0  # locks take no infinity
 _PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
-_serials = itertools.count(1)
 
 
 class Token:
@@ -57,11 +61,16 @@ class Token:
 
     def fail(self, serial: int) -> None:
         """The wait of that serial will not come."""
-        self.failures.append((serial, next(_serials)))
+        self.failures.append((serial, next(order)))
 
     def voids(self, serial: int) -> bool:
         """Whether what was enqueued then ran behind a wait that did not come."""
         return any(first <= serial < end for first, end in self.failures)
+
+    def leave(self, error: GpuInteropError) -> None:
+        """For whoever wraps the native stream next, unless that is a name which each thread has for another one."""
+        if self.pointer != _PER_THREAD:
+            self._reclaimer.failures.setdefault(self.pointer, error)
 
     def streams(self) -> list[Stream]:
         """Its wrappers."""
@@ -90,36 +99,54 @@ class _Tokens:
 _tokens: Final = _Tokens()
 
 
+class _Here(threading.local):
+    """What the calling thread is called. Its ident would not do, which is another thread's when it has ended."""
+
+    def __init__(self) -> None:
+        self.serial = next(order)
+
+
+_here: Final = _Here()
+
+
 def _number(stream: Stream) -> tuple[int, int]:
     """What no other native stream has."""
     pointer = stream._ptr
-    return pointer, threading.get_ident() if pointer == _PER_THREAD else 0
+    return pointer, _here.serial if pointer == _PER_THREAD else 0
 
 
 class _Pending:
     """A wait that was enqueued, or a signal."""
 
-    __slots__ = ("serial", "token", "value")
+    __slots__ = ("number", "serial", "token", "value")
 
-    def __init__(self, token: Token, value: int) -> None:
-        self.serial = next(_serials)
+    def __init__(self, token: Token, value: int, number: int = 0) -> None:
+        self.serial = next(order)
         self.token = token
         self.value = value
+        self.number = number
+        """What a signal has its stream store."""
 
 
 class _Out:
     """The word by which one stream signals."""
 
-    __slots__ = ("index", "key", "pending", "seen", "written")
+    __slots__ = ("index", "key", "pending", "written")
 
     def __init__(self, index: int, key: tuple[int, int]) -> None:
         self.index = index
         self.key = key
         self.written = 0
         """How many signals were enqueued."""
-        self.seen = 0
-        """How many of them were seen to be done."""
         self.pending: deque[_Pending] = deque()
+
+    def ready(self, stored: int) -> list[_Pending]:
+        """Those that the stream has come to."""
+        try:
+            most = stored - self.pending[0].number + 1  # one may be left out, and none is there twice
+        except IndexError:  # it could not be enqueued
+            return []
+        return [pending for pending in list(itertools.islice(self.pending, max(0, most))) if pending.number <= stored]
 
 
 class Lane:
@@ -140,8 +167,14 @@ class Lane:
         """Why no more is taken: it was cancelled, or it has failed. Unless it has failed, what is signalled is told."""
         self.failed = False
         self.closed = False
+        self.stopped = False
+        """Threads in `host_wait` are to leave it."""
+        self._adopted = False
         self._timeline = endpoint.kind is Timeline
         self._waits: deque[_Pending] = deque()
+        self._ordered = True
+        """Whether the first of a timeline's waits is the least."""
+        self._appending = threading.Lock()
         self._passed = 0
         """What `arrived` was last set to."""
         self._numbers = itertools.count(1)  # of a binary semaphore's waits
@@ -155,17 +188,25 @@ class Lane:
 
     # -- the application's threads -------------------------------------------------------------------------------
 
+    def adopt(self) -> None:
+        """From now on `end` closes the endpoint. Raises if that was called: then it is still the caller's."""
+        with self.lock:
+            if self.closed:
+                raise ResourceClosedError("the bridge was closed meanwhile.")
+            self._adopted = True
+
     def wait(self, stream: Stream, value: int) -> None:
         """Enqueue a wait."""
         self._check()
         token = _tokens.of(stream)
-        if self._timeline:
-            pending = _Pending(token, value)
-            self._waits.append(pending)  # first: the calling thread's own stream blocks in the next call
-        else:
-            with self.enqueuing:  # they pass in the order of their numbers
-                pending = _Pending(token, next(self._numbers))
-                self._waits.append(pending)
+        # First: the calling thread's own stream blocks in the next call.
+        with self._appending:  # binary waits pass in the order of their numbers
+            pending = _Pending(token, value if self._timeline else next(self._numbers))
+            try:
+                self._ordered = pending.value >= self._waits[-1].value and self._ordered
+            except IndexError:
+                self._ordered = True
+            self._waits.append(pending)
         self.watcher.poke()
         try:
             self.words.wait(stream, 0, pending.value)
@@ -177,7 +218,7 @@ class Lane:
                     self._unclaimed.append(None)
             raise
         if self.refusal is not None:  # since the look above: nobody else sees to this one
-            with self.lock:
+            with self._looked():
                 if not self.closed:
                     self._let_go(self.refusal)
 
@@ -187,9 +228,10 @@ class Lane:
         token = _tokens.of(stream)
         with self.enqueuing:  # the stream's word counts in the order in which it is written
             out = self._out(stream)
-            pending = _Pending(token, value)
+            out.written += 1  # in this order: Ctrl-C in between leaves out a number, and that is all
+            pending = _Pending(token, value, out.written)
             out.pending.append(pending)
-            out.written += 1
+            self.watcher.poke()  # Ctrl-C may strike behind the call
             try:
                 self.words.write(stream, out.index, out.written)
             except Exception:
@@ -198,18 +240,33 @@ class Lane:
                 raise
         self.watcher.poke()
         if self.failed:  # since the look above
-            with self.lock:
+            with self._looked():
                 self._drop_signals()
 
     def host_wait(self, value: int, deadline: float | None) -> bool:
         """Block the calling thread; other calls of the endpoint come in between."""
         pause = 20e-6
+        checked = time.monotonic()
+        gone = False
         while True:
             self._check()
-            with self.lock:
-                if self.endpoint.wait(value, 0.0):
-                    return True
+            if self.stopped:
+                raise ResourceClosedError(f"{self.endpoint.label} was closed while this thread waited for it.")
+            left = _HOST_SLICE_S if deadline is None else deadline - time.monotonic()
+            # The watcher may be stuck in a look.
+            if self.lock.acquire(timeout=max(0.0, min(left, _HOST_SLICE_S))):
+                try:
+                    if self._take(value):
+                        return True
+                finally:
+                    self.lock.release()
+            if gone:
+                raise self._peer_died()
             now = time.monotonic()
+            if self._peer is not None and now - checked >= _PEER_CHECK_S:
+                checked = now
+                if gone := ended(self._peer):
+                    continue  # it may have signalled before it died
             if deadline is not None and now >= deadline:
                 return False
             time.sleep(pause if deadline is None else min(pause, deadline - now))
@@ -217,22 +274,38 @@ class Lane:
 
     def host_signal(self, value: int) -> None:
         self._check()
-        with self.lock:
+        with self._looked() as held:
+            if not held:
+                raise ResourceBusyError(f"{self.endpoint.label} is stuck in a look that was to take no time.")
             self.endpoint.signal(value)
+
+    @contextlib.contextmanager
+    def _looked(self) -> Generator[bool]:
+        """Behind the look that is under way. An endpoint may be stuck in one: then without the lock, which it gives."""
+        held = self.lock.acquire(timeout=_LOCK_LIMIT_S)
+        try:
+            yield held
+        finally:
+            if held:
+                self.lock.release()
 
     def cancel(self, error: GpuInteropError) -> None:
         """Let every stream go that waits here; it fails with `error`, and so does what is done with the lane.
 
         What streams signal that do not fail is still told.
         """
-        # An endpoint that is stuck in a look keeps the lock; the streams are let go all the same.
-        held = self.lock.acquire(timeout=_LOCK_LIMIT_S)
-        try:
+        with self._looked():
             if not self.closed:
                 self._refuse(error)
-        finally:
-            if held:
-                self.lock.release()
+
+    def forked(self, error: GpuInteropError) -> None:
+        """In a child: the words, what is behind the endpoint and the driver are the parent's."""
+        self.lock = threading.RLock()
+        self.enqueuing, self._appending = threading.Lock(), threading.Lock()
+        self.refusal = self.refusal or error
+        self.failed = self.closed = True
+        self._waits.clear()
+        self._outs.clear()
 
     def end(self) -> None:
         """Forward what was signalled to the last, and release everything; no stream uses the words any more."""
@@ -248,6 +321,7 @@ class Lane:
             if not self.failed:
                 self.step(time.monotonic())
             self.closed = True
+            adopted = self._adopted
         finally:
             self.lock.release()
         self.watcher.remove(self)
@@ -255,7 +329,8 @@ class Lane:
         if self._peer is not None:
             os.close(self._peer)
         try:
-            self.endpoint.close()
+            if adopted:
+                self.endpoint.close()
         finally:
             self.words.close()
 
@@ -320,9 +395,7 @@ class Lane:
     def _arrive(self) -> bool:
         """Store what the foreign semaphore has reached."""
         moved = False
-        while waits := list(self._waits):  # other threads add to it, and take away what could not be enqueued
-            # Streams may wait out of order: the least comes first, or the one behind it would hold it up.
-            pending = min(waits, key=_value_of) if self._timeline else waits[0]
+        while (pending := self._next()) is not None:
             if pending.value > self._passed:
                 if not self._take(pending.value):
                     return moved
@@ -336,6 +409,16 @@ class Lane:
             moved = True
         return moved
 
+    def _next(self) -> _Pending | None:
+        """The wait that is to pass first. Other threads add to them, and take away what could not be enqueued."""
+        # Streams may wait out of order: the least comes first, or the one behind it would hold it up.
+        if self._timeline and not self._ordered:
+            return min(list(self._waits), key=_value_of, default=None)
+        try:
+            return self._waits[0]
+        except IndexError:
+            return None
+
     def _take(self, value: int) -> bool:
         """Whether a wait may pass."""
         if self._timeline:
@@ -347,11 +430,7 @@ class Lane:
 
     def _forward(self) -> bool:
         """Signal what streams have signalled."""
-        done = [
-            (out, list(itertools.islice(out.pending, self.words.load(out.index) - out.seen)))
-            for out in list(self._outs.values())
-            if out.pending
-        ]
+        done = [(out, out.ready(self.words.load(out.index))) for out in list(self._outs.values()) if out.pending]
         if self._timeline:  # several at once: the largest says it all
             told = [pending.value for _, ready in done for pending in ready if not pending.token.voids(pending.serial)]
             if told and (value := max(told)) > self._forwarded:
@@ -362,7 +441,6 @@ class Lane:
                 # What a failed stream does is not told.
                 if not self._timeline and not pending.token.voids(pending.serial):
                     self.endpoint.signal(0)
-                out.seen += 1
                 out.pending.popleft()
         return any(ready for _, ready in done)
 
@@ -371,7 +449,10 @@ class Lane:
             return
         self._peer_checked = now
         if ended(self._peer) and not self._arrive():  # it may have signalled before it died
-            raise PeerError(f"process {self._peer_number}, which was to signal {self.endpoint.label}, has died.")
+            raise self._peer_died()
+
+    def _peer_died(self) -> PeerError:
+        return PeerError(f"process {self._peer_number}, which was to signal {self.endpoint.label}, has died.")
 
     def _fail(self, error: GpuInteropError) -> None:
         """The endpoint is of no use any more."""
@@ -404,8 +485,17 @@ class Lane:
         self.words.store(0, _RELEASED)
 
     def _tell_streams(self, pending: _Pending, error: GpuInteropError) -> None:
-        for stream in pending.token.streams():
-            stream.fail(error)
+        """All wrappers of the native stream, and the streams that were ordered behind it since."""
+        told = [(pending.token, pending.serial)]
+        for token, serial in told:  # it grows
+            token.leave(error)
+            for stream in token.streams():
+                stream.fail(error)
+                for number, follower in stream.followers(serial):
+                    behind = _tokens.of(follower)
+                    if not behind.voids(number):
+                        behind.fail(number)
+                        told.append((behind, number))
 
 
 def _value_of(pending: _Pending) -> int:
@@ -418,6 +508,8 @@ def open_peer(pid: int | None) -> int | None:
         return None
     if sys.platform != "linux":
         raise InvalidArgumentError("peer", "a process can be watched on Linux only.")
+    if not 0 < check_int(pid, "peer") < 2**31:
+        raise InvalidArgumentError("peer", f"{pid} is no process's number.")
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -439,7 +531,9 @@ class Watcher:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lanes: dict[int, Lane] = {}
-        self._wake = threading.Event()
+        # No Event: the collector may end a bridge in this very thread, in the middle of its wait(), and its lock is not
+        # reentrant. A SimpleQueue's put() is.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._sleeping = False
         self._stopping = False
         self._cancel_at: float | None = None
@@ -460,12 +554,16 @@ class Watcher:
     def poke(self) -> None:
         """Something is pending, or has changed."""
         if self._sleeping:
-            self._wake.set()
+            self._wake.put(None)
+
+    def check(self) -> None:
+        """Raise if it looks at nothing any more."""
+        if self._failure is not None:
+            raise again(self._failure)
 
     def start(self) -> None:
         """Start the thread, if that was not done."""
-        if self._failure is not None:
-            raise again(self._failure)
+        self.check()
         if self._thread is not None or self._stopping:
             return
         with self._starting:
@@ -480,12 +578,12 @@ class Watcher:
     def cancel_after(self, seconds: float) -> None:
         """What is still pending then is let go."""
         self._cancel_at = time.monotonic() + seconds
-        self._wake.set()
+        self._wake.put(None)
 
     def stop(self, limit: float | None = None) -> None:
         """End the thread; from any thread but itself. Waits up to `limit` seconds for it."""
         self._stopping = True
-        self._wake.set()
+        self._wake.put(None)
         thread = self._thread
         if limit is not None and thread is not None and thread is not threading.current_thread():
             thread.join(limit)
@@ -494,15 +592,27 @@ class Watcher:
         for lane in list(self._lanes.values()):
             lane.cancel(error)
 
+    def exiting(self) -> None:
+        """The interpreter ends: what waits is let go, and nothing more is taken."""
+        self._failure = ResourceClosedError("the interpreter is exiting while a stream still waits.")
+        self.cancel(self._failure)
+        self.stop()
+
     def forked(self) -> None:
-        """In a child there is no thread: nothing that is enqueued from now on would ever come."""
-        error = ResourceClosedError("the bridge belongs to the parent process; make one after the fork.")
+        """In a child there is no thread: nothing that is enqueued from now on would ever come.
+
+        What was is the parent's, words included: whatever the child closes, and its exit, leaves them alone.
+        """
+        self._failure = error = ResourceClosedError(
+            "the bridge belongs to the parent process; make one after the fork."
+        )
         self._stopping = True
+        self._thread = None
         self._starting = threading.Lock()
-        for lane in list(self._lanes.values()):
-            lane.lock, lane.enqueuing = threading.RLock(), threading.Lock()
-            lane.refusal = lane.refusal or error
-            lane.failed = True
+        self._wake = queue.SimpleQueue()
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.forked(error)
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -543,14 +653,19 @@ class Watcher:
 
     def _sleep(self, seconds: float | None, *, idle: bool = False) -> bool:
         """Until something new is pending, or for that long; whether it was the former."""
-        self._wake.clear()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._wake.get_nowait()
         self._sleeping = True
         try:
             if self._stopping or (idle and any(lane.busy for lane in list(self._lanes.values()))):
                 return True  # it came before we could be poked
-            return self._wake.wait(seconds)
+            self._wake.get(timeout=None if seconds is None else min(seconds, _LONGEST_SLEEP_S))
+        except queue.Empty:
+            return False
         finally:
             self._sleeping = False
+        return True
 
 
 _live: weakref.WeakSet[Watcher] = weakref.WeakSet()
@@ -560,8 +675,7 @@ _EXIT_LIMIT_S: Final = 0.5
 def _exit() -> None:
     watchers = list(_live)
     for watcher in watchers:
-        watcher.cancel(ResourceClosedError("the interpreter is exiting while a stream still waits."))
-        watcher.stop()
+        watcher.exiting()
     deadline = time.monotonic() + _EXIT_LIMIT_S
     for watcher in watchers:
         watcher.stop(max(0.0, deadline - time.monotonic()))

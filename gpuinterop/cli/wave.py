@@ -113,6 +113,7 @@ def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
     """
     reasons: list[str] = []
     gaps: list[UnsupportedError] = []
+    bridge = _bridge_gap(exporter, device)
     if mode != "bridged":
         for kind, handle_types in _KINDS:
             for handle_type in handle_types:
@@ -121,14 +122,13 @@ def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
                     return Sync(kind.__name__.lower(), kind, " ".join(reasons))
                 if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
                     reasons.append(missing.reason)
-                    other = replace(missing, workaround="sync bridged, or auto.")
+                    other = replace(missing, workaround="sync bridged, or auto.") if bridge else missing
                     gaps.append(UnsupportedError(other, context=f"{device.name} with {exporter.driver}"))
     if mode != "native":
-        found = _bridge_gap(exporter, device)
-        if found:
+        if bridge:
             return Sync("bridged", Timeline, " ".join(reasons))
-        reasons.append(found.reason)
-        gaps.append(UnsupportedError(found, context=f"{device.name} with {exporter.driver}"))
+        reasons.append(bridge.reason)
+        gaps.append(UnsupportedError(bridge, context=f"{device.name} with {exporter.driver}"))
     if mode != "auto":
         raise gaps[0]
     return Sync("host", None, " ".join(reasons))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import functools
 import os
 import platform
 import sys
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from ..exporters.base import Exporter
     from ..exporters.vulkan import DriverList
 
-__all__ = ["KIND", "SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared"]
+__all__ = ["KIND", "SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared", "stand_in"]
 
 KIND: Final = "kind"
 """In `requires`: the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
@@ -74,6 +76,26 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
 def skip_declared(reason: str) -> Any:
     """Skip for a reason that a table or the documentation states: no failure where the backend is required."""
     pytest.skip(_DECLARED + reason)
+
+
+_MARKERS: Final = ("gpuinterop_simulated_driver", "gpuinterop_forwarding_hip")
+
+
+@functools.cache
+def stand_in(backend: str) -> str:
+    """The file of the driver that a backend calls, if it is one of ours for tests; else empty.
+
+    It is asked itself, by the symbol that each such library exports: a run on one that nobody has called simulated
+    would otherwise be recorded as a GPU's.
+    """
+    for path in registry.get_backend(backend).libraries.values():
+        try:
+            library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
+        except OSError:  # it is not loaded, or cannot be
+            continue
+        if any(hasattr(library, marker) for marker in _MARKERS):
+            return path
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +209,18 @@ class Kit:
     def is_simulated(self, backend: str) -> bool:
         """Whether the backend's devices are simulated on the CPU."""
         return backend in self._simulated
+
+    def is_unrecorded(self, backend: str) -> bool:
+        """Whether nothing is recorded of a backend: its devices are simulated, or what it calls stands in for a driver.
+
+        One that does not work stands for none.
+        """
+        if self.is_simulated(backend):
+            return True
+        try:
+            return bool(stand_in(backend))
+        except Exception:  # it does not load, which its own tests say
+            return False
 
     def devices(self) -> list[DeviceSpec]:
         """Every device to test; one entry with the problem for a backend that does not work. Loads backends."""
@@ -324,7 +358,7 @@ class Kit:
         key = spec or DeviceSpec(name, problem="none of its devices is meant")
         tally = self._tallies.setdefault(key, _Tally())
         tallies = [tally]
-        if party is not None and party.driver and not self.is_simulated(name):
+        if party is not None and party.driver and not self.is_unrecorded(name):
             tallies.append(self._driver_tallies.setdefault((party.driver, party.index), _Tally()))
         if report.skipped and not hasattr(report, "wasxfail"):
             reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
@@ -364,12 +398,12 @@ class Kit:
 
     def _only_simulated(self) -> bool:
         """Whether this run has shown nothing of any real device."""
-        return all(map(self.is_simulated, self.backends()))
+        return all(map(self.is_unrecorded, self.backends()))
 
     def _device_runs(self, now: str) -> list[VerifiedRun]:
         found: dict[str, _Tally] = {}  # several devices of one name are one run
         for spec, tally in self._tallies.items():
-            if spec.problem or self.is_simulated(spec.backend):
+            if spec.problem or self.is_unrecorded(spec.backend):
                 continue
             total = found.setdefault(self.device(spec).name, _Tally())
             total.add(tally)
@@ -437,6 +471,12 @@ class Kit:
             lines.append(f"{self._report} was not written: tests were deselected, and the rest would replace the whole")
         elif self._report and self._only_simulated():
             lines.append(f"{self._report} was not written: what simulated devices do proves nothing of real ones")
+        if self._report or self._exporter_report:
+            lines += [
+                f"{name}: nothing was recorded: {stand_in(name)} only stands in for a driver"
+                for name in self.backends()
+                if self.is_unrecorded(name) and not self.is_simulated(name)
+            ]
         for spec, tally in self._tallies.items():
             if spec.problem:
                 continue

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from weakref import ref
+from weakref import WeakSet, ref
 
 from ..capabilities import Capabilities
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
@@ -117,6 +120,8 @@ class VulkanContext:
         self._leases: set[Lease] = set()
         self._natives: dict[Native, None] = {}
         self._closed = False
+        self._calling = threading.RLock()  # a finalizer may come in between
+        _contexts.add(self)
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -134,7 +139,7 @@ class VulkanContext:
         return self._physical.is_cpu
 
     def close(self, timeout: float = 10.0) -> None:
-        """Close whatever was shared through it, and wait until the compute side has let go. Idempotent.
+        """Close whatever was shared or bridged through it, and wait until the compute side has let go. Idempotent.
 
         Afterwards this library calls nothing of the VkDevice any more; the application may destroy it. Vulkan's own
         work with what was shared must be done before.
@@ -148,32 +153,40 @@ class VulkanContext:
         ------
         ResourceBusyError
             `timeout` passed, and pending work or exported arrays still use something. Its Vulkan half is abandoned:
-            memory that is still in use must not be freed.
+            memory that is still in use must not be freed. A bridge's streams that wait for it are let go, and fail.
         """
         if self._closed:
             return
-        for lease in list(self._leases):
-            if (resource := lease.resource()) is not None:
-                resource.close()
+        self._close_leases()
         for native in list(self._natives):
             native.close()
         deadline = time.monotonic() + timeout
         pause = 20e-6
-        while self._leases:
+        while not self._end(time.monotonic() >= deadline):
+            self._close_leases()  # another thread may have bridged one more meanwhile
             for device in {lease.device for lease in list(self._leases)}:
                 device.drain()
-            if not self._leases or time.monotonic() >= deadline:
-                break
             time.sleep(pause)
             pause = min(pause * 1.5, 1e-3)
-        self._closed = True
         if self._leases:
-            names = ", ".join(sorted(lease.label for lease in self._leases))
+            names = ", ".join(sorted({lease.label for lease in self._leases}))
             self._leases.clear()
             raise ResourceBusyError(
                 f"the compute side still uses {names} {timeout:g} s after close(): work is pending, or an exported "
                 "array is alive. The Vulkan half is abandoned."
             )
+
+    def _close_leases(self) -> None:
+        for lease in list(self._leases):
+            if (resource := lease.resource()) is not None and not resource.closed:
+                resource.close()
+
+    def _end(self, late: bool) -> bool:
+        """Take no more calls, if nothing is lent any more or it is late; behind those that are under way."""
+        with self._calling:
+            if not self._leases or late:
+                self._closed = True
+            return self._closed
 
     def __enter__(self) -> Self:
         self.check_open()
@@ -194,6 +207,13 @@ class VulkanContext:
         """Call a device function and raise for a negative VkResult."""
         self.check_open()
         return check_call(self.functions, name, *arguments)
+
+    @contextmanager
+    def calling(self) -> Generator[None]:
+        """Round a call that another thread than the application's makes: `close` waits for it. Raises after `close`."""
+        with self._calling:
+            self.check_open()
+            yield
 
     def create(self, name: str, kind: str, info: Any) -> Any:
         """A ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; returns the handle."""
@@ -239,6 +259,18 @@ class VulkanContext:
     def address(self, handle: Any) -> int:
         """A handle's value, for those who pass it on."""
         return self.api.address(handle)
+
+
+_contexts: WeakSet[VulkanContext] = WeakSet()
+
+
+def _forked() -> None:
+    for vk in list(_contexts):  # a thread of the parent may be in a call, and does not exist in the child
+        vk._calling = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def check_context(vk: Any) -> VulkanContext:

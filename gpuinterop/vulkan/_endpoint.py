@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..bridge import Endpoint
+from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
 from ._api import check
-from ._context import VulkanContext, check_context
+from ._context import Lease, VulkanContext, check_context
 
 __all__ = ["TimelineEndpoint"]
 
@@ -30,6 +30,16 @@ class TimelineEndpoint(Endpoint):
     vk_semaphore : VkSemaphore
         Of type ``VK_SEMAPHORE_TYPE_TIMELINE``, which nobody checks. It stays the caller's: destroy it when the bridged
         semaphore is released (`ExternalSemaphore.on_released`), or let :func:`share_semaphore` see to that.
+        :meth:`VulkanContext.close` closes what was bridged of it, and waits for that.
+
+    Raises
+    ------
+    ArgumentTypeError
+        `vk` is no context, or `vk_semaphore` no handle.
+    ResourceClosedError
+        The context was closed.
+    InvalidArgumentError
+        The device has no timeline semaphores, or the application did not enable them.
     """
 
     kind = Timeline
@@ -42,9 +52,9 @@ class TimelineEndpoint(Endpoint):
 
     def counter(self) -> int:
         """The semaphore's value now."""
-        self._vk.check_open()
         value = self._vk.api.ffi.new("uint64_t *")
-        check("vkGetSemaphoreCounterValue", self._call(self._vk.device, self._semaphore, value))
+        with self._vk.calling():
+            check("vkGetSemaphoreCounterValue", self._call(self._vk.device, self._semaphore, value))
         return int(value[0])
 
     def wait(self, value: int, timeout: float) -> bool:
@@ -63,7 +73,12 @@ class TimelineEndpoint(Endpoint):
         if (now := self.counter()) >= value:  # drivers take it, and later waits never return
             raise InvalidArgumentError("value", f"{self.label} stands at {now}: it cannot be signalled to {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)
-        self._vk.call("vkSignalSemaphore", self._vk.device, info)
+        with self._vk.calling():
+            self._vk.call("vkSignalSemaphore", self._vk.device, info)
 
     def close(self) -> None:
         """The semaphore is the caller's."""
+
+    def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
+        with self._vk.calling():
+            Lease(self._vk, semaphore, semaphore.device, lambda: None)

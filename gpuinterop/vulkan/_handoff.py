@@ -275,12 +275,14 @@ class SharedHandoff(_Shared):
             pause = min(pause * 1.5, 1e-3)
 
     def close(self, timeout: float | None = None) -> None:
-        """End use on both sides; as `SharedBuffer.close`. Vulkan's queue must be done with the semaphores."""
-        for semaphore in (self._to_compute, self._to_graphics):
-            if semaphore is not None:
-                semaphore.close(timeout)
-        if self._bridge is not None:
-            self._bridge.close(timeout)
+        """End use on both sides; as `SharedBuffer.close`. Vulkan's queue must be done with the semaphores.
+
+        Each part is closed whatever becomes of the others.
+        """
+        with ExitStack() as parts:  # the last first
+            for part in (self._bridge, self._to_graphics, self._to_compute):
+                if part is not None:
+                    parts.callback(part.close, timeout)
 
 
 def share_handoff(

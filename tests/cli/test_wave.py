@@ -115,10 +115,23 @@ def test_without_words_for_streams_there_is_no_bridge(mode: str, monkeypatch: py
             else cell
             for cell in device.capabilities.values()
         ]
+        with pytest.raises(gi.UnsupportedError) as bridgeable:
+            choose_sync(exporter, device, "native")
         monkeypatch.setattr(device, "capabilities", gi.Capabilities(cells, owner=device.name))
         if mode == "bridged":
             with pytest.raises(gi.UnsupportedError, match="wait for no words"):
                 choose_sync(exporter, device, mode)
+            # Nor is it what one is told to take instead: the table's own way around stays.
+            with pytest.raises(gi.UnsupportedError) as alone:
+                choose_sync(exporter, device, "native")
+            assert bridgeable.value.capability.workaround == "sync bridged, or auto."
+            assert (
+                alone.value.capability.workaround
+                == exporter.capabilities.of(
+                    (gi.Operation.IMPORT_SEMAPHORE, alone.value.capability.handle_type)
+                ).workaround
+            )
+            assert "bridged" not in alone.value.capability.workaround
             return
         sync = choose_sync(exporter, device, mode)
         assert (sync.name, sync.kind) == ("host", None)

@@ -184,13 +184,36 @@ def test_an_eventfd_adds_one_and_takes_one() -> None:
     os.close(mine)
 
 
-def test_without_the_semaphore_flag_a_wait_takes_all() -> None:
+def test_without_the_semaphore_flag_no_signal_is_lost() -> None:
+    """A read takes them all: what is left over is for the next waits, and goes back when the endpoint is closed."""
     mine = os.eventfd(3, os.EFD_NONBLOCK)
     endpoint = gi.bridge.EventFdEndpoint(gi.EventFd(os.dup(mine)))
     assert endpoint.wait(0, 0.0)
-    assert not endpoint.wait(0, 0.0)
+    assert count_of(mine) is None
+    os.write(mine, struct.pack("=Q", 1))
+    assert [endpoint.wait(0, 0.0) for _ in range(4)] == [True, True, True, False]
+    os.write(mine, struct.pack("=Q", 5))
+    assert endpoint.wait(0, 0.0)
     endpoint.close()
+    assert count_of(mine) == 4
     os.close(mine)
+
+
+def test_two_signals_of_a_plain_eventfd_pass_two_waits(host: Device, scope: ExitStack) -> None:
+    mine = os.eventfd(0)
+    scope.callback(os.close, mine)
+    bridge = scope.enter_context(Bridge(host))
+    semaphore: Any = scope.enter_context(bridge.import_semaphore(gi.EventFd(os.dup(mine))))
+    stream = scope.enter_context(host.create_stream())
+    for _ in range(2):
+        os.write(mine, struct.pack("=Q", 1))
+    semaphore.wait(stream)
+    semaphore.wait(stream)
+    stream.synchronize(LIMIT)
+    semaphore.wait(stream)
+    assert blocked(stream)
+    os.write(mine, struct.pack("=Q", 1))
+    stream.synchronize(LIMIT)
 
 
 def test_a_signal_that_somebody_else_takes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,23 +224,62 @@ def test_a_signal_that_somebody_else_takes_first(monkeypatch: pytest.MonkeyPatch
     endpoint.signal(0)
     assert endpoint.wait(0, 0.0)
     endpoint.close()
-    with pytest.raises(gi.DriverError, match="EBADF"):
+    with pytest.raises(gi.DriverError, match="EBADF") as caught:
         endpoint.wait(0, 0.0)
+    assert "fence" not in str(caught.value)
 
 
-def test_a_failing_eventfd_says_so() -> None:
-    endpoint = gi.bridge.EventFdEndpoint(gi.EventFd(os.eventfd(0, os.EFD_NONBLOCK)))
+@pytest.mark.parametrize("flags", [os.EFD_NONBLOCK, 0], ids=["nonblocking", "blocking"])
+def test_a_failing_eventfd_says_so(flags: int) -> None:
+    """Also one that blocks: the watcher must not."""
+    endpoint = gi.bridge.EventFdEndpoint(gi.EventFd(os.eventfd(0, flags)))
     os.write(endpoint._fd, struct.pack("=Q", 2**64 - 2))  # full
     with pytest.raises(gi.DriverError, match=r"write\(eventfd\)"):
         endpoint.signal(0)
     endpoint.close()
 
 
-def test_a_sync_file_passes_every_wait_and_takes_no_signal(
-    host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without DRM there is none: an eventfd stands in, whose poll() is that of a fence; the check of the link apart."""
+class SyncFileInfo(ctypes.Structure):
+    """``struct sync_file_info`` of linux/sync_file.h."""
+
+    _fields_: ClassVar = [
+        ("name", ctypes.c_char * 32), ("status", ctypes.c_int32), ("flags", ctypes.c_uint32),
+        ("num_fences", ctypes.c_uint32), ("pad", ctypes.c_uint32), ("sync_fence_info", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+class SyncFiles:
+    """Plays the sync files of a machine with DRM: eventfds stand in, whose poll() is that of a fence."""
+
+    def __init__(self) -> None:
+        self.status = 1
+        self.asked: list[int] = []
+        self.error = 0
+
+    def ioctl(self, fd: int, number: int, request: bytearray, mutate: bool) -> int:
+        assert mutate
+        assert number == 3 << 30 | ctypes.sizeof(SyncFileInfo) << 16 | ord(">") << 8 | 4  # _IOWR('>', 4, ...)
+        assert len(request) == ctypes.sizeof(SyncFileInfo)
+        info = SyncFileInfo.from_buffer(request)
+        assert (info.flags, info.num_fences, info.pad, info.sync_fence_info) == (0, 0, 0, 0)
+        self.asked.append(fd)
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        info.name, info.status = b"a fence", self.status
+        return 0
+
+
+@pytest.fixture
+def sync_files(monkeypatch: pytest.MonkeyPatch) -> SyncFiles:
+    files = SyncFiles()
     monkeypatch.setattr(_endpoints, "_link", lambda fd: "anon_inode:sync_file")
+    monkeypatch.setattr(_endpoints, "fcntl", SimpleNamespace(ioctl=files.ioctl))
+    return files
+
+
+def test_a_sync_file_passes_every_wait_and_takes_no_signal(
+    host: Device, scope: ExitStack, sync_files: SyncFiles
+) -> None:
     mine = os.eventfd(0, os.EFD_NONBLOCK)
     scope.callback(os.close, mine)
     bridge = scope.enter_context(Bridge(host))
@@ -229,22 +291,36 @@ def test_a_sync_file_passes_every_wait_and_takes_no_signal(
             call()
     semaphore.wait(stream)
     assert blocked(stream)
+    assert sync_files.asked == [], "it is not signalled yet"
     os.write(mine, struct.pack("=Q", 1))
     for _ in range(3):
         stream.synchronize(LIMIT)
         semaphore.wait(stream)
     stream.synchronize(LIMIT)
+    assert len(sync_files.asked) == 1
 
 
-def test_a_fence_in_error_fails_the_stream(host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_endpoints, "_link", lambda fd: "anon_inode:sync_file")
-    gone, mine = os.pipe()  # a pipe's end whose reader has gone polls as POLLERR, as a fence in error does
-    os.close(gone)
+def test_a_fence_in_error_fails_the_stream(host: Device, scope: ExitStack, sync_files: SyncFiles) -> None:
+    """poll() calls it signalled; its status says what it is: here -ECANCELED."""
+    sync_files.status = -125
+    mine = os.eventfd(1)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(host)).import_semaphore(gi.SyncFd(mine)))
     stream = scope.enter_context(host.create_stream())
-    semaphore.wait(stream)
-    with pytest.raises(gi.DriverError, match="the fence was in error"):
+    behind = stream.record
+    with suppress(gi.DriverError):  # the stream may be known to have failed by then
+        semaphore.wait(stream)
+        behind().wait(LIMIT)
+    with pytest.raises(gi.DriverError, match=r"ECANCELED.*the fence was in error"):
         stream.synchronize(LIMIT)
+
+
+def test_a_sync_file_that_cannot_be_asked(sync_files: SyncFiles) -> None:
+    endpoint = gi.bridge.SyncFdEndpoint(gi.SyncFd(os.eventfd(1)))
+    sync_files.error = 25  # ENOTTY
+    with pytest.raises(gi.DriverError, match="SYNC_IOC_FILE_INFO") as caught:
+        endpoint.wait(0, 0.0)
+    assert "fence was in error" not in str(caught.value)
+    endpoint.close()
 
 
 @pytest.mark.parametrize("make", [gi.EventFd, gi.SyncFd, gi.TimelineFd, gi.OpaqueFd])
@@ -375,8 +451,12 @@ class Kernel:
         self.deadlines: list[int] = []
         self.fds: list[int] = []
         self.error = 0
+        self.without: list[int] = []
+        """Device numbers of nodes whose driver knows no syncobjs."""
 
     def ioctl(self, node: int, number: int, request: bytearray, mutate: bool) -> int:
+        if os.fstat(node).st_rdev in self.without:
+            raise OSError(95, "Operation not supported")
         assert os.fstat(node).st_rdev == os.stat(os.devnull).st_rdev
         assert mutate
         assert len(request) == ctypes.sizeof(DRM[number])
@@ -457,6 +537,23 @@ def test_a_syncobj_that_is_none_stays_the_callers(kernel: Kernel, host: Device, 
             bridge.import_semaphore(handle)
         assert os.fstat(handle.fd)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_node_without_syncobjs_is_passed_over(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first render node may be another driver's (EOPNOTSUPP)."""
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/zero", "/dev/full", os.devnull])
+    kernel.without = [os.stat(path).st_rdev for path in ("/dev/zero", "/dev/full")]
+    endpoint = SyncobjEndpoint(gi.DrmSyncobjFd(os.dup(0)))
+    endpoint.signal(3)
+    assert kernel.point == 3
+    endpoint.close()
+    monkeypatch.setattr("glob.glob", lambda pattern: ["/dev/full", "/dev/zero"])
+    with gi.DrmSyncobjFd.adopt(os.dup(0)) as handle:
+        with pytest.raises(gi.DriverError, match="ENOTSUP"):
+            SyncobjEndpoint(handle)
+        assert os.fstat(handle.fd)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_without_a_render_node_it_is_a_gap(host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,10 +640,14 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, scope: Exi
     stream = scope.enter_context(host.create_stream())
     semaphore.wait(stream, 1)
     assert inside.wait(LIMIT)
+    behind = stream.record()
+    with pytest.raises(gi.SemaphoreTimeoutError):
+        semaphore.host_wait(1, timeout=0.01)
+    with pytest.raises(gi.ResourceBusyError, match="stuck in a look"):
+        semaphore.host_signal(1)
     with pytest.raises(gi.ResourceBusyError):
         bridge.close(timeout=0.01)
     lane = lane_of(semaphore)
-    behind = stream.record()
     with pytest.raises(gi.ResourceClosedError, match="bridge was closed"):
         behind.wait(LIMIT)
     endpoint.reached = 1  # the look ends late, and with a yes: it must not take the release back
@@ -567,6 +668,14 @@ def test_what_is_no_endpoint_is_refused(host: Device, scope: ExitStack) -> None:
     for wrong in (None, 3, Scripted, gi.EventFd):
         with pytest.raises(gi.ArgumentTypeError, match="endpoint"):
             bridge.from_endpoint(wrong)  # type: ignore[arg-type]
+    for kind in ("timeline", gi.Fence, None):
+        strange = Scripted(kind)  # type: ignore[arg-type]
+        with pytest.raises(gi.InvalidArgumentError, match="kind must be"):
+            bridge.from_endpoint(strange)
+    nameless = Scripted()
+    nameless.label = None  # type: ignore[assignment]
+    with pytest.raises(gi.InvalidArgumentError, match="label must be"):
+        bridge.from_endpoint(nameless)
     others: list[Any] = [5, "fd", None, gi.OpaqueWin32(handle=8)]
     for other in others:
         with pytest.raises(gi.ArgumentTypeError, match="handle"):
@@ -705,10 +814,58 @@ def test_the_default_stream_of_each_thread_is_another(words: tuple[Device, Words
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = device.wrap_stream(2)
     semaphore.signal(stream, 1)
-    thread = threading.Thread(target=semaphore.signal, args=(stream, 2))
-    thread.start()
-    thread.join(LIMIT)
-    assert len({word for _, word, _ in backend.writes}) == 2
+    for value in range(2, 10):  # one after the other: a new thread gets the ident of one that has ended
+        thread = threading.Thread(target=semaphore.signal, args=(stream, value))
+        thread.start()
+        thread.join(LIMIT)
+    assert len({word for _, word, _ in backend.writes}) == 9
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["semaphore", "batch"])
+def test_the_calling_threads_own_stream_raises_what_has_failed(host: Device, scope: ExitStack, batch: bool) -> None:
+    """It has no synchronize() later on: NumPy works on what it gets as soon as the wait returns."""
+    endpoint = Scripted()
+    semaphore = scope.enter_context(scope.enter_context(Bridge(host)).from_endpoint(endpoint))
+    lane, stream = lane_of(semaphore), host.wrap_stream(0)
+
+    def fail_when_it_waits() -> None:
+        if lane._waits:
+            fails()
+
+    endpoint.on_wait = fail_when_it_waits
+    with pytest.raises(gi.DriverError, match="the test says so"):
+        if batch:
+            SemaphoreBatch(semaphore).wait(stream, (1,))
+        else:
+            semaphore.wait(stream, 1)
+
+
+def test_many_waits_queued_ahead_are_looked_at_one_by_one(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, _ = words
+    endpoint = Scripted()
+    semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
+    stream = scope.enter_context(device.create_stream())
+    compared = itertools.count()
+    value_of = _watcher._value_of
+
+    def counted(pending: Any) -> int:
+        next(compared)
+        return value_of(pending)
+
+    monkeypatch.setattr(_watcher, "_value_of", counted)
+    for value in range(1, 501):
+        semaphore.wait(stream, value)
+    endpoint.reached = 500
+    until(lambda: word_of(semaphore) == 500)
+    assert next(compared) == 0, "in order, the first is the least"
+    semaphore.wait(stream, 700)
+    semaphore.wait(stream, 600)
+    endpoint.reached = 600
+    until(lambda: word_of(semaphore) == 600)
+    endpoint.reached = 700
+    until(lambda: word_of(semaphore) == 700)
 
 
 # -- what cannot be enqueued -----------------------------------------------------------------------------------------
@@ -811,6 +968,49 @@ def test_ctrl_c_behind_the_call_strands_nobody(words: tuple[Device, WordsBackend
     assert backend.writes[0][2] == 2, "the one before may have been written"
 
 
+def test_ctrl_c_behind_the_write_wakes_the_watcher_all_the_same(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else does, if that was the last signal."""
+    device, backend = words
+    endpoint = Scripted()
+    bridge = scope.enter_context(Bridge(device))
+    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
+    stream = scope.enter_context(device.create_stream())
+    semaphore.signal(stream, 1)
+    backend.run_writes()
+    until(lambda: endpoint.told == [1] and bridge._watcher._sleeping)
+    lane = lane_of(semaphore)
+    write = lane.words.write
+
+    def interrupted(*arguments: Any) -> None:
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lane.words, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        semaphore.signal(stream, 2)
+    backend.run_writes()
+    until(lambda: endpoint.told == [1, 2])
+
+
+def test_ctrl_c_ahead_of_the_write_miscounts_nothing(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+    """Binary: each store is one signal, and the one that was never written is not told before those behind it."""
+    device, backend = words
+    endpoint = Scripted(Binary)
+    semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
+    stream = scope.enter_context(device.create_stream())
+    out = lane_of(semaphore)._out(stream)
+    out.written += 1  # Ctrl-C between this and what follows it
+    for _ in range(3):
+        semaphore.signal(stream)
+    for told in range(1, 4):
+        _, word, value = backend.writes.pop(0)
+        ctypes.c_uint64.from_address(word).value = value
+        until(lambda told=told: len(endpoint.told) == told)
+        assert sum(len(each.pending) for each in lane_of(semaphore)._outs.values()) == 3 - told
+
+
 def test_cancelled_while_a_wait_is_being_enqueued(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
     device, backend = words
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(Scripted()))
@@ -825,7 +1025,8 @@ def test_cancelled_while_a_wait_is_being_enqueued(words: tuple[Device, WordsBack
         lane._waits.extend(late)
 
     backend.before_wait = cancel
-    semaphore.wait(stream, 3)
+    with pytest.raises(gi.ResourceClosedError, match="cancelled"):  # it is idle: nobody is to go on with it
+        semaphore.wait(stream, 3)
     assert word_of(semaphore) == RELEASED
     assert not lane._waits
     with pytest.raises(gi.ResourceClosedError, match="cancelled"):
@@ -875,6 +1076,59 @@ def test_a_page_that_cannot_be_pinned(words: tuple[Device, WordsBackend], scope:
     assert backend.pins == {}
 
 
+def test_what_is_refused_has_pinned_nothing(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+    """To unpin may block behind a stream that waits for the caller (CUDA)."""
+    device, backend = words
+    bridge = scope.enter_context(Bridge(device))
+    backend.on_pin = lambda: pytest.fail("pinned before the checks")
+    fd, other = os.pipe()
+    for call in (
+        lambda: bridge.import_semaphore(gi.EventFd(fd)),
+        lambda: bridge.import_semaphore(gi.SyncFd(fd)),
+        lambda: bridge.from_endpoint(Scripted(), peer=2**31 - 1),
+    ):
+        with pytest.raises((gi.HandleError, gi.PeerError)):
+            call()
+    os.close(fd)
+    os.close(other)
+
+
+@pytest.mark.parametrize("when", ["pinned", "bridged"])
+def test_closed_while_a_semaphore_is_being_made(
+    words: tuple[Device, WordsBackend], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Another thread closes the bridge: the call fails, and what it was given is still the caller's."""
+    device, backend = words
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    handle = gi.EventFd(fd)
+    endpoint = Scripted()
+    before = len(os.listdir("/proc/self/fd"))
+    for give in ("endpoint", "handle"):
+        bridge = Bridge(device)
+        if when == "pinned":
+            backend.on_pin = bridge.close
+        else:
+            monkeypatch.setattr(Endpoint, "_bridged", lambda endpoint, semaphore, bridge=bridge: bridge.close())
+        with pytest.raises(gi.ResourceClosedError):
+            if give == "endpoint":
+                bridge.from_endpoint(endpoint)
+            else:
+                bridge.import_semaphore(handle)
+        bridge.close(timeout=LIMIT)
+    device.drain()
+    assert endpoint.closed == 0
+    assert handle.fd == fd
+    os.write(fd, struct.pack("=Q", 1))
+    assert count_of(fd) == 1
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert backend.pins == {}
+    backend.on_pin = lambda: None
+    monkeypatch.undo()
+    with Bridge(device) as anew:  # and can be used once more
+        end(anew.from_endpoint(endpoint), anew.import_semaphore(handle))
+    assert endpoint.closed == 1
+
+
 def test_a_thread_that_cannot_be_started(
     words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -912,15 +1166,58 @@ def test_a_mistake_in_the_watcher_strands_nobody(
         semaphore.wait(stream, 1)
         with pytest.raises(gi.PeerError, match=r"watcher has failed.*ours"):
             stream.synchronize(LIMIT)
-    later = scope.enter_context(bridge.from_endpoint(Scripted()))
     other = scope.enter_context(host.create_stream())
-    with pytest.raises(gi.PeerError, match="watcher has failed"):
-        later.wait(other, 1)
+    for call in (lambda: bridge.from_endpoint(Scripted()), lambda: semaphore.wait(other, 1)):
+        with pytest.raises(gi.PeerError, match="watcher has failed"):
+            call()
     until(lambda: shown)
     assert shown[0].exc_type is ZeroDivisionError
 
 
 # -- failures reach their owners -------------------------------------------------------------------------------------
+
+
+def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitStack) -> None:
+    """`wait_stream` behind a bridged wait, twice over: they ran without it, too, and what they signal is not told."""
+    bridge = scope.enter_context(Bridge(host))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    waiting, behind, last, before = (scope.enter_context(host.create_stream()) for _ in range(4))
+    before.wait_stream(waiting)  # nothing is pending there yet
+    first.wait(waiting, 1)
+    behind.wait_stream(waiting)
+    last.wait_stream(behind)
+    second.signal(last, 8)
+    broken.on_wait = fails
+    until(lambda: last._failure is not None)
+    for stream in (waiting, behind, last):
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            stream.synchronize(LIMIT)
+    before.synchronize(LIMIT)
+    second.signal(before, 9)
+    until(lambda: told.told)
+    assert told.told == [9]
+
+
+def test_whoever_wraps_a_failed_stream_next_is_told(host: Device, scope: ExitStack) -> None:
+    """As with torch's current stream, of which each frame makes a wrapper, and drops it."""
+    bridge = scope.enter_context(Bridge(host))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    theirs = scope.enter_context(host.create_stream())  # stands for torch's
+    wrapper = host.wrap_stream(theirs.ptr)
+    first.wait(wrapper, 1)
+    del wrapper
+    gc.collect()
+    broken.on_wait = fails
+    until(lambda: lane_of(first).failed)
+    following = host.wrap_stream(theirs.ptr)
+    with pytest.raises(gi.DriverError, match="the test says so"):
+        second.signal(following, 8)
+    later = host.wrap_stream(theirs.ptr)  # the application knows
+    second.signal(later, 9)
+    until(lambda: told.told)
+    assert told.told == [9]
 
 
 def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
@@ -1072,6 +1369,35 @@ def test_a_peer_that_has_gone_may_still_be_told(
     backend.run_writes()
     until(lambda: endpoint.told == [1])
     assert stream.query()
+
+
+def test_a_thread_that_waits_hears_of_a_dead_peer(
+    host: Device, scope: ExitStack, peer: subprocess.Popen[bytes]
+) -> None:
+    endpoint = Scripted()
+    semaphore = scope.enter_context(scope.enter_context(Bridge(host)).from_endpoint(endpoint, peer=peer.pid))
+    endpoint.reached = 1
+    semaphore.host_wait(1, timeout=LIMIT)
+    peer.kill()
+    peer.wait()
+    semaphore.host_wait(1, timeout=LIMIT)  # what it signalled counts
+    with pytest.raises(gi.PeerError, match=f"process {peer.pid}, which was to signal"):
+        semaphore.host_wait(2, timeout=LIMIT)
+
+
+def test_what_is_no_process(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(words[0]))
+    for wrong, kind in (
+        ("x", gi.ArgumentTypeError),
+        (1.5, gi.ArgumentTypeError),
+        (True, gi.ArgumentTypeError),
+        (0, gi.InvalidArgumentError),
+        (-1, gi.InvalidArgumentError),
+        (2**40, gi.InvalidArgumentError),
+    ):
+        with pytest.raises(kind, match="peer"):
+            bridge.from_endpoint(Scripted(), peer=wrong)  # type: ignore[arg-type]
+    assert words[1].pins == {}
 
 
 def test_a_peer_that_is_none(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
@@ -1343,8 +1669,12 @@ def test_closed_things_are_refused(host: Device, scope: ExitStack) -> None:
 
 
 def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack) -> None:
+    """At once, and alone: a stream's wait stays pending, as without that thread."""
     bridge = scope.enter_context(Bridge(host))
-    semaphore: Any = bridge.from_endpoint(Scripted())
+    endpoint = Scripted()
+    semaphore: Any = bridge.from_endpoint(endpoint)
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
     caught: list[BaseException] = []
 
     def wait() -> None:
@@ -1359,6 +1689,88 @@ def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack
     semaphore.close()
     thread.join(LIMIT)
     assert [type(error) for error in caught] == [gi.ResourceClosedError]
+    assert blocked(stream)
+    endpoint.reached = 1
+    stream.synchronize(LIMIT)
+    semaphore.close(timeout=LIMIT)
+
+
+def test_a_semaphore_that_is_closed_with_a_timeout_lets_its_streams_go(host: Device, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(host))
+    semaphore = bridge.from_endpoint(Scripted())
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
+    with pytest.raises(gi.ResourceBusyError):
+        semaphore.close(timeout=0.01)
+    with pytest.raises(gi.ResourceClosedError, match="was closed while a stream still waited"):
+        stream.synchronize(LIMIT)
+
+
+def test_a_bridge_waits_as_long_as_it_is_told_to(host: Device, scope: ExitStack) -> None:
+    """Longer than what pending waits get otherwise."""
+    endpoint = Scripted()
+    bridge = Bridge(host, grace=0.0)
+    semaphore = bridge.from_endpoint(endpoint)
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
+    looks = itertools.count()
+
+    def late() -> None:
+        if bridge.closed and next(looks) == 20:
+            endpoint.reached = 1
+
+    endpoint.on_wait = late
+    bridge.close(timeout=LIMIT)
+    stream.synchronize(LIMIT)
+
+
+def test_the_collector_ends_a_bridge_in_its_own_watchers_sleep(host: Device, scope: ExitStack) -> None:
+    """Any allocation there may do so; what wakes the watcher must be reentrant."""
+    gc.collect()
+    gc.disable()
+    scope.callback(gc.enable)
+    endpoint = Scripted()
+    bridge = Bridge(host)
+    semaphore = bridge.from_endpoint(endpoint)
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
+    thread = bridge._watcher._thread
+    collected = threading.Event()
+    allocate = threading._allocate_lock  # type: ignore[attr-defined]
+
+    def collect() -> None:
+        if threading.current_thread() is thread and not collected.is_set():
+            gc.collect()
+            collected.set()
+
+    def allocates() -> Any:  # what threading's own conditions call in the middle of a wait
+        collect()
+        return allocate()
+
+    class Collecting:
+        """The watcher's queue, in the middle of whose get() the collector comes."""
+
+        def __init__(self, wake: Any) -> None:
+            self._wake = wake
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._wake, name)
+
+        def get(self, timeout: float | None) -> None:
+            collect()
+            self._wake.get(timeout=timeout)
+
+    semaphore.close()
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(gi.LeakedResourceWarning, match="Bridge #"):
+        del semaphore
+        patch.setattr(threading, "_allocate_lock", allocates)
+        bridge._watcher._wake = Collecting(bridge._watcher._wake)  # type: ignore[assignment]
+        cycle: list[Any] = [bridge]
+        cycle.append(cycle)
+        del bridge, cycle
+        until(collected.is_set)
+    endpoint.reached = 1
+    stream.synchronize(LIMIT)
 
 
 def test_many_threads(host: Device, scope: ExitStack) -> None:
@@ -1510,6 +1922,92 @@ def test_a_fork_leaves_the_bridge_to_the_parent() -> None:
         """
     )
     assert out.split() == ["child", "0"]
+
+
+def test_a_childs_exit_leaves_the_parents_stream_waiting() -> None:
+    """The words are shared with it: whatever it closes, and its exit functions, must not store."""
+    out = run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        class Watched(Never):
+            reached = False
+            def wait(self, value, timeout): return self.reached
+            def signal(self, value): os.write(told, b"s")
+            def close(self): os.write(told, b"c")
+        heard, told = os.pipe()
+        endpoint = Watched()
+        bridge = gi.bridge.Bridge(device)
+        semaphore, second = bridge.from_endpoint(endpoint), bridge.from_endpoint(Watched())
+        stream = device.create_stream()
+        semaphore.wait(stream, 1)
+        semaphore.signal(stream, 2)
+        words = semaphore._native.words
+        faulthandler.cancel_dump_traceback_later()  # its thread would be waited for in the child, which has none
+        child = os.fork()
+        if child == 0:
+            second.close()
+            semaphore.close()
+            device.drain()
+            sys.exit(0)
+        os.set_blocking(heard, False)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        try:
+            print("it has called", os.read(heard, 9))
+        except BlockingIOError:
+            print("it has called nothing")
+        print("word", words.load(0), "idle", stream.query())
+        endpoint.reached = True
+        stream.synchronize(20)
+        bridge.close(timeout=20)
+        stream.close()
+        """
+    )
+    assert out.splitlines() == ["child 0", "it has called nothing", "word 0 idle False"]
+
+
+def test_a_bridge_takes_nothing_more_in_a_child_nor_at_the_end() -> None:
+    """New semaphores neither: no thread would see to them."""
+    script = """
+        import warnings
+        warnings.simplefilter("ignore")
+        bridge = gi.bridge.Bridge(device)
+        early = bridge.from_endpoint(Never())
+        fd = os.eventfd(0)
+        handle = gi.EventFd(fd)
+        def refused(words):
+            stream = device.create_stream()
+            for call in (
+                lambda: bridge.from_endpoint(Never()), lambda: bridge.import_semaphore(handle),
+                lambda: early.wait(stream, 1), lambda: early.host_wait(1, timeout=20),
+            ):
+                try:
+                    call()
+                except gi.ResourceClosedError as error:
+                    assert words in str(error), error
+                else:
+                    os._exit(3)
+            assert handle.fd == fd
+        """
+    child = """
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                refused("after the fork")
+                status = 0
+            finally:
+                os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    at_exit = """
+        from gpuinterop.bridge import _watcher
+        _watcher._exit()
+        refused("the interpreter is exiting")
+        print(0)
+        """
+    for rest in (child, at_exit):
+        assert run(textwrap.dedent(script) + textwrap.dedent(rest)).split() == ["0"]
 
 
 def test_two_processes_over_an_eventfd(host: Device, scope: ExitStack) -> None:

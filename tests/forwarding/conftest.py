@@ -52,6 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
         ctypes.CDLL(str(driver), mode=ctypes.RTLD_GLOBAL)
         config.stash[_SIMULATOR] = Simulator(driver)
     library = build("forwarding")
+    # hip-python 10, in what child processes run, looks into ROCM_PATH first, and into /opt/rocm where it is not set.
+    nothing = library.parent / "no_rocm"
+    nothing.mkdir(exist_ok=True)
+    os.environ["ROCM_PATH"] = str(nothing)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     config.stash[_RUNTIME] = Runtime(library)
 

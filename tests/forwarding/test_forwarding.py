@@ -151,6 +151,7 @@ def hip_python() -> Any:
             return importlib.import_module(name)
         except ModuleNotFoundError:
             continue
+    assert not os.environ.get("GPUINTEROP_TEST_HIP_BINDINGS"), "make has installed hip-python, and it is not here"
     pytest.skip("hip-python is not here")
 
 
@@ -615,6 +616,54 @@ def test_a_free_that_fails_has_freed_nothing(hip: Runtime, simulator: Simulator,
         assert theirs.read(0, 16) == theirs.read(4096, 16) == b"\x13" * 16
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_free_beside_one_that_is_under_way(
+    hip: Runtime, simulator: Simulator, memfd: Exporter, fails: bool
+) -> None:
+    """The memory stays mapped until both are through: the first may fail yet, and its pointer is then still there."""
+    with hip.imported(memfd) as (theirs, memory):
+        first, second = hip.mapped(memory, 0, 4096), hip.mapped(memory, 4096, 4096)
+        before = simulator.calls("cuMemFree")
+        codes: list[int] = []
+        if fails:
+            simulator.fail("cuCtxSynchronize", nth=2, code=906)  # one passes it while the first is held
+        with simulator.block("cuCtxSynchronize") as gate:
+            thread = threading.Thread(target=lambda: codes.append(hip("hipFree", first)))
+            thread.start()
+            assert gate.entered(LIMIT)
+            hip.ok("hipFree", second)
+            assert simulator.calls("cuMemFree") == before
+            assert hip("hipFree", second) == INVALID_VALUE, "it is freed"
+        thread.join(LIMIT)
+        assert codes == [906 if fails else SUCCESS]
+        assert simulator.calls("cuMemFree") == before + (not fails)
+        if fails:
+            hip.ok("hipMemset", first, 0x31, 16)
+            hip.ok("hipDeviceSynchronize")
+            assert theirs.read(0, 16) == b"\x31" * 16
+            assert hip.mapped(memory, 4096, 4096) == second, "of the same region"
+            hip.ok("hipFree", second)
+            hip.ok("hipFree", first)
+        assert simulator.calls("cuMemFree") == before + 1
+
+
+def test_an_error_while_the_size_is_found_out(hip: Runtime, simulator: Simulator, memfd: Exporter) -> None:
+    """More was imported than there is. What says nothing of the size is told, and nothing stays mapped."""
+    with memfd.create_memory(1 << 16) as theirs:
+        handle: Any = theirs.export()
+        code, memory = hip.import_fd(handle.fd, 3 << 16, flags=int(theirs.dedicated))
+        assert code == SUCCESS
+        handle.close()
+        live = simulator.live()["mapping"]
+        # Of 192 KiB: 192 and 96 are too much, 48 fits, 72 is asked next.
+        simulator.fail("cuExternalMemoryGetMappedBuffer", nth=4, code=700)
+        assert hip.map(memory, 0, 4096) == (700, 0)
+        assert simulator.live()["mapping"] == live
+        pointer = hip.mapped(memory, 0, 1 << 16)
+        hip.ok("hipFree", pointer)
+        hip.ok("hipDestroyExternalMemory", memory)
+
+
 # -- semaphores --------------------------------------------------------------------------------------------------------
 
 
@@ -875,7 +924,9 @@ def test_where_the_command_processor_waits() -> None:
     hip.ok("hipFree", signals)
     """
     assert printed(child(program, GPU_STREAMOPS_CP_WAIT="1")) == [INVALID_VALUE, SUCCESS, SUCCESS, 1]
-    assert printed(child(program, GPU_STREAMOPS_CP_WAIT="0")) == [SUCCESS, SUCCESS, SUCCESS, 1]
+    assert printed(child(program, GPU_STREAMOPS_CP_WAIT="yes")) == [INVALID_VALUE, SUCCESS, SUCCESS, 1]
+    for value in ("0", ""):  # and anything else is as good as 1, as the backend and the simulated runtime have it
+        assert printed(child(program, GPU_STREAMOPS_CP_WAIT=value)) == [SUCCESS, SUCCESS, SUCCESS, 1]
 
 
 # -- streams, events, copies -------------------------------------------------------------------------------------------

@@ -22,9 +22,17 @@ from .conftest import MODE
 
 pytestmark = [
     pytest.mark.skipif(MODE != "simulated", reason="of the simulated driver"),
-    pytest.mark.skipif(importlib.util.find_spec("hip") is None, reason="hip-python is not here"),
     pytest.mark.timeout(550),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _bindings() -> None:
+    """Where make has installed hip-python for this run, its absence is no reason to skip."""
+    if importlib.util.find_spec("hip") is None and importlib.util.find_spec("rocm") is None:
+        assert not os.environ.get("GPUINTEROP_TEST_HIP_BINDINGS"), "hip-python is not here"
+        pytest.skip("hip-python is not here")
+
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 

@@ -27,6 +27,7 @@ from tests.simulated.driver import Simulator
 _MODE: Final = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
 _MARKERS: Final = {"simulated": "gpuinterop_simulated_driver", "forwarding": "gpuinterop_forwarding_hip"}
 _SIMULATOR = pytest.StashKey[Simulator]()
+_FORWARDING = pytest.StashKey[Any]()
 
 
 def _runtimes() -> set[str]:
@@ -39,7 +40,13 @@ def _runtimes() -> set[str]:
 
 
 def _preload(library: Path) -> None:
-    """Child processes find it by name; this one has it by then, and glibc answers with what is loaded so named."""
+    """Child processes find it by name; this one has it by then, and glibc answers with what is loaded so named.
+
+    hip-python 10 looks into ROCM_PATH first, and into /opt/rocm where that is not set: here it finds nothing there.
+    """
+    nothing = library.parent / "no_rocm"
+    nothing.mkdir(exist_ok=True)
+    os.environ["ROCM_PATH"] = str(nothing)
     before = os.environ.get("LD_LIBRARY_PATH")
     os.environ["LD_LIBRARY_PATH"] = f"{library.parent}:{before}" if before else str(library.parent)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -49,8 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if _MODE not in ("simulated", "forwarding", "real"):
         pytest.exit(f"GPUINTEROP_TEST_HIP is simulated, forwarding or real, not {_MODE!r}.", 4)
     config.option.gpuinterop_backend = ["hip"]
-    # Forwarding, the arrays of torch and CuPy are CUDA's and the device says ROCm: a skip that no table declares.
-    config.option.gpuinterop_require = [] if _MODE == "forwarding" else ["hip"]
+    config.option.gpuinterop_require = ["hip"]
     if _MODE == "real":
         return
     # As AMD's builds with assertions do (ROCm/clr #72): a call that no gate is in front of ends the run. "0" gives the
@@ -73,6 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"libamdhip64.so is not the {_MODE} one, although that was loaded first.", 4)
     if _MODE == "simulated":
         config.stash[_SIMULATOR] = Simulator(library)
+    else:
+        config.stash[_FORWARDING] = forwarding = ctypes.CDLL(str(library))
+        forwarding.gfw_calls.restype = ctypes.c_uint64
     if _MODE == "simulated" or over_simulated:
         config.option.gpuinterop_simulated = ["hip"]
 
@@ -95,18 +104,23 @@ def hip() -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _bindings_use_it(pytestconfig: pytest.Config, hip: Any) -> None:
-    """What hip-python calls is the simulated runtime: its counter shows it. And it is the version that is meant."""
+    """What hip-python calls is our library: its counter shows it. And hip-python is the version that is meant."""
     if wanted := os.environ.get("GPUINTEROP_TEST_HIP_BINDINGS"):
         is_new = hip.__name__.startswith("rocm.")
         version = importlib.import_module("rocm.version" if is_new else "hip._version").__version__
         assert version == wanted
     gi.get_backend("hip")  # required in every mode
     simulator = pytestconfig.stash.get(_SIMULATOR, None)
-    if simulator is None:
+    forwarding: Any = pytestconfig.stash.get(_FORWARDING, None)
+    if simulator is None and forwarding is None:
         return
-    before = simulator.calls("hipInit")
+
+    def calls() -> int:
+        return simulator.calls("hipInit") if simulator is not None else int(forwarding.gfw_calls(b"hipInit"))
+
+    before = calls()
     assert int(hip.hipInit(0)[0]) == 0
-    assert simulator.calls("hipInit") == before + 1
+    assert calls() == before + 1
     assert len(_runtimes()) == 1
 
 

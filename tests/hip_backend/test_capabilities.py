@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform as platform_module
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -151,6 +152,53 @@ def test_arrays_only_where_the_symbol_is(driver: Driver) -> None:
     if not there:
         assert found.reference == "ROCm/hip #3779"
         assert "does not export" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("symbol", "cells", "reference"),
+    [
+        ("hipDestroyExternalMemory", {Cell(Op.IMPORT_MEMORY, h.OpaqueFd)}, "External Resource Interoperability"),
+        ("hipMemRelease", {Cell(Op.EXPORT_ALLOCATION, h.VmmFd), Cell(Op.IMPORT_ALLOCATION, h.VmmFd)}, "Virtual Memory"),
+        ("hipMemUnmap", {Cell(Op.EXPORT_ALLOCATION, h.VmmFd), Cell(Op.IMPORT_ALLOCATION, h.VmmFd)}, "Virtual Memory"),
+        ("hipMemCreate", {Cell(Op.EXPORT_ALLOCATION, h.VmmFd)}, "Virtual Memory"),
+        (
+            "hipHostGetDevicePointer",
+            {Cell(Op.STREAM_MEMORY_OPS), Cell(Op.CREATE_SEMAPHORE, h.TimelineFd)},
+            "Stream Memory Operations",
+        ),
+        (
+            "hipHostUnregister",
+            {Cell(Op.STREAM_MEMORY_OPS), Cell(Op.CREATE_SEMAPHORE, h.TimelineFd)},
+            "Stream Memory Operations",
+        ),
+    ],
+)
+def test_a_symbol_that_is_missing(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, symbol: str, cells: set[Cell], reference: str
+) -> None:
+    """What cannot be done without it is a gap that names it, under the heading where AMD documents it."""
+    before = table(driver)
+    has = Driver.has
+    monkeypatch.setattr(Driver, "has", lambda self, name: name != symbol and has(self, name))
+    after = table(driver)
+    assert all(before[cell] for cell in cells)
+    assert {cell for cell in DOMAIN if before[cell] and not after[cell]} >= cells
+    for cell in cells:
+        assert symbol in after[cell].reason
+        assert reference in after[cell].reference
+        assert after[cell].scope is gi.Scope.RUNTIME
+
+
+@pytest.mark.parametrize(("machine", "words"), [("x86_64", "pip install 'hip-python>=10'"), ("aarch64", "PyPI has")])
+def test_fabric_handles_name_bindings_that_there_are(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, machine: str, words: str
+) -> None:
+    monkeypatch.setattr(capabilities._Probe, "has_fabric_type", False)
+    monkeypatch.setattr(platform_module, "machine", lambda: machine)
+    found = table(driver)[Cell(Op.EXPORT_ALLOCATION, h.FabricHandle)]
+    assert found.scope is gi.Scope.BINDINGS
+    assert found.workaround.startswith(words)
+    assert found.workaround.endswith(".")
 
 
 def test_a_gap_is_refused_before_the_call(simulator: Simulator) -> None:

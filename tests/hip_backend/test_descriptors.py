@@ -213,7 +213,7 @@ def test_a_size_beyond_the_object_is_refused_before_the_call(simulator: Simulato
 def test_array_descriptors(backend: HipBackend, gpu: Gpu, windows: Simulator) -> None:
     """Formats by Vulkan's names, extents, levels, layers and flags."""
     if not backend._driver.has("hipExternalMemoryGetMappedMipmappedArray"):
-        pytest.skip("this runtime maps no arrays; test_arrays.py runs this on one that does")
+        pytest.skip("this runtime maps no arrays; test_suite_again.py runs this on one that does")
     memory = backend.import_memory(gpu, gi.OpaqueWin32(handle=NT), size=1 << 24, dedicated=True)
     surface, colour, cube = ArrayUsage.SURFACE, ArrayUsage.COLOR_ATTACHMENT, ArrayUsage.CUBEMAP
     cases: list[tuple[ArrayLayout, tuple[int, ...]]] = [

@@ -77,6 +77,32 @@ def test_without_a_choice_the_host_serves_and_nobody_is_warned(tmp_path: Path, b
     assert (done.returncode, done.stdout, done.stderr) == (0, "host\n", "")
 
 
+def test_on_a_machine_with_an_amd_gpu_a_runtime_that_is_not_found_is_no_silence(tmp_path: Path) -> None:
+    """/dev/kfd is there: ROCM's library is in no folder that is looked into, or has its versioned name only."""
+    program = (
+        "import sys, warnings, gpuinterop as gi; from gpuinterop_hip import driver; driver._KFD = sys.argv[1]; "
+        "caught = warnings.catch_warnings(record=True); found = caught.__enter__(); warnings.simplefilter('always'); "
+        "print(gi.get_backend().name, *[str(one.message) for one in found])"
+    )
+    there = tmp_path / "kfd"
+    there.touch()
+    versioned = tmp_path / "lib"
+    versioned.mkdir()
+    (versioned / "libamdhip64.so.7").touch()
+    for path, warned in ((there, True), (tmp_path / "none", False)):
+        done = python(
+            f"import sys; sys.argv[1:] = [{str(path)!r}]; {program}", tmp_path, LD_LIBRARY_PATH=str(versioned)
+        )
+        assert done.returncode == 0, done.stderr
+        name, _, message = done.stdout.strip().partition(" ")
+        assert name == "host"
+        assert bool(message) is warned, message
+        if warned:
+            assert "libamdhip64.so (amdhip64.dll on Windows) was not found" in message
+            assert "a libamdhip64.so.7 only" in message
+            assert "development package, or make a link" in message
+
+
 def test_without_the_bindings(tmp_path: Path) -> None:
     """Others have packages named `hip` and `rocm`, too: only what has HIP's functions is taken."""
     for package in ("hip", "rocm"):
@@ -88,6 +114,31 @@ def test_without_the_bindings(tmp_path: Path) -> None:
     assert hip["available"] is False
     assert "pip install 'gpuinterop[hip]'" in str(hip["reason"])
     assert "is not hip-python" in str(hip["reason"])
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Windows", "AMD64"), ("Linux", "aarch64")])
+def test_no_advice_that_installs_nothing(tmp_path: Path, system: str, machine: str) -> None:
+    """PyPI has hip-python for one system, and `gpuinterop[hip]` is empty on the others."""
+    (tmp_path / "hip.py").touch()  # before .venv's own, whatever that has
+    (tmp_path / "rocm.py").touch()
+    said = f"import platform; platform.system = lambda: {system!r}; platform.machine = lambda: {machine!r}; "
+    reason = str(hip_of(python(said + INFO, tmp_path, path=str(tmp_path)))["reason"])
+    assert "PyPI has hip-python for Linux on x86-64 only" in reason
+    assert "AMD's own package" in reason
+    assert "pip install" not in reason
+
+
+@pytest.mark.parametrize("code", [100, 101, 999])
+def test_a_runtime_that_looks_for_devices_in_its_first_call(tmp_path: Path, code: int) -> None:
+    program = (
+        "from tests.simulated.driver import Simulator; "
+        f"Simulator.attach('hip').fail('hipRuntimeGetVersion', code={code}); {INFO}"
+    )
+    libraries = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]}
+    hip = hip_of(python(program, tmp_path, path=os.pathsep.join([str(ROOT), BINDINGS]), **libraries))
+    assert hip["available"] is False
+    words = ("hipRuntimeGetVersion failed with hipErrorUnknown (999)",) if code == 999 else ("no device", "/dev/kfd")
+    assert all(word in str(hip["reason"]) for word in words), hip["reason"]
 
 
 @pytest.mark.parametrize(

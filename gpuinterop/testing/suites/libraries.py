@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ..._core.device import Device
-from ..kit import skip_declared
+from ..kit import skip_declared, stand_in
 
 __all__ = ["Library", "Tensor", "libraries", "read_capsule"]
 
@@ -109,6 +109,8 @@ def libraries(device: Device, *, simulated: bool) -> list[Library]:
         return [_NumPy()]
     if simulated:
         skip_declared("no array library for this device: it is simulated, and theirs would be a real GPU")
+    if library := stand_in(device.backend):
+        skip_declared(f"no array library for this device: {library} stands in for its driver, and theirs is another")
     kind, ordinal = device.info.dlpack
     found: list[Library] = []
     torch, cupy = _load("torch"), _load("cupy")

@@ -25,6 +25,7 @@ typedef struct region {
     uint64_t base, extent;
     uint64_t *pointers; /* handed out, and not freed */
     size_t count, room;
+    int frees; /* under way, without the lock: as long as there is one the region stays */
     uint64_t *probes; /* mapped to find the object's size, and freed with the rest: a free waits for the device */
     size_t probe_count;
     struct region *next;
@@ -186,6 +187,13 @@ static cuda_error map_from_start(const memory *of, uint64_t size, uint64_t *base
     return cuda.cuExternalMemoryGetMappedBuffer(base, of->cuda, &desc);
 }
 
+static cuda_error unmap_region(const region *it) {
+    cuda_error code = cuda.cuMemFree(it->base);
+    if (code) return code;
+    for (size_t i = 0; i < it->probe_count; i++) cuda.cuMemFree(it->probes[i]);
+    return 0;
+}
+
 static void free_region(region *it) {
     free(it->pointers);
     free(it->probes);
@@ -226,7 +234,8 @@ static hip_error map_whole(memory *of) {
             code = 0;
         }
     }
-    if (code && !made->base) {
+    if (code) { /* also an error that says nothing of the size, behind a probe that fitted */
+        if (made->base) unmap_region(made);
         free_region(made);
         return gfw_code(code);
     }
@@ -296,28 +305,41 @@ static void drop_region(region *it) {
     it->owner->regions--;
 }
 
-/* The pointer is out of its region's list. Waits for the device, as a free does; without the lock, for that reason. */
-static hip_error release(region *of, bool last) {
-    ON(of->owner->device);
-    if (!last) {
-        CUDA(cuda.cuCtxSynchronize());
-        return hipSuccess;
-    }
-    CUDA(cuda.cuMemFree(of->base));
-    for (size_t i = 0; i < of->probe_count; i++) cuda.cuMemFree(of->probes[i]);
+/* Both without the lock: they wait for the device, as a free does. */
+static hip_error wait_for(int device) {
+    ON(device);
+    CUDA(cuda.cuCtxSynchronize());
     return hipSuccess;
 }
 
+static hip_error release(int device, const region *of) {
+    ON(device);
+    CUDA(unmap_region(of));
+    return hipSuccess;
+}
+
+/* Whoever is the last of several frees, with no pointer left, unmaps the region: the others may still put theirs back. */
 static hip_error free_mapped(region *of, size_t index, uint64_t address) {
-    of->pointers[index] = of->pointers[--of->count];
-    bool last = !of->count;
     memory *owner = of->owner;
     int device = owner->device;
-    if (last && owner->current == of) owner->current = NULL; /* who maps now gets another one */
+    hip_error code = hipSuccess;
+    of->pointers[index] = of->pointers[--of->count];
+    of->frees++;
     owner->regions++; /* neither goes while the lock is not held */
-    pthread_mutex_unlock(&lock);
-    hip_error code = release(of, last);
-    pthread_mutex_lock(&lock);
+    bool last = !of->count && of->frees == 1;
+    if (!last) {
+        pthread_mutex_unlock(&lock);
+        code = wait_for(device);
+        pthread_mutex_lock(&lock);
+        last = !code && !of->count && of->frees == 1;
+    }
+    if (last) {
+        if (owner->current == of) owner->current = NULL; /* who maps now gets another one */
+        pthread_mutex_unlock(&lock);
+        code = release(device, of);
+        pthread_mutex_lock(&lock);
+    }
+    of->frees--;
     owner->regions--;
     if (code) { /* it is still there: under a capture, for one */
         if (!has_pointer(of, address)) add(&of->pointers, &of->count, &of->room, address);

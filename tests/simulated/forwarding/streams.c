@@ -3,6 +3,7 @@
 #include "forwarding.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* A stream is CUDA's handle; 0, 1 and 2 are the default streams of the current device on both sides. */
 
@@ -162,7 +163,7 @@ HIP_CALL(hipGraphDestroy, (void *graph), (graph)) {
 
 static bool waits_on_processor(void) {
     const char *text = getenv("GPU_STREAMOPS_CP_WAIT");
-    return text && atoi(text);
+    return text && *text && strcmp(text, "0");
 }
 
 static pthread_once_t asked = PTHREAD_ONCE_INIT;

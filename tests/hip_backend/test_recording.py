@@ -1,0 +1,67 @@
+"""A run on a library of ours is recorded of no device, whatever the run was told of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.capabilities import read_verified
+from gpuinterop.testing.suites.libraries import libraries
+from tests.simulated.build import build
+
+from .parties import SIMULATED
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="once is enough")
+
+BINDINGS = os.environ.get("PYTHONPATH", "")
+SUITE = """
+from gpuinterop import Operation
+from gpuinterop.testing import requires
+from gpuinterop.testing.suites import Suite
+
+class TestMine(Suite):
+    @requires(Operation.STREAM_MEMORY_OPS)
+    def test_it(self, device):
+        device.create_stream().close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "vendors"),
+    [("hip", ("hip",)), ("hip", ("forwarding", "cuda")), ("cuda", ("cuda",))],
+    ids=["simulated", "forwarding", "cuda"],
+)
+def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tuple[str, ...]) -> None:
+    """Without --gpuinterop-simulated, as `gpuinterop selftest --report` runs it; the host beside it is recorded."""
+    (tmp_path / "test_mine.py").write_text(SUITE)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
+    paths = [build(vendor) for vendor in vendors]
+    clean["LD_LIBRARY_PATH"] = os.pathsep.join(str(library.parent) for library in paths)
+    clean["PYTHONPATH"] = BINDINGS
+    reports = [tmp_path / name for name in ("verified.toml", "exporters.toml")]
+    command = ["--gpuinterop-require=host", f"--gpuinterop-require={backend}"]
+    command += [f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *command, str(tmp_path)],
+        env={**clean, "COLUMNS": "400"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{backend}:0: 1 passed" in done.stdout
+    assert f"{backend}: nothing was recorded: {paths[0]} only stands in for a driver" in done.stdout
+    assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
+
+
+def test_a_stand_in_has_no_array_library() -> None:
+    """Theirs is another GPU, or another vendor's: a declared skip, also in a run that is not told of it."""
+    with pytest.raises(pytest.skip.Exception, match=r"^declared: .*libamdhip64\.so stands in for its driver"):
+        libraries(gi.get_backend("hip").device(), simulated=False)
