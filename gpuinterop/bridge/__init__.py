@@ -17,15 +17,22 @@ while a wait is short (docs/bridge.md).
 from __future__ import annotations
 
 from ._bridge import Bridge, BridgedSemaphore
-from ._endpoints import Endpoint, EventFdEndpoint, SemaphoreEndpoint, SyncFdEndpoint, SyncobjEndpoint, TimelineEndpoint
+from ._endpoints import (
+    Endpoint,
+    EventFdEndpoint,
+    OwnTimelineEndpoint,
+    SemaphoreEndpoint,
+    SyncFdEndpoint,
+    SyncobjEndpoint,
+)
 
 __all__ = [
     "Bridge",
     "BridgedSemaphore",
     "Endpoint",
     "EventFdEndpoint",
+    "OwnTimelineEndpoint",
     "SemaphoreEndpoint",
     "SyncFdEndpoint",
     "SyncobjEndpoint",
-    "TimelineEndpoint",
 ]

@@ -38,7 +38,7 @@ from ..handles import (
     Timeline,
     TimelineFd,
 )
-from ._endpoints import Endpoint, EventFdEndpoint, SyncFdEndpoint, SyncobjEndpoint, TimelineEndpoint
+from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEndpoint, SyncobjEndpoint
 from ._watcher import Lane, Watcher, open_peer
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ K = TypeVar("K")
 
 _GRACE_S: Final = 2.0
 _ENDPOINTS: Final[Mapping[type[FdHandle], Callable[[Any], Endpoint]]] = {
-    TimelineFd: TimelineEndpoint,
+    TimelineFd: OwnTimelineEndpoint,
     DrmSyncobjFd: SyncobjEndpoint,
     SyncFd: SyncFdEndpoint,
     EventFd: EventFdEndpoint,

@@ -36,10 +36,10 @@ if sys.platform != "win32":
 __all__ = [
     "Endpoint",
     "EventFdEndpoint",
+    "OwnTimelineEndpoint",
     "SemaphoreEndpoint",
     "SyncFdEndpoint",
     "SyncobjEndpoint",
-    "TimelineEndpoint",
 ]
 
 
@@ -123,7 +123,7 @@ class SemaphoreEndpoint(Endpoint):
         return (value,) if self.kind is Timeline else ()
 
 
-class TimelineEndpoint(Endpoint):
+class OwnTimelineEndpoint(Endpoint):
     """One of our own timelines (`gpuinterop.timeline`), by its descriptor.
 
     Parameters

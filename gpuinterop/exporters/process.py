@@ -28,7 +28,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import errors
-from ..bridge import Endpoint, TimelineEndpoint
+from ..bridge import Endpoint, OwnTimelineEndpoint
 from ..capabilities import Capabilities, Capability, Cell, Scope, Support
 from ..errors import (
     ArgumentTypeError,
@@ -444,7 +444,7 @@ def _endpoint(handle: AnySemaphoreHandle) -> Endpoint:
     """For a bridge here: only our own timelines say in their descriptor how they are waited for."""
     assert isinstance(handle, TimelineFd)
     try:
-        endpoint = TimelineEndpoint(handle)
+        endpoint = OwnTimelineEndpoint(handle)
     except BaseException:
         handle.close()  # of a driver, most likely: only its own process can look at that
         raise
