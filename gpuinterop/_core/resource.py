@@ -27,7 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 from ..errors import (
     ArgumentTypeError,
@@ -36,12 +36,14 @@ from ..errors import (
     LeakedResourceWarning,
     ResourceBusyError,
     ResourceClosedError,
+    again,
 )
 
 if TYPE_CHECKING:
     from ..backend import Backend, Native
     from .stream import Stream
 
+_FAILURES = 256  # of streams, which nobody has been told yet; the oldest go
 _EXIT_GRACE_S = 2.0  # at exit pending work gets this long; what is still busy then is left to the process's end
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 _serials = itertools.count(1)
@@ -343,7 +345,35 @@ class Reclaimer:
         self._release_lock = threading.RLock()
         self.failures: dict[int, GpuInteropError] = {}
         """Failures of native streams, by pointer, that nobody has been told yet: what wraps one next inherits it."""
+        self._followers: dict[int, dict[int, tuple[int, int]]] = {}
         _reclaimers.add(self)
+
+    def note_follower(self, leader: int, follower: int, number: int) -> None:
+        """`wait_stream`, by native pointers, with its number in `order`; of note only while the leader may be waiting.
+
+        Wrappers come and go: what one has been given, another one of the same stream is ordered behind.
+        """
+        waits = any(stream._waits for stream in self.all_streams() if stream._ptr == leader)
+        if not waits and not any(isinstance(it, StreamRetirement) and it.waits for it in self.closed_streams()):
+            self._followers.pop(leader, None)
+            return
+        known = self._followers.setdefault(leader, {})
+        known[follower] = (known.get(follower, (number, number))[0], number)
+
+    def followers(self, leader: int, since: int) -> list[tuple[int, int]]:
+        """Who is behind work that the leader was given after number `since`, and from which number on."""
+        found = list(self._followers.get(leader, {}).items())
+        return [(pointer, max(first, since + 1)) for pointer, (first, last) in found if last > since]
+
+    def leave_failure(self, pointer: int, error: GpuInteropError) -> None:
+        """For whoever wraps the native stream next. Without what it was raised from, which would be kept alive."""
+        while len(self.failures) >= _FAILURES:
+            with contextlib.suppress(StopIteration, KeyError):
+                del self.failures[next(iter(self.failures))]
+        fresh = cast(GpuInteropError, again(error))
+        if fresh is not error:
+            fresh.__cause__ = None
+        self.failures.setdefault(pointer, fresh)
 
     def add_stream(self, stream: Stream) -> None:
         serial, streams = next(_serials), self._streams

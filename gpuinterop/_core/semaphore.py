@@ -168,6 +168,8 @@ class ExternalSemaphore(Resource, Generic[K]):
         # What a stream's `_open_on` is compared with: one look says that both are open, of one device, and able.
         self._signal_on: object = device if self._cannot_signal is None else _NOWHERE
         self._wait_on: object = device if self._cannot_wait is None else _NOWHERE
+        if self._closed:  # before these two were set: its parent was, by another thread
+            self._signal_on = self._wait_on = _NOWHERE
 
     @property
     def device(self) -> Device:
@@ -234,6 +236,9 @@ class ExternalSemaphore(Resource, Generic[K]):
             else:
                 self._calls.wait(self._batch, stream, (number,), milliseconds)
             stream._waits.append((self._label, value))
+        except KeyboardInterrupt:  # behind the call, perhaps
+            stream._waits.append((self._label, value))
+            raise
         finally:
             reclaimer.waiting.pop(thread, None)
         if stream._graph is not None:
@@ -490,10 +495,9 @@ class SemaphoreBatch:
                     self._backend.wait(self._batch, stream._native, numbers, milliseconds)
                 else:
                     self._calls.wait(self._batch, stream, numbers, milliseconds)
-            except InvalidArgumentError:  # refused before the first
-                raise
             except BaseException:  # it may be waiting for those before the one that failed
-                stream._waits.extend(waits)
+                if not stream.capturing:
+                    stream._waits.extend(waits)
                 raise
             stream._waits.extend(waits)
         for semaphore in self._semaphores:

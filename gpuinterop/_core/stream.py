@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-import weakref
 from collections import deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_STREAM = 0
 _POLL_S = 0.0005  # how often an awaited event is looked at
-_FOLLOWERS = 256  # of the latest `wait_stream`, how many a failure is passed on to
 order = itertools.count(1)
 """Numbers what is enqueued where the order may matter later: which work was behind a wait that did not come."""
 
@@ -49,10 +47,13 @@ class Stream(Resource):
         # Host memory of copies still to run, with the event behind each: the caller may drop an array at once.
         kept: deque[tuple[Native, object]] = deque()
 
+        reclaimer = device._reclaimer
+
         def release(_keepalive: object = keepalive) -> None:
             while kept:
                 backend.destroy_event(kept.popleft()[0])
             if owned:
+                reclaimer.failures.pop(backend.stream_pointer(native), None)  # the next stream may have its number
                 backend.destroy_stream(native)
 
         super().__init__(device._reclaimer, release, kind=StreamRetirement)
@@ -71,15 +72,15 @@ class Stream(Resource):
         self._graph: Graph | None = device._captures.get(self._ptr)
         if self._graph is not None:
             self._graph.joined.append(self)
-        # Who has ordered work behind this stream while it may have been waiting, and when.
-        self._followers: deque[tuple[int, weakref.ref[Stream]]] = deque(maxlen=_FOLLOWERS)
         if owned:  # the number may be that of a stream that is gone
-            device._reclaimer.failures.pop(self._ptr, None)
-        self._failure: GpuInteropError | None = device._reclaimer.failures.get(self._ptr)
+            reclaimer.failures.pop(self._ptr, None)
+        self._failure: GpuInteropError | None = None
         # What semaphores compare on the hot path: the device while the stream is open and has not failed, nobody's
         # device afterwards.
-        self._open_on: object = device if self._failure is None else None
-        device._reclaimer.add_stream(self)
+        self._open_on: object = device
+        reclaimer.add_stream(self)
+        if (failure := reclaimer.failures.get(self._ptr)) is not None:  # behind the line above: one of the two finds it
+            self.fail(failure)
 
     # -- public ------------------------------------------------------------------------------------------------
 
@@ -208,12 +209,12 @@ class Stream(Resource):
         self.check_failure()
         event = self._backend.record(other._native)
         try:
-            if other._waits:  # first: it may fail from now on
-                other._followers.append((next(order), weakref.ref(self)))
+            self._reclaimer.note_follower(other._ptr, self._ptr, next(order))
             self._backend.wait_event(self._native, event)
         finally:
             self._backend.destroy_event(event)
         self._waits.extend(other._waits)
+        other.check_failure()  # since the look above: whoever told it may have missed us
         if other._graph is not None and self._graph is None:
             self._graph = other._graph
             self._graph.joined.append(self)
@@ -236,11 +237,6 @@ class Stream(Resource):
         if self._failure is None:
             self._failure = error
             self._open_on = None
-
-    def followers(self, since: int) -> list[tuple[int, Stream]]:
-        """Streams that wait for work which was enqueued here after number `since` of `order`, and from which on."""
-        found = [(number, reference()) for number, reference in list(self._followers) if number > since]
-        return [(number, stream) for number, stream in found if stream is not None]
 
     def check_failure(self) -> None:
         """Raise what `fail` was told."""

@@ -34,6 +34,7 @@ from ..handles import Timeline
 from ..system import driver_error
 
 if TYPE_CHECKING:
+    from .._core.resource import Reclaimer
     from .._core.stream import Stream
     from ._endpoints import Endpoint
 
@@ -44,6 +45,7 @@ _PEER_CHECK_S: Final = 5e-3
 _RELEASED: Final = 2**63 - 1
 _LOCK_LIMIT_S: Final = 1.0  # an endpoint that takes longer than this for a look is taken to be stuck
 _HOST_SLICE_S: Final = 0.05  # after which a thread that waits for such an endpoint looks whether it is to stop
+_LAST_LOOK_S: Final = 0.01  # for which a `host_wait` whose time is over waits for the watcher's look
 _LONGEST_SLEEP_S: Final = 3600.0  # locks take no infinity
 _PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
 
@@ -67,15 +69,6 @@ class Token:
         """Whether what was enqueued then ran behind a wait that did not come."""
         return any(first <= serial < end for first, end in self.failures)
 
-    def leave(self, error: GpuInteropError) -> None:
-        """For whoever wraps the native stream next, unless that is a name which each thread has for another one."""
-        if self.pointer != _PER_THREAD:
-            self._reclaimer.failures.setdefault(self.pointer, error)
-
-    def streams(self) -> list[Stream]:
-        """Its wrappers."""
-        return [stream for stream in self._reclaimer.all_streams() if stream._ptr == self.pointer]
-
 
 class _Tokens:
     """All there are: what is pending keeps them."""
@@ -94,6 +87,10 @@ class _Tokens:
                 if found is None:
                     found = self._known[key] = Token(stream)
         return found
+
+    def all_of(self, reclaimer: Reclaimer, pointer: int) -> list[Token]:
+        """Those of a pointer; several where each thread has a stream of that name."""
+        return [token for key, token in list(self._known.items()) if key[:2] == (id(reclaimer), pointer)]
 
 
 _tokens: Final = _Tokens()
@@ -254,7 +251,8 @@ class Lane:
                 raise ResourceClosedError(f"{self.endpoint.label} was closed while this thread waited for it.")
             left = _HOST_SLICE_S if deadline is None else deadline - time.monotonic()
             # The watcher may be stuck in a look.
-            if self.lock.acquire(timeout=max(0.0, min(left, _HOST_SLICE_S))):
+            # At least for a look of the watcher's: a time-out of 0 is to find what is there.
+            if self.lock.acquire(timeout=max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))):
                 try:
                     if self._take(value):
                         return True
@@ -321,6 +319,7 @@ class Lane:
             if not self.failed:
                 self.step(time.monotonic())
             self.closed = True
+            self.refusal = self.refusal or ResourceClosedError(f"{self.endpoint.label} is closed.")
             adopted = self._adopted
         finally:
             self.lock.release()
@@ -486,16 +485,19 @@ class Lane:
 
     def _tell_streams(self, pending: _Pending, error: GpuInteropError) -> None:
         """All wrappers of the native stream, and the streams that were ordered behind it since."""
-        told = [(pending.token, pending.serial)]
-        for token, serial in told:  # it grows
-            token.leave(error)
-            for stream in token.streams():
-                stream.fail(error)
-                for number, follower in stream.followers(serial):
-                    behind = _tokens.of(follower)
-                    if not behind.voids(number):
-                        behind.fail(number)
-                        told.append((behind, number))
+        reclaimer = pending.token._reclaimer
+        told = [(pending.token.pointer, pending.serial)]
+        for pointer, serial in told:  # it grows
+            if pointer != _PER_THREAD:  # a name that each thread has for another stream
+                reclaimer.leave_failure(pointer, error)
+            for stream in reclaimer.all_streams():
+                if stream._ptr == pointer:
+                    stream.fail(error)
+            for follower, number in reclaimer.followers(pointer, serial):
+                for behind in _tokens.all_of(reclaimer, follower):
+                    behind.fail(number)
+                if all(follower != known for known, _ in told):
+                    told.append((follower, number))
 
 
 def _value_of(pending: _Pending) -> int:

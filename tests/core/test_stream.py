@@ -1,7 +1,6 @@
 """Streams of ours, streams of others, events."""
 
 import asyncio
-import gc
 import os
 import threading
 from collections.abc import Callable
@@ -141,18 +140,23 @@ def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
 
 
 def test_who_follows_a_waiting_stream_is_known_until_it_is_idle() -> None:
+    """By the native streams: wrappers come and go."""
     device, _ = fake_device()
+    known = device._reclaimer.followers
     with device.create_stream() as waiting, device.create_stream() as before, device.create_stream() as behind:
         before.wait_stream(waiting)
-        assert waiting.followers(0) == [], "nothing was pending there"
+        assert known(waiting.ptr, 0) == [], "nothing was pending there"
         enqueued = next(order)
         waiting._waits.append(("a semaphore", 1))
-        behind.wait_stream(waiting)
-        assert [stream for _, stream in waiting.followers(enqueued)] == [behind]
-        assert waiting.followers(next(order)) == [], "it does not follow what comes later"
-    del behind
-    gc.collect()
-    assert waiting.followers(0) == []
+        for _ in range(1000):
+            behind.wait_stream(device.wrap_stream(waiting.ptr))
+        ((pointer, number),) = known(waiting.ptr, enqueued)
+        assert (pointer, number) == (behind.ptr, enqueued + 1), "the first of them counts"
+        later = next(order)
+        assert known(waiting.ptr, later) == [], "it does not follow what comes later"
+        waiting._waits.clear()
+        before.wait_stream(waiting)
+        assert known(waiting.ptr, 0) == []
 
 
 def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
