@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from . import system
 from .capabilities import Capability, Operation
 from .handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, DeviceIdentity, MemoryHandle
 
@@ -37,6 +38,7 @@ __all__ = [
     "Native",
     "SemaphoreNode",
     "StreamMemoryBackend",
+    "pci_bus_id",
 ]
 
 Native: TypeAlias = Any  # opaque to the core; `Any` lets a backend narrow it under mypy --strict
@@ -82,6 +84,12 @@ class DeviceInfo:
         return DeviceIdentity(
             name=self.name, uuid=self.uuid, luid=self.luid, pci_bus_id=self.pci_bus_id, is_cpu=self.is_cpu
         )
+
+
+def pci_bus_id(text: str) -> str:
+    """A PCI address as `DeviceInfo.pci_bus_id` has it, of one that a vendor's call has written."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 class Backend(ABC):
@@ -194,12 +202,11 @@ class Backend(ABC):
         The default polls `is_done`, 20 us apart at first and 1 ms later on: no vendor has a wait with a time-out.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = 20e-6
+        pauses = system.pauses()
         while not self.is_done(event):
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
+            time.sleep(next(pauses))
         return True
 
     @abstractmethod

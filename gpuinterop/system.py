@@ -1,4 +1,4 @@
-"""libc: mappings, seals, futexes and process-shared pthread mutexes, and their errors.
+"""libc: mappings, seals, futexes and process-shared pthread mutexes, and their errors; how waits look and pause.
 
 What the host backend and our own timeline semaphores stand on. Every call here releases the GIL (``ctypes.CDLL``).
 """
@@ -13,7 +13,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -28,6 +28,9 @@ PAGE: Final = mmap.PAGESIZE
 SLICE: Final = 0.05
 """The longest single blocking call, in seconds: how long a cancellation or a Ctrl-C may take to be noticed."""
 
+SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
+"""How often a wait that nobody wakes looks before it pauses, letting others run in between."""
+
 # <linux/fcntl.h>; Python has no names for the seals before 3.12 and for some not at all.
 F_ADD_SEALS: Final = 1033
 F_GET_SEALS: Final = 1034
@@ -41,6 +44,32 @@ _CLOCK_MONOTONIC = 1
 _PROCESS_SHARED = 1
 _ROBUST = 1
 _ALL = 0x7FFFFFFF
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to sleep between looks, for waits that nobody wakes: 20 us at first, growing to 1 ms."""
+    pause = 20e-6
+    while True:
+        yield pause
+        pause = min(pause * 1.5, 1e-3)
+
+
+def mapped_files() -> Iterator[tuple[range, str]]:
+    """The addresses at which this process has files mapped, and which; nothing where the system does not say."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                fields = line.rstrip("\n").split(maxsplit=5)
+                if len(fields) == 6 and fields[5].startswith("/"):
+                    start, _, end = fields[0].partition("-")
+                    yield range(int(start, 16), int(end, 16)), fields[5]
+    except OSError:
+        return
+
+
+def loaded_library(*names: str) -> str | None:
+    """The file of the first library that is loaded and whose name begins so."""
+    return next((path for _, path in mapped_files() if path.rpartition("/")[2].startswith(names)), None)
 
 
 class Timespec(ctypes.Structure):

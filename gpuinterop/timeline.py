@@ -79,8 +79,6 @@ MAX_DEVICE_VALUE: Final = 2**63 - 1
 LOCK_LIMIT: Final = 1.0
 """Seconds that a lock may be held by somebody else: its holders need microseconds."""
 
-_SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
-_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 _FIXED: Final = system.SEAL_SHRINK | system.SEAL_GROW
 
 
@@ -213,8 +211,8 @@ class Page:
         bool
             False when the deadline has passed.
         """
-        spins = _SPINS if deadline is None or deadline > time.monotonic() else 0  # a look only
-        pause = _FIRST_PAUSE
+        spins = system.SPINS if deadline is None or deadline > time.monotonic() else 0  # a look only
+        pauses = system.pauses()
         while True:
             sequence = self._sequence.value  # before the value: a signal in between ends the sleep at once
             if self._value.value >= value:
@@ -227,8 +225,7 @@ class Page:
             check()
             piece = system.SLICE
             if self._devices.value:  # its stores wake nobody
-                piece = pause
-                pause = min(pause * 1.5, _LONGEST_PAUSE)
+                piece = next(pauses)
             if deadline is not None:
                 piece = min(piece, deadline - time.monotonic())
                 if piece <= 0:

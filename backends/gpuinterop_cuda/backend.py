@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
+from gpuinterop import system
 from gpuinterop.backend import (
     Address,
     AllocationBackend,
@@ -15,6 +16,7 @@ from gpuinterop.backend import (
     GraphBackend,
     SemaphoreNode,
     StreamMemoryBackend,
+    pci_bus_id,
 )
 from gpuinterop.capabilities import Capability
 from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, MemoryHandle
@@ -48,15 +50,8 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend, StreamMemoryBac
         return found
 
     def libraries(self) -> Mapping[str, str]:
-        try:
-            with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    path = line.rstrip("\n").partition("/")[2]
-                    if path.rpartition("/")[2].startswith("libcuda.so"):
-                        return {"libcuda": f"/{path}"}
-        except OSError:
-            pass
-        return {}
+        path = system.loaded_library("libcuda.so")
+        return {"libcuda": path} if path else {}
 
     def devices(self) -> Sequence[DeviceInfo]:
         if self._infos is None:
@@ -240,7 +235,7 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend, StreamMemoryBac
             ordinal=ordinal,
             name=_text(name),
             uuid=uuid,
-            pci_bus_id=_bus_id(_text(bus)),
+            pci_bus_id=pci_bus_id(_text(bus)),
             luid=_luid(driver, device),
             dlpack=(2, ordinal),  # kDLCUDA
             array_interface="__cuda_array_interface__",
@@ -250,12 +245,6 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend, StreamMemoryBac
 
 def _text(value: bytes) -> str:
     return value.partition(b"\0")[0].decode()
-
-
-def _bus_id(text: str) -> str:
-    """As Linux writes it: a domain of four digits, and lower case."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
 
 
 def _uuid(driver: Driver, device: object) -> bytes:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from gpuinterop.backend import Address, AllocationBackend, ArrayBackend, DeviceInfo, StreamMemoryBackend
+from gpuinterop.backend import Address, AllocationBackend, ArrayBackend, DeviceInfo, StreamMemoryBackend, pci_bus_id
 from gpuinterop.capabilities import Capability
 from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, MemoryHandle
 
@@ -192,18 +192,12 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
             ordinal=ordinal,
             name=text_of(driver.call("hipDeviceGetName", 256, ordinal)),
             uuid=None,  # hipDeviceGetUuid gives another one than Vulkan has (ROCm/hipamd #50)
-            pci_bus_id=_bus_id(text_of(driver.call("hipDeviceGetPCIBusId", 32, ordinal))),
+            pci_bus_id=pci_bus_id(text_of(driver.call("hipDeviceGetPCIBusId", 32, ordinal))),
             luid=_luid(driver, ordinal) if _WINDOWS else None,
             dlpack=(10, ordinal),  # kDLROCM
             array_interface="__cuda_array_interface__",  # CuPy and torch on ROCm use it, too
             note="HIP's own UUID is not the one that Vulkan knows: it is matched by its PCI bus id",
         )
-
-
-def _bus_id(text: str) -> str:
-    """As Linux writes it: a domain of four digits, and lower case."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
 
 
 def _luid(driver: Driver, ordinal: int) -> bytes | None:

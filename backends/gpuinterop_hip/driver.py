@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from gpuinterop import system
 from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
 OUT_OF_MEMORY: Final = 2
@@ -319,15 +320,9 @@ def _unusable(error: RuntimeError) -> BackendUnavailableError:
 def _runtimes() -> dict[str, list[range]]:
     """The HIP runtimes of this process, by file, and where each is mapped; empty where the system does not say."""
     found: dict[str, list[range]] = {}
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                fields = line.rstrip("\n").split(maxsplit=5)
-                if len(fields) == 6 and _RUNTIME_FILE.search(fields[5]):
-                    start, _, end = fields[0].partition("-")
-                    found.setdefault(fields[5], []).append(range(int(start, 16), int(end, 16)))
-    except OSError:
-        pass
+    for addresses, path in system.mapped_files():
+        if _RUNTIME_FILE.search(path):
+            found.setdefault(path, []).append(addresses)
     return found
 
 

@@ -67,15 +67,8 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
         }
 
     def libraries(self) -> Mapping[str, str]:
-        try:
-            with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    path = line.rstrip("\n").partition("/")[2]
-                    if path.rpartition("/")[2].startswith(("libc.so", "libc-", "ld-musl")):
-                        return {"libc": f"/{path}"}
-        except OSError:
-            pass
-        return {}
+        path = system.loaded_library("libc.so", "libc-", "ld-musl")
+        return {"libc": path} if path else {}
 
     def devices(self) -> Sequence[DeviceInfo]:
         return (self._info,)

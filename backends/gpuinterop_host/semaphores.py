@@ -51,9 +51,6 @@ LOCK_LIMIT: Final = timeline.LOCK_LIMIT
 IMPORT_LIMIT: Final = 0.05
 """The same for an import, which runs under the core's lock: every other import of the process waits for it."""
 
-_SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
-_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
-
 Check: TypeAlias = Callable[[], None]
 """Raises when whoever waits is to stop waiting."""
 
@@ -189,8 +186,8 @@ class BinarySemaphore(Semaphore):
 
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
         with self._in_use():
-            spins = _SPINS
-            pause = _FIRST_PAUSE
+            spins = system.SPINS
+            pauses = system.pauses()
             looked = time.monotonic()
             while True:
                 if self._page.signaled and self._locked(self._take):
@@ -200,6 +197,7 @@ class BinarySemaphore(Semaphore):
                     os.sched_yield()
                     continue
                 now = time.monotonic()
+                pause = next(pauses)
                 if deadline is not None:
                     if now >= deadline:
                         return False
@@ -212,7 +210,6 @@ class BinarySemaphore(Semaphore):
                 self._check()
                 check()
                 time.sleep(pause)
-                pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     def describe(self, value: int) -> str:
         return f"{self.label} to be signalled"

@@ -6,12 +6,8 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from typing import Final
 
 from gpuinterop import system
-
-_SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
-_FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 
 
 def write(address: int, value: int) -> None:
@@ -22,14 +18,13 @@ def write(address: int, value: int) -> None:
 def wait(address: int, value: int, check: Callable[[], None]) -> None:
     """Block the calling thread, GIL released, until the word is `value` or more."""
     word = ctypes.c_uint64.from_address(address)
-    spins = _SPINS
-    pause = _FIRST_PAUSE
+    spins = system.SPINS
+    pauses = system.pauses()
     while word.value < value:
         if spins:
             spins -= 1
             os.sched_yield()
             continue
         check()
-        time.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        time.sleep(next(pauses))
     system.fence()

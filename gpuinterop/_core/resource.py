@@ -29,6 +29,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
+from .. import system
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 _FAILURES = 256  # of streams, which nobody has been told yet; the oldest go
 _EXIT_GRACE_S = 2.0  # at exit pending work gets this long; what is still busy then is left to the process's end
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 _serials = itertools.count(1)
 
 
@@ -492,15 +492,14 @@ class Reclaimer:
 
     def _wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = _FIRST_PAUSE_S
+        pauses = system.pauses()
         while True:
             self.drain()
             if condition():
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+            time.sleep(next(pauses))
 
     def forked(self) -> None:
         """In a child: what the parent has retired is the parent's to release."""

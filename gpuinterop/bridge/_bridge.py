@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 import sys
@@ -38,7 +37,7 @@ from ..handles import (
     Timeline,
     TimelineFd,
 )
-from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEndpoint, SyncobjEndpoint
+from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEndpoint, SyncobjEndpoint, render_nodes
 from ._watcher import Lane, Watcher, open_peer
 
 if TYPE_CHECKING:
@@ -405,7 +404,7 @@ def _capability(kind: type[FdHandle], words: Capability) -> Capability:
             "docs/bridge.md",
             "Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)).",
         )
-    if kind is DrmSyncobjFd and not _render_nodes():
+    if kind is DrmSyncobjFd and not any(os.access(path, os.R_OK | os.W_OK) for path in render_nodes()):
         return cell.gap(
             Scope.PLATFORM,
             "there is no DRM render node (/dev/dri/renderD*) that this process may open.",
@@ -423,7 +422,3 @@ def _capability(kind: type[FdHandle], words: Capability) -> Capability:
         + ".",
         "docs/bridge.md",
     )
-
-
-def _render_nodes() -> list[str]:
-    return [path for path in sorted(glob.glob("/dev/dri/renderD*")) if os.access(path, os.R_OK | os.W_OK)]

@@ -420,11 +420,16 @@ class SyncobjEndpoint(Endpoint):
 _NODES: Final = "/dev/dri/renderD*"
 
 
+def render_nodes() -> list[str]:
+    """The DRM devices that are there, whether or not this process may open them."""
+    return sorted(glob.glob(_NODES))
+
+
 def _open_nodes(node: str | None) -> Iterator[int]:
     """The render nodes that can be opened, one after the other; the caller's."""
     tried: list[str] = []
     opened = False
-    for path in [node] if node is not None else sorted(glob.glob(_NODES)):
+    for path in [node] if node is not None else render_nodes():
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

@@ -26,12 +26,12 @@ from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
+from .. import system
 from .._core.resource import check_int, kept_off_drivers
 from .._core.stream import order
 from .._core.words import PinnedWords
 from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, again
 from ..handles import Timeline
-from ..system import driver_error
 
 if TYPE_CHECKING:
     from .._core.resource import Reclaimer
@@ -242,7 +242,7 @@ class Lane:
 
     def host_wait(self, value: int, deadline: float | None) -> bool:
         """Block the calling thread; other calls of the endpoint come in between."""
-        pause = 20e-6
+        pauses = system.pauses()
         checked = time.monotonic()
         gone = False
         while True:
@@ -250,8 +250,7 @@ class Lane:
             if self.stopped:
                 raise ResourceClosedError(f"{self.endpoint.label} was closed while this thread waited for it.")
             left = _HOST_SLICE_S if deadline is None else deadline - time.monotonic()
-            # The watcher may be stuck in a look.
-            # At least for a look of the watcher's: a time-out of 0 is to find what is there.
+            # The watcher may be stuck in a look; wait for one that is not: a time-out of 0 is to find what is there.
             if self.lock.acquire(timeout=max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))):
                 try:
                     if self._take(value):
@@ -267,8 +266,8 @@ class Lane:
                     continue  # it may have signalled before it died
             if deadline is not None and now >= deadline:
                 return False
+            pause = next(pauses)
             time.sleep(pause if deadline is None else min(pause, deadline - now))
-            pause = min(pause * 1.5, 1e-3)
 
     def host_signal(self, value: int) -> None:
         self._check()
@@ -574,7 +573,7 @@ class Watcher:
                 try:
                     thread.start()
                 except RuntimeError as error:  # "can't start new thread"
-                    raise driver_error("pthread_create", errno.EAGAIN, str(error)) from error
+                    raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
                 self._thread = thread
 
     def cancel_after(self, seconds: float) -> None:

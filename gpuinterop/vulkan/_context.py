@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet, ref
 
+from .. import system
 from ..capabilities import Capabilities
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ..handles import DeviceIdentity
@@ -161,13 +162,12 @@ class VulkanContext:
         for native in list(self._natives):
             native.close()
         deadline = time.monotonic() + timeout
-        pause = 20e-6
+        pauses = system.pauses()
         while not self._end(time.monotonic() >= deadline):
             self._close_leases()  # another thread may have bridged one more meanwhile
             for device in {lease.device for lease in list(self._leases)}:
                 device.drain()
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
+            time.sleep(next(pauses))
         if self._leases:
             names = ", ".join(sorted({lease.label for lease in self._leases}))
             self._leases.clear()

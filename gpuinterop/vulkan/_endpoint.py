@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from .. import system
 from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
@@ -12,8 +13,6 @@ from ._api import check
 from ._context import Lease, VulkanContext, check_context
 
 __all__ = ["TimelineEndpoint"]
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
 class TimelineEndpoint(Endpoint):
@@ -61,10 +60,9 @@ class TimelineEndpoint(Endpoint):
         if self.counter() >= value:
             return True
         deadline = time.monotonic() + timeout
-        pause = _FIRST_PAUSE_S
+        pauses = system.pauses()
         while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(pause, left))
-            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+            time.sleep(min(next(pauses), left))
             if self.counter() >= value:
                 return True
         return False

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from .. import system
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import (
@@ -264,15 +265,14 @@ class SharedHandoff(_Shared):
                 self._stream.record().wait(timeout)
             return
         deadline = time.monotonic() + timeout
-        pause = 20e-6
+        pauses = system.pauses()
         while (counter := self._to_compute.counter()) < wanted:
             if time.monotonic() >= deadline:
                 raise SemaphoreTimeoutError(
                     f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: "
                     f"the timeline is at {counter}, and {wanted} is awaited."
                 )
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
+            time.sleep(next(pauses))
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`. Vulkan's queue must be done with the semaphores.

@@ -490,7 +490,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
     monkeypatch.setattr(_endpoints, "fcntl", SimpleNamespace(ioctl=kernel.ioctl))
     monkeypatch.setattr(_endpoints, "_NODES", os.devnull)
-    monkeypatch.setattr("gpuinterop.bridge._bridge._render_nodes", lambda: [os.devnull])
+    monkeypatch.setattr("gpuinterop.bridge._bridge.render_nodes", lambda: [os.devnull])
     return kernel
 
 
@@ -557,7 +557,7 @@ def test_a_node_without_syncobjs_is_passed_over(kernel: Kernel, monkeypatch: pyt
 
 
 def test_without_a_render_node_it_is_a_gap(host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuinterop.bridge._bridge._render_nodes", list)
+    monkeypatch.setattr("gpuinterop.bridge._bridge.render_nodes", list)
     monkeypatch.setattr(_endpoints, "_NODES", "/dev/none*")
     found = Bridge.capabilities(host)[gi.DrmSyncobjFd]
     assert not found
