@@ -1,6 +1,6 @@
 /*
  * The core of the simulated drivers: devices, contexts, streams, memory, external objects, graphs, faults. It knows no
- * vendor: a front (cuda/) gives it the vendor's structs, error codes and entry points.
+ * vendor: a front (cuda/, hip/) gives it the vendor's structs, names of errors and entry points.
  *
  * One lock guards everything. It is not held while a stream's thread works or waits, nor while a caller blocks.
  * Whoever changes what others may wait for broadcasts gis_progress.
@@ -18,7 +18,7 @@
 #define GIS_MAX_DEVICES 16
 #define GIS_CONTEXT_STACK 64
 
-/* Negative: a neutral code, which the front translates. Positive: the vendor's own, from a scripted fault. */
+/* Negative: a neutral code, which gis_code translates. Positive: the vendor's own, from a scripted fault. */
 typedef int gis_status;
 enum {
     GIS_OK = 0,
@@ -47,6 +47,16 @@ enum {
     GIS_HOST_ALREADY_REGISTERED = -23,
     GIS_HOST_NOT_REGISTERED = -24,
 };
+
+/* The vendors' number of a status. */
+int gis_code(gis_status status);
+
+typedef struct {
+    int code;
+    const char *name, *text;
+} gis_error;
+
+const gis_error *gis_error_of(const gis_error *errors, size_t count, int code); /* NULL: it is not among them */
 
 /* -- objects ------------------------------------------------------------------------------------------------------ */
 
@@ -125,6 +135,8 @@ typedef struct {
 gis_status gis_enter(gis_call *call, gis_scope *scope);
 void gis_leave(gis_scope *scope);
 
+bool gis_all_zero(const uint32_t *words, int count);
+size_t gis_name_bytes(const void *name); /* of a UTF-16 name without its end; 0 but on the Windows personality */
 void gis_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void gis_record(const char *call, const void *head, size_t head_size, const void *body, size_t body_size,
                 uint32_t count);
@@ -476,6 +488,8 @@ typedef struct {
     gis_op **operations;
 } gis_executable;
 
+/* Asking or waiting for a stream in a capture is no part of it, and ends it. */
+gis_status gis_not_capturing(gis_stream *stream);
 gis_status gis_unsafe(void); /* for calls that a capture forbids: GIS_OK, or the capture is lost */
 gis_capture_mode gis_exchange_mode(gis_capture_mode mode);
 gis_status gis_capture_begin(gis_stream *stream, gis_capture_mode mode);

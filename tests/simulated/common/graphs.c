@@ -107,6 +107,15 @@ gis_capture_mode gis_exchange_mode(gis_capture_mode mode) {
     return before;
 }
 
+gis_status gis_not_capturing(gis_stream *stream) {
+    if (stream->capture) {
+        stream->capture->invalid = true;
+        return GIS_CAPTURE_UNSUPPORTED;
+    }
+    gis_status status = gis_capture_implicit(stream, false);
+    return status ? status : gis_unsafe();
+}
+
 gis_status gis_unsafe(void) {
     gis_status status = GIS_OK;
     pid_t thread = gis_thread_id();

@@ -263,6 +263,22 @@ void gis_leave(gis_scope *scope) {
     if (scope->locked) pthread_mutex_unlock(&gis_mutex);
 }
 
+/* -- what fronts look at in arguments ------------------------------------------------------------------------------ */
+
+bool gis_all_zero(const uint32_t *words, int count) {
+    for (int i = 0; i < count; i++)
+        if (words[i]) return false;
+    return true;
+}
+
+size_t gis_name_bytes(const void *name) {
+    const uint16_t *text = name;
+    size_t length = 0;
+    if (!gis_windows || !text) return 0;
+    while (length < 1024 && text[length]) length++;
+    return 2 * length;
+}
+
 /* -- what is written down ------------------------------------------------------------------------------------------ */
 
 #define VIOLATIONS 1024

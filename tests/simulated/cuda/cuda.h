@@ -22,7 +22,6 @@ enum {
     UNKNOWN = 999,
 };
 
-result cuda_code(gis_status status);
 const char *cuda_error_name(int code);
 const char *cuda_error_text(int code);
 void *cuda_find(const char *name, int version);

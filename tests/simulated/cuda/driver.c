@@ -21,11 +21,11 @@ GIS_EXPORT const int gpuinterop_simulated_driver = 1;
     gis_status entered_ = gis_enter(&call_, &scope_)
 #define ENTER(NAME)          \
     BEGIN_CALL(NAME, false); \
-    if (entered_) return cuda_code(entered_)
+    if (entered_) return gis_code(entered_)
 #define TRY(CALL)                                      \
     do {                                               \
         gis_status status_ = (CALL);                   \
-        if (status_ != GIS_OK) return cuda_code(status_); \
+        if (status_ != GIS_OK) return gis_code(status_); \
     } while (0)
 #define NEED_CONTEXT                      \
     gis_context *context = gis_current(); \
@@ -38,7 +38,7 @@ GIS_EXPORT const int gpuinterop_simulated_driver = 1;
 #define NEED_STREAM(HANDLE)                                \
     gis_status found_;                                     \
     gis_stream *stream = find_stream(HANDLE, &found_);     \
-    if (!stream) return cuda_code(found_)
+    if (!stream) return gis_code(found_)
 
 typedef uint64_t handle;
 
@@ -61,17 +61,11 @@ static gis_stream *find_stream(handle stream, gis_status *status) {
     return found;
 }
 
-static bool all_zero(const uint32_t *words, int count) {
-    for (int i = 0; i < count; i++)
-        if (words[i]) return false;
-    return true;
-}
-
 /* -- the driver, devices ------------------------------------------------------------------------------------------- */
 
 static result init(uint32_t flags) {
     BEGIN_CALL(cuInit, true);
-    if (entered_) return cuda_code(entered_);
+    if (entered_) return gis_code(entered_);
     NEED(!flags);
     const char *code = getenv("GPUINTEROP_SIM_INIT"); /* a driver that does not work */
     if (code && *code) return atoi(code);
@@ -82,7 +76,7 @@ static result init(uint32_t flags) {
 
 static result driver_version(int *version) {
     BEGIN_CALL(cuDriverGetVersion, true);
-    if (entered_) return cuda_code(entered_);
+    if (entered_) return gis_code(entered_);
     NEED(version);
     *version = DRIVER_VERSION;
     return SUCCESS;
@@ -90,14 +84,14 @@ static result driver_version(int *version) {
 
 static result error_name(int code, const char **text) {
     BEGIN_CALL(cuGetErrorName, true);
-    if (entered_ && !gis_forked) return cuda_code(entered_);
+    if (entered_ && !gis_forked) return gis_code(entered_);
     *text = cuda_error_name(code);
     return *text ? SUCCESS : INVALID_VALUE;
 }
 
 static result error_string(int code, const char **text) {
     BEGIN_CALL(cuGetErrorString, true);
-    if (entered_ && !gis_forked) return cuda_code(entered_);
+    if (entered_ && !gis_forked) return gis_code(entered_);
     *text = cuda_error_text(code);
     return *text ? SUCCESS : INVALID_VALUE;
 }
@@ -374,29 +368,18 @@ static result stream_destroy(handle which) {
     return SUCCESS;
 }
 
-/* Asking or waiting for a stream in a capture is no part of it, and ends it. */
-static result not_capturing(gis_stream *stream) {
-    if (stream->capture) {
-        stream->capture->invalid = true;
-        return 900;
-    }
-    TRY(gis_capture_implicit(stream, false));
-    TRY(gis_unsafe());
-    return SUCCESS;
-}
-
 static result stream_query(handle which) {
     ENTER(cuStreamQuery);
     NEED_STREAM(which);
-    result code = not_capturing(stream);
-    return code ? code : cuda_code(gis_stream_query(stream));
+    TRY(gis_not_capturing(stream));
+    return gis_code(gis_stream_query(stream));
 }
 
 static result stream_synchronize(handle which) {
     ENTER(cuStreamSynchronize);
     NEED_STREAM(which);
-    result code = not_capturing(stream);
-    return code ? code : cuda_code(gis_stream_synchronize(stream));
+    TRY(gis_not_capturing(stream));
+    return gis_code(gis_stream_synchronize(stream));
 }
 
 static result stream_context(handle which, handle *context) {
@@ -447,7 +430,7 @@ static result stream_wait_event(handle which, handle event, uint32_t flags) {
     NEED_STREAM(which);
     FIND(gis_event, found, GIS_EVENT, event);
     NEED(flags <= 1);
-    return cuda_code(gis_event_wait(stream, found));
+    return gis_code(gis_event_wait(stream, found));
 }
 
 static result stream_is_capturing(handle which, int *status) {
@@ -505,7 +488,7 @@ static result stream_begin_capture(handle which, uint32_t mode) {
     ENTER(cuStreamBeginCapture);
     NEED_STREAM(which);
     NEED(mode <= 2);
-    return cuda_code(gis_capture_begin(stream, (gis_capture_mode)mode));
+    return gis_code(gis_capture_begin(stream, (gis_capture_mode)mode));
 }
 
 static result stream_end_capture(handle which, handle *graph) {
@@ -514,7 +497,7 @@ static result stream_end_capture(handle which, handle *graph) {
     gis_graph *made;
     gis_status status = gis_capture_end(stream, &made);
     *graph = made ? made->object.id : 0;
-    return cuda_code(status);
+    return gis_code(status);
 }
 
 static result exchange_mode(uint32_t *mode) {
@@ -538,13 +521,13 @@ static result event_record(handle event, handle which) {
     ENTER(cuEventRecord);
     NEED_STREAM(which);
     FIND(gis_event, found, GIS_EVENT, event);
-    return cuda_code(gis_event_record(found, stream));
+    return gis_code(gis_event_record(found, stream));
 }
 
 static result event_state(handle event, bool block) {
     FIND(gis_event, found, GIS_EVENT, event);
     if (!found->capture) TRY(gis_unsafe());
-    return cuda_code(gis_event_query(found, block));
+    return gis_code(gis_event_query(found, block));
 }
 
 static result event_query(handle event) {
@@ -580,7 +563,7 @@ static result memory_free(uint64_t address) {
     ENTER(cuMemFree);
     TRY(gis_unsafe());
     if (!address) return SUCCESS;
-    return cuda_code(gis_free(GIS_ALLOCATION, GIS_MAPPING, address));
+    return gis_code(gis_free(GIS_ALLOCATION, GIS_MAPPING, address));
 }
 
 static result memory_info(size_t *unused, size_t *total) {
@@ -625,19 +608,19 @@ static result host_free(void *address) {
     ENTER(cuMemFreeHost);
     TRY(gis_unsafe());
     if (!address) return SUCCESS;
-    return cuda_code(gis_free(GIS_HOST_ALLOCATION, GIS_HOST_ALLOCATION, (uintptr_t)address));
+    return gis_code(gis_free(GIS_HOST_ALLOCATION, GIS_HOST_ALLOCATION, (uintptr_t)address));
 }
 
 static result host_register(void *address, size_t size, uint32_t flags) {
     ENTER(cuMemHostRegister);
     NEED_CONTEXT;
     NEED(flags <= 15);
-    return cuda_code(gis_register_host(context, (uintptr_t)address, size));
+    return gis_code(gis_register_host(context, (uintptr_t)address, size));
 }
 
 static result host_unregister(void *address) {
     ENTER(cuMemHostUnregister);
-    return cuda_code(gis_free(GIS_REGISTRATION, GIS_REGISTRATION, (uintptr_t)address));
+    return gis_code(gis_free(GIS_REGISTRATION, GIS_REGISTRATION, (uintptr_t)address));
 }
 
 static result host_device_pointer(uint64_t *pointer, void *address, uint32_t flags) {
@@ -735,12 +718,12 @@ static result pointer_attributes(uint32_t count, const uint32_t *numbers, void *
 static result copy_now(uint64_t target, uint64_t source, size_t size) {
     NEED_CONTEXT;
     TRY(gis_unsafe());
-    return cuda_code(gis_copy(gis_legacy_stream(context), target, source, size, true));
+    return gis_code(gis_copy(gis_legacy_stream(context), target, source, size, true));
 }
 
 static result copy_later(uint64_t target, uint64_t source, size_t size, handle which) {
     NEED_STREAM(which);
-    return cuda_code(gis_copy(stream, target, source, size, false));
+    return gis_code(gis_copy(stream, target, source, size, false));
 }
 
 #define COPIES(NAME, FUNCTION, TARGET, SOURCE)                                             \
@@ -760,7 +743,7 @@ COPIES(cuMemcpyDtoD, copy_on, uint64_t, uint64_t)
 
 static result fill_later(uint64_t target, uint32_t value, uint32_t width, size_t count, handle which) {
     NEED_STREAM(which);
-    return cuda_code(gis_fill(stream, target, value, width, count));
+    return gis_code(gis_fill(stream, target, value, width, count));
 }
 
 #define FILLS(NAME, FUNCTION, TYPE)                                              \
@@ -807,7 +790,7 @@ static result copy_block(const memcpy3d *job, gis_stream *stream, bool block) {
     gis_block size = {job->width, job->height, job->depth};
     result code = end_of_copy(&job->source, &source);
     if (!code) code = end_of_copy(&job->target, &target);
-    return code ? code : cuda_code(gis_copy_3d(stream, &target, &source, &size, block));
+    return code ? code : gis_code(gis_copy_3d(stream, &target, &source, &size, block));
 }
 
 static result copy_3d(const memcpy3d *job) {
@@ -830,18 +813,9 @@ static result copy_3d_async(const memcpy3d *job, handle which) {
 enum { MEMORY_FD = 1, MEMORY_D3D12_RESOURCE = 5, MEMORY_D3D11_KMT = 7, MEMORY_SCI = 8, MEMORY_DMA_BUF = 9 };
 enum { SEMAPHORE_FD = 1, SEMAPHORE_SCI = 6, SEMAPHORE_TIMELINE_FD = 9, SEMAPHORE_TIMELINE_WIN32 = 10 };
 
-/* The bytes of a UTF-16 name with its end; `win32` names are read on the Windows personality only. */
-static size_t name_bytes(const void *name) {
-    const uint16_t *text = name;
-    size_t length = 0;
-    if (!gis_windows || !text) return 0;
-    while (length < 1024 && text[length]) length++;
-    return 2 * length;
-}
-
 static result import_fd_fault(gis_status status, gis_fd_fault what, int fd) {
     if (what == GIS_FD_CLOSED) close(fd);
-    return cuda_code(status);
+    return gis_code(status);
 }
 
 static result import_memory(handle *memory, const memory_desc *desc) {
@@ -853,9 +827,9 @@ static result import_memory(handle *memory, const memory_desc *desc) {
     const memory_desc d = *desc;
     bool win32 = d.type >= 2 && d.type <= MEMORY_D3D11_KMT;
     const void *name = win32 ? d.handle.win32.name : NULL;
-    gis_record("cuImportExternalMemory", &d, sizeof d, name, name_bytes(name), 1);
+    gis_record("cuImportExternalMemory", &d, sizeof d, name, gis_name_bytes(name), 1);
     NEED(d.type >= MEMORY_FD && d.type <= MEMORY_DMA_BUF);
-    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
     // Measured on Linux, without the flag: invalid, before the platform is looked at.
     NEED(d.flags & 1 || d.type < MEMORY_D3D12_RESOURCE || d.type > MEMORY_D3D11_KMT);
     if (d.type != MEMORY_FD && (!gis_windows || d.type == MEMORY_DMA_BUF)) return NOT_SUPPORTED;
@@ -880,7 +854,7 @@ static result map_buffer(uint64_t *address, handle memory, const buffer_desc *de
     const buffer_desc d = *desc;
     gis_record("cuExternalMemoryGetMappedBuffer", &d, sizeof d, &memory, sizeof memory, 1);
     FIND(gis_external_memory, found, GIS_EXTERNAL_MEMORY, memory);
-    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
     if (d.flags) gis_violation("unknown flags %#x", d.flags);
     NEED(!d.flags);
     uintptr_t made;
@@ -920,7 +894,7 @@ static result map_array(handle *array, handle memory, const mipmap_desc *desc) {
     const mipmap_desc d = *desc;
     gis_record("cuExternalMemoryGetMappedMipmappedArray", &d, sizeof d, &memory, sizeof memory, 1);
     FIND(gis_external_memory, found, GIS_EXTERNAL_MEMORY, memory);
-    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
     if (d.array.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS) gis_violation("unknown flags %#x", d.array.flags);
     gis_image image = {.texel = texel_bytes(d.array.format, d.array.channels),
                        .width = d.array.width,
@@ -1003,9 +977,9 @@ static result import_semaphore(handle *semaphore, const semaphore_desc *desc) {
     const semaphore_desc d = *desc;
     bool fd = d.type == SEMAPHORE_FD || d.type == SEMAPHORE_TIMELINE_FD;
     const void *name = fd || d.type == SEMAPHORE_SCI ? NULL : d.handle.win32.name;
-    gis_record("cuImportExternalSemaphore", &d, sizeof d, name, name_bytes(name), 1);
+    gis_record("cuImportExternalSemaphore", &d, sizeof d, name, gis_name_bytes(name), 1);
     NEED(d.type >= SEMAPHORE_FD && d.type <= SEMAPHORE_TIMELINE_WIN32);
-    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
     if (!fd && !gis_windows) return NOT_SUPPORTED;
     if (d.flags) gis_violation("unknown flags %#x", d.flags);
     NEED(!d.flags);
@@ -1032,7 +1006,7 @@ static result destroy_semaphore(handle semaphore) {
 }
 
 static bool params_are_zero(const semaphore_params *params) {
-    return all_zero(params->reserved, 11) && all_zero(params->reserved2, 16);
+    return gis_all_zero(params->reserved, 11) && gis_all_zero(params->reserved2, 16);
 }
 
 /* The operation for a batch, which is checked and recorded. */
@@ -1057,7 +1031,7 @@ static result make_batch(const char *call, gis_op_kind kind, const uint64_t *sem
     if (!code) {
         gis_status status;
         *op = gis_semaphore_op(kind, count, head + 1, values, params, sizeof *params, &status);
-        code = cuda_code(status);
+        code = gis_code(status);
     }
     free(head);
     free(values);
@@ -1073,7 +1047,7 @@ static result batch(const char *call, gis_op_kind kind, const uint64_t *semaphor
     for (uint32_t i = 0; kind == GIS_OP_SIGNAL && i < count; i++)
         if (op->semaphores.semaphores[i]->kind == GIS_SCI_SYNC && params[i].sci_sync.fence)
             memset(params[i].sci_sync.fence, 0xf5, 48); /* the fence that NvSciSync would be given */
-    return cuda_code(gis_submit(stream, op, false));
+    return gis_code(gis_submit(stream, op, false));
 }
 
 static result signal_semaphores(const uint64_t *semaphores, const semaphore_params *params, uint32_t count,
@@ -1230,7 +1204,7 @@ static result word(gis_op_kind kind, uint64_t address, uint64_t value, uint32_t 
     if (!allowed) return NOT_SUPPORTED;
     uint32_t condition = flags & 3;
     NEED(kind == GIS_OP_WRITE_VALUE ? flags <= 1 : !(flags & ~(3u | 1u << 30)));
-    return cuda_code(gis_word(stream, kind, address, value, ~0ull, bits, condition));
+    return gis_code(gis_word(stream, kind, address, value, ~0ull, bits, condition));
 }
 
 #define WORDS(NAME, FUNCTION, KIND, TYPE)                                                       \
@@ -1288,7 +1262,7 @@ static result graph_launch(handle executable, handle which) {
     NEED_STREAM(which);
     gis_executable *found = gis_check(GIS_EXECUTABLE, executable);
     NEED(found);
-    return cuda_code(gis_launch(found, stream));
+    return gis_code(gis_launch(found, stream));
 }
 
 static result executable_destroy(handle executable) {
@@ -1374,7 +1348,7 @@ static result wait_set_params(handle executable, handle node, const node_params 
 
 GIS_EXPORT result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
     BEGIN_CALL(cuGetProcAddress, true);
-    if (entered_) return cuda_code(entered_);
+    if (entered_) return gis_code(entered_);
     NEED(name && function);
     if (flags & 2) per_thread = true; /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
     *function = cuda_find(name, version);

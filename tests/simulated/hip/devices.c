@@ -257,7 +257,7 @@ HIP(hipDeviceDisablePeerAccess, (int peer), (peer)) {
     ENTER(hipDeviceDisablePeerAccess);
     NEED_DEVICE(peer);
     gis_context *context = hip_context();
-    if (!(context->peers & 1u << peer)) return hip_code(GIS_PEER_NOT_ENABLED);
+    if (!(context->peers & 1u << peer)) return gis_code(GIS_PEER_NOT_ENABLED);
     context->peers &= ~(1u << peer);
     return hipSuccess;
 }

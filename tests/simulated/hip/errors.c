@@ -1,39 +1,7 @@
-/* Error codes: the core's in HIP's numbers, which are mostly CUDA's, and HIP's names. */
+/* HIP's names and texts of its error codes. */
 #include "hip.h"
 
-static const int codes[] = {
-    [-GIS_INVALID_VALUE] = 1,
-    [-GIS_INVALID_HANDLE] = 400,
-    [-GIS_INVALID_CONTEXT] = 201,
-    [-GIS_INVALID_DEVICE] = 101,
-    [-GIS_OUT_OF_MEMORY] = 2,
-    [-GIS_NOT_SUPPORTED] = 801,
-    [-GIS_UNKNOWN] = 999,
-    [-GIS_NOT_READY] = 600,
-    [-GIS_NOT_INITIALIZED] = 3,
-    [-GIS_ILLEGAL_ADDRESS] = 700,
-    [-GIS_ILLEGAL_STATE] = 401,
-    [-GIS_CAPTURE_UNSUPPORTED] = 900,
-    [-GIS_CAPTURE_INVALIDATED] = 901,
-    [-GIS_CAPTURE_MERGE] = 902,
-    [-GIS_CAPTURE_UNMATCHED] = 903,
-    [-GIS_CAPTURE_UNJOINED] = 904,
-    [-GIS_CAPTURE_ISOLATION] = 905,
-    [-GIS_CAPTURE_IMPLICIT] = 906,
-    [-GIS_CAPTURED_EVENT] = 907,
-    [-GIS_CAPTURE_WRONG_THREAD] = 908,
-    [-GIS_PEER_ALREADY_ENABLED] = 704,
-    [-GIS_PEER_NOT_ENABLED] = 705,
-    [-GIS_HOST_ALREADY_REGISTERED] = 712,
-    [-GIS_HOST_NOT_REGISTERED] = 713,
-};
-
-hip_error hip_code(gis_status status) { return status >= 0 ? status : codes[-status]; }
-
-static const struct {
-    int code;
-    const char *name, *text;
-} errors[] = {
+static const gis_error errors[] = {
     {0, "hipSuccess", "no error"},
     {1, "hipErrorInvalidValue", "invalid argument"},
     {2, "hipErrorOutOfMemory", "out of memory"},
@@ -66,16 +34,14 @@ static const struct {
     {999, "hipErrorUnknown", "unknown error"},
 };
 
-#define COUNT (sizeof errors / sizeof *errors)
+static const gis_error *find(int code) { return gis_error_of(errors, sizeof errors / sizeof *errors, code); }
 
 const char *hip_error_name(int code) {
-    for (size_t i = 0; i < COUNT; i++)
-        if (errors[i].code == code) return errors[i].name;
-    return NULL;
+    const gis_error *found = find(code);
+    return found ? found->name : NULL;
 }
 
 const char *hip_error_text(int code) {
-    for (size_t i = 0; i < COUNT; i++)
-        if (errors[i].code == code) return errors[i].text;
-    return NULL;
+    const gis_error *found = find(code);
+    return found ? found->text : NULL;
 }

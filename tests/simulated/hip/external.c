@@ -10,21 +10,6 @@
 enum { OPAQUE_FD = 1, OPAQUE_WIN32 = 2, D3D11_RESOURCE_KMT = 7 }; /* hipExternalMemoryHandleType */
 enum { D3D12_FENCE = 4 };                                         /* hipExternalSemaphoreHandleType */
 
-static bool all_zero(const uint32_t *words, int count) {
-    for (int i = 0; i < count; i++)
-        if (words[i]) return false;
-    return true;
-}
-
-/* The bytes of a UTF-16 name without its end. */
-static size_t name_bytes(const void *name) {
-    const uint16_t *text = name;
-    size_t length = 0;
-    if (!gis_windows || !text) return 0;
-    while (length < 1024 && text[length]) length++;
-    return 2 * length;
-}
-
 /* -- memory -------------------------------------------------------------------------------------------------------- */
 
 /*
@@ -38,8 +23,8 @@ HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memo
     NEED(memory && desc);
     const hip_memory_desc d = *desc;
     const void *name = d.type >= OPAQUE_WIN32 && d.type <= D3D11_RESOURCE_KMT ? d.handle.win32.name : NULL;
-    gis_record("hipImportExternalMemory", &d, sizeof d, name, name_bytes(name), 1);
-    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    gis_record("hipImportExternalMemory", &d, sizeof d, name, gis_name_bytes(name), 1);
+    if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
     NEED(d.type >= OPAQUE_FD && d.type <= D3D11_RESOURCE_KMT); /* NvSciBuf (8) has a name in the enum, and no more */
     NEED(d.size && d.flags <= 1);                              /* dedicated: accepted, and then ignored */
     gis_external_memory *made;
@@ -72,7 +57,7 @@ HIP(hipExternalMemoryGetMappedBuffer, (void **pointer, void *memory, const hip_b
     gis_record("hipExternalMemoryGetMappedBuffer", &d, sizeof d, &memory, sizeof memory, 1);
     gis_external_memory *found = gis_check(GIS_EXTERNAL_MEMORY, (uint64_t)memory);
     NEED(found);
-    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
     NEED(!d.flags);
     uintptr_t made;
     TRY(gis_map_shared(found, d.offset, d.size, &made));
@@ -169,8 +154,8 @@ HIP(hipImportExternalSemaphore, (void **semaphore, const hip_semaphore_desc *des
     NEED(semaphore && desc);
     const hip_semaphore_desc d = *desc;
     const void *name = d.type == OPAQUE_FD ? NULL : d.handle.win32.name;
-    gis_record("hipImportExternalSemaphore", &d, sizeof d, name, name_bytes(name), 1);
-    if (!all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
+    gis_record("hipImportExternalSemaphore", &d, sizeof d, name, gis_name_bytes(name), 1);
+    if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
     NEED(d.type >= OPAQUE_FD && d.type <= D3D12_FENCE && !d.flags);
     if (!gis_windows) {
         NEED(d.handle.fd);

@@ -11,7 +11,6 @@
 #include "abi.h"
 #include "gis.h"
 
-hip_error hip_code(gis_status status);
 const char *hip_error_name(int code);
 const char *hip_error_text(int code);
 
@@ -40,14 +39,14 @@ hip_error hip_alone(gis_status (*call)(void *), void *argument);
     static gis_call call_ = {.name = #NAME, .early = true};                   \
     gis_scope scope_ __attribute__((cleanup(gis_leave))) = {.locked = false}; \
     gis_status entered_ = gis_enter(&call_, &scope_);                         \
-    if (entered_) return hip_code(entered_)
+    if (entered_) return gis_code(entered_)
 #define ENTER(NAME)                                          \
     BEGIN_CALL(NAME);                                        \
     for (hip_error code_ = hip_start(); code_;) return code_
 #define TRY(CALL)                                       \
     do {                                                \
         gis_status status_ = (CALL);                    \
-        if (status_ != GIS_OK) return hip_code(status_); \
+        if (status_ != GIS_OK) return gis_code(status_); \
     } while (0)
 #define NEED(CONDITION) \
     if (!(CONDITION)) return hipErrorInvalidValue
@@ -59,6 +58,6 @@ hip_error hip_alone(gis_status (*call)(void *), void *argument);
 #define NEED_STREAM(HANDLE)                              \
     gis_status found_;                                   \
     gis_stream *stream = hip_stream(HANDLE, &found_);    \
-    if (!stream) return hip_code(found_)
+    if (!stream) return gis_code(found_)
 
 #endif

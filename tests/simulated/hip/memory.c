@@ -34,7 +34,7 @@ HIP(hipFree, (void *address), (address)) {
     ENTER(hipFree);
     TRY(gis_unsafe());
     if (!address) return hipSuccess;
-    return hip_code(gis_free(GIS_ALLOCATION, GIS_MAPPING, (uintptr_t)address));
+    return gis_code(gis_free(GIS_ALLOCATION, GIS_MAPPING, (uintptr_t)address));
 }
 
 HIP(hipHostMalloc, (void **address, size_t size, uint32_t flags), (address, size, flags)) {
@@ -52,18 +52,18 @@ HIP(hipHostFree, (void *address), (address)) {
     ENTER(hipHostFree);
     TRY(gis_unsafe());
     if (!address) return hipSuccess;
-    return hip_code(gis_free(GIS_HOST_ALLOCATION, GIS_HOST_ALLOCATION, (uintptr_t)address));
+    return gis_code(gis_free(GIS_HOST_ALLOCATION, GIS_HOST_ALLOCATION, (uintptr_t)address));
 }
 
 HIP(hipHostRegister, (void *address, size_t size, uint32_t flags), (address, size, flags)) {
     ENTER(hipHostRegister);
     (void)flags;
-    return hip_code(gis_register_host(hip_context(), (uintptr_t)address, size));
+    return gis_code(gis_register_host(hip_context(), (uintptr_t)address, size));
 }
 
 HIP(hipHostUnregister, (void *address), (address)) {
     ENTER(hipHostUnregister);
-    return hip_code(gis_free(GIS_REGISTRATION, GIS_REGISTRATION, (uintptr_t)address));
+    return gis_code(gis_free(GIS_REGISTRATION, GIS_REGISTRATION, (uintptr_t)address));
 }
 
 HIP(hipHostGetDevicePointer, (void **pointer, void *address, uint32_t flags), (pointer, address, flags)) {
@@ -135,7 +135,7 @@ HIP(hipPointerGetAttribute, (void *data, uint32_t number, void *address), (data,
 static hip_error copy(void *target, const void *source, size_t size, uint32_t kind, void *which, bool block) {
     NEED_STREAM(which);
     if (kind > 4) return hipErrorInvalidMemcpyDirection;
-    return hip_code(gis_copy(stream, (uintptr_t)target, (uintptr_t)source, size, block));
+    return gis_code(gis_copy(stream, (uintptr_t)target, (uintptr_t)source, size, block));
 }
 
 HIP(hipMemcpy, (void *target, const void *source, size_t size, uint32_t kind), (target, source, size, kind)) {
@@ -159,7 +159,7 @@ HIP(hipMemcpyAsync, (void *target, const void *source, size_t size, uint32_t kin
 static hip_error fill(void *target, uint32_t value, uint32_t width, size_t count, void *which, bool block) {
     NEED_STREAM(which);
     TRY(gis_fill(stream, (uintptr_t)target, value, width, count));
-    return block ? hip_code(gis_stream_synchronize(stream)) : hipSuccess;
+    return block ? gis_code(gis_stream_synchronize(stream)) : hipSuccess;
 }
 
 HIP(hipMemset, (void *target, int value, size_t count), (target, value, count)) {
@@ -212,7 +212,7 @@ static hip_error copy_3d(const hip_copy_3d *job, void *which, bool block) {
     const gis_level *level = source.level ? source.level : target.level;
     uint64_t texel = level ? level->array->image.texel : 1; /* so is the extent, where an array takes part */
     gis_block size = {job->extent.width * texel, job->extent.height, job->extent.depth};
-    return hip_code(gis_copy_3d(stream, &target, &source, &size, block));
+    return gis_code(gis_copy_3d(stream, &target, &source, &size, block));
 }
 
 HIP(hipMemcpy3D, (const hip_copy_3d *job), (job)) {

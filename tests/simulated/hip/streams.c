@@ -44,22 +44,11 @@ HIP(hipStreamDestroy, (void *which), (which)) {
     return hipSuccess;
 }
 
-/* Asking or waiting for a stream in a capture is no part of it, and ends it. */
-static hip_error not_capturing(gis_stream *stream) {
-    if (stream->capture) {
-        stream->capture->invalid = true;
-        return hip_code(GIS_CAPTURE_UNSUPPORTED);
-    }
-    TRY(gis_capture_implicit(stream, false));
-    TRY(gis_unsafe());
-    return hipSuccess;
-}
-
 HIP(hipStreamQuery, (void *which), (which)) {
     ENTER(hipStreamQuery);
     NEED_STREAM(which);
-    hip_error code = not_capturing(stream);
-    return code ? code : hip_code(gis_stream_query(stream));
+    TRY(gis_not_capturing(stream));
+    return gis_code(gis_stream_query(stream));
 }
 
 /*
@@ -71,7 +60,7 @@ hip_error hip_alone(gis_status (*call)(void *), void *argument) {
     gis_status status = call(argument);
     gis_settling--;
     pthread_cond_broadcast(&gis_progress);
-    return hip_code(status);
+    return gis_code(status);
 }
 
 static gis_status synchronize(void *stream) { return gis_stream_synchronize(stream); }
@@ -79,8 +68,8 @@ static gis_status synchronize(void *stream) { return gis_stream_synchronize(stre
 HIP(hipStreamSynchronize, (void *which), (which)) {
     ENTER(hipStreamSynchronize);
     NEED_STREAM(which);
-    hip_error code = not_capturing(stream);
-    return code ? code : hip_alone(synchronize, stream);
+    TRY(gis_not_capturing(stream));
+    return hip_alone(synchronize, stream);
 }
 
 HIP(hipStreamGetDevice, (void *which, int *device), (which, device)) {
@@ -112,7 +101,7 @@ HIP(hipStreamWaitEvent, (void *which, void *event, uint32_t flags), (which, even
     NEED_STREAM(which);
     FIND(gis_event, found, GIS_EVENT, event);
     NEED(!flags);
-    return hip_code(gis_event_wait(stream, found));
+    return gis_code(gis_event_wait(stream, found));
 }
 
 /* -- capture ------------------------------------------------------------------------------------------------------- */
@@ -130,7 +119,7 @@ HIP(hipStreamBeginCapture, (void *which, uint32_t mode), (which, mode)) {
     ENTER(hipStreamBeginCapture);
     NEED_STREAM(which);
     NEED(mode <= 2);
-    return hip_code(gis_capture_begin(stream, (gis_capture_mode)mode));
+    return gis_code(gis_capture_begin(stream, (gis_capture_mode)mode));
 }
 
 HIP(hipStreamEndCapture, (void *which, void **graph), (which, graph)) {
@@ -140,7 +129,7 @@ HIP(hipStreamEndCapture, (void *which, void **graph), (which, graph)) {
     gis_graph *made;
     gis_status status = gis_capture_end(stream, &made);
     *graph = made ? (void *)made->object.id : NULL;
-    return hip_code(status);
+    return gis_code(status);
 }
 
 HIP(hipThreadExchangeStreamCaptureMode, (uint32_t *mode), (mode)) {
@@ -176,7 +165,7 @@ HIP(hipGraphLaunch, (void *executable, void *which), (executable, which)) {
     NEED_STREAM(which);
     gis_executable *found = gis_check(GIS_EXECUTABLE, (uint64_t)executable);
     NEED(found);
-    return hip_code(gis_launch(found, stream));
+    return gis_code(gis_launch(found, stream));
 }
 
 HIP(hipGraphExecDestroy, (void *executable), (executable)) {
@@ -211,14 +200,14 @@ HIP(hipEventRecord, (void *event, void *which), (event, which)) {
     ENTER(hipEventRecord);
     NEED_STREAM(which);
     FIND(gis_event, found, GIS_EVENT, event);
-    return hip_code(gis_event_record(found, stream));
+    return gis_code(gis_event_record(found, stream));
 }
 
 HIP(hipEventQuery, (void *event), (event)) {
     ENTER(hipEventQuery);
     FIND(gis_event, found, GIS_EVENT, event);
     if (!found->capture) TRY(gis_unsafe());
-    return hip_code(gis_event_query(found, false));
+    return gis_code(gis_event_query(found, false));
 }
 
 static gis_status wait_for_event(void *event) { return gis_event_query(event, true); }
@@ -259,7 +248,7 @@ static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t val
     NEED(range);
     NEED(kind == GIS_OP_WRITE_VALUE ? !flags : flags <= 3);
     NEED(kind == GIS_OP_WRITE_VALUE || !only_signals() || range->signal);
-    return hip_code(gis_word(stream, kind, address, value, mask, bits, flags));
+    return gis_code(gis_word(stream, kind, address, value, mask, bits, flags));
 }
 
 HIP(hipStreamWaitValue64, (void *which, void *pointer, uint64_t value, uint32_t flags, uint64_t mask),
