@@ -6,30 +6,18 @@ A process has one CUDA driver, and keeps it: these run in a process of their own
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-import gpuinterop as gi
 from tests.simulated.build import build
-from tests.simulated.driver import Simulator
+from tests.simulated.driver import Simulator, loaded, preload
 
 _MODE: Final = os.environ.get("GPUINTEROP_TEST_CUDA") or "simulated"
 _MARKER: Final = "gpuinterop_simulated_driver"
 _SIMULATOR = pytest.StashKey[Simulator]()
-
-
-def _drivers() -> set[str]:
-    """The CUDA drivers that this process has loaded, by path."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return set()
-    return {line.split(maxsplit=5)[5] for line in lines if "/libcuda.so" in line}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,17 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.gpuinterop_require = ["cuda"]
     if _MODE == "real":
         return
-    if drivers := _drivers():
+    if drivers := loaded("/libcuda.so"):
         pytest.exit(
             f"this process has a CUDA driver already ({', '.join(drivers)}): "
             "run `pytest tests/cuda_backend` by itself.",
             4,
         )
     library = build()
-    # Child processes find it by name; this one has it by then, and glibc answers with what is loaded under the SONAME.
-    before = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = f"{library.parent}:{before}" if before else str(library.parent)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    preload(library)
     if not hasattr(ctypes.CDLL("libcuda.so.1"), _MARKER):
         pytest.exit("libcuda.so.1 is not the simulated driver, although that was loaded first.", 4)
     config.stash[_SIMULATOR] = Simulator(library)
@@ -75,7 +60,7 @@ def _bindings_use_it(pytestconfig: pytest.Config) -> None:
     before = simulator.calls("cuInit")
     assert int(driver.cuInit(0)[0]) in (0, 100)
     assert simulator.calls("cuInit") == before + 1
-    assert len(_drivers()) == 1
+    assert len(loaded("/libcuda.so")) == 1
 
 
 @pytest.fixture
@@ -87,12 +72,6 @@ def simulator(pytestconfig: pytest.Config) -> Simulator:
     return found
 
 
-_KEPT: Final = (
-    "external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation", "registration",
-)  # fmt: skip
-"""Objects that no test may leave behind; streams and events are kept for later copies."""
-
-
 @pytest.fixture(autouse=True)
 def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
     """On the simulated driver: no fault outlives its test, nothing is left over or against the documentation."""
@@ -100,15 +79,5 @@ def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
     if simulator is None:
         yield
         return
-    assert simulator.violations() == [], "before the test"
-    simulator.forget_log()
-    simulator.forget_descriptors()
-    before = simulator.live()
-    yield
-    simulator.reset()
-    gc.collect()
-    for device in gi.get_backend("cuda").devices():
-        device.drain()
-    assert simulator.violations() == []
-    after = simulator.live()
-    assert {kind: after[kind] for kind in _KEPT} == {kind: before[kind] for kind in _KEPT}
+    with simulator.kept_rules("cuda"):
+        yield

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import threading
 from typing import Any
@@ -154,24 +152,11 @@ TWO_DEVICES = textwrap.dedent(
 )
 
 
-def run(simulator: Simulator, program: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", program],
-        env=simulator.environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("per_thread", ["0", "1"])
 def test_default_streams_stay_on_their_gpu(simulator: Simulator, per_thread: str) -> None:
     """Also where the bindings turn the stream 0 into the thread's own."""
     environment = {"GPUINTEROP_SIM_DEVICES": "2", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": per_thread}
-    assert run(simulator, TWO_DEVICES, **environment) == "ok\n"
+    assert simulator.run(TWO_DEVICES, **environment) == "ok\n"
 
 
 MIG = textwrap.dedent(
@@ -193,7 +178,7 @@ MIG = textwrap.dedent(
 
 
 def test_a_mig_instance_is_said_and_not_guessed(simulator: Simulator) -> None:
-    assert run(simulator, MIG, GPUINTEROP_SIM_MIG="1", GPUINTEROP_BACKEND="cuda") == "ok\n"
+    assert simulator.run(MIG, GPUINTEROP_SIM_MIG="1", GPUINTEROP_BACKEND="cuda") == "ok\n"
 
 
 FORK = textwrap.dedent(
@@ -217,4 +202,4 @@ FORK = textwrap.dedent(
 
 
 def test_after_a_fork_the_error_says_spawn(simulator: Simulator) -> None:
-    assert run(simulator, FORK, PYTHONWARNINGS="ignore") == "ok\n"
+    assert simulator.run(FORK, PYTHONWARNINGS="ignore") == "ok\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -19,7 +18,7 @@ from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.testing.required import give_up
 from tests.simulated.build import build
-from tests.simulated.driver import Simulator
+from tests.simulated.driver import Simulator, hide_rocm, loaded
 
 from .runtime import Runtime
 
@@ -29,19 +28,10 @@ _SIMULATOR = pytest.StashKey[Simulator]()
 _RUNTIME = pytest.StashKey[Runtime]()
 
 
-def _libraries() -> set[str]:
-    """The CUDA drivers and HIP runtimes that this process has loaded, by path."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return set()
-    return {line.split(maxsplit=5)[5] for line in lines if "/libcuda.so" in line or "/libamdhip64.so" in line}
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if MODE not in ("simulated", "real"):
         pytest.exit(f"GPUINTEROP_TEST_CUDA is simulated or real, not {MODE!r}.", 4)
-    if libraries := _libraries():
+    if libraries := loaded("/libcuda.so", "/libamdhip64.so"):
         pytest.exit(
             f"this process has a driver already ({', '.join(libraries)}): run `pytest tests/forwarding` by itself.", 4
         )
@@ -52,10 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         ctypes.CDLL(str(driver), mode=ctypes.RTLD_GLOBAL)
         config.stash[_SIMULATOR] = Simulator(driver)
     library = build("forwarding")
-    # hip-python 10, in what child processes run, looks into ROCM_PATH first, and into /opt/rocm where it is not set.
-    nothing = library.parent / "no_rocm"
-    nothing.mkdir(exist_ok=True)
-    os.environ["ROCM_PATH"] = str(nothing)
+    hide_rocm(library.parent)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     config.stash[_RUNTIME] = Runtime(library)
 

@@ -11,45 +11,21 @@ A process has one HIP runtime, and keeps it: these run in a process of their own
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 import gpuinterop as gi
 from tests.simulated.build import build
-from tests.simulated.driver import Simulator
+from tests.simulated.driver import Simulator, hide_rocm, loaded, preload
 
 _MODE: Final = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
 _MARKERS: Final = {"simulated": "gpuinterop_simulated_driver", "forwarding": "gpuinterop_forwarding_hip"}
 _SIMULATOR = pytest.StashKey[Simulator]()
 _FORWARDING = pytest.StashKey[Any]()
-
-
-def _runtimes() -> set[str]:
-    """The HIP runtimes that this process has loaded, by path."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return set()
-    return {line.split(maxsplit=5)[5] for line in lines if "/libamdhip64.so" in line}
-
-
-def _preload(library: Path) -> None:
-    """Child processes find it by name; this one has it by then, and glibc answers with what is loaded so named.
-
-    hip-python 10 looks into ROCM_PATH first, and into /opt/rocm where that is not set: here it finds nothing there.
-    """
-    nothing = library.parent / "no_rocm"
-    nothing.mkdir(exist_ok=True)
-    os.environ["ROCM_PATH"] = str(nothing)
-    before = os.environ.get("LD_LIBRARY_PATH")
-    os.environ["LD_LIBRARY_PATH"] = f"{library.parent}:{before}" if before else str(library.parent)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # As AMD's builds with assertions do (ROCm/clr #72): a call that no gate is in front of ends the run. "0" gives the
     # others, which say hipErrorNotSupported.
     os.environ.setdefault("GPUINTEROP_SIM_HIP_ABORT", "1")
-    if runtimes := _runtimes():
+    if runtimes := loaded("/libamdhip64.so"):
         pytest.exit(
             f"this process has a HIP runtime already ({', '.join(runtimes)}): "
             "run `pytest tests/hip_backend` by itself.",
@@ -70,11 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     over_simulated = _MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated"
     if over_simulated:
-        _preload(build("cuda"))
+        preload(build("cuda"))
     # AMD's library for Linux has no mipmapped arrays; one run has them, to try the calls.
     extra = ("-DGIP_MIPMAP=1",) if os.environ.get("GPUINTEROP_TEST_HIP_MIPMAP") else ()
     library = build("hip" if _MODE == "simulated" else "forwarding", extra=extra)
-    _preload(library)
+    hide_rocm(library.parent)
+    preload(library)
     if not hasattr(ctypes.CDLL("libamdhip64.so"), _MARKERS[_MODE]):
         pytest.exit(f"libamdhip64.so is not the {_MODE} one, although that was loaded first.", 4)
     if _MODE == "simulated":
@@ -121,7 +98,7 @@ def _bindings_use_it(pytestconfig: pytest.Config, hip: Any) -> None:
     before = calls()
     assert int(hip.hipInit(0)[0]) == 0
     assert calls() == before + 1
-    assert len(_runtimes()) == 1
+    assert len(loaded("/libamdhip64.so")) == 1
 
 
 @pytest.fixture
@@ -133,10 +110,6 @@ def simulator(pytestconfig: pytest.Config) -> Simulator:
     return found
 
 
-_KEPT: Final = ("external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation")
-"""Objects that no test may leave behind; streams and events are kept for later copies."""
-
-
 @pytest.fixture(autouse=True)
 def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
     """On the simulated runtime: no fault outlives its test, nothing is left over or against the documentation."""
@@ -144,15 +117,5 @@ def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
     if simulator is None:
         yield
         return
-    assert simulator.violations() == [], "before the test"
-    simulator.forget_log()
-    simulator.forget_descriptors()
-    before = simulator.live()
-    yield
-    simulator.reset()
-    gc.collect()
-    for device in gi.get_backend("hip").devices():
-        device.drain()
-    assert simulator.violations() == []
-    after = simulator.live()
-    assert {kind: after[kind] for kind in _KEPT} == {kind: before[kind] for kind in _KEPT}
+    with simulator.kept_rules("hip"):
+        yield

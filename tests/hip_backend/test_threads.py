@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 import threading
@@ -202,21 +201,8 @@ TWO_DEVICES = textwrap.dedent(
 )
 
 
-def run(simulator: Simulator, program: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", program],
-        env=simulator.environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_default_streams_stay_on_their_gpu(simulator: Simulator) -> None:
-    assert run(simulator, TWO_DEVICES, GPUINTEROP_SIM_DEVICES="2") == "ok\n"
+    assert simulator.run(TWO_DEVICES, GPUINTEROP_SIM_DEVICES="2") == "ok\n"
 
 
 OBJECTS = textwrap.dedent(
@@ -368,7 +354,7 @@ OBJECTS = textwrap.dedent(
 
 def test_objects_are_made_used_and_ended_on_their_gpu(simulator: Simulator) -> None:
     """While the other one is current; each is then where it belongs, whom the runtime itself is asked."""
-    assert run(simulator, OBJECTS, GPUINTEROP_SIM_DEVICES="2") == "ok\n"
+    assert simulator.run(OBJECTS, GPUINTEROP_SIM_DEVICES="2") == "ok\n"
 
 
 ALLOCATIONS = textwrap.dedent(
@@ -396,7 +382,7 @@ ALLOCATIONS = textwrap.dedent(
 @pytest.mark.parametrize("version", ["60342134", "70000000", "70100000", "70253211"])
 def test_the_descriptor_by_pointer_and_by_value(simulator: Simulator, version: str) -> None:
     """``hipMemImportFromShareableHandle`` takes the number itself from 7.1 on, before a pointer to it."""
-    assert run(simulator, ALLOCATIONS, GPUINTEROP_SIM_HIP_VERSION=version) == "ok\n"
+    assert simulator.run(ALLOCATIONS, GPUINTEROP_SIM_HIP_VERSION=version) == "ok\n"
 
 
 CAPTURE = textwrap.dedent(
@@ -429,4 +415,4 @@ CAPTURE = textwrap.dedent(
 
 
 def test_a_capture_elsewhere_is_left_alone(simulator: Simulator) -> None:
-    assert run(simulator, CAPTURE, PYTHONWARNINGS="ignore") == "ok\n"
+    assert simulator.run(CAPTURE, PYTHONWARNINGS="ignore") == "ok\n"

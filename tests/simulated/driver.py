@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
+
+import gpuinterop as gi
 
 _FD: Final = {"driver": 0, "open": 1, "closed": 2}
 _MEMORY_FD: Final = (1, 9)
@@ -21,6 +26,35 @@ _MEMORY_BYTES: Final = 104  # a memory's descriptor; a semaphore's is shorter
 _HIP_ARRAY_BYTES: Final = 64  # a mipmapped array's descriptor of HIP; CUDA's is longer
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _SONAMES: Final = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+
+
+_KEPT: Final = (
+    "external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation", "registration",
+)  # fmt: skip
+"""Objects that no test may leave behind; streams and events are kept for later copies."""
+
+
+def loaded(*names: str) -> set[str]:
+    """The libraries that this process has loaded and whose path has one of these in it."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    return {line.split(maxsplit=5)[5] for line in lines if any(name in line for name in names)}
+
+
+def preload(library: Path) -> None:
+    """Child processes find it by name; this one has it by then, and glibc answers with what is loaded so named."""
+    before = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = f"{library.parent}:{before}" if before else str(library.parent)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def hide_rocm(folder: Path) -> None:
+    """Have hip-python 10, here and in child processes, find what is loaded: ROCM_PATH or /opt/rocm come first."""
+    nothing = folder / "no_rocm"
+    nothing.mkdir(exist_ok=True)
+    os.environ["ROCM_PATH"] = str(nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +185,35 @@ class Simulator:
             if entry not in entries:
                 environment[name] = os.pathsep.join([entry, *entries])
         return environment
+
+    def run(self, program: str, **variables: str) -> str:
+        """What a Python program has printed that has this driver; it must succeed, without a warning."""
+        done = subprocess.run(
+            [sys.executable, "-X", "faulthandler", "-W", "error", "-c", program],
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextlib.contextmanager
+    def kept_rules(self, backend: str) -> Iterator[None]:
+        """Round a test of the backend: no fault outlives it, nothing is left over or against the documentation."""
+        assert self.violations() == [], "before the test"
+        self.forget_log()
+        self.forget_descriptors()
+        before = self.live()
+        yield
+        self.reset()
+        gc.collect()
+        for device in gi.get_backend(backend).devices():
+            device.drain()
+        assert self.violations() == []
+        after = self.live()
+        assert {kind: after[kind] for kind in _KEPT} == {kind: before[kind] for kind in _KEPT}
 
     # -- faults --------------------------------------------------------------------------------------------------
 
