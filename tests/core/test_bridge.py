@@ -23,6 +23,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from gpuinterop._core.resource import Resource
 from gpuinterop._core.semaphore import SemaphoreBatch
 from gpuinterop.backend import Native, StreamMemoryBackend
 from gpuinterop.bridge import Bridge, Endpoint, SemaphoreEndpoint, SyncobjEndpoint, _endpoints, _watcher
@@ -1127,6 +1128,29 @@ def test_closed_while_a_semaphore_is_being_made(
     with Bridge(device) as anew:  # and can be used once more
         end(anew.from_endpoint(endpoint), anew.import_semaphore(handle))
     assert endpoint.closed == 1
+
+
+def test_closed_while_it_is_being_constructed(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread closes the bridge between two lines of the constructor: nothing is enqueued on what is gone."""
+    device, backend = words
+    bridge = Bridge(device)
+    stream = scope.enter_context(device.create_stream())
+    initialise = Resource.__init__
+
+    def interrupted(self: Resource, *arguments: Any, **named: Any) -> None:
+        initialise(self, *arguments, **named)
+        if isinstance(self, gi.bridge.BridgedSemaphore):
+            self._retire()  # as the closing bridge does to each; its drain is still to come
+
+    monkeypatch.setattr(Resource, "__init__", interrupted)
+    for use in ("wait", "signal"):
+        semaphore = bridge.from_endpoint(Scripted())
+        with pytest.raises(gi.ResourceClosedError):
+            getattr(semaphore, use)(stream, 1)
+    assert (backend.waits, backend.writes) == ([], [])
+    bridge.close(timeout=LIMIT)
 
 
 def test_a_thread_that_cannot_be_started(

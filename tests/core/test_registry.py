@@ -13,7 +13,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import registry
-from gpuinterop.backend import Backend, DeviceInfo
+from gpuinterop.backend import Backend, DeviceInfo, pci_bus_id
 from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support
 
 from . import fake
@@ -334,3 +334,10 @@ def test_the_core_makes_timelines_and_nothing_else(install: Install, monkeypatch
     assert not [cell for cell in cells if table.of(cell)]
     with pytest.raises(gi.UnsupportedError, match="glibc"):
         gi.get_backend("writing").device().create_semaphore(gi.TimelineFd)
+
+
+def test_a_pci_address_is_written_as_linux_does() -> None:
+    """CUDA writes capitals, others a domain of eight digits; Vulkan's has numbers."""
+    for text in ("0000:C3:00.0", "0000:c3:00.0", "00000000:C3:00.0", "0:c3:00.0"):
+        assert pci_bus_id(text) == "0000:c3:00.0"
+    assert pci_bus_id("00010000:01:00.0") == "10000:01:00.0"
