@@ -198,7 +198,7 @@ def test_a_function_that_is_missing_raises() -> None:
 def test_what_nothing_else_asks(context: Any, memfd: Exporter) -> None:
     """The rest of the entry points, through the bindings: the versions' arguments are the right ones."""
     device = ok(cuda.cuDeviceGet(0))
-    assert ok(cuda.cuDriverGetVersion()) == 13000
+    assert ok(cuda.cuDriverGetVersion()) == 13010
     assert ok(cuda.cuDeviceGetName(64, device)).partition(b"\0")[0] == b"Simulated GPU 0"
     assert ok(cuda.cuDeviceGetPCIBusId(32, device)).partition(b"\0")[0] == b"0000:51:00.0"
     assert code_of(cuda.cuDeviceGetLuid(device)) == NOT_SUPPORTED

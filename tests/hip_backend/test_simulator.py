@@ -29,6 +29,7 @@ from tests.forwarding.runtime import (
     OUT_OF_MEMORY,
     SUCCESS,
     Access,
+    AllocationProp,
     Location,
     MemoryDesc,
     Runtime,
@@ -69,15 +70,20 @@ def memfd() -> Iterator[Any]:
         yield exporter
 
 
-def child(simulator: Simulator, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that has the runtime as `hip`."""
+def program_of(simulator: Simulator, program: str) -> str:
+    """With the runtime as `hip`."""
     start = f"""
     import ctypes, os
     from tests.hip_backend.test_simulator import *
     hip = Simulated({str(simulator.path)!r})
     """
+    return textwrap.dedent(start) + textwrap.dedent(program)
+
+
+def child(simulator: Simulator, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that has the runtime as `hip`."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(start) + textwrap.dedent(program)],
+        [sys.executable, "-c", program_of(simulator, program)],
         env=simulator.environment(**environment),
         capture_output=True,
         text=True,
@@ -457,6 +463,102 @@ def test_an_offset_is_refused(runtime: Runtime) -> None:
     runtime.ok("hipMemUnmap", address, 2 * MIB)
     runtime.ok("hipMemAddressFree", address, 2 * MIB)
     runtime.ok("hipMemRelease", made)
+
+
+def test_the_granularity_and_the_device_of_an_allocation(runtime: Runtime) -> None:
+    prop = runtime.properties()
+    found = [
+        runtime.number("hipMemGetAllocationGranularity", ctypes.byref(prop), option, kind=ctypes.c_size_t)
+        for option in (0, 1)
+    ]
+    assert found == [2 * MIB, 4 * MIB]
+    made = runtime.object("hipMemCreate", 2 * MIB, ctypes.byref(prop), 0)
+    told = AllocationProp()
+    runtime.ok("hipMemGetAllocationPropertiesFromHandle", ctypes.byref(told), made)
+    assert (told.type, told.handle_types, told.where.type, told.where.id) == (1, 1, 1, 0)
+    runtime.ok("hipMemRelease", made)
+
+
+PEERS = """
+from pathlib import Path
+from tests.simulated.driver import Simulator
+simulator = Simulator(Path(hip.library._name))
+can = lambda device, peer: hip.number("hipDeviceCanAccessPeer", device, peer)
+simulator.set_peer_access(1, 0, False)
+print(can(0, 0), can(0, 1), can(1, 0))
+made = hip.object("hipMemCreate", 2 * MIB, ctypes.byref(hip.properties(0)), 0)
+address = hip.object("hipMemAddressReserve", 2 * MIB, 0, 0, 0)
+hip.ok("hipMemMap", address, 2 * MIB, 0, made, 0)
+access = (Access * 2)(Access(where=Location(1, 0), flags=3), Access(where=Location(1, 1), flags=3))
+print(hip("hipMemSetAccess", address, 2 * MIB, access, 2))
+hip.ok("hipSetDevice", 1)
+print(hip("hipDeviceEnablePeerAccess", 0, 0))
+simulator.reset()
+print(can(1, 0), hip("hipMemSetAccess", address, 2 * MIB, access, 2), hip("hipDeviceEnablePeerAccess", 0, 0))
+"""
+
+
+def test_peer_access_is_per_pair(simulator: Simulator) -> None:
+    found = printed(child(simulator, PEERS, GPUINTEROP_SIM_DEVICES="2"))
+    assert found == ["0", "1", "0", str(NOT_SUPPORTED), "217", "1", "0", "0"]
+
+
+FABRIC = """
+prop = hip.properties()
+prop.handle_types = 8
+made = ctypes.c_size_t()
+print(hip.attribute(95), hip("hipMemCreate", ctypes.byref(made), 2 * MIB, ctypes.byref(prop), 0))
+Simulator.attach("hip").set_platform("windows")
+print(hip("hipMemCreate", ctypes.byref(made), 2 * MIB, ctypes.byref(prop), 0))
+"""
+
+EXPORTS = """
+import sys
+prop = hip.properties()
+prop.handle_types = 8
+made = hip.object("hipMemCreate", 2 * MIB, ctypes.byref(prop), 0)
+address = hip.object("hipMemAddressReserve", 2 * MIB, 0, 0, 0)
+hip.ok("hipMemMap", address, 2 * MIB, 0, made, 0)
+hip.ok("hipMemSetAccess", address, 2 * MIB, ctypes.byref(Access(where=Location(1, 0), flags=3)), 1)
+word(address).value = 77
+handle = (ctypes.c_ubyte * 64)()
+hip.ok("hipMemExportToShareableHandle", handle, made, 8, 0)
+print(bytes(handle).hex(), flush=True)
+sys.stdin.readline()
+"""
+
+IMPORTS = """
+data = (ctypes.c_ubyte * 64)(*bytes.fromhex(os.environ["THEIRS"]))
+made = ctypes.c_size_t()
+code = hip("hipMemImportFromShareableHandle", ctypes.byref(made), data, 8)
+print(code)
+if not code:
+    address = hip.object("hipMemAddressReserve", 2 * MIB, 0, 0, 0)
+    hip.ok("hipMemMap", address, 2 * MIB, 0, made, 0)
+    hip.ok("hipMemSetAccess", address, 2 * MIB, ctypes.byref(Access(where=Location(1, 0), flags=3)), 1)
+    print(word(address).value)
+"""
+
+
+def test_fabric_handles(simulator: Simulator) -> None:
+    """Between processes with the same channel, on Linux; HIP has no number for what is not permitted."""
+    refused, taken = str(NOT_SUPPORTED), str(SUCCESS)
+    assert printed(child(simulator, FABRIC)) == ["0", refused, refused]
+    assert printed(child(simulator, FABRIC, GPUINTEROP_SIM_FABRIC="one")) == ["1", taken, refused]
+    with subprocess.Popen(
+        [sys.executable, "-c", program_of(simulator, EXPORTS)],
+        env=simulator.environment(GPUINTEROP_SIM_FABRIC="one"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as exporter:
+        assert exporter.stdout
+        theirs = exporter.stdout.readline().strip()
+        assert printed(child(simulator, IMPORTS, THEIRS=theirs)) == [refused]
+        assert printed(child(simulator, IMPORTS, THEIRS=theirs, GPUINTEROP_SIM_FABRIC="two")) == [refused]
+        assert printed(child(simulator, IMPORTS, THEIRS=theirs, GPUINTEROP_SIM_FABRIC="one")) == [taken, "77"]
+        exporter.kill()
+    assert printed(child(simulator, IMPORTS, THEIRS=theirs, GPUINTEROP_SIM_FABRIC="one")) == [str(INVALID_VALUE)]
 
 
 def test_there_is_no_multicast(runtime: Runtime) -> None:

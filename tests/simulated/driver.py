@@ -1,6 +1,10 @@
 """The control of a simulated driver, for tests: faults, counts, what it was given and what it did.
 
 Calls go by the names of the driver's functions, ``cuImportExternalMemory`` or ``hipImportExternalMemory``.
+
+What a process has from its start, by ``GPUINTEROP_SIM_...``: ``DEVICES``, how many; ``MIG``; ``INIT``, the error of
+cuInit; ``CUDA_VERSION`` and ``HIP_VERSION``; ``FABRIC``, the channel that fabric handles go by, and none without;
+``TEAM_SECONDS``, after which a call is given up that waits for a multicast object's devices.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,11 +29,13 @@ _SEMAPHORE_FD: Final = (1, 9)
 _MEMORY_BYTES: Final = 104  # a memory's descriptor; a semaphore's is shorter
 _HIP_ARRAY_BYTES: Final = 64  # a mipmapped array's descriptor of HIP; CUDA's is longer
 _ROOT: Final = Path(__file__).resolve().parents[2]
+_MARKER: Final = "gpuinterop_simulated_driver"
 _SONAMES: Final = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 
 
 _KEPT: Final = (
-    "external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "reservation", "registration",
+    "external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "vmm_mapping", "reservation",
+    "registration", "multicast", "multicast_binding",
 )  # fmt: skip
 """Objects that no test may leave behind; streams and events are kept for later copies."""
 
@@ -41,6 +47,17 @@ def loaded(*names: str) -> set[str]:
     except OSError:
         return set()
     return {line.split(maxsplit=5)[5] for line in lines if any(name in line for name in names)}
+
+
+def assert_simulated(vendor: Literal["cuda", "hip"] = "cuda") -> None:
+    """Fail unless the driver of this process is the simulated one: multicast never runs on another.
+
+    The library is the one that is loaded by its usual name, and there is no second one.
+    """
+    name = _SONAMES[vendor]
+    library = ctypes.CDLL(name)
+    assert hasattr(library, _MARKER), f"{name} of this process is not the simulated driver"
+    assert len(loaded(f"/{name.split('.so')[0]}.so")) == 1, f"this process has several {name}"
 
 
 def preload(library: Path) -> None:
@@ -65,7 +82,7 @@ class LogEntry:
     device: int
     stream: int
     value: int
-    """A semaphore's or a word's; a copy's source; what was filled with; the number of a graph's nodes."""
+    """A semaphore's or a word's; a copy's source; what was filled with or stored; the number of a graph's nodes."""
     address: int
     """What was written to; a semaphore's handle."""
     size: int
@@ -124,7 +141,7 @@ class Gate:
 
     def entered(self, timeout: float) -> bool:
         """Whether a thread is held there; waits up to `timeout` seconds for it."""
-        return bool(self._simulator._call("blocked", self._call.encode(), timeout))
+        return self._simulator.held(self._call, timeout)
 
     def release(self) -> None:
         self._simulator._call("release", self._call.encode())
@@ -155,6 +172,11 @@ class Simulator:
             "reset_attributes": (None, ()),
             "set_windows": (None, (number,)),
             "set_mig": (None, (number,)),
+            "set_peer": (None, (number, number, number)),
+            "multimem_store": (number, (long, pointer, long)),
+            "multimem_sum": (number, (long, pointer, long)),
+            "trace_count": (long, ()),
+            "trace": (text, (long,)),
             "cancel_waits": (None, ()),
             "settle": (number, (number, real)),
             "violations": (size, (pointer, size, number)),
@@ -168,7 +190,7 @@ class Simulator:
             function.restype, function.argtypes = result, arguments
             setattr(self, f"_{name}", function)
         self._kinds_known = self._text(lambda room, length: self._call("kinds", room, length)).split()
-        self._log_start = self._record_start = 0
+        self._log_start = self._record_start = self._trace_start = 0
         self.forget_log()
         self.forget_descriptors()
 
@@ -206,6 +228,8 @@ class Simulator:
         self.forget_log()
         self.forget_descriptors()
         before = self.live()
+        if not gc.get_freeze_count():
+            gc.freeze()  # else every test's collection goes through all that was loaded before the first
         yield
         self.reset()
         gc.collect()
@@ -288,8 +312,12 @@ class Simulator:
         """Whether the devices are instances of a MIG."""
         self._call("set_mig", mig)
 
+    def set_peer_access(self, device: int, peer: int, can: bool) -> None:
+        """Whether `device` may use the memory of `peer`, and not the other way round; until `reset`."""
+        self._call("set_peer", device, peer, can)
+
     def reset(self) -> None:
-        """No faults, Linux, no MIG, the devices' own attributes."""
+        """No faults, Linux, no MIG, the devices' own attributes, peer access between all."""
         self.clear_faults()
         self.set_platform("linux")
         self.set_mig(False)
@@ -322,7 +350,39 @@ class Simulator:
         assert all(text in entry for entry in found), found
 
     def forget_log(self) -> None:
+        """Forget what `log` and `trace` tell."""
         self._log_start = int(self._call("log_count"))
+        self._trace_start = int(self._call("trace_count"))
+
+    def trace(self, *calls: str) -> list[str]:
+        """The calls since `forget_log`, in their order: only these, or all."""
+        names = (self._call("trace", index) for index in range(self._trace_start, int(self._call("trace_count"))))
+        made = [name.decode() for name in names if name is not None]
+        return [name for name in made if not calls or name in calls]
+
+    def held(self, call: str, timeout: float) -> bool:
+        """Whether a thread is held in a call, by `block` or by the driver; waits up to `timeout` seconds for it."""
+        return bool(self._call("blocked", call.encode(), timeout))
+
+    # -- multicast -----------------------------------------------------------------------------------------------
+
+    def multimem_store(self, address: int, words: Sequence[int]) -> None:
+        """Store 32-bit words to a mapped multicast object, and so to all memory bound, of other processes too.
+
+        What ``multimem.st`` does, at once and of no stream.
+        """
+        self._multimem("multimem_store", address, (ctypes.c_uint32 * len(words))(*words))
+
+    def multimem_sum(self, address: int, count: int) -> list[int]:
+        """The sums of so many 32-bit words over all memory bound: what ``multimem.ld_reduce`` gives."""
+        words = (ctypes.c_uint32 * count)()
+        self._multimem("multimem_sum", address, words)
+        return list(words)
+
+    def _multimem(self, name: str, address: int, words: ctypes.Array[ctypes.c_uint32]) -> None:
+        code = self._call(name, address, words, len(words))
+        if code:
+            raise ValueError(f"{len(words)} words at {address:#x} are not all bound, or not mapped: error {code}")
 
     def forget_descriptors(self) -> None:
         self._record_start = int(self._call("record_count"))

@@ -26,6 +26,9 @@ static const int codes[] = {
     [-GIS_PEER_NOT_ENABLED] = 705,
     [-GIS_HOST_ALREADY_REGISTERED] = 712,
     [-GIS_HOST_NOT_REGISTERED] = 713,
+    [-GIS_NOT_PERMITTED] = 800,
+    [-GIS_MULTICAST_FULL] = 47,
+    [-GIS_PEER_UNSUPPORTED] = 217,
 };
 
 int gis_code(gis_status status) { return status >= 0 ? status : codes[-status]; }

@@ -46,6 +46,9 @@ enum {
     GIS_PEER_NOT_ENABLED = -22,
     GIS_HOST_ALREADY_REGISTERED = -23,
     GIS_HOST_NOT_REGISTERED = -24,
+    GIS_NOT_PERMITTED = -25,
+    GIS_MULTICAST_FULL = -26,
+    GIS_PEER_UNSUPPORTED = -27,
 };
 
 /* The vendors' number of a status. */
@@ -74,10 +77,14 @@ typedef enum {
     GIS_MIPMAPPED_ARRAY,
     GIS_ARRAY_LEVEL,
     GIS_VMM_HANDLE,
+    GIS_MULTICAST,         /* a gis_vmm_handle too */
+    GIS_MULTICAST_BINDING, /* made by this process */
     GIS_RESERVATION,
     GIS_GRAPH,
     GIS_GRAPH_NODE,
     GIS_EXECUTABLE,
+    GIS_MODULE,
+    GIS_FUNCTION,
     GIS_KINDS
 } gis_kind;
 
@@ -120,6 +127,7 @@ typedef struct gis_call {
     const char *name;
     bool early; /* allowed before initialisation */
     bool known;
+    int blocked; /* threads that a fault, or the driver itself, holds in it just now */
     uint64_t count;
     struct gis_call *next;
 } gis_call;
@@ -135,6 +143,7 @@ typedef struct {
 gis_status gis_enter(gis_call *call, gis_scope *scope);
 void gis_leave(gis_scope *scope);
 
+void gis_hold(int by); /* so many more threads are held in the call that this one makes */
 bool gis_all_zero(const uint32_t *words, int count);
 size_t gis_name_bytes(const void *name); /* of a UTF-16 name without its end; 0 but on the Windows personality */
 void gis_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -161,9 +170,11 @@ typedef struct {
 extern int gis_device_count;
 extern gis_device gis_devices[GIS_MAX_DEVICES];
 extern bool gis_mig;
+extern uint32_t gis_no_peer[GIS_MAX_DEVICES]; /* bit n: the device has no access to memory of device n */
 
 void gis_initialize(void);
 bool gis_overridden(int device, int number, int *value);
+bool gis_can_peer(int device, int peer);
 
 /* -- contexts ------------------------------------------------------------------------------------------------------ */
 
@@ -200,6 +211,7 @@ struct gis_range {
     size_t size;
     uintptr_t pages;   /* what is mapped: base rounded down */
     size_t page_bytes; /* 0: not ours to unmap */
+    size_t offset;     /* VMM: of the first byte, in what is mapped */
     uint32_t access;   /* VMM: bit n: device n may touch it */
     bool signal;       /* HIP: memory for the command processor to wait on */
     gis_object *owner; /* the external memory, the VMM handle */
@@ -218,6 +230,9 @@ typedef struct {
     bool outlived; /* its mappings may outlive it */
 } gis_external_memory;
 
+typedef struct gis_team gis_team;
+
+/* Memory, or a multicast object: both are exported, imported, mapped and released with the same calls. */
 typedef struct {
     gis_object object; /* its uses are its mappings' business */
     int fd;
@@ -225,6 +240,8 @@ typedef struct {
     int holders;
     bool imported;
     uint32_t handle_types;
+    int bindings;   /* of memory: how often it is bound */
+    gis_team *team; /* of a multicast object: its state, which the processes share; NULL: memory */
 } gis_vmm_handle;
 
 typedef struct {
@@ -251,14 +268,42 @@ gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t
 void gis_destroy_memory(gis_external_memory *memory);
 
 #define GIS_GRANULARITY ((size_t)2 << 20)
+#define GIS_RECOMMENDED ((size_t)4 << 20)
+#define GIS_HIDDEN_DEVICE (-2) /* measured: of a GPU that the process does not see; its memory is mapped all the same */
+#define GIS_FABRIC 8u /* CU_MEM_HANDLE_TYPE_FABRIC, hipMemHandleTypeFabric */
+#define GIS_FABRIC_BYTES 64
 gis_status gis_vmm_create(int device, size_t size, uint32_t handle_types, gis_vmm_handle **handle);
+gis_vmm_handle *gis_vmm_new(gis_kind kind, int device, int fd, size_t size, bool imported);
+gis_vmm_handle *gis_vmm_check(uint64_t id); /* of either kind; NULL, and a violation noted */
 gis_status gis_vmm_import(int fd, gis_vmm_handle **handle);
+bool gis_fabric_usable(void); /* GPUINTEROP_SIM_FABRIC names the channel that the process may use */
+gis_status gis_fabric_export(const gis_vmm_handle *handle, void *data);
+gis_status gis_fabric_import(const void *data, gis_vmm_handle **handle);
+/* A file that a process has open. GIS_INVALID_VALUE: it has it no more; GIS_UNKNOWN: that could not be found out. */
+gis_status gis_open_theirs(pid_t process, int fd, uint64_t inode, int *found);
 gis_status gis_vmm_release(gis_vmm_handle *handle);
 gis_status gis_vmm_reserve(size_t size, size_t alignment, uintptr_t *address);
 gis_status gis_vmm_free_address(uintptr_t address, size_t size);
 gis_status gis_vmm_map(uintptr_t address, size_t size, size_t offset, gis_vmm_handle *handle);
 gis_status gis_vmm_unmap(uintptr_t address, size_t size);
 gis_status gis_vmm_access(uintptr_t address, size_t size, int device, int protection);
+
+/* -- multicast ----------------------------------------------------------------------------------------------------- */
+
+#define GIS_MULTICAST_NAME "gpuinterop.simulated.multicast."
+gis_status gis_multicast_create(uint32_t devices, size_t size, uint32_t handle_types, gis_vmm_handle **group);
+gis_status gis_multicast_attach(int fd, gis_vmm_handle **group); /* takes the descriptor */
+void gis_multicast_finish(gis_vmm_handle *group);
+gis_status gis_multicast_add(gis_vmm_handle *group, int device);
+bool gis_multicast_has(const gis_vmm_handle *group, int device);
+gis_status gis_multicast_wait(gis_vmm_handle *group); /* until all devices were added */
+/* named: what the caller named the memory by, itself or a mapping of it; it must still be there after the wait */
+gis_status gis_multicast_bind(gis_vmm_handle *group, int device, size_t offset, gis_vmm_handle *memory, size_t start,
+                              size_t size, gis_object *named);
+gis_status gis_multicast_unbind(gis_vmm_handle *group, int device, size_t offset, size_t size);
+/* Write the words to all memory bound, or make them the sums over it. */
+gis_status gis_multicast_store(gis_vmm_handle *group, size_t offset, uint32_t *words, size_t count);
+gis_status gis_multicast_sum(gis_vmm_handle *group, size_t offset, uint32_t *words, size_t count);
 
 /* -- semaphores ---------------------------------------------------------------------------------------------------- */
 
@@ -339,6 +384,8 @@ typedef enum {
     GIS_OP_EVENT_RECORD,
     GIS_OP_EVENT_WAIT,
     GIS_OP_GRAPH,
+    GIS_OP_MULTIMEM_STORE,
+    GIS_OP_MULTIMEM_ADD,
 } gis_op_kind;
 
 enum { GIS_WAIT_GEQ = 0, GIS_WAIT_EQ = 1, GIS_WAIT_AND = 2, GIS_WAIT_NOR = 3 };
@@ -375,6 +422,12 @@ typedef struct gis_op {
             uint32_t bits, condition;
         } word;
         gis_mark mark;
+        struct {
+            gis_vmm_handle *group;
+            uintptr_t target, address;
+            size_t offset, count;
+            uint32_t value;
+        } multimem;
         struct {
             uint32_t count;
             struct gis_op **operations;
@@ -464,6 +517,9 @@ gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end 
 gis_status gis_fill(gis_stream *stream, uintptr_t target, uint32_t value, uint32_t width, size_t count);
 gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint64_t mask,
                     uint32_t bits, uint32_t condition);
+/* What `multimem.st` and `multimem.ld_reduce` do with 32-bit words; only the latter has a target. */
+gis_op *gis_multimem_op(gis_stream *stream, gis_op_kind kind, uintptr_t target, uintptr_t address, uint32_t value,
+                        size_t count, gis_status *status);
 /* NULL, and a status, where a handle is none. */
 gis_op *gis_semaphore_op(gis_op_kind kind, uint32_t count, const uint64_t *ids, const uint64_t *values, const void *raw,
                          size_t raw_size, gis_status *status);

@@ -360,12 +360,15 @@ void gis_destroy_array(gis_array *array) {
 
 static void finish_handle(gis_object *object) {
     gis_vmm_handle *handle = (gis_vmm_handle *)object;
+    if (handle->team)
+        gis_multicast_finish(handle);
+    else if (!handle->imported)
+        gis_devices[object->device].used -= handle->size;
     close(handle->fd);
-    if (!handle->imported) gis_devices[object->device].used -= handle->size;
 }
 
-static gis_vmm_handle *new_handle(int device, int fd, size_t size, bool imported) {
-    gis_vmm_handle *handle = gis_new(GIS_VMM_HANDLE, sizeof *handle, NULL, device, finish_handle);
+gis_vmm_handle *gis_vmm_new(gis_kind kind, int device, int fd, size_t size, bool imported) {
+    gis_vmm_handle *handle = gis_new(kind, sizeof *handle, NULL, device, finish_handle);
     /* A high number: what the driver keeps open takes none of those that the program counts with. */
     struct rlimit limit;
     int high = -1;
@@ -378,8 +381,14 @@ static gis_vmm_handle *new_handle(int device, int fd, size_t size, bool imported
     return handle;
 }
 
+gis_vmm_handle *gis_vmm_check(uint64_t id) {
+    gis_vmm_handle *group = gis_find(GIS_MULTICAST, id);
+    return group ? group : gis_check(GIS_VMM_HANDLE, id);
+}
+
 gis_status gis_vmm_create(int device, size_t size, uint32_t handle_types, gis_vmm_handle **handle) {
     if (!size || size % GIS_GRANULARITY) return GIS_INVALID_VALUE;
+    if (handle_types & GIS_FABRIC && !gis_fabric_usable()) return GIS_NOT_PERMITTED;
     gis_device *it = &gis_devices[device];
     if (size > it->total || it->used > it->total - size) return GIS_OUT_OF_MEMORY;
     char name[64];
@@ -390,7 +399,7 @@ gis_status gis_vmm_create(int device, size_t size, uint32_t handle_types, gis_vm
         close(fd);
         return GIS_OUT_OF_MEMORY;
     }
-    *handle = new_handle(device, fd, size, false);
+    *handle = gis_vmm_new(GIS_VMM_HANDLE, device, fd, size, false);
     (*handle)->handle_types = handle_types;
     it->used += size;
     return GIS_OK;
@@ -402,16 +411,27 @@ gis_status gis_vmm_import(int fd, gis_vmm_handle **handle) {
     int device;
     if (fstat(fd, &status)) return GIS_INVALID_VALUE;
     name_of(fd, name, sizeof name);
-    if (sscanf(name, VMM_NAME "%d.", &device) != 1 || device < 0 || device >= gis_device_count) return GIS_UNKNOWN;
+    bool group = starts_with(name, GIS_MULTICAST_NAME);
+    if (!group && sscanf(name, VMM_NAME "%d.", &device) != 1) return GIS_UNKNOWN;
     int mine = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (mine < 0) return GIS_UNKNOWN;
-    *handle = new_handle(device, mine, (size_t)status.st_size, true);
-    (*handle)->handle_types = 1;
-    return GIS_OK;
+    if (group) return gis_multicast_attach(mine, handle);
+    if (device >= gis_device_count) device = GIS_HIDDEN_DEVICE;
+    *handle = gis_vmm_new(GIS_VMM_HANDLE, device, mine, (size_t)status.st_size, true);
+    return GIS_OK; /* with no handle types: an import is not exported again (measured) */
+}
+
+/* Nothing keeps the memory any more but what it is bound to. */
+static void note_if_only_bound(const gis_vmm_handle *memory) {
+    if (!memory->object.live && memory->object.refs == memory->bindings)
+        gis_violation("the memory %#llx is released while it is bound to a multicast object: unbind it first",
+                      (unsigned long long)memory->object.id);
 }
 
 gis_status gis_vmm_release(gis_vmm_handle *handle) {
+    bool bound = handle->bindings > 0;
     if (--handle->holders == 0) gis_retire(&handle->object); /* what is mapped keeps the memory */
+    if (bound) note_if_only_bound(handle);
     return GIS_OK;
 }
 
@@ -459,6 +479,8 @@ gis_status gis_vmm_free_address(uintptr_t address, size_t size) {
 }
 
 gis_status gis_vmm_map(uintptr_t address, size_t size, size_t offset, gis_vmm_handle *handle) {
+    gis_status waited = handle->team ? gis_multicast_wait(handle) : GIS_OK;
+    if (waited) return waited;
     gis_reservation *it = gis_reservation_at(address);
     if (!it || !size || size > it->base + it->size - address) return GIS_INVALID_VALUE;
     if (address % GIS_GRANULARITY || size % GIS_GRANULARITY || offset % GIS_GRANULARITY || offset > handle->size ||
@@ -466,10 +488,13 @@ gis_status gis_vmm_map(uintptr_t address, size_t size, size_t offset, gis_vmm_ha
         return GIS_INVALID_VALUE;
     for (gis_range *range = ranges; range; range = range->next)
         if (range->base < address + size && address < range->base + range->size) return GIS_INVALID_VALUE;
-    if (mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->fd, (off_t)offset) == MAP_FAILED)
+    /* Of a multicast object the pages stay what they were, so that whoever reads or writes them is stopped. */
+    if (!handle->team &&
+        mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->fd, (off_t)offset) == MAP_FAILED)
         return GIS_OUT_OF_MEMORY;
     gis_range *range =
         new_range(GIS_VMM_MAPPING, NULL, handle->object.device, address, size, address, size, &handle->object);
+    range->offset = offset;
     range->access = 0;
     return GIS_OK;
 }
@@ -481,8 +506,18 @@ gis_status gis_vmm_unmap(uintptr_t address, size_t size) {
         return GIS_INVALID_VALUE;
     }
     gis_note_if_used(&range->object, "");
+    gis_vmm_handle *memory = (gis_vmm_handle *)range->owner;
+    bool bound = memory->bindings > 0;
     end_range(range);
+    if (bound) note_if_only_bound(memory);
     return GIS_OK;
+}
+
+/* The members of its team reach a multicast object, and memory is reached by its device and those with peer access. */
+static gis_status may_access(int device, const gis_vmm_handle *handle) {
+    if (handle->team) return gis_multicast_has(handle, device) ? GIS_OK : GIS_INVALID_DEVICE;
+    int owner = handle->object.device;
+    return device == owner || owner == GIS_HIDDEN_DEVICE || gis_can_peer(device, owner) ? GIS_OK : GIS_NOT_SUPPORTED;
 }
 
 gis_status gis_vmm_access(uintptr_t address, size_t size, int device, int protection) {
@@ -493,7 +528,10 @@ gis_status gis_vmm_access(uintptr_t address, size_t size, int device, int protec
             if (range->object.kind != GIS_VMM_MAPPING || range->base < address ||
                 range->base + range->size > address + size)
                 continue;
+            const gis_vmm_handle *handle = (gis_vmm_handle *)range->owner;
             if (!pass) {
+                gis_status status = protection ? may_access(device, handle) : GIS_OK;
+                if (status) return status;
                 covered += range->size;
                 continue;
             }
@@ -502,6 +540,7 @@ gis_status gis_vmm_access(uintptr_t address, size_t size, int device, int protec
             else
                 range->access &= ~(1u << device);
             int flags = range->access ? PROT_READ | PROT_WRITE : PROT_NONE;
+            if (handle->team) continue;
             if (mprotect((void *)range->pages, range->page_bytes, flags)) return GIS_UNKNOWN;
         }
         if (covered != size) return GIS_INVALID_VALUE;

@@ -14,6 +14,7 @@ pthread_mutex_t gis_mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t gis_progress;
 pthread_condattr_t gis_monotonic;
 bool gis_windows, gis_ready, gis_forked, gis_mig;
+uint32_t gis_no_peer[GIS_MAX_DEVICES];
 uint64_t gis_cancelled;
 int gis_settling;
 int gis_device_count;
@@ -22,7 +23,8 @@ gis_device gis_devices[GIS_MAX_DEVICES];
 static const char *const kind_names[GIS_KINDS] = {
     "context",       "stream",       "event",           "allocation",         "host_allocation", "registration",
     "mapping",       "vmm_mapping",  "external_memory", "external_semaphore", "mipmapped_array", "array_level",
-    "vmm_handle",    "reservation",  "graph",           "graph_node",         "executable",
+    "vmm_handle",    "multicast",    "multicast_binding", "reservation",      "graph",           "graph_node",
+    "executable",    "module",       "function",
 };
 
 /* -- objects ------------------------------------------------------------------------------------------------------ */
@@ -143,6 +145,8 @@ __attribute__((constructor)) static void prepare(void) {
 
 void gis_initialize(void) { gis_ready = !gis_forked; }
 
+bool gis_can_peer(int device, int peer) { return device != peer && !(gis_no_peer[device] & 1u << peer); }
+
 bool gis_overridden(int device, int number, int *value) {
     const gis_device *it = &gis_devices[device];
     for (int i = 0; i < it->overrides; i++) {
@@ -165,7 +169,6 @@ typedef struct fault {
     gis_status code;
     gis_fd_fault fd;
     double seconds;
-    int blocked;
     bool released, gone, struck;
     int refs;
     struct fault *next;
@@ -173,7 +176,7 @@ typedef struct fault {
 
 static fault *faults;
 static gis_call *calls;
-static __thread const char *current_call;
+static __thread gis_call *current;
 
 pid_t gis_thread_id(void) {
     static __thread pid_t id;
@@ -199,15 +202,23 @@ static void drop_fault(fault *it) {
     if (--it->refs == 0) free(it);
 }
 
+void gis_hold(int by) {
+    current->blocked += by;
+    pthread_cond_broadcast(&gis_progress);
+}
+
 static void run_block(fault *it) {
     struct timespec until;
     gis_deadline(&until, it->seconds);
-    it->blocked++;
-    pthread_cond_broadcast(&gis_progress);
+    gis_hold(1);
     while (!it->released && pthread_cond_timedwait(&gis_progress, &gis_mutex, &until) != ETIMEDOUT)
         ;
-    it->blocked--;
+    gis_hold(-1);
 }
+
+#define TRACE 65536
+static const char *trace[TRACE]; /* the calls, in their order */
+static uint64_t traced;
 
 /* The lock is held on entry and on return, but not throughout. */
 static gis_status run_faults(gis_call *call, gis_scope *scope) {
@@ -245,7 +256,7 @@ gis_status gis_enter(gis_call *call, gis_scope *scope) {
     if (gis_forked) return GIS_NOT_INITIALIZED;
     pthread_mutex_lock(&gis_mutex);
     scope->locked = true;
-    current_call = call->name;
+    current = call;
     if (!call->known) {
         call->known = true;
         call->next = calls;
@@ -253,14 +264,16 @@ gis_status gis_enter(gis_call *call, gis_scope *scope) {
     }
     call->count++;
     while (gis_settling) pthread_cond_wait(&gis_progress, &gis_mutex); /* a release holds every other call */
+    trace[traced++ % TRACE] = call->name;
     gis_status status = faults ? run_faults(call, scope) : GIS_OK;
-    current_call = call->name;
     if (!status && !gis_ready && !call->early) status = GIS_NOT_INITIALIZED;
     return status;
 }
 
 void gis_leave(gis_scope *scope) {
-    if (scope->locked) pthread_mutex_unlock(&gis_mutex);
+    if (!scope->locked) return;
+    current = NULL;
+    pthread_mutex_unlock(&gis_mutex);
 }
 
 /* -- what fronts look at in arguments ------------------------------------------------------------------------------ */
@@ -287,7 +300,7 @@ static uint32_t violation_count;
 
 void gis_violation(const char *format, ...) {
     char text[512];
-    int used = snprintf(text, sizeof text, "%s: ", current_call ? current_call : "a stream");
+    int used = snprintf(text, sizeof text, "%s: ", current ? current->name : "a stream, or the control");
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text + used, sizeof text - (size_t)used, format, arguments);
@@ -418,8 +431,8 @@ GIS_EXPORT int gis_control_blocked(const char *call, double seconds) {
     int blocked;
     do {
         blocked = 0;
-        for (fault *it = faults; it; it = it->next)
-            if (it->kind == BLOCK && !strcmp(it->call, call)) blocked += it->blocked;
+        for (gis_call *it = calls; it; it = it->next)
+            if (!strcmp(it->name, call)) blocked += it->blocked;
     } while (!blocked && seconds > 0 && pthread_cond_timedwait(&gis_progress, &gis_mutex, &until) != ETIMEDOUT);
     pthread_mutex_unlock(&gis_mutex);
     return blocked;
@@ -485,6 +498,31 @@ GIS_EXPORT uint64_t gis_control_calls(const char *name) {
     return count;
 }
 
+GIS_EXPORT uint64_t gis_control_trace_count(void) {
+    pthread_mutex_lock(&gis_mutex);
+    uint64_t count = traced;
+    pthread_mutex_unlock(&gis_mutex);
+    return count;
+}
+
+/* The name of call number `index`, counted from the first ever; NULL where it was overwritten, or is still to come. */
+GIS_EXPORT const char *gis_control_trace(uint64_t index) {
+    pthread_mutex_lock(&gis_mutex);
+    const char *name = index < traced && index + TRACE >= traced ? trace[index % TRACE] : NULL;
+    pthread_mutex_unlock(&gis_mutex);
+    return name;
+}
+
+/* Whether the device may use the peer's memory. */
+GIS_EXPORT void gis_control_set_peer(int device, int peer, int can) {
+    pthread_mutex_lock(&gis_mutex);
+    if (can)
+        gis_no_peer[device] &= ~(1u << peer);
+    else
+        gis_no_peer[device] |= 1u << peer;
+    pthread_mutex_unlock(&gis_mutex);
+}
+
 GIS_EXPORT void gis_control_set_attribute(int device, int number, int value) {
     pthread_mutex_lock(&gis_mutex);
     gis_device *it = &gis_devices[device];
@@ -501,6 +539,7 @@ GIS_EXPORT void gis_control_set_attribute(int device, int number, int value) {
 GIS_EXPORT void gis_control_reset_attributes(void) {
     pthread_mutex_lock(&gis_mutex);
     for (int i = 0; i < GIS_MAX_DEVICES; i++) gis_devices[i].overrides = 0;
+    memset(gis_no_peer, 0, sizeof gis_no_peer);
     pthread_mutex_unlock(&gis_mutex);
 }
 

@@ -36,6 +36,12 @@ static gis_status touch(gis_op *op, gis_stream *stream, uintptr_t address, size_
     }
     found->place = DEVICE;
     found->device = range->object.device;
+    if (range->object.kind == GIS_VMM_MAPPING && ((gis_vmm_handle *)range->owner)->team) {
+        gis_violation("%#llx is a multicast address: only multimem instructions may touch it", hex(address));
+        found->device = stream->object.device;
+        op->failure = GIS_ILLEGAL_ADDRESS;
+        return GIS_OK;
+    }
     if (!(range->access & 1u << stream->object.device)) {
         gis_violation("%#llx: device %d was not given access to this mapping", hex(address), stream->object.device);
         op->failure = GIS_ILLEGAL_ADDRESS;
@@ -119,6 +125,68 @@ gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uin
     op->word.bits = bits;
     op->word.condition = condition;
     return gis_submit(stream, op, false);
+}
+
+/* The part of a multicast object that an address stands for; NULL: it is none. */
+static gis_range *multicast_at(uintptr_t address, size_t bytes) {
+    gis_range *range = gis_range_at(address);
+    bool is = range && range->object.kind == GIS_VMM_MAPPING && ((gis_vmm_handle *)range->owner)->team;
+    return is && bytes <= range->size - (address - range->base) ? range : NULL;
+}
+
+gis_op *gis_multimem_op(gis_stream *stream, gis_op_kind kind, uintptr_t target, uintptr_t address, uint32_t value,
+                        size_t count, gis_status *status) {
+    operand to;
+    gis_op *op = gis_op_new(kind);
+    op->multimem.target = target;
+    op->multimem.address = address;
+    op->multimem.value = value;
+    op->multimem.count = count;
+    gis_range *range = multicast_at(address, count * sizeof value);
+    *status = GIS_OK;
+    if (kind == GIS_OP_MULTIMEM_ADD) {
+        *status = touch(op, stream, target, count * sizeof value, &to);
+        if (!*status && to.place == PAGEABLE) op->failure = GIS_ILLEGAL_ADDRESS;
+        if (!*status && !reachable(stream, &to)) note_foreign(stream, &to, target);
+    }
+    if (*status) {
+        gis_op_free(op);
+        return NULL;
+    }
+    if (!range || address % sizeof value) {
+        gis_violation("%#llx is no multicast address of %zu words, the only kind for multimem instructions",
+                      hex(address), count);
+        op->failure = GIS_ILLEGAL_ADDRESS;
+        return op;
+    }
+    if (!(range->access & 1u << stream->object.device)) {
+        gis_violation("%#llx: device %d was not given access to this mapping", hex(address), stream->object.device);
+        op->failure = GIS_ILLEGAL_ADDRESS;
+    }
+    op->multimem.group = (gis_vmm_handle *)range->owner;
+    op->multimem.offset = address - range->base + range->offset;
+    gis_op_needs(op, &range->object);
+    gis_op_needs(op, range->owner);
+    return op;
+}
+
+/* The same, at once and of no stream: for tests. */
+static gis_status control(uintptr_t address, uint32_t *words, size_t count,
+                          gis_status (*call)(gis_vmm_handle *, size_t, uint32_t *, size_t)) {
+    pthread_mutex_lock(&gis_mutex);
+    gis_range *range = multicast_at(address, count * sizeof *words);
+    gis_status status = GIS_INVALID_VALUE;
+    if (range) status = call((gis_vmm_handle *)range->owner, address - range->base + range->offset, words, count);
+    pthread_mutex_unlock(&gis_mutex);
+    return gis_code(status);
+}
+
+GIS_EXPORT int gis_control_multimem_store(uint64_t address, uint32_t *words, uint64_t count) {
+    return control(address, words, count, gis_multicast_store);
+}
+
+GIS_EXPORT int gis_control_multimem_sum(uint64_t address, uint32_t *words, uint64_t count) {
+    return control(address, words, count, gis_multicast_sum);
 }
 
 static gis_status resolve(gis_op *op, gis_stream *stream, const gis_end *end, const gis_block *block, uintptr_t *start,

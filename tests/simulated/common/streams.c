@@ -251,6 +251,23 @@ static void copy_3d(const gis_op *op) {
                     op->copy3d.width);
 }
 
+/* The lock is held throughout: nobody unbinds meanwhile. */
+static gis_status multimem(const gis_op *op) {
+    size_t count = op->multimem.count;
+    uint32_t *words = calloc(count + 1, sizeof *words);
+    if (!words) return GIS_OUT_OF_MEMORY;
+    gis_status status;
+    if (op->kind == GIS_OP_MULTIMEM_STORE) {
+        for (size_t i = 0; i < count; i++) words[i] = op->multimem.value;
+        status = gis_multicast_store(op->multimem.group, op->multimem.offset, words, count);
+    } else {
+        status = gis_multicast_sum(op->multimem.group, op->multimem.offset, words, count);
+        if (!status) memcpy((void *)op->multimem.target, words, count * sizeof *words);
+    }
+    free(words);
+    return status;
+}
+
 static bool reached(const gis_mark *mark) { return mark->stream->completed >= mark->position; }
 
 static void wait_for_mark(const gis_mark *mark) {
@@ -258,7 +275,8 @@ static void wait_for_mark(const gis_mark *mark) {
 }
 
 static const char *const op_names[] = {"memcpy",      "memcpy_3d",  "memset",       "signal",     "wait",
-                                       "write_value", "wait_value", "event_record", "event_wait", "graph"};
+                                       "write_value", "wait_value", "event_record", "event_wait", "graph",
+                                       "multimem_store", "multimem_add"};
 
 /* The lock is held on entry and on return, not while it works. */
 static void run(gis_op *op, gis_stream *stream) {
@@ -279,6 +297,11 @@ static void run(gis_op *op, gis_stream *stream) {
     case GIS_OP_GRAPH:
         gis_log(name, stream, op->graph.count, 0, 0);
         for (uint32_t i = 0; i < op->graph.count && !stream->error; i++) run(op->graph.operations[i], stream);
+        return;
+    case GIS_OP_MULTIMEM_STORE:
+    case GIS_OP_MULTIMEM_ADD:
+        stream->error = multimem(op);
+        gis_log(name, stream, op->multimem.value, op->multimem.address, op->multimem.count * sizeof(uint32_t));
         return;
     default:
         break;

@@ -5,15 +5,18 @@
 #include "gis.h"
 
 typedef int result; /* CUresult */
+typedef uint64_t handle;
 
 enum {
     SUCCESS = 0,
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     NOT_INITIALIZED = 3,
+    MULTICAST_FULL = 47,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    INVALID_PTX = 218,
     INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
@@ -25,6 +28,52 @@ enum {
 const char *cuda_error_name(int code);
 const char *cuda_error_text(int code);
 void *cuda_find(const char *name, int version);
+bool cuda_is_device(int device);
+gis_stream *cuda_stream(handle stream, gis_status *status);
+
+#define BEGIN_CALL(NAME, EARLY)                                             \
+    static gis_call call_ = {.name = #NAME, .early = EARLY};                \
+    gis_scope scope_ __attribute__((cleanup(gis_leave))) = {.locked = false}; \
+    gis_status entered_ = gis_enter(&call_, &scope_)
+#define ENTER(NAME)          \
+    BEGIN_CALL(NAME, false); \
+    if (entered_) return gis_code(entered_)
+#define TRY(CALL)                                      \
+    do {                                               \
+        gis_status status_ = (CALL);                   \
+        if (status_ != GIS_OK) return gis_code(status_); \
+    } while (0)
+#define NEED_CONTEXT                      \
+    gis_context *context = gis_current(); \
+    if (!context) return INVALID_CONTEXT
+#define NEED(CONDITION) \
+    if (!(CONDITION)) return INVALID_VALUE
+#define FIND(TYPE, VARIABLE, KIND, HANDLE)        \
+    TYPE *VARIABLE = gis_check(KIND, HANDLE);     \
+    if (!VARIABLE) return INVALID_HANDLE
+#define NEED_STREAM(HANDLE)                                \
+    gis_status found_;                                     \
+    gis_stream *stream = cuda_stream(HANDLE, &found_);     \
+    if (!stream) return gis_code(found_)
+
+/* In multicast.c. */
+typedef struct multicast_prop multicast_prop;
+result multicast_granularity(size_t *granularity, const multicast_prop *prop, uint32_t option);
+result multicast_create(handle *group, const multicast_prop *prop);
+result multicast_add(handle group, int device);
+result multicast_bind_memory(handle group, size_t offset, handle memory, size_t start, size_t size, uint64_t flags);
+result multicast_bind_memory_2(handle group, int device, size_t offset, handle memory, size_t start, size_t size,
+                               uint64_t flags);
+result multicast_bind_address(handle group, size_t offset, uint64_t address, size_t size, uint64_t flags);
+result multicast_bind_address_2(handle group, int device, size_t offset, uint64_t address, size_t size, uint64_t flags);
+result multicast_unbind(handle group, int device, size_t offset, size_t size);
+/* In kernels.c. */
+result module_load(handle *module, const void *image);
+result module_unload(handle module);
+result module_function(handle *function, handle module, const char *name);
+result launch_kernel(handle function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
+                     uint32_t block_y, uint32_t block_z, uint32_t shared, handle stream, void **parameters,
+                     void **extra);
 
 typedef struct {
     uint32_t type, padding;
@@ -125,6 +174,12 @@ typedef struct {
     uint32_t flags;
 } access_desc;
 _Static_assert(sizeof(access_desc) == 12, "CUmemAccessDesc");
+
+struct multicast_prop {
+    uint32_t devices, padding;
+    uint64_t size, handle_types, flags;
+};
+_Static_assert(sizeof(multicast_prop) == 32, "CUmulticastObjectProp");
 
 typedef struct {
     uint64_t x, y, z, lod;

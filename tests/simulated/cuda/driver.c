@@ -13,41 +13,18 @@
 /* For tests, to tell this library from a driver. */
 GIS_EXPORT const int gpuinterop_simulated_driver = 1;
 
-#define DRIVER_VERSION 13000
+/* As a driver of another version: without the entry points that are newer. */
+static int driver_number(void) {
+    const char *version = getenv("GPUINTEROP_SIM_CUDA_VERSION");
+    return version && *version ? atoi(version) : 13010;
+}
 
-#define BEGIN_CALL(NAME, EARLY)                                             \
-    static gis_call call_ = {.name = #NAME, .early = EARLY};                \
-    gis_scope scope_ __attribute__((cleanup(gis_leave))) = {.locked = false}; \
-    gis_status entered_ = gis_enter(&call_, &scope_)
-#define ENTER(NAME)          \
-    BEGIN_CALL(NAME, false); \
-    if (entered_) return gis_code(entered_)
-#define TRY(CALL)                                      \
-    do {                                               \
-        gis_status status_ = (CALL);                   \
-        if (status_ != GIS_OK) return gis_code(status_); \
-    } while (0)
-#define NEED_CONTEXT                      \
-    gis_context *context = gis_current(); \
-    if (!context) return INVALID_CONTEXT
-#define NEED(CONDITION) \
-    if (!(CONDITION)) return INVALID_VALUE
-#define FIND(TYPE, VARIABLE, KIND, HANDLE)        \
-    TYPE *VARIABLE = gis_check(KIND, HANDLE);     \
-    if (!VARIABLE) return INVALID_HANDLE
-#define NEED_STREAM(HANDLE)                                \
-    gis_status found_;                                     \
-    gis_stream *stream = find_stream(HANDLE, &found_);     \
-    if (!stream) return gis_code(found_)
-
-typedef uint64_t handle;
-
-static bool is_device(int device) { return device >= 0 && device < gis_device_count; }
+bool cuda_is_device(int device) { return device >= 0 && device < gis_device_count; }
 
 /* The stream 0 is the thread's own: asked for with the functions, as a program that was compiled so. */
 static bool per_thread;
 
-static gis_stream *find_stream(handle stream, gis_status *status) {
+gis_stream *cuda_stream(handle stream, gis_status *status) {
     gis_stream *found;
     if (!stream && per_thread) stream = 2;
     *status = GIS_INVALID_CONTEXT;
@@ -78,7 +55,7 @@ static result driver_version(int *version) {
     BEGIN_CALL(cuDriverGetVersion, true);
     if (entered_) return gis_code(entered_);
     NEED(version);
-    *version = DRIVER_VERSION;
+    *version = driver_number();
     return SUCCESS;
 }
 
@@ -98,7 +75,7 @@ static result error_string(int code, const char **text) {
 
 static result device_get(int *device, int ordinal) {
     ENTER(cuDeviceGet);
-    if (!is_device(ordinal)) return INVALID_DEVICE;
+    if (!cuda_is_device(ordinal)) return INVALID_DEVICE;
     *device = ordinal;
     return SUCCESS;
 }
@@ -111,7 +88,7 @@ static result device_count(int *count) {
 
 static result device_name(char *name, int size, int device) {
     ENTER(cuDeviceGetName);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     NEED(name && size > 0);
     snprintf(name, (size_t)size, "Simulated GPU %d", device);
     return SUCCESS;
@@ -119,21 +96,21 @@ static result device_name(char *name, int size, int device) {
 
 static result device_uuid(uint8_t *uuid, int device) {
     ENTER(cuDeviceGetUuid);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     memcpy(uuid, gis_devices[device].uuid, 16);
     return SUCCESS;
 }
 
 static result device_uuid_2(uint8_t *uuid, int device) {
     ENTER(cuDeviceGetUuid_v2);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     memcpy(uuid, gis_mig ? gis_devices[device].mig_uuid : gis_devices[device].uuid, 16);
     return SUCCESS;
 }
 
 static result device_luid(char *luid, uint32_t *mask, int device) {
     ENTER(cuDeviceGetLuid);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     if (!gis_windows) return NOT_SUPPORTED;
     memcpy(luid, "simluid", 7);
     luid[7] = (char)('0' + device);
@@ -143,7 +120,7 @@ static result device_luid(char *luid, uint32_t *mask, int device) {
 
 static result device_bus_id(char *text, int size, int device) {
     ENTER(cuDeviceGetPCIBusId);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     NEED(text && size > 0);
     snprintf(text, (size_t)size, "0000:%02X:00.0", 0x51 + device);
     return SUCCESS;
@@ -151,7 +128,7 @@ static result device_bus_id(char *text, int size, int device) {
 
 static result device_total(size_t *bytes, int device) {
     ENTER(cuDeviceTotalMem);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     *bytes = gis_devices[device].total;
     return SUCCESS;
 }
@@ -165,15 +142,17 @@ static const int attributes[LAST_ATTRIBUTE + 1] = {
     [87] = 2, [89] = 1, [90] = 1, [91] = 1, [95] = 1, [97] = 232448, [98] = 1, [99] = 1, [102] = 1, [103] = 1,
     [106] = 32, [107] = 1, [110] = 1, [111] = 1024, [112] = 1, [113] = 1, [114] = 1, [115] = 1, [116] = 1, [119] = 1,
     [120] = 1, [121] = 1, [122] = 1, [123] = 1, [124] = 1, [125] = 1, [126] = 4, [127] = 1, [129] = 1,
+    [132] = 1,
 };
 
 static result device_attribute(int *value, int number, int device) {
     ENTER(cuDeviceGetAttribute);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     NEED(value);
     if (gis_overridden(device, number, value)) return SUCCESS;
     NEED(number >= 1 && number <= LAST_ATTRIBUTE);
     *value = number == 33 ? 0x51 + device : attributes[number]; /* 33: the PCI bus */
+    if (number == 128) *value = gis_fabric_usable(); /* fabric handles */
     if (gis_windows && (number == 104 || number == 105)) *value = 1;
     if (gis_windows && (number == 103 || number == 124)) *value = 0;
     return SUCCESS;
@@ -181,8 +160,8 @@ static result device_attribute(int *value, int number, int device) {
 
 static result can_access_peer(int *can, int device, int peer) {
     ENTER(cuDeviceCanAccessPeer);
-    if (!is_device(device) || !is_device(peer)) return INVALID_DEVICE;
-    *can = device != peer;
+    if (!cuda_is_device(device) || !cuda_is_device(peer)) return INVALID_DEVICE;
+    *can = gis_can_peer(device, peer);
     return SUCCESS;
 }
 
@@ -204,7 +183,7 @@ static result primary_release(int device) {
 
 static result primary_state(int device, uint32_t *flags, int *active) {
     ENTER(cuDevicePrimaryCtxGetState);
-    if (!is_device(device)) return INVALID_DEVICE;
+    if (!cuda_is_device(device)) return INVALID_DEVICE;
     *flags = 0;
     *active = gis_devices[device].primary != NULL;
     return SUCCESS;
@@ -315,6 +294,7 @@ static result enable_peer(handle peer, uint32_t flags) {
     gis_context *found = gis_check(GIS_CONTEXT, peer);
     if (!found || found->object.device == context->object.device) return INVALID_CONTEXT;
     NEED(!flags);
+    if (!gis_can_peer(context->object.device, found->object.device)) TRY(GIS_PEER_UNSUPPORTED);
     if (context->peers & 1u << found->object.device) TRY(GIS_PEER_ALREADY_ENABLED);
     context->peers |= 1u << found->object.device;
     return SUCCESS;
@@ -1066,8 +1046,8 @@ static result wait_semaphores(const uint64_t *semaphores, const semaphore_params
 
 static result check_prop(const allocation_prop *prop) {
     NEED(prop && prop->type == 1 && prop->where.type == 1);
-    if (!is_device(prop->where.id)) return INVALID_DEVICE;
-    if (prop->handle_types & (gis_windows ? 8u : 14u)) return NOT_SUPPORTED;
+    if (!cuda_is_device(prop->where.id)) return INVALID_DEVICE;
+    if (prop->handle_types & (gis_windows ? GIS_FABRIC : 6u)) return NOT_SUPPORTED;
     NEED(!(prop->handle_types & ~15u));
     return SUCCESS;
 }
@@ -1077,7 +1057,7 @@ static result allocation_granularity(size_t *granularity, const allocation_prop 
     result code = check_prop(prop);
     if (code) return code;
     NEED(option <= 1);
-    *granularity = GIS_GRANULARITY;
+    *granularity = option ? GIS_RECOMMENDED : GIS_GRANULARITY;
     return SUCCESS;
 }
 
@@ -1094,7 +1074,7 @@ static result vmm_create(handle *allocation, size_t size, const allocation_prop 
 
 static result vmm_release(handle allocation) {
     ENTER(cuMemRelease);
-    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
+    gis_vmm_handle *found = gis_vmm_check(allocation);
     NEED(found);
     TRY(gis_vmm_release(found));
     return SUCCESS;
@@ -1102,8 +1082,9 @@ static result vmm_release(handle allocation) {
 
 static result vmm_export(void *shared, handle allocation, uint32_t type, uint64_t flags) {
     ENTER(cuMemExportToShareableHandle);
-    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
+    gis_vmm_handle *found = gis_vmm_check(allocation);
     NEED(found && shared && !flags);
+    if (type == GIS_FABRIC) return gis_code(gis_fabric_export(found, shared));
     if (gis_windows && type == 2) {
         *(void **)shared = (void *)(uintptr_t)found->object.id;
         return SUCCESS;
@@ -1118,9 +1099,13 @@ static result vmm_export(void *shared, handle allocation, uint32_t type, uint64_
 
 static result vmm_import(handle *allocation, void *shared, uint32_t type) {
     ENTER(cuMemImportFromShareableHandle);
-    if (type != 1) return NOT_SUPPORTED;
+    if (type != 1 && type != GIS_FABRIC) return NOT_SUPPORTED;
+    NEED(type == 1 || shared);
     gis_vmm_handle *made;
-    TRY(gis_vmm_import((int)(intptr_t)shared, &made)); /* the descriptor stays the caller's */
+    if (type == 1)
+        TRY(gis_vmm_import((int)(intptr_t)shared, &made)); /* the descriptor stays the caller's */
+    else
+        TRY(gis_fabric_import(shared, &made));
     *allocation = made->object.id;
     return SUCCESS;
 }
@@ -1143,7 +1128,7 @@ static result vmm_free(uint64_t address, size_t size) {
 
 static result vmm_map(uint64_t address, size_t size, size_t offset, handle allocation, uint64_t flags) {
     ENTER(cuMemMap);
-    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
+    gis_vmm_handle *found = gis_vmm_check(allocation);
     NEED(found && !flags);
     TRY(gis_vmm_map(address, size, offset, found));
     return SUCCESS;
@@ -1168,7 +1153,8 @@ static result vmm_set_access(uint64_t address, size_t size, const access_desc *d
 static result vmm_get_access(uint64_t *flags, const location *where, uint64_t address) {
     ENTER(cuMemGetAccess);
     gis_range *range = gis_range_at(address);
-    NEED(flags && where && where->type == 1 && is_device(where->id) && range && range->object.kind == GIS_VMM_MAPPING);
+    NEED(flags && where && where->type == 1 && cuda_is_device(where->id));
+    NEED(range && range->object.kind == GIS_VMM_MAPPING);
     *flags = range->access & 1u << where->id ? 3 : 0;
     return SUCCESS;
 }
@@ -1293,7 +1279,7 @@ static result node_type(handle node, uint32_t *type) {
     static const uint32_t types[] = {[GIS_OP_COPY] = 1,        [GIS_OP_COPY_3D] = 1,     [GIS_OP_FILL] = 2,
                                      [GIS_OP_SIGNAL] = 8,      [GIS_OP_WAIT] = 9,        [GIS_OP_WRITE_VALUE] = 12,
                                      [GIS_OP_WAIT_VALUE] = 12, [GIS_OP_EVENT_RECORD] = 7, [GIS_OP_EVENT_WAIT] = 6,
-                                     [GIS_OP_GRAPH] = 4};
+                                     [GIS_OP_GRAPH] = 4,       [GIS_OP_MULTIMEM_STORE] = 0, [GIS_OP_MULTIMEM_ADD] = 0};
     *type = types[found->op->kind];
     return SUCCESS;
 }
@@ -1476,6 +1462,18 @@ static const struct {
     {"cuMemGetAccess", 10020, vmm_get_access},
     {"cuMemGetAllocationPropertiesFromHandle", 10020, vmm_properties},
     {"cuMemRetainAllocationHandle", 11000, vmm_retain},
+    {"cuMulticastGetGranularity", 12010, multicast_granularity},
+    {"cuMulticastCreate", 12010, multicast_create},
+    {"cuMulticastAddDevice", 12010, multicast_add},
+    {"cuMulticastBindMem", 12010, multicast_bind_memory},
+    {"cuMulticastBindMem", 13010, multicast_bind_memory_2},
+    {"cuMulticastBindAddr", 12010, multicast_bind_address},
+    {"cuMulticastBindAddr", 13010, multicast_bind_address_2},
+    {"cuMulticastUnbind", 12010, multicast_unbind},
+    {"cuModuleLoadData", 2000, module_load},
+    {"cuModuleUnload", 2000, module_unload},
+    {"cuModuleGetFunction", 2000, module_function},
+    {"cuLaunchKernel", 4000, launch_kernel},
     {"cuStreamWriteValue32", 11070, write32},
     {"cuStreamWriteValue64", 11070, write64},
     {"cuStreamWaitValue32", 11070, wait32},
@@ -1498,6 +1496,7 @@ static const struct {
 void *cuda_find(const char *name, int version) {
     void *found = NULL;
     int newest = -1;
+    if (version > driver_number()) version = driver_number();
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
         if (strcmp(entries[i].name, name) || entries[i].version > version || entries[i].version <= newest) continue;
         newest = entries[i].version;

@@ -442,16 +442,17 @@ HIP_CALL(hipMemUnmap, (void *pointer, size_t size), (pointer, size)) {
 
 HIP_CALL(hipMemSetAccess, (void *pointer, size_t size, const hip_access_desc *desc, size_t count),
          (pointer, size, desc, count)) {
-    NEED(pointer && size && desc && count);
+    hip_access_desc made[GFW_MAX_DEVICES];
+    NEED(pointer && size && desc && count && count <= GFW_MAX_DEVICES);
     ON_CURRENT;
     for (size_t i = 0; i < count; i++) {
-        hip_access_desc made = desc[i];
-        if (made.where.type == ON_DEVICE) {
-            if (!gfw_is_device(made.where.id)) return hipErrorInvalidDevice;
-            made.where.id = gfw_cuda_device(made.where.id);
+        made[i] = desc[i];
+        if (made[i].where.type == ON_DEVICE) {
+            if (!gfw_is_device(made[i].where.id)) return hipErrorInvalidDevice;
+            made[i].where.id = gfw_cuda_device(made[i].where.id);
         }
-        CUDA(cuda.cuMemSetAccess((uintptr_t)pointer, size, &made, 1));
     }
+    CUDA(cuda.cuMemSetAccess((uintptr_t)pointer, size, made, count));
     return hipSuccess;
 }
 

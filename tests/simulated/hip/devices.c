@@ -194,11 +194,11 @@ static int attribute(int number, int device, bool *known) {
         {90, 1},     /* HostRegisterSupported */
         {91, 1},     /* MemoryPoolSupportedHandleTypes: POSIX descriptors */
         {93, 1},     /* DmaBufSupported */
-        {95, 0},     /* HandleTypeFabricSupported */
         {10013, 1},  /* CanUseStreamWaitValue: of all devices, says the documentation of ROCm */
     };
     *known = true;
     if (number == 67) return 0xc3 + device; /* PciBusId */
+    if (number == 95) return gis_fabric_usable(); /* HandleTypeFabricSupported */
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (table[i].number == number) return table[i].value;
     *known = false;
@@ -239,7 +239,7 @@ HIP(hipDeviceCanAccessPeer, (int *can, int device, int peer), (can, device, peer
     NEED_DEVICE(device);
     NEED_DEVICE(peer);
     NEED(can);
-    *can = device != peer;
+    *can = gis_can_peer(device, peer);
     return hipSuccess;
 }
 
@@ -248,6 +248,7 @@ HIP(hipDeviceEnablePeerAccess, (int peer, uint32_t flags), (peer, flags)) {
     NEED_DEVICE(peer);
     NEED(!flags && peer != current);
     gis_context *context = hip_context();
+    if (!gis_can_peer(current, peer)) return gis_code(GIS_PEER_UNSUPPORTED);
     if (context->peers & 1u << peer) return hipErrorPeerAccessAlreadyEnabled;
     context->peers |= 1u << peer;
     return hipSuccess;

@@ -10,6 +10,7 @@ static const gis_error errors[] = {
     {100, "hipErrorNoDevice", "no ROCm-capable device is detected"},
     {101, "hipErrorInvalidDevice", "invalid device ordinal"},
     {201, "hipErrorInvalidContext", "invalid device context"},
+    {217, "hipErrorPeerAccessUnsupported", "peer access is not supported between these two devices"},
     {400, "hipErrorInvalidHandle", "invalid resource handle"},
     {401, "hipErrorIllegalState", "the operation cannot be performed in the present state"},
     {500, "hipErrorNotFound", "named symbol not found"},

@@ -6,10 +6,15 @@
 
 #define BY_VALUE 70100000 /* 7.1: from then on the descriptor itself is passed to an import (as torch tells them apart) */
 
+/* HIP has no name for what is not permitted. */
+static hip_error code_of(gis_status status) {
+    return status == GIS_NOT_PERMITTED ? hipErrorNotSupported : gis_code(status);
+}
+
 static hip_error check(const hip_allocation_prop *prop) {
     NEED(prop && prop->type == 1 && prop->where.type == 1);
     NEED_DEVICE(prop->where.id);
-    if (prop->handle_types & ~(gis_windows ? 7u : 1u)) return hipErrorNotSupported;
+    if (prop->handle_types & ~(gis_windows ? 7u : 1u | GIS_FABRIC)) return hipErrorNotSupported;
     return hipSuccess;
 }
 
@@ -19,7 +24,7 @@ HIP(hipMemGetAllocationGranularity, (size_t *granularity, const hip_allocation_p
     hip_error code = check(prop);
     if (code) return code;
     NEED(granularity && option <= 1);
-    *granularity = GIS_GRANULARITY;
+    *granularity = option ? GIS_RECOMMENDED : GIS_GRANULARITY;
     return hipSuccess;
 }
 
@@ -30,7 +35,8 @@ HIP(hipMemCreate, (void **allocation, size_t size, const hip_allocation_prop *pr
     if (code) return code;
     NEED(allocation && !flags);
     gis_vmm_handle *made;
-    TRY(gis_vmm_create(prop->where.id, size, prop->handle_types, &made));
+    gis_status status = gis_vmm_create(prop->where.id, size, prop->handle_types, &made);
+    if (status) return code_of(status);
     *allocation = (void *)made->object.id;
     return hipSuccess;
 }
@@ -52,6 +58,7 @@ HIP(hipMemExportToShareableHandle, (void *shared, void *allocation, uint32_t typ
         memcpy(shared, &found->object.id, sizeof(void *));
         return hipSuccess;
     }
+    if (type == GIS_FABRIC) return code_of(gis_fabric_export(found, shared));
     if (type != 1) return hipErrorNotSupported;
     NEED(found->handle_types & 1);
     int fd = dup(found->fd);
@@ -63,6 +70,14 @@ HIP(hipMemExportToShareableHandle, (void *shared, void *allocation, uint32_t typ
 HIP(hipMemImportFromShareableHandle, (void **allocation, void *shared, uint32_t type), (allocation, shared, type)) {
     ENTER(hipMemImportFromShareableHandle);
     NEED(allocation);
+    gis_vmm_handle *made;
+    if (type == GIS_FABRIC) {
+        NEED(shared);
+        gis_status status = gis_fabric_import(shared, &made);
+        if (status) return code_of(status);
+        *allocation = (void *)made->object.id;
+        return hipSuccess;
+    }
     if (type != 1) return hipErrorNotSupported;
     int fd = (int)(intptr_t)shared;
     if (hip_version() < BY_VALUE) {
@@ -72,7 +87,6 @@ HIP(hipMemImportFromShareableHandle, (void **allocation, void *shared, uint32_t 
         }
         memcpy(&fd, shared, sizeof fd);
     }
-    gis_vmm_handle *made;
     if (gis_vmm_import(fd, &made)) return hipErrorInvalidValue; /* the descriptor stays the caller's */
     *allocation = (void *)made->object.id;
     return hipSuccess;
@@ -128,5 +142,16 @@ HIP(hipMemGetAccess, (uint64_t *flags, const hip_location *where, void *address)
     NEED(flags && where && where->type == 1 && hip_is_device(where->id) && range &&
          range->object.kind == GIS_VMM_MAPPING);
     *flags = range->access & 1u << where->id ? 3 : 0;
+    return hipSuccess;
+}
+
+HIP(hipMemGetAllocationPropertiesFromHandle, (hip_allocation_prop *prop, void *allocation), (prop, allocation)) {
+    ENTER(hipMemGetAllocationPropertiesFromHandle);
+    gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, (uint64_t)allocation);
+    NEED(found && prop);
+    memset(prop, 0, sizeof *prop);
+    prop->type = 1;
+    prop->handle_types = found->handle_types;
+    prop->where = (hip_location){1, found->object.device};
     return hipSuccess;
 }
