@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("backend", "bridge", "capabilities", "errors", "handles", "handoff", "ipc", "vulkan")
+_MODULES = ("backend", "bridge", "capabilities", "errors", "exchange", "handles", "handoff", "ipc", "vulkan")
 _NAMES = {
     "gpuinterop._core.allocation": ("Allocation",),
     "gpuinterop._core.array": ("ArrayLevel", "MipmappedArray"),
@@ -19,6 +19,9 @@ _NAMES = {
     "gpuinterop._core.graph": ("Graph", "GraphSemaphores", "GraphStep"),
     "gpuinterop._core.interchange": ("View",),
     "gpuinterop._core.memory": ("Buffer", "ExternalMemory"),
+    "gpuinterop._core.multicast": (
+        "MulticastBinding", "MulticastMapping", "MulticastObject", "create_multicast", "import_multicast",
+    ),
     "gpuinterop._core.registry": (
         "InstalledBackend", "LoadedBackend", "backends", "device", "devices", "get_backend", "match_device",
     ),
@@ -33,8 +36,8 @@ _NAMES = {
     "gpuinterop.handles": (
         "ArrayUsage", "Binary", "D3D11Fence", "D3D11Resource", "D3D11ResourceKmt", "D3D12Fence", "D3D12Heap",
         "D3D12Resource",
-        "DeviceIdentity", "DmaBufFd", "DrmSyncobjFd", "EventFd", "FabricHandle", "Fence", "HandleOrigin", "Keyed",
-        "KeyedMutex", "KeyedMutexKmt", "NvSciBuf", "NvSciSync", "OpaqueFd", "OpaqueWin32", "OpaqueWin32Kmt",
+        "DeviceIdentity", "DmaBufFd", "DrmSyncobjFd", "EventFd", "FabricHandle", "Fence", "Granularity", "HandleOrigin",
+        "Keyed", "KeyedMutex", "KeyedMutexKmt", "NvSciBuf", "NvSciSync", "OpaqueFd", "OpaqueWin32", "OpaqueWin32Kmt",
         "SciSync", "SyncFd", "Timeline", "TimelineFd", "TimelineWin32", "VmmFd",
     ),
     "gpuinterop.handoff": ("Handoff",),
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         bridge as bridge,
         capabilities as capabilities,
         errors as errors,
+        exchange as exchange,
         handles as handles,
         handoff as handoff,
         ipc as ipc,
@@ -76,6 +80,13 @@ if TYPE_CHECKING:
     from ._core.memory import (
         Buffer as Buffer,
         ExternalMemory as ExternalMemory,
+    )
+    from ._core.multicast import (
+        MulticastBinding as MulticastBinding,
+        MulticastMapping as MulticastMapping,
+        MulticastObject as MulticastObject,
+        create_multicast as create_multicast,
+        import_multicast as import_multicast,
     )
     from ._core.registry import (
         InstalledBackend as InstalledBackend,
@@ -134,6 +145,7 @@ if TYPE_CHECKING:
         EventFd as EventFd,
         FabricHandle as FabricHandle,
         Fence as Fence,
+        Granularity as Granularity,
         HandleOrigin as HandleOrigin,
         Keyed as Keyed,
         KeyedMutex as KeyedMutex,

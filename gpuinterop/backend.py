@@ -23,7 +23,14 @@ from typing import Any, ClassVar, TypeAlias
 
 from . import system
 from .capabilities import Capability, Operation
-from .handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, DeviceIdentity, MemoryHandle
+from .handles import (
+    AllocationHandle,
+    AnySemaphoreHandle,
+    ArrayLayout,
+    DeviceIdentity,
+    Granularity,
+    MemoryHandle,
+)
 
 __all__ = [
     "INTERFACES",
@@ -301,8 +308,8 @@ class AllocationBackend(Backend):
     """Memory allocated here that other processes and APIs can import."""
 
     @abstractmethod
-    def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> int:
-        """Sizes are multiples of this, in bytes."""
+    def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> Granularity:
+        """Sizes are multiples of the minimum."""
 
     @abstractmethod
     def allocate(self, device: Native, size: int, handle_type: type[AllocationHandle]) -> Native: ...
@@ -315,13 +322,28 @@ class AllocationBackend(Backend):
     def import_allocation(self, device: Native, handle: AllocationHandle, *, size: int) -> Native: ...
 
     @abstractmethod
-    def map_allocation(self, allocation: Native, devices: Sequence[Native]) -> tuple[Native, Address]: ...
+    def map_allocation(self, allocation: Native, devices: Sequence[Native]) -> tuple[Native, Address]:
+        """Map all of it at one address that each of the devices may read and write; `can_access` has allowed it."""
 
     @abstractmethod
     def unmap_allocation(self, mapping: Native) -> None: ...
 
     @abstractmethod
     def release_allocation(self, allocation: Native) -> None: ...
+
+    def can_access(self, ordinal: int, peer: int) -> bool:
+        """Whether the device `ordinal` may use memory that lies on `peer`, another one. Creates no context.
+
+        The default is of a backend whose devices cannot.
+        """
+        return False
+
+    def location(self, allocation: Native) -> int | None:
+        """The ordinal of the device that an imported allocation lies on.
+
+        None where the driver does not tell, as of a device that is hidden from this process.
+        """
+        return None
 
 
 class StreamMemoryBackend(Backend):
@@ -415,26 +437,65 @@ class GraphBackend(Backend):
 
 
 class MulticastBackend(AllocationBackend):
-    """Multicast objects; a group exports, maps and releases as an allocation."""
+    """Multicast objects, called groups here: what is written to one reaches memory of every device of its team.
+
+    A group is mapped, unmapped and released as an allocation: `map_allocation`, `unmap_allocation`,
+    `release_allocation`. The core has checked granularity, ranges, devices and the order of the calls: that every
+    device of the team was added before a call that would block until then (binding and mapping do), that nothing is
+    bound twice, and that an unbind equals its bind. The work of the team's devices is done before a binding or a
+    mapping goes; where the whole group is closed, mappings go before bindings.
+    """
 
     @abstractmethod
-    def multicast_granularity(self, devices: int, size: int) -> tuple[int, int]:
-        """(minimum, recommended), in bytes."""
+    def multicast_granularity(
+        self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> Granularity:
+        """Of a group of so many devices. Creates no context."""
 
     @abstractmethod
-    def create_multicast(self, devices: int, size: int, handle_type: type[AllocationHandle]) -> Native: ...
+    def create_multicast(
+        self, device: Native, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> Native:
+        """A group for a team of so many devices; adds none. `device` is only what the call is made through."""
+
+    @abstractmethod
+    def export_multicast(self, group: Native, handle_type: type[AllocationHandle]) -> AllocationHandle:
+        """A new handle that the caller owns; the core fills in its origin."""
+
+    @abstractmethod
+    def import_multicast(self, device: Native, handle: AllocationHandle, *, devices: int, size: int) -> Native:
+        """As `import_allocation`; `device` is only what the call is made through."""
 
     @abstractmethod
     def add_device(self, group: Native, device: Native) -> None: ...
 
     @abstractmethod
-    def bind_memory(self, group: Native, offset: int, allocation: Native, start: int, size: int) -> None: ...
+    def bind_memory(
+        self, group: Native, device: Native, offset: int, allocation: Native, start: int, size: int
+    ) -> None:
+        """Bind bytes from `start` of an allocation on `device` to the group's bytes from `offset` on."""
 
     @abstractmethod
-    def bind_address(self, group: Native, device: Native, offset: int, address: Address, size: int) -> None: ...
+    def bind_address(self, group: Native, device: Native, offset: int, address: Address, size: int) -> None:
+        """Bind mapped memory of `device`."""
 
     @abstractmethod
     def unbind(self, group: Native, device: Native, offset: int, size: int) -> None: ...
+
+    @abstractmethod
+    def is_shareable(self, device: Native, address: Address) -> bool:
+        """Whether the mapped memory at `address` was allocated to be exported: a shareable group takes no other."""
+
+    @abstractmethod
+    def multimem_store(self, stream: Native, address: Address, value: int, count: int) -> None:
+        """Enqueue: store a 32-bit word `count` times to a mapped group, so to all memory bound (``multimem.st``)."""
+
+    @abstractmethod
+    def multimem_add(self, stream: Native, target: Address, address: Address, count: int) -> None:
+        """Enqueue: store at `target` the sums, over all memory bound, of `count` 32-bit words (``multimem.ld_reduce``).
+
+        Each word is summed by itself, modulo 2**32.
+        """
 
 
 INTERFACES: Mapping[Operation, tuple[type[Backend], ...]] = {

@@ -38,7 +38,8 @@ class GpuInteropError(Exception):
 
 
 def _rebuild(cls: type[GpuInteropError], args: tuple[Any, ...], attributes: dict[str, Any]) -> GpuInteropError:
-    error = cls.__new__(cls, *args)
+    # Not cls.__new__: of OutOfMemoryError that is MemoryError's, which is not what its instances are laid out by.
+    error: GpuInteropError = cls.__base__.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)
     return error

@@ -18,7 +18,7 @@ import warnings
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from multiprocessing import reduction
-from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from .errors import ArgumentTypeError, HandleError, InvalidArgumentError, LeakedResourceWarning
 
@@ -40,6 +40,7 @@ __all__ = [
     "FabricHandle",
     "FdHandle",
     "Fence",
+    "Granularity",
     "Handle",
     "HandleOrigin",
     "Keyed",
@@ -110,6 +111,18 @@ class DeviceIdentity:
             )
         )
 
+    def matches(self, other: DeviceIdentity) -> bool:
+        """Whether the two are certainly one device.
+
+        Both are CPUs, or a mark that both have is equal and none differs.
+        """
+        if self.is_cpu or other.is_cpu:
+            return self.is_cpu and other.is_cpu
+        if self.conflicts(other):
+            return False
+        pairs = ((self.uuid, other.uuid), (self.pci_bus_id, other.pci_bus_id), (self.luid, other.luid))
+        return any(mine is not None and mine == theirs for mine, theirs in pairs)
+
 
 class OriginKind(Enum):
     """What kind of object a handle was exported from."""
@@ -120,6 +133,7 @@ class OriginKind(Enum):
     TIMELINE = "timeline"
     FENCE = "fence"
     KEYED = "keyed"
+    MULTICAST = "multicast"
     OTHER = "other"
 
 
@@ -738,3 +752,18 @@ class ArrayLayout:
     layers: int = 0
     offset: int = 0
     usage: ArrayUsage = ArrayUsage.SURFACE
+
+
+class Granularity(NamedTuple):
+    """What sizes and offsets are multiples of.
+
+    Attributes
+    ----------
+    minimum : int
+        In bytes; anything else is refused.
+    recommended : int
+        In bytes, for the best performance; a multiple of the minimum.
+    """
+
+    minimum: int
+    recommended: int

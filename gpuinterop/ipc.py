@@ -46,7 +46,7 @@ WIRE_TYPES: tuple[type[Handle], ...] = (
 )  # fmt: skip
 _KINDS: tuple[OriginKind | None, ...] = (
     None, OriginKind.MEMORY, OriginKind.ALLOCATION, OriginKind.BINARY, OriginKind.TIMELINE, OriginKind.FENCE,
-    OriginKind.KEYED, OriginKind.OTHER,
+    OriginKind.KEYED, OriginKind.OTHER, OriginKind.MULTICAST,
 )  # fmt: skip
 
 _MAGIC = b"GIPH"

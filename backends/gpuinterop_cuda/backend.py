@@ -10,24 +10,24 @@ from typing import ClassVar
 from gpuinterop import system
 from gpuinterop.backend import (
     Address,
-    AllocationBackend,
     ArrayBackend,
     DeviceInfo,
     GraphBackend,
+    MulticastBackend,
     SemaphoreNode,
     StreamMemoryBackend,
     pci_bus_id,
 )
 from gpuinterop.capabilities import Capability
-from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, MemoryHandle
+from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, Granularity, MemoryHandle
 
-from . import allocations, arrays, capabilities, graphs, memory, semaphores, streams, words
+from . import allocations, arrays, capabilities, graphs, memory, multicast, semaphores, streams, words
 from .driver import Context, Driver
 
 _WINDOWS = sys.platform.startswith("win")
 
 
-class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend, StreamMemoryBackend):
+class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBackend):
     """NVIDIA GPUs. Every device is used through its primary context, as torch, CuPy, JAX and numba do."""
 
     name = "cuda"
@@ -40,6 +40,7 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend, StreamMemoryBac
         # Measured: 12.9.0 keeps the GIL in every call, 12.9.1 and all later ones let go of it.
         self.holds_gil = self._driver.bindings_version == "12.9.0"
         self._semaphores = semaphores.Semaphores(self._driver)
+        self._kernels = multicast.Kernels(self._driver)
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
@@ -152,28 +153,83 @@ class CudaBackend(ArrayBackend, AllocationBackend, GraphBackend, StreamMemoryBac
 
     # -- shareable allocations -----------------------------------------------------------------------------------
 
-    def granularity(self, device: Context, handle_type: type[AllocationHandle]) -> int:
+    def granularity(self, device: Context, handle_type: type[AllocationHandle]) -> Granularity:
         return allocations.granularity(self._driver, device, handle_type)
 
     def allocate(self, device: Context, size: int, handle_type: type[AllocationHandle]) -> allocations.Allocation:
         return allocations.allocate(self._driver, device, size, handle_type)
 
     def export_allocation(self, allocation: allocations.Allocation) -> AllocationHandle:
-        return allocations.export(self._driver, allocation)
+        return allocations.export(self._driver, allocation, allocation.kind)
 
     def import_allocation(self, device: Context, handle: AllocationHandle, *, size: int) -> allocations.Allocation:
         return allocations.load(self._driver, device, handle, size)
 
     def map_allocation(
-        self, allocation: allocations.Allocation, devices: Sequence[Context]
+        self, allocation: allocations.Mappable, devices: Sequence[Context]
     ) -> tuple[allocations.Reservation, Address]:
         return allocations.map_allocation(self._driver, allocation, devices)
 
     def unmap_allocation(self, mapping: allocations.Reservation) -> None:
         allocations.unmap(self._driver, mapping)
 
-    def release_allocation(self, allocation: allocations.Allocation) -> None:
+    def release_allocation(self, allocation: allocations.Mappable) -> None:
         allocations.release(self._driver, allocation)
+
+    def can_access(self, ordinal: int, peer: int) -> bool:
+        return allocations.can_access(self._driver, ordinal, peer)
+
+    def location(self, allocation: allocations.Allocation) -> int | None:
+        return allocations.location(self._driver, allocation)
+
+    # -- multicast -----------------------------------------------------------------------------------------------
+
+    def multicast_granularity(
+        self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> Granularity:
+        return multicast.granularity(self._driver, devices, size, handle_types)
+
+    def create_multicast(
+        self, device: Context, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> multicast.Group:
+        return multicast.create(self._driver, device, devices, size, handle_types)
+
+    def export_multicast(self, group: multicast.Group, handle_type: type[AllocationHandle]) -> AllocationHandle:
+        return allocations.export(self._driver, group, handle_type)
+
+    def import_multicast(
+        self, device: Context, handle: AllocationHandle, *, devices: int, size: int
+    ) -> multicast.Group:
+        return multicast.load(self._driver, device, handle, devices=devices, size=size)
+
+    def add_device(self, group: multicast.Group, device: Context) -> None:
+        multicast.add_device(self._driver, group, device)
+
+    def bind_memory(
+        self,
+        group: multicast.Group,
+        device: Context,
+        offset: int,
+        allocation: allocations.Allocation,
+        start: int,
+        size: int,
+    ) -> None:
+        multicast.bind_memory(self._driver, group, device, offset, allocation, start, size)
+
+    def bind_address(self, group: multicast.Group, device: Context, offset: int, address: Address, size: int) -> None:
+        multicast.bind_address(self._driver, group, device, offset, address, size)
+
+    def unbind(self, group: multicast.Group, device: Context, offset: int, size: int) -> None:
+        multicast.unbind(self._driver, group, device, offset, size)
+
+    def is_shareable(self, device: Context, address: Address) -> bool:
+        return multicast.is_shareable(self._driver, device, address)
+
+    def multimem_store(self, stream: streams.Stream, address: Address, value: int, count: int) -> None:
+        self._kernels.store(stream, address, value, count)
+
+    def multimem_add(self, stream: streams.Stream, target: Address, address: Address, count: int) -> None:
+        self._kernels.add(stream, target, address, count)
 
     # -- stream memory operations --------------------------------------------------------------------------------
 

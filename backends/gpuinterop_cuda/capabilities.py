@@ -16,6 +16,8 @@ from .driver import Driver
 _DOC = "CUDA driver API: "
 _EXTERNAL: Final = _DOC + "External Resource Interoperability"
 _VMM: Final = _DOC + "Virtual Memory Management"
+_MULTICAST_DOC: Final = _DOC + "Multicast Object Management"
+_PEERS: Final = "one allocation that each device maps: Device.allocate(size, access=peers)."
 
 _MEMORY = {Operation.IMPORT_MEMORY, Operation.MAP_BUFFER, Operation.MAP_MIPMAPPED_ARRAY}
 _SEMAPHORE = {Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE}
@@ -30,7 +32,18 @@ _INTEGRATED, _MAJOR = 18, 75
 _VMM_SUPPORTED, _HANDLE_FD, _HANDLE_WIN32, _HANDLE_KMT, _HANDLE_FABRIC = 102, 103, 104, 105, 128
 _TIMELINE = 114
 _STREAM_WORDS = 122
+_MULTICAST_SUPPORTED = 132
 
+_MULTICAST_SYMBOLS: Final = (
+    "cuMulticastGetGranularity",
+    "cuMulticastCreate",
+    "cuMulticastAddDevice",
+    "cuMulticastBindMem",
+    "cuMulticastBindAddr",
+    "cuMulticastUnbind",
+    "cuMemMap",
+    "cuMemSetAccess",
+)
 _SYMBOLS: Final = {
     Operation.IMPORT_MEMORY: ("cuImportExternalMemory", "cuDestroyExternalMemory"),
     Operation.MAP_BUFFER: ("cuExternalMemoryGetMappedBuffer",),
@@ -40,6 +53,9 @@ _SYMBOLS: Final = {
     Operation.WAIT_SEMAPHORE: ("cuWaitExternalSemaphoresAsync",),
     Operation.EXPORT_ALLOCATION: ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemSetAccess"),
     Operation.IMPORT_ALLOCATION: ("cuMemImportFromShareableHandle", "cuMemSetAccess"),
+    Operation.CREATE_MULTICAST: _MULTICAST_SYMBOLS,
+    Operation.EXPORT_MULTICAST: (*_MULTICAST_SYMBOLS, "cuMemExportToShareableHandle"),
+    Operation.IMPORT_MULTICAST: (*_MULTICAST_SYMBOLS, "cuMemImportFromShareableHandle"),
     Operation.STREAM_MEMORY_OPS: (
         "cuMemHostRegister",
         "cuMemHostGetDevicePointer",
@@ -93,18 +109,14 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
 
 
 def _capability(cell: Cell, probe: _Probe) -> Capability:
-    if missing := probe.missing(_SYMBOLS.get(cell.operation, ())):
-        return cell.gap(
-            Scope.DRIVER, f"the driver lacks {', '.join(missing)}.", _EXTERNAL, "install a newer NVIDIA driver."
-        )
     operation = cell.operation
-    if operation in _MULTICAST:
+    if missing := probe.missing(_SYMBOLS.get(operation, ())):
+        reference = _MULTICAST_DOC if operation in _MULTICAST else _VMM if operation in _ALLOCATION else _EXTERNAL
         return cell.gap(
-            Scope.BINDINGS,
-            "this version of the backend has no multicast objects yet; it is planned.",
-            "README.md, Not yet",
-            "one allocation, exported and mapped by each device.",
+            Scope.DRIVER, f"the driver lacks {', '.join(missing)}.", reference, "install a newer NVIDIA driver."
         )
+    if operation in _MULTICAST:
+        return _multicast(cell, probe)
     if operation is Operation.STREAM_MEMORY_OPS:
         return _words(cell, probe)
     if operation is Operation.CREATE_SEMAPHORE:
@@ -218,8 +230,6 @@ def _created(cell: Cell, probe: _Probe) -> Capability:
 
 
 def _allocation(cell: Cell, probe: _Probe) -> Capability:
-    kind = cell.handle_type
-    assert kind is not None
     if not probe.attribute(_VMM_SUPPORTED):
         return cell.gap(
             Scope.DEVICE,
@@ -227,6 +237,34 @@ def _allocation(cell: Cell, probe: _Probe) -> Capability:
             _VMM,
             "memory that Vulkan allocates and exports (gpuinterop.vulkan.share_buffer).",
         )
+    gap = _handle_gap(cell, probe)
+    return _usable(cell, "the device's attributes say so", _VMM) if gap is None else gap
+
+
+def _multicast(cell: Cell, probe: _Probe) -> Capability:
+    if not probe.attribute(_MULTICAST_SUPPORTED):
+        return cell.gap(
+            Scope.DEVICE,
+            "the device says that it has no multicast (attribute 132 is 0): that takes a GPU from Hopper on behind an "
+            "NVSwitch, and no MIG.",
+            _DOC + "CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED",
+            _PEERS,
+        )
+    gap = _handle_gap(cell, probe) if cell.handle_type is not None else None
+    if gap is not None:
+        return gap
+    return _usable(
+        cell,
+        "the device's attribute 132 says so, which does not prove that it works (the fabric manager may be unwell, "
+        "confidential computing forbids it): `gpuinterop selftest multicast` does",
+        _MULTICAST_DOC,
+    )
+
+
+def _handle_gap(cell: Cell, probe: _Probe) -> Capability | None:
+    """Why memory and multicast objects are not shared as handles of the cell's type, if they are not."""
+    kind = cell.handle_type
+    assert kind is not None
     numbers = {h.VmmFd: _HANDLE_FD, h.OpaqueWin32: _HANDLE_WIN32, h.OpaqueWin32Kmt: _HANDLE_KMT}
     number = numbers.get(kind, _HANDLE_FABRIC)
     if not probe.attribute(number):
@@ -236,17 +274,18 @@ def _allocation(cell: Cell, probe: _Probe) -> Capability:
             _VMM,
             "OpaqueWin32." if probe.windows else "VmmFd, within one machine.",
         )
-    if kind is h.FabricHandle and not probe.windows and not _imex_channel():
+    if kind is h.FabricHandle and not probe.windows and not imex_channel():
         return cell.gap(
             Scope.PLATFORM,
             "fabric handles need an IMEX channel, and none in /dev/nvidia-caps-imex-channels is open to this process.",
             "NVIDIA IMEX service documentation: IMEX channels",
             "have the administrator create a channel; VmmFd works within one machine.",
         )
-    return _usable(cell, "the device's attributes say so", _VMM)
+    return None
 
 
-def _imex_channel() -> bool:
+def imex_channel() -> bool:
+    """Whether an IMEX channel is open to this process."""
     return any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/nvidia-caps-imex-channels/channel*"))
 
 

@@ -7,64 +7,19 @@ up by name and version when they are first called, and raise a ``RuntimeError`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
+
+from .meanings import GENERAL, MEANINGS, NEWER_NAMES
 
 UNKNOWN_STATUS: Final = (ValueError, KeyError)
 """What the bindings raise for a status that they have no name for: 13.x and 12.9."""
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
-
-_MEANINGS: Final[Mapping[tuple[str, int], str]] = {
-    ("cuImportExternalMemory", 999): "the descriptor is no memory that this GPU's driver has exported: it is another "
-    "GPU's, another kind of object, or of another driver. Take the device that gpuinterop.match_device gives.",
-    ("cuImportExternalSemaphore", 999): "the descriptor is no semaphore that a driver of this GPU has exported.",
-    ("cuImportExternalMemory", 801): "this driver does not import that type on this platform.",
-    ("cuImportExternalSemaphore", 801): "this driver does not import that type on this platform.",
-    ("cuExternalMemoryGetMappedBuffer", 1): "the range reaches beyond the exported object. The size given to the "
-    "import must be the allocation's; the driver does not check it before this.",
-    ("cuExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: format, extent, levels, "
-    "layers, usage and offset must be those of the exporter's image, and its memory dedicated where it was.",
-    (
-        "cuWaitExternalSemaphoresAsync",
-        1,
-    ): "the stream must be of the device's primary context, and the semaphore alive.",
-    ("cuSignalExternalSemaphoresAsync", 1): "the stream must be of the device's primary context, and the semaphore "
-    "alive.",
-    (
-        "cuStreamBeginCapture",
-        900,
-    ): "a default stream cannot be captured (create_stream makes one that can), nor can one "
-    "that is being captured already.",
-    ("cuMemSetAccess", 801): "the device has no peer access to the device that the memory lies on.",
-    ("cuMemImportFromShareableHandle", 999): "the handle is no allocation that a CUDA driver on this machine exported.",
-    ("cuMemExportToShareableHandle", 801): "the allocation was not made for handles of this type.",
-    ("cuMemImportFromShareableHandle", 800): "no permission: fabric handles need access to an IMEX channel "
-    "(/dev/nvidia-caps-imex-channels).",
-    ("cuMemCreate", 800): "no permission: fabric handles need access to an IMEX channel "
-    "(/dev/nvidia-caps-imex-channels).",
-}
-_CAPTURE: Final = "a graph is being captured that this call is not allowed in; make the call before or after."
-_LOST: Final = "earlier work on the device has failed, and its context is lost: the process must be started again."
-_GENERAL: Final[Mapping[int, str]] = {
-    3: "CUDA is not initialised in this process. After a fork it never can be: start processes with the "
-    "multiprocessing start method 'spawn'.",
-    4: "the driver is being shut down: the process is ending.",
-    46: "the device is in use by another process, exclusively.",
-    201: "no context is current, or it was destroyed.",
-    700: _LOST,
-    715: _LOST,
-    719: _LOST,
-    900: _CAPTURE,
-    901: "the capture of a graph was made invalid by an earlier call; end it and capture again.",
-    905: "a wait in a capture for work outside of it; use semaphores, or record the event in the same capture.",
-    906: "an operation on the default stream would wait for a stream that is being captured.",
-    907: "an event that was recorded in a capture has no state of its own.",
-}
 
 
 class Driver:
@@ -110,7 +65,7 @@ class Driver:
         """The error of a call, with its name and what it means there."""
         number = int(code)
         symbol, text = self._describe(number)
-        meaning = _MEANINGS.get((call, number)) or _GENERAL.get(number) or text
+        meaning = MEANINGS.get((call, number)) or GENERAL.get(number) or text
         kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
         return kind(call, number, symbol, meaning)
 
@@ -133,7 +88,7 @@ class Driver:
         try:
             code = self.api.CUresult(number)
         except ValueError:  # newer than the bindings
-            return f"CUresult {number}", "unknown to these bindings"
+            return NEWER_NAMES.get(number, f"CUresult {number}"), "unknown to these bindings"
         found = []
         for function in (self.api.cuGetErrorName, self.api.cuGetErrorString):
             status, text = function(code)
@@ -143,8 +98,12 @@ class Driver:
     # -- what there is -------------------------------------------------------------------------------------------
 
     def has(self, symbol: str, version: int | None = None) -> bool:
-        """Whether the bindings know a function, and the driver has it."""
-        return hasattr(self.api, symbol) and self.address(symbol, version) != 0
+        """Whether the bindings know a function, and the driver has it; with `version`, as of that version of CUDA.
+
+        The driver looks functions up by name and version: ``_v2`` is the bindings' own.
+        """
+        name = symbol.removesuffix("_v2")
+        return hasattr(self.api, symbol) and (version or 0) <= self.version and self.address(name, version) != 0
 
     def address(self, symbol: str, version: int | None = None) -> int:
         """A function's address, as of a version of CUDA; 0 where there is none."""

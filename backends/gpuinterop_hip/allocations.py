@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuinterop.backend import Address
-from gpuinterop.errors import ArgumentTypeError
-from gpuinterop.handles import AllocationHandle, FabricHandle, OpaqueWin32, OpaqueWin32Kmt, VmmFd
+from gpuinterop.errors import ArgumentTypeError, DriverError
+from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
 from .driver import Driver, Gpu
 
@@ -51,6 +51,7 @@ class Allocation:
     handle: int
     size: int
     kind: type[AllocationHandle]
+    imported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,16 @@ class Reservation:
     size: int
 
 
-def granularity(driver: Driver, gpu: Gpu, kind: type[AllocationHandle]) -> int:
-    """``hipMemGetAllocationGranularity``, the minimum, in bytes."""
-    option = driver.api.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
+def granularity(driver: Driver, gpu: Gpu, kind: type[AllocationHandle]) -> Granularity:
+    """``hipMemGetAllocationGranularity``, for the minimum and what is recommended."""
+    flags = driver.api.hipMemAllocationGranularity_flags
     properties = _properties(gpu, kind)
-    return int(driver.call("hipMemGetAllocationGranularity", ctypes.addressof(properties), option))
+    place = ctypes.addressof(properties)
+    with gpu.aside():  # HIP answers for the current device, whatever the properties say
+        return Granularity(
+            int(driver.call("hipMemGetAllocationGranularity", place, flags.hipMemAllocationGranularityMinimum)),
+            int(driver.call("hipMemGetAllocationGranularity", place, flags.hipMemAllocationGranularityRecommended)),
+        )
 
 
 def allocate(driver: Driver, gpu: Gpu, size: int, kind: type[AllocationHandle]) -> Allocation:
@@ -102,7 +108,35 @@ def load(driver: Driver, gpu: Gpu, handle: AllocationHandle, size: int) -> Alloc
     del keep
     if isinstance(handle, VmmFd):
         os.close(handle.fd)
-    return Allocation(gpu, native, size, type(handle))
+    return Allocation(gpu, native, size, type(handle), imported=True)
+
+
+def location(driver: Driver, allocation: Allocation) -> int | None:
+    """``hipMemGetAllocationPropertiesFromHandle``; None where that does not tell.
+
+    It names no device of this process, or, of imported memory, the one that has imported it: so do runtimes that do not
+    know whose it is (ROCm/rocm-systems #4784, #11606), and no version says which they are.
+    """
+    call = "hipMemGetAllocationPropertiesFromHandle"
+    if not driver.has(call):
+        return None
+    where = _Properties()
+    with allocation.gpu.aside():
+        if driver.is_new:
+            made = driver.call(call, allocation.handle)
+            where = _Properties.from_buffer_copy(ctypes.string_at(int(made), ctypes.sizeof(_Properties)))
+        else:
+            driver.call(call, ctypes.addressof(where), allocation.handle)
+    if where.locationType != _DEVICE or not 0 <= where.locationId < driver.call("hipGetDeviceCount"):
+        return None
+    if allocation.imported and where.locationId == allocation.gpu.ordinal:
+        return None
+    return int(where.locationId)
+
+
+def can_access(driver: Driver, ordinal: int, peer: int) -> bool:
+    """``hipDeviceCanAccessPeer``."""
+    return bool(driver.call("hipDeviceCanAccessPeer", ordinal, peer))
 
 
 def map_allocation(driver: Driver, allocation: Allocation, gpus: Sequence[Gpu]) -> tuple[Reservation, Address]:
@@ -112,13 +146,12 @@ def map_allocation(driver: Driver, allocation: Allocation, gpus: Sequence[Gpu]) 
         pointer = int(driver.call("hipMemAddressReserve", size, 0, 0, 0))
         try:
             driver.call("hipMemMap", pointer, size, 0, allocation.handle, 0)
-            try:
-                access = (_Access * len(gpus))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in gpus))
-                driver.call("hipMemSetAccess", pointer, size, ctypes.addressof(access), len(gpus))
-            except BaseException:
+            access = (_Access * len(gpus))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in gpus))
+            driver.call("hipMemSetAccess", pointer, size, ctypes.addressof(access), len(gpus))
+        except BaseException as error:
+            refused = isinstance(error, DriverError) and error.call == "hipMemMap"
+            if not refused:  # also where Ctrl-C has struck behind the map
                 api.hipMemUnmap(pointer, size)
-                raise
-        except BaseException:
             api.hipMemAddressFree(pointer, size)
             raise
     return Reservation(allocation.gpu, pointer, size), pointer

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from gpuinterop.backend import Address, AllocationBackend, ArrayBackend, DeviceInfo, StreamMemoryBackend, pci_bus_id
 from gpuinterop.capabilities import Capability
-from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, MemoryHandle
+from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, Granularity, MemoryHandle
 
 from . import allocations, arrays, capabilities, memory, semaphores, streams, words
 from .driver import Driver, Gpu, text_of, version_text
@@ -161,7 +161,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
 
     # -- shareable allocations -----------------------------------------------------------------------------------
 
-    def granularity(self, device: Gpu, handle_type: type[AllocationHandle]) -> int:
+    def granularity(self, device: Gpu, handle_type: type[AllocationHandle]) -> Granularity:
         return allocations.granularity(self._driver, device, handle_type)
 
     def allocate(self, device: Gpu, size: int, handle_type: type[AllocationHandle]) -> allocations.Allocation:
@@ -183,6 +183,12 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
 
     def release_allocation(self, allocation: allocations.Allocation) -> None:
         allocations.release(self._driver, allocation)
+
+    def can_access(self, ordinal: int, peer: int) -> bool:
+        return allocations.can_access(self._driver, ordinal, peer)
+
+    def location(self, allocation: allocations.Allocation) -> int | None:
+        return allocations.location(self._driver, allocation)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def _capability(cell: Cell, probe: _Probe) -> Capability:
             "no version of HIP has a call for multicast objects, and AMD's links reduce and broadcast nothing by "
             "themselves.",
             "HIPIFY: cuMulticast* are unsupported; pytorch/pytorch #150580",
-            "one allocation, exported and mapped by each device.",
+            "one allocation that each device maps: Device.allocate(size, access=peers).",
         )
     if operation is Operation.GRAPH_CAPTURE:
         return cell.gap(

@@ -28,6 +28,7 @@ _RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
 _KFD: Final = "/dev/kfd"  # the kernel driver's device: it is there on every Linux with an AMD GPU for computing
 _RUNTIME_FILE: Final = re.compile(r"/libamdhip64[^/]*\.so[^/]*$")
 
+_NOT_EXPORTED: Final = "the allocation was not made for handles of this type."
 _MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("hipImportExternalMemory", OUT_OF_MEMORY): "which HIP says of every import that fails, whatever the reason: most "
     "likely the descriptor is no memory that the driver of this GPU has exported (on Linux it must be a dma-buf). Take "
@@ -46,13 +47,16 @@ _MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("hipStreamWaitValue64", 1): "HIP does not know the address as memory that a stream may wait for. With "
     "GPU_STREAMOPS_CP_WAIT=1 in the environment it takes hipMallocSignalMemory only: unset it.",
     ("hipStreamWriteValue64", 1): "HIP does not know the address as memory that a stream may write.",
-    ("hipMemSetAccess", 801): "the device has no peer access to the device that the memory lies on.",
+    ("hipMemSetAccess", 801): "a device has no peer access to the device that the memory lies on.",
     ("hipMemImportFromShareableHandle", 1): "the handle is no allocation that a HIP runtime on this machine exported.",
     (
         "hipMemImportFromShareableHandle",
         999,
     ): "the handle is no allocation that a HIP runtime on this machine exported.",
-    ("hipMemExportToShareableHandle", 801): "the allocation was not made for handles of this type.",
+    ("hipMemExportToShareableHandle", 1): _NOT_EXPORTED,
+    ("hipMemExportToShareableHandle", 801): _NOT_EXPORTED,
+    ("hipMemCreate", 801): "the runtime makes no memory for handles of this type here.",
+    ("hipMemImportFromShareableHandle", 801): "the runtime imports no handles of this type here.",
     ("hipHostRegister", 712): "the pages are registered already, by this process.",
 }
 _CAPTURE: Final = "a graph is being captured that this call is not allowed in; make the call before or after."

@@ -18,6 +18,7 @@ from gpuinterop.handles import (
     AllocationHandle,
     AnySemaphoreHandle,
     FdHandle,
+    Granularity,
     MemoryHandle,
     OpaqueFd,
     TimelineFd,
@@ -198,8 +199,8 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
 
     # -- shareable allocations -----------------------------------------------------------------------------------
 
-    def granularity(self, device: Device, handle_type: type[AllocationHandle]) -> int:
-        return system.PAGE
+    def granularity(self, device: Device, handle_type: type[AllocationHandle]) -> Granularity:
+        return Granularity(system.PAGE, system.PAGE)
 
     def allocate(self, device: Device, size: int, handle_type: type[AllocationHandle]) -> memory.Allocation:
         return memory.allocate(size)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..backend import AllocationBackend
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, ResourceClosedError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from .memory import Buffer, Mapping
 from .resource import Resource
@@ -18,33 +20,46 @@ if TYPE_CHECKING:
 
 
 class Allocation(Resource):
-    """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`."""
+    """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`.
+
+    All its devices see it at one address. Unmapping it waits for the work of each of them.
+    """
 
     _noun = "Allocation"
 
     def __init__(
         self,
-        device: Device,
+        devices: Sequence[Device],
         backend: AllocationBackend,
         native: Native,
         handle_type: type[AllocationHandle],
         *,
         size: int,
         exportable: bool,
+        location: int | None = None,
     ) -> None:
+        device = devices[0]
         super().__init__(device._reclaimer, lambda: backend.release_allocation(native))
         self._mapping_lock = threading.Lock()
+        self._devices = tuple(devices)
         self._device = device
         self._backend = backend
         self._native = native
         self._size = size
         self._exportable = exportable
-        self._buffer: Buffer | None = None
+        self._location = location  # the ordinal of the device whose memory it is, as far as that is known
+        self._mapping: Mapping | None = None
+        self._buffers: dict[Device, Buffer] = {}
         self.handle_type = handle_type
 
     @property
     def device(self) -> Device:
         return self._device
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that may use it: its own device first, then those of `access`."""
+        return self._devices
 
     @property
     def size(self) -> int:
@@ -54,15 +69,55 @@ class Allocation(Resource):
     @property
     def buffer(self) -> Buffer:
         """The whole allocation, mapped on first use (``cuMemMap`` / ``hipMemMap``)."""
+        return self.buffer_on(self._device)
+
+    def buffer_on(self, device: Device) -> Buffer:
+        """The whole allocation as another of its devices sees it.
+
+        The same bytes at the same address, used by that device's streams and array libraries. It is mapped once, for
+        all of them (``cuMemMap``, ``cuMemSetAccess`` / ``hipMem...``), and unmapped when the last of these buffers is
+        closed and no device has work pending.
+
+        Parameters
+        ----------
+        device : Device
+            One of `devices`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is none of them.
+        """
+        from .device import check_device  # it stands on this module
+
+        check_device(device, "device")
+        if not any(device is one for one in self._devices):
+            known = ", ".join(map(repr, self._devices))
+            raise InvalidArgumentError(
+                "device", f"{device!r} has no access to {self._label}, only {known}; give it to access=."
+            )
         with self._mapping_lock, self._in_use():
-            if self._buffer is None or self._buffer.closed:
-                backend = self._backend
-                native, address = backend.map_allocation(self._native, [self._device._native])
-                unmap = functools.partial(backend.unmap_allocation, native)
-                mapping = Mapping(self, self._device, address, unmap, offset=0, size=self._size, blocks=False)
-                self._buffer = mapping.buffer(0, self._size)
-                self._buffer._warns = False  # it is the allocation's own
-            return self._buffer
+            found = self._buffers.get(device)
+            if found is None or found.closed:
+                found = self._buffers[device] = self._new_buffer(device)
+                found._warns = False  # it is the allocation's own
+            return found
+
+    def _new_buffer(self, device: Device) -> Buffer:
+        while True:
+            mapping = self._mapped()
+            with contextlib.suppress(ResourceClosedError):  # another thread has closed its last buffer meanwhile
+                return mapping.buffer(0, self._size, device)
+
+    def _mapped(self) -> Mapping:
+        if self._mapping is None or self._mapping.closed:
+            backend, devices = self._backend, self._devices
+            native, address = backend.map_allocation(self._native, [one._native for one in devices])
+            unmap = functools.partial(backend.unmap_allocation, native)
+            self._mapping = Mapping(
+                self, self._device, address, unmap, offset=0, size=self._size, blocks=False, devices=devices
+            )
+        return self._mapping
 
     def export(self) -> AllocationHandle:
         """A new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``)."""

@@ -44,7 +44,7 @@ class MipmappedArray(Resource):
     _noun = "MipmappedArray"
 
     def __init__(self, memory: ExternalMemory, backend: ArrayBackend, native: object, layout: ArrayLayout) -> None:
-        super().__init__(memory._reclaimer, lambda: backend.destroy_array(native), parent=memory, blocks=True)
+        super().__init__(memory._reclaimer, lambda: backend.destroy_array(native), parents=(memory,), blocks=True)
         self._device = memory._device
         self._backend = backend
         self._native = native

@@ -6,19 +6,20 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import timeline
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, StreamMemoryBackend
-from ..capabilities import Capabilities, Operation
+from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
     HandleError,
     InvalidArgumentError,
     ResourceClosedError,
     SemaphoreTimeoutError,
+    UnsupportedError,
 )
 from ..handles import (
     AllocationHandle,
@@ -27,6 +28,7 @@ from ..handles import (
     D3D11ResourceKmt,
     D3D12Resource,
     DeviceIdentity,
+    Granularity,
     Handle,
     MemoryHandle,
     OriginKind,
@@ -37,9 +39,9 @@ from ..handles import (
     handle_types,
 )
 from .allocation import Allocation
-from .memory import ExternalMemory, check_size_argument
+from .memory import ExternalMemory, check_size_argument, round_up
 from .ownership import check_size, lend
-from .resource import Reclaimer, check_timeout
+from .resource import Reclaimer, check_timeout, undo
 from .semaphore import ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
 from .words import OwnTimelines
@@ -57,8 +59,15 @@ _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D
 class Device:
     """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed."""
 
-    def __init__(self, backend: Backend, info: DeviceInfo, capabilities: Capabilities) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        info: DeviceInfo,
+        capabilities: Capabilities,
+        siblings: Callable[[], Sequence[Device]] = tuple,
+    ) -> None:
         self._backend = backend
+        self._siblings = siblings
         self._opened: list[Native] = []
         self._opening = threading.Lock()
         self._reclaimer = Reclaimer(backend)
@@ -114,6 +123,19 @@ class Device:
         """For comparing with the identity that another API reports."""
         return self.info.identity
 
+    def can_access(self, peer: Device) -> bool:
+        """Whether it may use memory that lies on `peer` (``cuDeviceCanAccessPeer`` / ``hipDeviceCanAccessPeer``).
+
+        True for itself; False for a device of another backend.
+        """
+        check_device(peer, "peer")
+        return peer is self or (peer._backend is self._backend and _reaches(self, peer.ordinal))
+
+    @property
+    def peers(self) -> list[Device]:
+        """The other devices whose memory it can use, in the backend's order."""
+        return [one for one in self._siblings() if one is not self and self.can_access(one)]
+
     def __repr__(self) -> str:
         return f"<Device {self.backend}:{self.ordinal} {self.name!r}>"
 
@@ -146,7 +168,7 @@ class Device:
         DriverError
             The driver refused.
         """
-        _check_type(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
+        check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
         handle._check_open()
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
@@ -181,7 +203,7 @@ class Device:
         ArgumentTypeError, HandleError, UnsupportedError, DriverError
             As `import_memory`.
         """
-        _check_type(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
+        check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         handle._check_open()
         kind = type(handle)
         if isinstance(handle, TimelineFd) and self._words_take(handle):
@@ -196,22 +218,27 @@ class Device:
         )
         return ExternalSemaphore(self, native, kind, keepalive=getattr(handle, "keepalive", None))
 
-    def import_allocation(self, handle: AllocationHandle, size: int) -> Allocation:
+    def import_allocation(self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = ()) -> Allocation:
         """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``).
 
         Parameters
         ----------
         handle : AllocationHandle
-            Consumed by success, as in `import_memory`.
+            A descriptor is consumed by success, as in `import_memory`; a fabric handle is only bytes, and stays the
+            caller's.
         size : int
             In bytes, as allocated; drivers do not tell it.
+        access : sequence of Device, optional
+            As in `allocate`. The memory may be another device's than this one, which then needs peer access to it, as
+            each of these does.
 
         Raises
         ------
         ArgumentTypeError, HandleError, InvalidArgumentError, UnsupportedError, DriverError
-            As `import_memory`.
+            As `import_memory`; UnsupportedError also for a device that cannot use memory of the one it lies on. Where
+            only the import itself can show that, it is undone.
         """
-        _check_type(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
+        check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
         handle._check_open()
         kind = type(handle)
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
@@ -219,47 +246,108 @@ class Device:
         # Another GPU's allocation may be mapped by a peer, so only the kind is checked here.
         self._check_origin(handle, (OriginKind.ALLOCATION,), same_device=False)
         check_size(handle, count)
+        members = self._with(access)
         backend = self._allocations()
-        step = backend.granularity(self._native, kind)
+        cell = Cell(Operation.IMPORT_ALLOCATION, kind)
+        _check_access(members, self._ordinal_of(handle), cell)
+        step = backend.granularity(self._native, kind).minimum
         if count % step:
             raise InvalidArgumentError(
                 "size", f"{count} is no multiple of the granularity, {step}; pass Allocation.size."
             )
         self._reclaimer.drain()
-        native = lend(
-            handle,
-            lambda lent: backend.import_allocation(self._native, cast(AllocationHandle, lent), size=count),
-            user=f"{self.backend} import_allocation",
-        )
-        return Allocation(self, backend, native, kind, size=count, exportable=False)
+        found: list[int | None] = []
+
+        def load(lent: Handle) -> Native:
+            native = backend.import_allocation(self._native, cast(AllocationHandle, lent), size=count)
+            try:
+                found.append(backend.location(native))
+                _check_access(members, found[0], cell)
+            except BaseException:  # while the handle is still the caller's
+                undo("an imported allocation", lambda: backend.release_allocation(native))
+                raise
+            return native
+
+        native = lend(handle, load, user=f"{self.backend} import_allocation")
+        return Allocation(members, backend, native, kind, size=count, exportable=False, location=found[0])
 
     # -- makes -------------------------------------------------------------------------------------------------
 
-    def allocate(self, size: int, handle_type: type[AllocationHandle] = VmmFd) -> Allocation:
+    def allocate(
+        self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = ()
+    ) -> Allocation:
         """Allocate memory that others can import (``cuMemCreate`` / ``hipMemCreate``).
 
         Parameters
         ----------
         size : int
-            In bytes; rounded up to the granularity.
+            In bytes; rounded up to the granularity (`allocation_granularity`).
         handle_type : type
             What `Allocation.export` gives.
+        access : sequence of Device, optional
+            Further devices of the same backend that map it (`Allocation.buffer_on`). The memory is this device's.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use its
+            memory (`can_access`).
+        OutOfMemoryError
+        """
+        check_handle_type(handle_type, AllocationHandle, "handle_type")
+        self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
+        count = check_size_argument(size)
+        members = self._with(access)
+        _check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
+        backend = self._allocations()
+        count = round_up(count, backend.granularity(self._native, handle_type).minimum)
+        self._reclaimer.drain()
+        native = backend.allocate(self._native, count, handle_type)
+        return Allocation(members, backend, native, handle_type, size=count, exportable=True, location=self.ordinal)
+
+    def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
+        """What sizes of `allocate` are rounded up to (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
+
+        Returns
+        -------
+        Granularity
+            In bytes: the minimum, and what is recommended for the best performance.
 
         Raises
         ------
         UnsupportedError
             The device has no such allocations (`Operation.EXPORT_ALLOCATION`).
-        OutOfMemoryError
         """
-        _check_handle_type(handle_type, AllocationHandle)
+        check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
-        count = check_size_argument(size)
-        backend = self._allocations()
-        step = backend.granularity(self._native, handle_type)
-        count = check_size_argument(-(-count // step) * step)
-        self._reclaimer.drain()
-        native = backend.allocate(self._native, count, handle_type)
-        return Allocation(self, backend, native, handle_type, size=count, exportable=True)
+        return self._allocations().granularity(self._native, handle_type)
+
+    def multicast_granularity(
+        self,
+        devices: int | Sequence[Device],
+        size: int,
+        handle_types: type[AllocationHandle] | Sequence[type[AllocationHandle]] = (),
+    ) -> Granularity:
+        """What size and offsets of a multicast object are multiples of (``cuMulticastGetGranularity``).
+
+        Parameters
+        ----------
+        devices, size, handle_types
+            As `create_multicast` is to be given.
+
+        Returns
+        -------
+        Granularity
+            In bytes: the minimum, which is held to, and what is recommended for the best performance.
+
+        Raises
+        ------
+        UnsupportedError
+            The device has no multicast (`Operation.CREATE_MULTICAST`).
+        """
+        from .multicast import granularity  # it stands on this module
+
+        return granularity(self, devices, size, handle_types)
 
     def create_semaphore(self, handle_type: type[SemaphoreHandle[K]]) -> ExternalSemaphore[K]:
         """Make a semaphore here, for `ExternalSemaphore.export`.
@@ -282,7 +370,7 @@ class Device:
         DriverError
             The page could not be pinned.
         """
-        _check_handle_type(handle_type, SemaphoreHandle)
+        check_handle_type(handle_type, SemaphoreHandle, "handle_type")
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
         backend = self._backend
         self._reclaimer.drain()
@@ -395,6 +483,16 @@ class Device:
                 self._own = OwnTimelines(self)
             return self._own
 
+    def _with(self, access: Sequence[Device]) -> list[Device]:
+        """Itself and those of `access`, each once."""
+        return list(dict.fromkeys([self, *check_devices(access, "access", self._backend)]))
+
+    def _ordinal_of(self, handle: Handle) -> int | None:
+        """Which device of the backend the handle's origin names, as far as it is known."""
+        identity = handle.origin.device if handle.origin is not None else None
+        infos = self._backend.devices() if identity is not None else ()
+        return next((info.ordinal for info in infos if identity is not None and info.identity.matches(identity)), None)
+
     def _allocations(self) -> AllocationBackend:
         backend = self._backend
         assert isinstance(backend, AllocationBackend)  # otherwise the capability is a gap
@@ -422,11 +520,52 @@ class Device:
             )
 
 
+def check_device(device: object, argument: str) -> Device:
+    if not isinstance(device, Device):
+        raise ArgumentTypeError(argument, f"must be a gpuinterop Device, not {type(device).__name__}.")
+    return device
+
+
+def check_devices(devices: object, argument: str, backend: Backend) -> list[Device]:
+    """Devices of one backend."""
+    if not isinstance(devices, Iterable):
+        raise ArgumentTypeError(argument, f"must be a sequence of gpuinterop Devices, not {type(devices).__name__}.")
+    found = [check_device(device, argument) for device in devices]
+    for device in found:
+        if device._backend is not backend:
+            raise InvalidArgumentError(argument, f"{device!r} is of another backend than the {backend.name} devices.")
+    return found
+
+
+def _reaches(device: Device, ordinal: int) -> bool:
+    backend = device._backend
+    return isinstance(backend, AllocationBackend) and backend.can_access(device.ordinal, ordinal)
+
+
+def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> None:
+    """Refuse a device that cannot use memory of the device `ordinal`, as far as that is known."""
+    if ordinal is None:
+        return
+    for device in members:
+        if device.ordinal != ordinal and not _reaches(device, ordinal):
+            infos = {info.ordinal: info.name for info in device._backend.devices()}
+            raise UnsupportedError(
+                cell.gap(
+                    Scope.DEVICE,
+                    f"the memory lies on device {ordinal}, {infos.get(ordinal, 'unknown')}, and device "
+                    f"{device.ordinal}, {device.name}, has no peer access to it.",
+                    "gpuinterop.backend.AllocationBackend.can_access: cuDeviceCanAccessPeer, hipDeviceCanAccessPeer",
+                    "choose among the devices for which device.can_access(peer) is true, or copy through the host.",
+                ),
+                context=device.name,
+            )
+
+
 def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def _check_type(handle: object, wanted: type[Handle], call: str, example: str) -> None:
+def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
     if isinstance(handle, wanted):
         return
     fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
@@ -435,10 +574,10 @@ def _check_type(handle: object, wanted: type[Handle], call: str, example: str) -
     raise ArgumentTypeError("handle", f"{call} takes one of {fits}, not {type(handle).__name__}.")
 
 
-def _check_handle_type(handle_type: Any, wanted: type[Handle]) -> None:
+def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
     if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
         fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
-        raise ArgumentTypeError("handle_type", f"must be one of the types {fits}, not {handle_type!r}.")
+        raise ArgumentTypeError(argument, f"must be one of the types {fits}, not {handle_type!r}.")
 
 
 def _dedicated(handle: Handle, dedicated: bool | None) -> bool:

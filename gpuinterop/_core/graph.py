@@ -137,7 +137,7 @@ class GraphSemaphores(Resource):
         super().__init__(
             device._reclaimer,
             lambda: _let_go(held, serial),
-            parent=_parent,
+            parents=() if _parent is None else (_parent,),
             streams=None if launched is None else lambda: (list(launched.values()), ()),
         )
         self._warns = _parent is None

@@ -12,7 +12,7 @@ from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
 from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
-from .resource import Exports, Resource, check_int
+from .resource import Exports, Resource, check_int, link, work_of
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .device import Device
 
 _MAX_SIZE = 2**63 - 1
-_MOMENT_S = 0.01
+MOMENT_S = 0.01
 
 
 def check_size_argument(size: object, argument: str = "size", *, minimum: int = 1) -> int:
@@ -31,6 +31,10 @@ def check_size_argument(size: object, argument: str = "size", *, minimum: int = 
     if number > _MAX_SIZE:
         raise InvalidArgumentError(argument, f"{number} bytes overflows; the limit is 2**63 - 1.")
     return number
+
+
+def round_up(size: int, step: int) -> int:
+    return check_size_argument(-(-size // step) * step)
 
 
 class Mapping(Resource):
@@ -49,9 +53,19 @@ class Mapping(Resource):
         offset: int,
         size: int,
         blocks: bool,
+        devices: Sequence[Device] = (),
     ) -> None:
         self.exports = Exports()
-        super().__init__(device._reclaimer, unmap, parent=parent, exports=self.exports, blocks=blocks)
+        reclaimers = [one._reclaimer for one in devices or (device,)]
+        link(reclaimers)
+        super().__init__(
+            device._reclaimer,
+            unmap,
+            parents=(parent,),
+            streams=functools.partial(work_of, reclaimers),
+            exports=self.exports,
+            blocks=blocks,
+        )
         self._device = device
         self.address = address
         self.offset = offset
@@ -71,8 +85,8 @@ class Mapping(Resource):
         self._last = None
         return None
 
-    def buffer(self, offset: int, size: int) -> Buffer:
-        return Buffer(self, self._device, offset, size)
+    def buffer(self, offset: int, size: int, device: Device | None = None) -> Buffer:
+        return Buffer(self, device or self._device, offset, size)
 
     def buffer_closed(self) -> None:
         if not self._open_children():
@@ -99,15 +113,15 @@ class MappedRange:
 class Buffer(Resource):
     """Mapped bytes that the device and its array libraries use in place.
 
-    Made by `ExternalMemory.map_buffer` and `Allocation.buffer`. Closing the last buffer of a mapping unmaps it, once
-    pending work and exported arrays are done with it.
+    Made by `ExternalMemory.map_buffer`, `Allocation.buffer` and `Allocation.buffer_on`. Closing the last buffer of a
+    mapping unmaps it, once pending work and exported arrays are done with it.
     """
 
     _noun = "Buffer"
 
     def __init__(self, mapping: Mapping, device: Device, offset: int, size: int) -> None:
         self._mapping = mapping
-        super().__init__(device._reclaimer, None, parent=mapping, streams=lambda: ((), ()))
+        super().__init__(device._reclaimer, None, parents=(mapping,), streams=lambda: ((), ()))
         self._device = device
         self._backend = device._backend
         self._address = mapping.address + offset - mapping.offset
@@ -387,7 +401,7 @@ class ExternalMemory(Resource):
             mapping = mapped.mapping
             if mapping is None:
                 # Where nothing but events is left, the driver may only need a moment to see them as done.
-                if not len(mapped.exports) and self._reclaimer.wait(mapped.retirement, _MOMENT_S):
+                if not len(mapped.exports) and self._reclaimer.wait(mapped.retirement, MOMENT_S):
                     continue
                 raise ResourceBusyError(
                     f"bytes {mapped.start} to {mapped.end} of {self._label} were mapped and closed, and are still in "

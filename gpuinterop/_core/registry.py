@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from .. import system
-from ..backend import INTERFACES, Backend, HostSemaphoreBackend
+from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
     Capabilities,
@@ -99,10 +99,13 @@ class LoadedBackend:
                 if number not in infos:
                     known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
                     raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
-                patterns = os.environ.get(_DISABLE_VARIABLE, "")
-                device = Device(self._native, infos[number], self._table(number, infos[number].name, patterns))
+                device = self._make(infos[number])
                 self._devices[number] = device
             return device
+
+    def _make(self, info: DeviceInfo) -> Device:
+        patterns = os.environ.get(_DISABLE_VARIABLE, "")
+        return Device(self._native, info, self._table(info.ordinal, info.name, patterns), self.devices)
 
     def _table(self, ordinal: int, owner: str, patterns: str) -> Capabilities:
         """The backend's word, made total, promoted by what runs have shown, less what the user turned off."""
@@ -126,7 +129,7 @@ class LoadedBackend:
                 cells.append(_default_gap(cell, f"the backend {self.name!r} does not declare it"))
         package = type(self._native).__module__.partition(".")[0]
         runs = read_verified(importlib.resources.files(package) / "verified.toml") if package in sys.modules else []
-        promoted = promote(cells, runs)
+        promoted = promote(cells, runs, device=owner)
         return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=owner)
 
     def _own_gap(self, cell: Cell) -> Capability | None:
@@ -350,7 +353,7 @@ def match_device(identity: DeviceIdentity) -> Device:
     seen = []
     for loaded in [get_backend()] if chosen else _working():
         for candidate in loaded.devices():
-            if _same(candidate.identity, identity):
+            if candidate.identity.matches(identity):
                 return candidate
             note = f" ({candidate.info.note})" if candidate.info.note else ""
             seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
@@ -367,16 +370,6 @@ def _working() -> list[LoadedBackend]:
 
 def _hex(mark: bytes | None) -> str:
     return mark.hex() if mark else "unknown"
-
-
-def _same(mine: DeviceIdentity, theirs: DeviceIdentity) -> bool:
-    """Proof of identity: both are CPUs, or a mark that both have is equal and none differs."""
-    if mine.is_cpu or theirs.is_cpu:
-        return mine.is_cpu and theirs.is_cpu
-    if mine.conflicts(theirs):
-        return False
-    pairs = ((mine.uuid, theirs.uuid), (mine.pci_bus_id, theirs.pci_bus_id), (mine.luid, theirs.luid))
-    return any(left is not None and left == right for left, right in pairs)
 
 
 __all__ = [

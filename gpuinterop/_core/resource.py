@@ -25,7 +25,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
@@ -170,7 +170,7 @@ class Retirement:
         """What must go first, by serial: children, and calls under way."""
         self.exports = exports
         self._release = release
-        self._parent: Retirement | None = None
+        self._parents: list[Retirement] = []
         self._streams = streams
         self._events: dict[int, Native] | None = None
         self._recording = [True]
@@ -178,8 +178,8 @@ class Retirement:
         self._callbacks: list[Callable[[], None]] = []
 
     def hang_on(self, parent: Retirement) -> None:
-        """The parent goes after this."""
-        self._parent = parent
+        """The parent goes after this. There may be several."""
+        self._parents.append(parent)
         parent.gates[self.serial] = self
 
     def record(self, backend: Backend) -> None:
@@ -253,7 +253,6 @@ class Retirement:
     def finish(self) -> Exception | None:
         """Release; what has failed in it, for `tell`."""
         release, self._release = self._release, None
-        parent, self._parent = self._parent, None
         problem = None
         try:
             if release is not None:
@@ -262,8 +261,9 @@ class Retirement:
             problem = error
         finally:
             self._streams = None
-            if parent is not None:
+            for parent in self._parents:
                 parent.gates.pop(self.serial, None)
+            self._parents.clear()
             self.done = True
         return problem
 
@@ -328,6 +328,14 @@ def warn_leak(message: str, source: object = None) -> None:
         report(error)
 
 
+def undo(what: str, release: Callable[[], None]) -> None:
+    """Release what a call has made that then failed; when this fails too, the first failure is still what is raised."""
+    try:
+        release()
+    except Exception as error:
+        warn_leak(f"releasing {what} failed: {error}")
+
+
 class Reclaimer:
     """The retired releases of one device, and its live streams."""
 
@@ -343,15 +351,18 @@ class Reclaimer:
         self.releasing = False
         """A release that blocks is under way, or about to be."""
         self._release_lock = threading.RLock()
+        self.peers: tuple[Reclaimer, ...] = ()
+        """Those of other devices whose releases wait for ours, or ours for theirs: drained together (`link`)."""
         self.failures: dict[int, GpuInteropError] = {}
         """Failures of native streams, by pointer, that nobody has been told yet: what wraps one next inherits it."""
-        self._followers: dict[int, dict[int, tuple[int, int]]] = {}
+        self._followers: dict[int, dict[tuple[Reclaimer, int], tuple[int, int]]] = {}
         _reclaimers.add(self)
 
-    def note_follower(self, leader: int, follower: int, number: int) -> None:
+    def note_follower(self, leader: int, follower: tuple[Reclaimer, int], number: int) -> None:
         """`wait_stream`, by native pointers, with its number in `order`; of note only while the leader may be waiting.
 
-        Wrappers come and go: what one has been given, another one of the same stream is ordered behind.
+        Wrappers come and go: what one has been given, another one of the same stream is ordered behind. The leader is
+        ours, the follower may be another device's.
         """
         waits = any(stream._waits for stream in self.all_streams() if stream._ptr == leader)
         if not waits and not any(isinstance(it, StreamRetirement) and it.waits for it in self.closed_streams()):
@@ -360,10 +371,10 @@ class Reclaimer:
         known = self._followers.setdefault(leader, {})
         known[follower] = (known.get(follower, (number, number))[0], number)
 
-    def followers(self, leader: int, since: int) -> list[tuple[int, int]]:
+    def followers(self, leader: int, since: int) -> list[tuple[Reclaimer, int, int]]:
         """Who is behind work that the leader was given after number `since`, and from which number on."""
         found = list(self._followers.get(leader, {}).items())
-        return [(pointer, max(first, since + 1)) for pointer, (first, last) in found if last > since]
+        return [(*follower, max(first, since + 1)) for follower, (first, last) in found if last > since]
 
     def leave_failure(self, pointer: int, error: GpuInteropError) -> None:
         """For whoever wraps the native stream next. Without what it was raised from, which would be kept alive."""
@@ -401,13 +412,22 @@ class Reclaimer:
             retirement.record(self.backend)
 
     def drain(self) -> None:
-        """Release whatever is ready; never blocks.
+        """Release whatever is ready, here and at the peers; never blocks.
 
         Not re-entered: a finalizer that runs while this thread drains, or a second thread, leaves the work to the one
         that is at it. An entry stays in place until it is finished: whoever closes something meanwhile sees it.
         """
-        if is_kept_off() or not self._draining.acquire(blocking=False):
+        if is_kept_off():
             return
+        # What one has released may be what another's release was waiting for.
+        while any(reclaimer._drain() for reclaimer in (self, *self.peers)) and self.peers:
+            pass
+
+    def _drain(self) -> bool:
+        """Whether anything was released."""
+        if not self._draining.acquire(blocking=False):
+            return False
+        released = False
         try:
             self._destroy_orphans()
             progress = True
@@ -420,8 +440,10 @@ class Reclaimer:
                     elif entry.ready(self.backend):
                         held_by = self._finish(serial, entry)
                         progress |= not held_by
+                released |= progress
         finally:
             self._draining.release()
+        return released
 
     def _destroy_orphans(self) -> None:
         while True:
@@ -510,6 +532,26 @@ class Reclaimer:
         self._pending.clear()
 
 
+_linking = threading.RLock()  # a finalizer may link, too
+
+
+def link(reclaimers: Iterable[Reclaimer]) -> None:
+    """Drain these together from now on: something of one device will wait for another's work."""
+    wanted = list(dict.fromkeys(reclaimers))
+    if all(other in one.peers for one in wanted for other in wanted if other is not one):
+        return
+    with _linking:
+        group = dict.fromkeys(one for reclaimer in wanted for one in (reclaimer, *reclaimer.peers))
+        for member in group:
+            member.peers = tuple(other for other in group if other is not member)
+
+
+def work_of(reclaimers: Iterable[Reclaimer]) -> tuple[list[Stream], list[Retirement]]:
+    """`Reclaimer.work` of several devices."""
+    found = [reclaimer.work() for reclaimer in reclaimers]
+    return [it for streams, _ in found for it in streams], [it for _, closed in found for it in closed]
+
+
 class StreamRetirement(Retirement):
     """A stream: waits for its own work, and for no other.
 
@@ -565,6 +607,8 @@ def _drain_at_exit() -> None:
 
 
 def _forked() -> None:
+    global _linking  # noqa: PLW0603 - another thread of the parent may have held it
+    _linking = threading.RLock()
     _kept_off.clear()  # the child's threads may have their numbers
     _orphans.clear()  # the parent's, as all that is retired
     for reclaimer in list(_reclaimers):
@@ -586,7 +630,7 @@ class Resource:
         reclaimer: Reclaimer,
         release: Callable[[], None] | None,
         *,
-        parent: Resource | None = None,
+        parents: Sequence[Resource] = (),
         label: str | None = None,
         streams: Callable[[], tuple[Iterable[Stream], Iterable[Retirement]]] | None = None,
         exports: Exports | None = None,
@@ -594,7 +638,7 @@ class Resource:
         blocks: bool = False,
     ) -> None:
         self._reclaimer = reclaimer
-        self._parent = parent  # children hold parents
+        self._parents = tuple(parents)  # children hold parents
         self._children: dict[int, weakref.ref[Resource]] = {}
         self._closed = False
         self._once = [True]  # popped by the one close that counts: list.pop is atomic, and safe in a finalizer
@@ -606,11 +650,13 @@ class Resource:
             blocks=blocks and reclaimer.backend.releases_block,
         )
         self._label = self._retirement.label = f"{self._retirement.label} #{self._retirement.serial}"
-        if parent is not None:
+        for parent in self._parents:  # all of them before any of them knows: the first may be closed meanwhile
             self._retirement.hang_on(parent._retirement)
-            serial, children = self._retirement.serial, parent._children
-            children[serial] = weakref.ref(self, lambda _: children.pop(serial, None))
-            if parent._closed:  # closed by another thread meanwhile, which may have missed this child
+        serial = self._retirement.serial
+        for parent in self._parents:
+            parent._adopt(serial, self)
+        for parent in self._parents:
+            if parent._closed:  # by another thread meanwhile, which may have missed this child
                 self._retire()
                 reclaimer.drain()
                 parent._check_open()
@@ -664,8 +710,8 @@ class Resource:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_once", None) or sys.is_finalizing():
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
+        if not getattr(self, "_once", None) or _ending():
             return
         self._retire()  # before the warning, which may be an error
         if self._warns:
@@ -675,6 +721,10 @@ class Resource:
         return f"<{self._label}{' closed' if self._closed else ''}>"
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _adopt(self, serial: int, child: Resource) -> None:
+        children = self._children
+        children[serial] = weakref.ref(child, lambda _: children.pop(serial, None))
 
     def _open_children(self) -> list[Resource]:
         found = [reference() for reference in list(self._children.values())]

@@ -145,7 +145,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         super().__init__(
             device._reclaimer,
             release,
-            parent=parent,
+            parents=() if parent is None else (parent,),
             label=label or f"{handle_type.type_name} semaphore",
             streams=lambda: ([stream for stream, _ in list(used.values())], ()),
             blocks=True,

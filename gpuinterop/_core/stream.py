@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -209,11 +209,12 @@ class Stream(Resource):
         self.check_failure()
         event = self._backend.record(other._native)
         try:
-            self._reclaimer.note_follower(other._ptr, self._ptr, next(order))
-            self._backend.wait_event(self._native, event)
+            other._reclaimer.note_follower(other._ptr, (self._reclaimer, self._ptr), next(order))
+            with self._reclaimer.enqueuing_wait():  # the other device's waits are not looked for here
+                self._backend.wait_event(self._native, event)
+                self._waits.extend(other._waits)
         finally:
             self._backend.destroy_event(event)
-        self._waits.extend(other._waits)
         other.check_failure()  # since the look above: whoever told it may have missed us
         if other._graph is not None and self._graph is None:
             self._graph = other._graph
@@ -335,8 +336,8 @@ class Event:
         while not self.done:
             yield from asyncio.sleep(_POLL_S).__await__()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
+        if not _ending():
             destroy_event(self._stream._backend, self._native)
 
 

@@ -484,19 +484,18 @@ class Lane:
 
     def _tell_streams(self, pending: _Pending, error: GpuInteropError) -> None:
         """All wrappers of the native stream, and the streams that were ordered behind it since."""
-        reclaimer = pending.token._reclaimer
-        told = [(pending.token.pointer, pending.serial)]
-        for pointer, serial in told:  # it grows
+        told = [(pending.token._reclaimer, pending.token.pointer, pending.serial)]
+        for reclaimer, pointer, serial in told:  # it grows
             if pointer != _PER_THREAD:  # a name that each thread has for another stream
                 reclaimer.leave_failure(pointer, error)
             for stream in reclaimer.all_streams():
                 if stream._ptr == pointer:
                     stream.fail(error)
-            for follower, number in reclaimer.followers(pointer, serial):
-                for behind in _tokens.all_of(reclaimer, follower):
-                    behind.fail(number)
-                if all(follower != known for known, _ in told):
-                    told.append((follower, number))
+            for follower in reclaimer.followers(pointer, serial):
+                for behind in _tokens.all_of(*follower[:2]):
+                    behind.fail(follower[2])
+                if all(follower[:2] != known[:2] for known in told):
+                    told.append(follower)
 
 
 def _value_of(pending: _Pending) -> int:

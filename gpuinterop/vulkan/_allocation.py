@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,9 @@ class ImportedBuffer(_Shared, BufferTransfer):
         # `keep` is an array over the bytes: as long as it lives, the device does not unmap them.
         self._native = Native(vk, [("vkDestroyBuffer", buffer), ("vkFreeMemory", memory)], keep)
 
-    def __del__(self) -> None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
         native = getattr(self, "_native", None)
-        if native is not None and not native.closed and not sys.is_finalizing():
+        if native is not None and not native.closed and not _ending():
             warnings.warn("an ImportedBuffer was dropped without close()", LeakedResourceWarning, stacklevel=2)
 
     @property

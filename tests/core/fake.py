@@ -10,12 +10,22 @@ import ctypes
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpuinterop._core.device import Device
-from gpuinterop.backend import ArrayBackend, DeviceInfo, Native, StreamMemoryBackend
+from gpuinterop.backend import ArrayBackend, DeviceInfo, MulticastBackend, Native, StreamMemoryBackend
 from gpuinterop.capabilities import DOMAIN, Capabilities, Capability, Operation, Scope, Support
-from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, FdHandle, MemoryHandle
+from gpuinterop.handles import (
+    AllocationHandle,
+    AnySemaphoreHandle,
+    ArrayLayout,
+    FabricHandle,
+    FdHandle,
+    Granularity,
+    MemoryHandle,
+    VmmFd,
+)
 
 
 class FakeBackend(ArrayBackend):
@@ -188,6 +198,136 @@ class FakeWords(FakeBackend, StreamMemoryBackend):
 
     def wait_value(self, stream: Native, word: int, value: int) -> None:
         self.calls.append(("wait_value", stream, word, value))
+
+
+class FakeMulticast(FakeBackend, MulticastBackend):
+    """Devices with shareable allocations and multicast.
+
+    What changes something is in `calls`, what only asks in `asked`. `on` runs, or fails, at a call of that name.
+    """
+
+    name = "team"
+    COUNT = 4
+    ALLOCATIONS = Granularity(1 << 12, 1 << 14)
+    GROUPS = Granularity(1 << 13, 1 << 15)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Any, ...]] = []
+        self.on: dict[str, Callable[[], None]] = {}
+        self.strangers: set[tuple[int, int]] = set()  # (device, peer) without access
+        self.lies_on: int | None = None  # what `location` says
+        self.shareable = True
+        self.bytes: dict[Native, Any] = {}
+
+    def _note(self, call: str, *arguments: Any) -> None:
+        self.calls.append((call, *arguments))
+        self.on.get(call, lambda: None)()
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        return [
+            replace(fake_info((2, ordinal)), ordinal=ordinal, name=f"fake {ordinal}", uuid=bytes([ordinal]) * 16,
+                    pci_bus_id=f"0000:0{ordinal}:00.0")
+            for ordinal in range(self.COUNT)
+        ]  # fmt: skip
+
+    # -- allocations --
+
+    def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> Granularity:
+        return self.ALLOCATIONS
+
+    def allocate(self, device: Native, size: int, handle_type: type[AllocationHandle]) -> Native:
+        self._note("allocate", device, size, handle_type)
+        native = self._new("allocation")
+        self.bytes[native] = ctypes.create_string_buffer(size)
+        return native
+
+    def export_allocation(self, allocation: Native) -> AllocationHandle:
+        return VmmFd.adopt(os.memfd_create("allocation"))
+
+    def import_allocation(self, device: Native, handle: AllocationHandle, *, size: int) -> Native:
+        self._note("import_allocation", device, size)
+        if isinstance(handle, FdHandle):
+            self.on_import(handle)
+        native = self._new("allocation")
+        self.bytes[native] = ctypes.create_string_buffer(size)
+        return native
+
+    def map_allocation(self, allocation: Native, devices: Sequence[Native]) -> tuple[Native, int]:
+        self._note("map_allocation", allocation, tuple(devices))
+        memory = self.bytes.get(allocation)
+        return self._new("mapping"), ctypes.addressof(memory) if memory is not None else 1 << 40
+
+    def unmap_allocation(self, mapping: Native) -> None:
+        self._note("unmap_allocation", mapping)
+        self.live.remove(mapping)
+
+    def release_allocation(self, allocation: Native) -> None:
+        self._note("release_allocation", allocation)
+        self.live.remove(allocation)
+
+    def can_access(self, ordinal: int, peer: int) -> bool:
+        self.asked.append(("can_access", ordinal, peer))
+        return (ordinal, peer) not in self.strangers
+
+    def location(self, allocation: Native) -> int | None:
+        return self.lies_on
+
+    # -- multicast --
+
+    def multicast_granularity(
+        self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> Granularity:
+        self.asked.append(("multicast_granularity", devices, size, tuple(handle_types)))
+        return self.GROUPS
+
+    def create_multicast(
+        self, device: Native, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> Native:
+        self._note("create_multicast", device, devices, size, tuple(handle_types))
+        return self._new("group")
+
+    def export_multicast(self, group: Native, handle_type: type[AllocationHandle]) -> AllocationHandle:
+        self._note("export_multicast", group, handle_type)
+        return VmmFd.adopt(os.memfd_create("group")) if handle_type is VmmFd else FabricHandle(bytes(64))
+
+    def import_multicast(self, device: Native, handle: AllocationHandle, *, devices: int, size: int) -> Native:
+        self._note("import_multicast", device, devices, size)
+        if isinstance(handle, FdHandle):
+            self.on_import(handle)
+        return self._new("group")
+
+    def add_device(self, group: Native, device: Native) -> None:
+        self._note("add_device", group, device)
+
+    def bind_memory(
+        self, group: Native, device: Native, offset: int, allocation: Native, start: int, size: int
+    ) -> None:
+        self._note("bind_memory", group, device, offset, allocation, start, size)
+
+    def bind_address(self, group: Native, device: Native, offset: int, address: int, size: int) -> None:
+        self._note("bind_address", group, device, offset, address, size)
+
+    def unbind(self, group: Native, device: Native, offset: int, size: int) -> None:
+        self._note("unbind", group, device, offset, size)
+
+    def is_shareable(self, device: Native, address: int) -> bool:
+        self.asked.append(("is_shareable", device, address))
+        return self.shareable
+
+    def multimem_store(self, stream: Native, address: int, value: int, count: int) -> None:
+        self._note("multimem_store", stream, address, value, count)
+
+    def multimem_add(self, stream: Native, target: int, address: int, count: int) -> None:
+        self._note("multimem_add", stream, target, address, count)
+
+
+def fake_team(*gaps: Operation, backend: FakeMulticast | None = None) -> tuple[list[Device], FakeMulticast]:
+    """Its devices, all usable but for `gaps`."""
+    found = backend or FakeMulticast()
+    devices: list[Device] = []
+    devices += [Device(found, info, table(*gaps), lambda: devices) for info in found.devices()]
+    return devices, found
 
 
 def fake_info(dlpack: tuple[int, int] = (1, 0)) -> DeviceInfo:

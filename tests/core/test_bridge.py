@@ -1223,6 +1223,48 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitSta
     assert told.told == [9]
 
 
+def test_another_devices_stream_fails_with_what_it_was_ordered_behind(host: Device, scope: ExitStack) -> None:
+    """An allocation's devices work on the same bytes, each ordered behind the other."""
+    peer = Device(host._backend, host.info, host.capabilities)
+    bridge = scope.enter_context(Bridge(host))
+    broken = Scripted()
+    semaphore = scope.enter_context(bridge.from_endpoint(broken))
+    waiting, theirs, last = (scope.enter_context(one.create_stream()) for one in (host, peer, peer))
+    semaphore.wait(waiting, 1)
+    theirs.wait_stream(waiting)
+    last.wait_stream(theirs)
+    broken.on_wait = fails
+    until(lambda: last._failure is not None)
+    for stream in (waiting, theirs, last):
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            stream.synchronize(LIMIT)
+
+
+def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
+    words: tuple[Device, WordsBackend], scope: ExitStack
+) -> None:
+    """Streams of two devices may have one number."""
+    device, backend = words
+    peer, _ = fake_device(backend=backend)
+    broken, told = Scripted(), Scripted()
+    first = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(broken))
+    second = scope.enter_context(scope.enter_context(Bridge(peer)).from_endpoint(told))
+    waiting, theirs, last = device.wrap_stream(64), peer.wrap_stream(64), peer.wrap_stream(80)
+    first.wait(waiting, 1)
+    theirs.wait_stream(waiting)
+    second.signal(theirs, 9)
+    last.wait_stream(theirs)
+    broken.on_wait = fails
+    until(lambda: lane_of(first).failed)
+    for stream in (waiting, theirs, last):
+        until(lambda stream=stream: stream._failure is not None)
+    backend.run_writes()
+    second.signal(scope.enter_context(peer.create_stream()), 8)
+    backend.run_writes()
+    until(lambda: told.told)
+    assert told.told == [8]
+
+
 def test_whoever_wraps_a_failed_stream_next_is_told(host: Device, scope: ExitStack) -> None:
     """As with torch's current stream, of which each frame makes a wrapper, and drops it."""
     bridge = scope.enter_context(Bridge(host))

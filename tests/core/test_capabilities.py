@@ -101,6 +101,31 @@ def test_a_run_promotes_on_its_own_platform_only(tmp_path: Path, platform: str, 
     assert promoted[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.UNVERIFIED
 
 
+MULTICAST_TOML = """
+[[run]]
+date = 2026-11-21
+platform = "{platform}"
+device = "a GPU"
+cells = ["create_multicast", "import_memory:opaque_fd"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "support"), [("a GPU", "supported"), ("another GPU", "unverified"), ("", "unverified")]
+)
+def test_a_run_of_multicast_says_nothing_of_other_devices(tmp_path: Path, device: str, support: str) -> None:
+    """Nor does it say all of the same: the fabric is another, so what it needs is still told."""
+    file = tmp_path / "verified.toml"
+    file.write_text(MULTICAST_TOML.format(platform=sys.platform))
+    promoted = Capabilities(promote(table().values(), read_verified(file), device=device))
+    found = promoted[Operation.CREATE_MULTICAST, None]
+    assert found.support.value == support
+    assert (found.reason, found.scope) == ("the test says so.", Scope.DRIVER)
+    assert ("2026-11-21 on a GPU" in found.reference) == (support == "supported")
+    other = promoted[Operation.IMPORT_MEMORY, gi.OpaqueFd]
+    assert (other.support, other.reason, other.scope) == (Support.SUPPORTED, "", None)
+
+
 def test_no_file_holds_no_runs(tmp_path: Path) -> None:
     assert read_verified(tmp_path / "none.toml") == []
 

@@ -60,6 +60,16 @@ def test_handles_arrive_owned_typed_and_untrusted(pair: Pair) -> None:
     assert received[3].origin is None
 
 
+@pytest.mark.parametrize("kind", OriginKind)
+def test_every_kind_of_origin_arrives(pair: Pair, kind: OriginKind) -> None:
+    with gi.VmmFd.adopt(memfd(), origin=HandleOrigin(kind=kind, size=4096)) as sent:
+        ipc.send_handle(pair[0], sent)
+    with ipc.receive_handle(pair[1], gi.VmmFd) as received:
+        origin = received.origin
+        assert origin is not None
+        assert (origin.kind, origin.size, origin.trusted) == (kind, 4096, False)
+
+
 def test_a_peer_does_not_choose_the_type(pair: Pair) -> None:
     with gi.OpaqueFd.adopt(memfd()) as handle:
         ipc.send_handle(pair[0], handle)

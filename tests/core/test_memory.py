@@ -253,7 +253,7 @@ def test_arrays_are_laid_out_checked_and_copied() -> None:
         for call in bad:
             with pytest.raises(gi.InvalidArgumentError):
                 call()
-        buffer._mapping._parent.close()  # type: ignore[union-attr]
+        buffer._mapping._parents[0].close()
     assert not [native for native in backend.live if native[0] == "array"]
 
 

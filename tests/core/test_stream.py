@@ -11,6 +11,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.resource import kept_off_drivers
 from gpuinterop._core.stream import order
+from gpuinterop.backend import Native
 
 from .fake import FakeBackend, fake_device
 
@@ -107,6 +108,49 @@ def test_wait_stream_orders_behind_the_others_work() -> None:
         assert len(backend.calls) == count
 
 
+class Blocking(FakeBackend):
+    """Its unmaps wait for the whole device."""
+
+    releases_block = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_wait_event: Callable[[], None] = lambda: None
+
+    def is_idle(self, stream: Native) -> bool:
+        return stream[1] not in self.blocked
+
+    def wait_event(self, stream: Native, event: Native) -> None:
+        super().wait_event(stream, event)
+        self.on_wait_event()
+
+
+def test_no_release_blocks_behind_a_wait_that_another_devices_stream_hands_on() -> None:
+    """From the moment on when the driver has it: the wait itself is the other device's."""
+    backend = Blocking()
+    device, peer = (fake_device(backend=backend)[0] for _ in range(2))
+    mine, theirs = device.create_stream(), peer.create_stream()
+    memory = device.import_memory(gi.OpaqueWin32(handle=8), size=64)
+    buffer = memory.map_buffer()
+    backend.blocked.update({mine.ptr, theirs.ptr})
+    buffer.close()  # goes when what `mine` has done so far is seen as done
+    theirs._waits.append(("a semaphore", 1))
+
+    def look() -> None:
+        backend.blocked.remove(mine.ptr)
+        device.drain()
+        backend.blocked.add(mine.ptr)
+
+    backend.on_wait_event = look
+    mine.wait_stream(theirs)
+    device.drain()
+    assert backend.count("mapping") == 1
+    backend.blocked.clear()
+    for one in (buffer, memory, mine, theirs):
+        one.close(timeout=20)
+    assert not backend.live
+
+
 @pytest.mark.parametrize("habit", ["holds_gil", "synchronize_blocks_others"])
 def test_a_driver_is_polled_where_blocking_in_it_stops_others(habit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, backend = fake_device()
@@ -150,8 +194,9 @@ def test_who_follows_a_waiting_stream_is_known_until_it_is_idle() -> None:
         waiting._waits.append(("a semaphore", 1))
         for _ in range(1000):
             behind.wait_stream(device.wrap_stream(waiting.ptr))
-        ((pointer, number),) = known(waiting.ptr, enqueued)
-        assert (pointer, number) == (behind.ptr, enqueued + 1), "the first of them counts"
+        assert known(waiting.ptr, enqueued) == [(device._reclaimer, behind.ptr, enqueued + 1)], (
+            "the first of them counts"
+        )
         later = next(order)
         assert known(waiting.ptr, later) == [], "it does not follow what comes later"
         waiting._waits.clear()

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from tests.several_devices import first_device_only
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator, loaded, preload
 
@@ -33,12 +34,18 @@ def pytest_configure(config: pytest.Config) -> None:
             "run `pytest tests/cuda_backend` by itself.",
             4,
         )
+    os.environ.setdefault("GPUINTEROP_SIM_DEVICES", "2")  # what devices share with their peers is tested as well
     library = build()
     preload(library)
     if not hasattr(ctypes.CDLL("libcuda.so.1"), _MARKER):
         pytest.exit("libcuda.so.1 is not the simulated driver, although that was loaded first.", 4)
     config.stash[_SIMULATOR] = Simulator(library)
     config.option.gpuinterop_simulated = ["cuda"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _MODE == "simulated":
+        first_device_only(items, "cuda")
 
 
 def pytest_report_header() -> str:

@@ -29,9 +29,12 @@ SYNCS = (
 def open_party(name: str, device: gi.Device) -> Iterator[Exporter]:
     """On the simulator it says that it is the simulated GPU: that stands on the CPU's memory, as the party does."""
     if name == "nvidia":
-        with open_exporter("vulkan", driver="nvidia") as exporter:
-            yield exporter
-        return
+        for found in list_drivers():
+            if "nvidia" in f"{found.name} {found.driver}".lower() and found.identity.matches(device.identity):
+                with open_exporter("vulkan", device_index=found.index) as exporter:
+                    yield exporter
+                return
+        give_up(f"no Vulkan driver has the device {device!r}")
     if name == "memfd":
         with open_exporter("memfd", identity=device.identity) as exporter:
             yield exporter

@@ -595,6 +595,83 @@ def test_an_allocation_is_exported_and_imported(context: Any) -> None:
     ok(cuda.cuMemRelease(handle))
 
 
+def of_handle(handle: Any) -> tuple[int, int, int]:
+    """Where its memory is, the ordinal there, and what it may be exported as."""
+    found = ok(cuda.cuMemGetAllocationPropertiesFromHandle(handle))
+    return int(found.location.type), int(found.location.id), int(found.requestedHandleTypes)
+
+
+def test_what_is_known_of_an_import(context: Any) -> None:
+    """The device that its memory is on, and no handle type; of memory made here both. As handle and as address."""
+    allowed = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+    private = properties()
+    private.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    shared, alone = (ok(cuda.cuMemCreate(2 * MIB, prop, 0)) for prop in (properties(), private))
+    fd = int(ok(cuda.cuMemExportToShareableHandle(shared, FD_TYPE, 0)))
+    again = ok(cuda.cuMemImportFromShareableHandle(fd, FD_TYPE))
+    os.close(fd)
+    for handle, kinds in ((shared, 1), (alone, 0), (again, 0)):
+        assert of_handle(handle) == (1, 0, kinds)
+        with mapped(handle, 2 * MIB) as address:
+            assert int(ok(cuda.cuPointerGetAttribute(allowed, int(address) + MIB))) == kinds
+            assert int(ok(cuda.cuMemRetainAllocationHandle(int(address) + MIB))) == int(handle)
+            ok(cuda.cuMemRelease(handle))
+    assert code_of(cuda.cuMemExportToShareableHandle(again, FD_TYPE, 0)) == INVALID_VALUE
+    plain = ok(cuda.cuMemAlloc(4096))
+    assert int(ok(cuda.cuPointerGetAttribute(allowed, plain))) == 0
+    assert code_of(cuda.cuMemRetainAllocationHandle(plain)) == INVALID_VALUE
+    ok(cuda.cuMemFree(plain))
+    for handle in (shared, alone, again):
+        ok(cuda.cuMemRelease(handle))
+
+
+def test_two_devices_use_one_mapping(context: Any) -> None:
+    """Access for both in one call; an import of either says where the memory is."""
+    if ok(cuda.cuDeviceGetCount()) < 2 or not ok(cuda.cuDeviceCanAccessPeer(1, 0)):
+        pytest.skip("needs two devices with peer access")
+    handle = ok(cuda.cuMemCreate(2 * MIB, properties(), 0))
+    fd = int(ok(cuda.cuMemExportToShareableHandle(handle, FD_TYPE, 0)))
+    other = ok(cuda.cuDevicePrimaryCtxRetain(1))
+    with mapped(handle, 2 * MIB) as address, pinned() as host:
+        both = [cuda.CUmemAccessDesc() for _ in range(2)]
+        for device, access in enumerate(both):
+            access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = device
+            access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        ok(cuda.cuMemSetAccess(address, 2 * MIB, both, 2))
+        ok(cuda.cuCtxPushCurrent(other))
+        with stream_of() as stream:
+            ok(cuda.cuMemsetD8Async(address, 0x77, 4096, stream))
+            assert idle(stream)
+        again = ok(cuda.cuMemImportFromShareableHandle(fd, FD_TYPE))
+        assert of_handle(again)[:2] == (1, 0)
+        ok(cuda.cuCtxPopCurrent())
+        with stream_of() as stream:
+            ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), address, 4096, stream))
+            assert idle(stream)
+        assert ctypes.string_at(host, 4096) == b"\x77" * 4096
+    for made in (again, handle):
+        ok(cuda.cuMemRelease(made))
+    os.close(fd)
+    ok(cuda.cuDevicePrimaryCtxRelease(1))
+
+
+def test_the_granularities_of_multicast_need_no_object(primary: Any) -> None:
+    """Nor a context. The minimum is the same for every size, and what is recommended a multiple of it."""
+    if not ok(attribute(132)):
+        pytest.skip("the device has no multicast")
+    flags = cuda.CUmulticastGranularity_flags
+    prop = cuda.CUmulticastObjectProp()
+    prop.numDevices = 2
+    for kinds in (0, 1):
+        for size in (1, 2 * MIB, 64 * MIB, 1024 * MIB):
+            prop.handleTypes, prop.size = kinds, size
+            minimum = ok(cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_MINIMUM))
+            assert minimum == 2 * MIB
+            recommended = ok(cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_RECOMMENDED))
+            assert recommended % minimum == 0
+
+
 def test_memory_of_another_gpu(context: Any) -> None:
     """Vulkan's fails and is closed; an allocation of CUDA's own is taken."""
     if ok(cuda.cuDeviceGetCount()) < 2:

@@ -835,6 +835,44 @@ def test_what_is_known_of_an_allocation(hip: Runtime) -> None:
         hip.ok("hipMemRelease", again)
 
 
+def test_several_devices_have_access(hip: Runtime) -> None:
+    """Given in one call; the properties of an import say whose the memory is, and both granularities are CUDA's."""
+    if hip.number("hipGetDeviceCount") < 2 or not hip.number("hipDeviceCanAccessPeer", 1, 0):
+        pytest.skip("needs two devices with peer access")
+    with allocated(hip) as mine, reachable(hip, mine) as address:
+        both = (Access * 2)(Access(Location(1, 0), 3), Access(Location(1, 1), 3))
+        hip.ok("hipMemSetAccess", address, 2 * MIB, both, 2)
+        hip.ok("hipSetDevice", 1)
+        hip.ok("hipMemset", address, 0x41, 2 * MIB)
+        hip.ok("hipDeviceSynchronize")
+        fd = hip.number("hipMemExportToShareableHandle", mine, 1, 0)
+        again = hip.object("hipMemImportFromShareableHandle", fd, 1)
+        os.close(fd)
+        properties = hip.properties(device=1)
+        hip.ok("hipMemGetAllocationPropertiesFromHandle", ctypes.byref(properties), again)
+        assert (properties.where.type, properties.where.id) == (1, 0)
+        hip.ok("hipMemRelease", again)
+        hip.ok("hipSetDevice", 0)
+        with hip.pinned() as host:
+            hip.ok("hipMemcpy", host, address, 4096, DEFAULT_KIND)
+            assert ctypes.string_at(host, 4096) == b"\x41" * 4096
+        both[1].where.id = 99
+        assert hip("hipMemSetAccess", address, 2 * MIB, both, 2) == INVALID_DEVICE
+    smallest, best = (
+        hip.object("hipMemGetAllocationGranularity", ctypes.byref(hip.properties()), option) for option in (0, 1)
+    )
+    assert best % smallest == 0
+
+
+def test_a_device_without_peer_access(hip: Runtime, simulator: Simulator) -> None:
+    simulator.set_peer_access(1, 0, False)
+    assert hip.number("hipDeviceCanAccessPeer", 1, 0) == 0
+    assert hip.number("hipDeviceCanAccessPeer", 0, 1) == 1
+    both = (Access * 2)(Access(Location(1, 0), 3), Access(Location(1, 1), 3))
+    with allocated(hip) as mine, reachable(hip, mine) as address:
+        assert hip("hipMemSetAccess", address, 2 * MIB, both, 2) == NOT_SUPPORTED
+
+
 def test_virtual_memory_that_hip_refuses(hip: Runtime) -> None:
     made = ctypes.c_size_t()
     with allocated(hip) as handle:

@@ -19,8 +19,11 @@ from typing import Any, Final
 import pytest
 
 import gpuinterop as gi
+from tests.several_devices import first_device_only
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, loaded, preload
+
+from .parties import ON_CPU
 
 _MODE: Final = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
 _MARKERS: Final = {"simulated": "gpuinterop_simulated_driver", "forwarding": "gpuinterop_forwarding_hip"}
@@ -44,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "run `pytest tests/hip_backend` by itself.",
             4,
         )
+    os.environ.setdefault("GPUINTEROP_SIM_DEVICES", "2")  # what devices share with their peers is tested as well
     over_simulated = _MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated"
     if over_simulated:
         preload(build("cuda"))
@@ -61,6 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
         forwarding.gfw_calls.restype = ctypes.c_uint64
     if _MODE == "simulated" or over_simulated:
         config.option.gpuinterop_simulated = ["hip"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if ON_CPU:
+        first_device_only(items, "hip")
 
 
 def pytest_report_header() -> str:

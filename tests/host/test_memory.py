@@ -285,7 +285,7 @@ def allocation(backend: HostBackend, device: Device) -> Iterator[Any]:
 
 
 def test_allocation(backend: HostBackend, device: Device, allocation: Any) -> None:
-    assert backend.granularity(device, VmmFd) == system.PAGE
+    assert backend.granularity(device, VmmFd) == (system.PAGE, system.PAGE)
     handle = backend.export_allocation(allocation)
     assert isinstance(handle, VmmFd)
     assert handle.owned

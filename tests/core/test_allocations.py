@@ -1,0 +1,545 @@
+"""Allocations that several devices map: who may, at what cost, and when they are unmapped."""
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core import registry, resource
+from gpuinterop._core.device import Device
+from gpuinterop._core.memory import Mapping
+from gpuinterop._core.resource import Reclaimer
+from gpuinterop.backend import AllocationBackend
+from gpuinterop.capabilities import Operation, Scope
+from gpuinterop.handles import HandleOrigin, OriginKind
+
+from .fake import FakeBackend, FakeMulticast, fake_device, fake_team
+
+LIMIT = 20.0
+STEP = FakeMulticast.ALLOCATIONS.minimum
+SIZE = 4 * STEP
+Team = tuple[list[Device], FakeMulticast]
+
+
+@pytest.fixture
+def team() -> Team:
+    return fake_team()
+
+
+def handle_of(**origin: Any) -> gi.VmmFd:
+    """A handle as another process would send it."""
+    fd = os.memfd_create("allocation")
+    os.ftruncate(fd, SIZE)
+    return gi.VmmFd.adopt(fd, origin=HandleOrigin(kind=OriginKind.ALLOCATION, **origin) if origin else None)
+
+
+def called(backend: FakeMulticast, *names: str) -> list[Any]:
+    return [call for call in backend.calls if call[0] in names]
+
+
+def refused(
+    backend: FakeBackend, call: Callable[[], object], match: str, error: type[Exception] = gi.InvalidArgumentError
+) -> Exception:
+    """The call is refused before anything is changed."""
+    before = list(backend.calls)
+    with pytest.raises(error, match=match) as caught:
+        call()
+    assert backend.calls == before
+    return caught.value
+
+
+# -- granularity and peers -------------------------------------------------------------------------------------------
+
+
+def test_both_granularities_are_reported(team: Team) -> None:
+    devices, backend = team
+    found = devices[0].allocation_granularity()
+    assert (found.minimum, found.recommended) == FakeMulticast.ALLOCATIONS
+    assert devices[0].allocation_granularity(gi.FabricHandle) == found
+    wrong: Any = gi.OpaqueFd
+    refused(backend, lambda: devices[0].allocation_granularity(wrong), "handle_type", gi.ArgumentTypeError)
+    gap, _ = fake_device(Operation.EXPORT_ALLOCATION)
+    with pytest.raises(gi.UnsupportedError):
+        gap.allocation_granularity()
+
+
+def test_sizes_are_rounded_up_to_the_minimum(team: Team) -> None:
+    devices, backend = team
+    for asked, rounded in ((1, STEP), (STEP, STEP), (STEP + 1, 2 * STEP), (3 * STEP, 3 * STEP)):
+        with devices[1].allocate(asked) as allocation:
+            assert allocation.size == rounded
+        assert called(backend, "allocate")[-1] == ("allocate", 1, rounded, gi.VmmFd)
+    with handle_of() as handle:
+        refused(backend, lambda: devices[0].import_allocation(handle, STEP + 1), f"granularity, {STEP};")
+        assert not handle.closed
+
+
+def test_peers(team: Team) -> None:
+    devices, backend = team
+    backend.strangers = {(0, 2), (1, 0)}
+    assert devices[0].peers == [devices[1], devices[3]]
+    assert devices[1].peers == [devices[2], devices[3]]
+    assert devices[2].peers == [devices[0], devices[1], devices[3]]
+    assert not devices[0].can_access(devices[2])
+    assert devices[2].can_access(devices[0])  # each way is another question
+    backend.strangers.add((0, 0))
+    assert devices[0].can_access(devices[0])
+    assert not devices[0].can_access(fake_team()[0][1])
+    wrong: Any = 1
+    with pytest.raises(gi.ArgumentTypeError, match="peer"):
+        devices[0].can_access(wrong)
+    assert not backend.calls
+
+
+def test_a_backend_without_allocations_has_no_peers() -> None:
+    device, _ = fake_device()
+    assert not isinstance(device._backend, AllocationBackend)
+    other = Device(device._backend, device.info, device.capabilities)
+    assert device.can_access(device)
+    assert not device.can_access(other)
+    assert device.peers == []
+
+
+def test_the_registry_knows_the_peers() -> None:
+    backend = FakeMulticast()
+    point: Any = None
+    loaded = registry.LoadedBackend(point, backend)
+    backend.strangers = {(3, 1)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GPUINTEROP_DISABLE", raising=False)
+        assert [peer.ordinal for peer in loaded.device(3).peers] == [0, 2]
+        assert loaded.device(3).peers[0] is loaded.device(0)
+
+
+# -- access ----------------------------------------------------------------------------------------------------------
+
+
+def test_access_for_a_list_of_devices(team: Team) -> None:
+    devices, backend = team
+    with devices[2].allocate(SIZE, access=[devices[0], devices[2], devices[0], devices[3]]) as allocation:
+        assert allocation.device is devices[2]
+        assert allocation.devices == (devices[2], devices[0], devices[3])
+        assert not called(backend, "map_allocation")
+        buffers = [allocation.buffer_on(device) for device in (devices[3], devices[0], devices[2])]
+        assert called(backend, "map_allocation") == [("map_allocation", allocation._native, (2, 0, 3))]
+        assert len({buffer.ptr for buffer in buffers}) == 1
+        assert [buffer.device for buffer in buffers] == [devices[3], devices[0], devices[2]]
+        assert [buffer.view(4).__dlpack_device__() for buffer in buffers] == [(2, 3), (2, 0), (2, 2)]
+        assert allocation.buffer is buffers[2]
+        assert allocation.buffer_on(devices[3]) is buffers[0]
+    assert [call[0] for call in called(backend, "unmap_allocation", "release_allocation")] == [
+        "unmap_allocation", "release_allocation",
+    ]  # fmt: skip
+    assert not backend.live
+    with devices[1].allocate(SIZE) as alone:
+        assert alone.devices == (devices[1],)
+        refused(backend, lambda: alone.buffer_on(devices[0]), "device: .*fake 0.* has no access.*access=")
+        wrong: list[Any] = [0, None, "cuda"]
+        for device in wrong:
+            refused(backend, partial(alone.buffer_on, device), "^device: .*Device", gi.ArgumentTypeError)
+    with pytest.raises(gi.ResourceClosedError):
+        alone.buffer_on(devices[1])
+
+
+def test_access_takes_devices_of_the_same_backend(team: Team) -> None:
+    devices, backend = team
+    stranger = fake_team()[0][1]
+    bad: list[Any] = [[0], [None], devices[1], 1, "1"]
+    for access in bad:
+        refused(backend, partial(devices[0].allocate, SIZE, access=access), "^access: ", gi.ArgumentTypeError)
+        with handle_of() as handle:
+            refused(
+                backend, partial(devices[0].import_allocation, handle, SIZE, access=access), "^access: ",
+                gi.ArgumentTypeError,
+            )  # fmt: skip
+    refused(backend, lambda: devices[0].allocate(SIZE, access=[stranger]), "access: .*another backend")
+    with handle_of() as handle:
+        refused(
+            backend, lambda: devices[0].import_allocation(handle, SIZE, access=[stranger]), "access: .*another backend"
+        )
+
+
+def test_each_devices_streams_use_its_own_buffer(team: Team) -> None:
+    devices, _backend = team
+    with (
+        devices[0].allocate(SIZE, access=[devices[1]]) as allocation,
+        devices[0].create_stream() as mine,
+        devices[1].create_stream() as theirs,
+    ):
+        allocation.buffer.fill(7, stream=mine)
+        there = allocation.buffer_on(devices[1])
+        there.fill(8, offset=1, size=2, stream=theirs)
+        seen = bytearray(4)
+        there.copy_to_host(seen)
+        assert bytes(seen) == bytes([7, 8, 8, 7])
+        for buffer, stream in ((allocation.buffer, theirs), (there, mine)):
+            with pytest.raises(gi.InvalidArgumentError, match="stream"):
+                buffer.fill(9, stream=stream)
+
+
+def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -> None:
+    devices, backend = team
+    with (
+        devices[0].allocate(SIZE, access=[devices[1]]) as allocation,
+        devices[1].create_stream() as theirs,
+    ):
+        allocation.buffer_on(devices[1]).fill(7, stream=theirs)
+        allocation.buffer.view(4).__dlpack__(stream=40)
+        assert called(backend, "wait_event")[-1] == ("wait_event", ("adopted", 40), theirs._native)
+        allocation.buffer.copy_to_host(bytearray(1))  # on a stream of ours, behind theirs as well
+        assert called(backend, "wait_event")[-1][2] == theirs._native
+
+
+def test_a_peer_without_access_is_named_before_anything_is_allocated(team: Team) -> None:
+    devices, backend = team
+    backend.strangers = {(2, 0)}
+    error = refused(
+        backend, lambda: devices[0].allocate(SIZE, access=devices[1:]),
+        r"export_allocation:vmm_fd .*device 0, fake 0.*device 2, fake 2, has no peer access.*can_access",
+        gi.UnsupportedError,
+    )  # fmt: skip
+    assert isinstance(error, gi.UnsupportedError)
+    assert error.capability.operation is Operation.EXPORT_ALLOCATION
+    assert error.capability.handle_type is gi.VmmFd
+    assert error.capability.scope is Scope.DEVICE
+    assert error.capability.workaround
+    devices[0].allocate(SIZE, access=[devices[1], devices[3]]).close()
+    devices[2].allocate(SIZE, access=[devices[0]]).close()  # the other way round there is access
+
+
+# -- imports ---------------------------------------------------------------------------------------------------------
+
+
+def test_imports_for_a_list_of_devices(team: Team) -> None:
+    devices, backend = team
+    backend.lies_on = 3
+    handle = handle_of(device=devices[3].identity, trusted=False)
+    with devices[1].import_allocation(handle, SIZE, access=[devices[0], devices[1]]) as allocation:
+        assert handle.closed
+        assert allocation.devices == (devices[1], devices[0])
+        assert allocation.buffer_on(devices[0]).ptr == allocation.buffer.ptr
+        assert called(backend, "map_allocation") == [("map_allocation", allocation._native, (1, 0))]
+    assert {question[1:] for question in backend.asked if question[0] == "can_access"} == {(1, 3), (0, 3)}
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("member", [0, 2])
+def test_what_the_origin_says_is_refused_before_the_import(team: Team, trusted: bool, member: int) -> None:
+    """Itself needs access to the memory's device, as those of `access` do."""
+    devices, backend = team
+    backend.strangers = {(member, 3)}
+    with handle_of(device=devices[3].identity, trusted=trusted) as handle:
+        error = refused(
+            backend, lambda: devices[0].import_allocation(handle, SIZE, access=[devices[2]]),
+            rf"import_allocation:vmm_fd .*device 3, fake 3.*device {member}, fake {member}, has no peer access",
+            gi.UnsupportedError,
+        )  # fmt: skip
+        assert isinstance(error, gi.UnsupportedError)
+        assert error.capability.operation is Operation.IMPORT_ALLOCATION
+        assert error.capability.scope is Scope.DEVICE
+        assert not handle.closed
+        os.fstat(handle.fd)
+
+
+@pytest.mark.parametrize("origin", ["none", "stranger", "lie"])
+def test_what_only_the_import_shows_is_undone(team: Team, origin: str) -> None:
+    """An origin may refuse, but never vouch: where the memory lies is asked of the driver."""
+    devices, backend = team
+    backend.strangers = {(2, 3)}
+    backend.lies_on = 3
+    elsewhere = gi.DeviceIdentity(name="theirs", uuid=b"x" * 16)
+    identities = {"none": {}, "stranger": {"device": elsewhere}, "lie": {"device": devices[2].identity}}
+    before = len(os.listdir("/proc/self/fd"))
+    with handle_of(**identities[origin]) as handle:
+        with pytest.raises(gi.UnsupportedError, match=r"device 3, fake 3.*device 2, fake 2, has no peer access"):
+            devices[0].import_allocation(handle, SIZE, access=[devices[2]])
+        assert called(backend, "import_allocation")
+        assert called(backend, "release_allocation")
+        assert not backend.live
+        os.fstat(handle.fd)  # it is still open, and the caller's
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        backend.strangers.clear()
+        devices[0].import_allocation(handle, SIZE, access=[devices[2]]).close()
+        assert handle.closed
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_driver_that_does_not_tell_is_believed(team: Team) -> None:
+    devices, backend = team
+    backend.strangers = {(0, 3), (0, 1)}
+    devices[0].import_allocation(handle_of(), SIZE, access=[devices[1]]).close()
+    backend.lies_on = 0
+    devices[0].import_allocation(handle_of(device=devices[0].identity), SIZE, access=[devices[1]]).close()
+    assert not backend.live
+
+
+def test_a_failed_question_undoes_the_import(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, backend = team
+
+    def location(allocation: object) -> int:
+        raise gi.DriverError("cuMemGetAllocationPropertiesFromHandle", 1, "CUDA_ERROR_INVALID_VALUE")
+
+    monkeypatch.setattr(backend, "location", location)
+    with handle_of() as handle:
+        with pytest.raises(gi.DriverError):
+            devices[0].import_allocation(handle, SIZE)
+        assert not handle.closed
+    assert not backend.live
+
+
+def test_a_release_that_fails_too_does_not_hide_the_failure(team: Team) -> None:
+    devices, backend = team
+    backend.strangers = {(2, 3)}
+    backend.lies_on = 3
+
+    def fail() -> None:
+        raise gi.DriverError("cuMemRelease", 1, "CUDA_ERROR_INVALID_VALUE")
+
+    backend.on["release_allocation"] = fail
+    with (
+        handle_of() as handle,
+        pytest.warns(gi.LeakedResourceWarning, match="imported allocation failed: cuMemRelease"),
+        pytest.raises(gi.UnsupportedError, match="peer access"),
+    ):
+        devices[0].import_allocation(handle, SIZE, access=[devices[2]])
+
+
+# -- lifetime --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("busy", [0, 1, 2])
+def test_unmapping_waits_for_every_devices_work(team: Team, busy: int, closed: bool) -> None:
+    """Also for that of a stream that is closed already."""
+    devices, backend = team
+    stream = devices[busy].create_stream()
+    backend.blocked.add(stream.ptr)
+    allocation = devices[0].allocate(SIZE, access=devices[1:3])
+    buffer = allocation.buffer_on(devices[1])
+    if closed:
+        stream.close()
+    allocation.close()
+    assert buffer.closed
+    with pytest.raises(gi.ResourceBusyError, match="pending"):
+        allocation.close(timeout=0)
+    assert not called(backend, "unmap_allocation", "release_allocation")
+    backend.blocked.clear()
+    allocation.close(timeout=LIMIT)
+    stream.close(timeout=LIMIT)
+    assert not backend.live
+
+
+def test_whichever_device_drains(team: Team) -> None:
+    devices, backend = team
+    stream = devices[2].create_stream()
+    backend.blocked.add(stream.ptr)
+    stream.close()
+    allocation = devices[0].allocate(SIZE, access=[devices[2]])
+    buffer = allocation.buffer
+    allocation.close()
+    backend.blocked.clear()
+    devices[2].synchronize(LIMIT)
+    assert buffer.closed
+    assert not backend.live
+
+
+def test_a_device_without_access_is_not_waited_for(team: Team) -> None:
+    devices, backend = team
+    with devices[3].create_stream() as stream:
+        backend.blocked.add(stream.ptr)
+        allocation = devices[0].allocate(SIZE, access=[devices[1]])
+        buffer = allocation.buffer
+        allocation.close(timeout=LIMIT)
+        assert buffer.closed
+        backend.blocked.clear()
+
+
+def test_the_last_of_its_buffers_unmaps_it(team: Team) -> None:
+    devices, backend = team
+    with devices[0].allocate(SIZE, access=devices[1:]) as allocation:
+        buffers = [allocation.buffer_on(device) for device in devices]
+        for buffer in buffers[:-1]:
+            buffer.close()
+        assert not called(backend, "unmap_allocation")
+        again = allocation.buffer_on(devices[0])
+        assert again is not buffers[0]
+        assert again.ptr == buffers[-1].ptr
+        buffers[-1].close()
+        assert not called(backend, "unmap_allocation")
+        again.close(timeout=LIMIT)
+        assert len(called(backend, "unmap_allocation")) == 1
+        assert allocation.buffer.size == SIZE  # mapped anew
+        assert len(called(backend, "map_allocation")) == 2
+
+
+def test_the_last_buffer_may_be_closed_while_another_devices_is_made(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread: the allocation is open, so it is mapped anew."""
+    devices, backend = team
+    allocation = devices[0].allocate(SIZE, access=[devices[1]])
+    last = allocation.buffer
+    make = Mapping.buffer
+
+    def make_too_late(self: Mapping, *arguments: Any) -> gi.Buffer:
+        last.close()
+        return make(self, *arguments)
+
+    monkeypatch.setattr(Mapping, "buffer", make_too_late)
+    buffer = allocation.buffer_on(devices[1])
+    assert not buffer.closed
+    assert buffer.device is devices[1]
+    assert len(called(backend, "map_allocation")) == 2
+    allocation.close(timeout=LIMIT)
+    assert not backend.live
+
+
+def test_an_allocation_that_is_closed_while_a_buffer_is_made(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, backend = team
+    allocation = devices[0].allocate(SIZE, access=[devices[1]])
+    make = Mapping.buffer
+
+    def make_too_late(self: Mapping, *arguments: Any) -> gi.Buffer:
+        allocation.close()
+        return make(self, *arguments)
+
+    monkeypatch.setattr(Mapping, "buffer", make_too_late)
+    with pytest.raises(gi.ResourceClosedError, match="Allocation"):
+        allocation.buffer_on(devices[1])
+    allocation.close(timeout=LIMIT)
+    assert not backend.live
+
+
+def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(team: Team) -> None:
+    """They are its own: one warning says it all."""
+    devices, backend = team
+    with pytest.warns(gi.LeakedResourceWarning) as caught:
+        allocation = devices[0].allocate(SIZE, access=[devices[1]])
+        for device in devices[:2]:
+            allocation.buffer_on(device)
+        del allocation
+        gc.collect()
+    assert [str(one.message).partition(" #")[0] for one in caught] == ["Allocation"]
+    devices[0].drain()
+    assert not backend.live
+
+
+class Linking(Reclaimer):
+    """Something links while its peers are set, as a finalizer may that the collector runs there."""
+
+    then: Callable[[], None] = staticmethod(lambda: None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "peers":
+            self.then()
+
+
+def ends(call: Callable[[], None]) -> bool:
+    """Whether another thread comes back from it."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    return not thread.is_alive()
+
+
+def test_devices_that_drain_together_already_wait_for_nobody() -> None:
+    backend = FakeBackend()
+    one, two, three = (Reclaimer(backend) for _ in range(3))
+    resource.link([one, two, three])
+    assert set(one.peers) == {two, three}
+    with resource._linking:
+        assert ends(lambda: resource.link(iter([three, one])))
+
+
+def test_a_finalizer_may_link_while_devices_are_linked() -> None:
+    backend = FakeBackend()
+    one, two, three, four = Linking(backend), *(Reclaimer(backend) for _ in range(3))
+    one.then = lambda: resource.link([three, four])
+    assert ends(lambda: resource.link([one, two]))
+    assert (one.peers, three.peers) == ((two,), (four,))
+
+
+def test_arrays_of_every_device_hold_the_mapping(team: Team) -> None:
+    devices, backend = team
+    allocation = devices[0].allocate(SIZE, access=[devices[1]])
+    capsule = allocation.buffer_on(devices[1]).view(4).__dlpack__()
+    allocation.close()
+    with pytest.raises(gi.ResourceBusyError, match="1 exported array"):
+        allocation.close(timeout=0)
+    del capsule
+    gc.collect()
+    allocation.close(timeout=LIMIT)
+    assert not backend.live
+
+
+def test_a_closed_stream_of_another_device_is_waited_for_by_the_next_copy(team: Team) -> None:
+    devices, backend = team
+    with devices[0].allocate(SIZE, access=[devices[1]]) as allocation:
+        stream = devices[1].create_stream()
+        allocation.buffer_on(devices[1]).fill(3, stream=stream)
+        backend.blocked.add(stream.ptr)
+        looks = [4]
+
+        def look() -> None:
+            looks[0] -= 1
+            if looks[0] < 0:
+                backend.blocked.clear()
+
+        backend.on_is_done = look
+        stream.close()
+        seen = bytearray(2)
+        allocation.buffer.copy_to_host(seen)
+        assert bytes(seen) == b"\x03\x03"
+        assert looks[0] < 0
+        assert backend.count("stream") == 1  # theirs is gone, and one for copies is left
+
+
+def test_a_failed_mapping_leaves_the_allocation(team: Team) -> None:
+    devices, backend = team
+
+    def fail() -> None:
+        raise gi.DriverError("cuMemSetAccess", 1, "CUDA_ERROR_INVALID_VALUE")
+
+    backend.on["map_allocation"] = fail
+    with devices[0].allocate(SIZE, access=[devices[1]]) as allocation:
+        for device in devices[:2]:
+            with pytest.raises(gi.DriverError):
+                allocation.buffer_on(device)
+        del backend.on["map_allocation"]
+        assert allocation.buffer_on(devices[1]).device is devices[1]
+    assert not backend.live
+
+
+def test_identities_match_by_proof() -> None:
+    mine = gi.DeviceIdentity(uuid=b"a" * 16, pci_bus_id="0000:01:00.0")
+    assert mine.matches(gi.DeviceIdentity(uuid=b"a" * 16))
+    assert mine.matches(gi.DeviceIdentity(pci_bus_id="0000:01:00.0", luid=b"12345678"))
+    assert not mine.matches(gi.DeviceIdentity())
+    assert not mine.matches(gi.DeviceIdentity(uuid=b"a" * 16, pci_bus_id="0000:02:00.0"))
+    assert not mine.matches(gi.DeviceIdentity(is_cpu=True))
+    assert gi.DeviceIdentity(is_cpu=True).matches(gi.DeviceIdentity(is_cpu=True, uuid=b"b" * 16))
+
+
+def test_on_the_host_backend() -> None:
+    device = gi.get_backend("host").device()
+    assert device.peers == []
+    assert device.can_access(device)
+    assert device.allocation_granularity().minimum == os.sysconf("SC_PAGE_SIZE")
+    with device.allocate(100, access=[device]) as allocation:
+        assert allocation.devices == (device,)
+        assert allocation.buffer_on(device) is allocation.buffer
+        handle = allocation.export()
+        with device.import_allocation(handle, allocation.size, access=[device]) as again:
+            allocation.buffer.fill(5)
+            seen = bytearray(3)
+            again.buffer_on(device).copy_to_host(seen)
+            assert bytes(seen) == b"\x05\x05\x05"
+    for call in (lambda: gi.create_multicast([device], 4096), lambda: device.multicast_granularity(1, 4096)):
+        with pytest.raises(gi.UnsupportedError, match="create_multicast"):
+            call()
