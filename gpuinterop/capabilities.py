@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import handles as _h
 from .errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -40,6 +40,10 @@ class Operation(Enum):
     IMPORT_MULTICAST = "import_multicast"
     STREAM_MEMORY_OPS = "stream_memory_ops"
     GRAPH_CAPTURE = "graph_capture"
+
+
+MULTICAST: Final = frozenset((Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST))
+"""What the fabric between devices must be able to do, too: one machine's run proves less of another."""
 
 
 class Support(Enum):
@@ -122,7 +126,7 @@ class Capability:
         What a gap hangs on.
     reason, reference, workaround : str
         Why; where that is written or measured; what to do instead. Everything but SUPPORTED has scope, reason and
-        reference.
+        reference; where SUPPORTED has a reason, that is what the run does not prove of this machine.
     """
 
     operation: Operation
@@ -370,24 +374,28 @@ def _versions(run: VerifiedRun) -> str:
     return f" ({versions})" if versions else ""
 
 
-def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun]) -> list[Capability]:
+def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device: str = "") -> list[Capability]:
     """UNVERIFIED becomes SUPPORTED where a run on this platform has shown it.
 
-    No backend says SUPPORTED by itself: only a run does, so a claim cannot outrun its proof.
+    No backend says SUPPORTED by itself: only a run does, so a claim cannot outrun its proof. Cells of `MULTICAST` take
+    a run on a `device` of this name, and keep their reason: the run may have been made on another machine's fabric.
     """
-    shown: dict[Cell, VerifiedRun] = {}
+    shown: dict[tuple[Cell, str], VerifiedRun] = {}
     for run in runs:
         if run.platform == sys.platform:
-            shown.update(dict.fromkeys(run.cells, run))
+            shown.update({(cell, run.device if cell.operation in MULTICAST else ""): run for cell in run.cells})
     result = []
     for found in cells:
-        run_of = shown.get(found.cell)
+        fabric = found.operation in MULTICAST
+        run_of = shown.get((found.cell, device if fabric else ""))
         if found.support is Support.UNVERIFIED and run_of is not None:
-            found = Capability(
-                operation=found.operation,
-                handle_type=found.handle_type,
+            found = replace(
+                found,
                 support=Support.SUPPORTED,
+                scope=found.scope if fabric else None,
+                reason=found.reason if fabric else "",
                 reference=f"verified.toml: {run_of.date} on {run_of.device}{_versions(run_of)}",
+                workaround="",
             )
         result.append(found)
     return result

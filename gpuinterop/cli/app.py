@@ -43,6 +43,7 @@ def app() -> None:
       gpuinterop demo --driver lavapipe       over another Vulkan driver
       gpuinterop demo --exporter process      the other side is a process with NumPy: no GPU, no Vulkan
       gpuinterop selftest --backend host      the conformance suite, for the backend on this machine
+      gpuinterop selftest multicast           whether multicast works; on a machine that is yours
 
     GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off.
     """

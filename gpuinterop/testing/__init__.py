@@ -33,6 +33,9 @@ The plugin comes with the package and takes part only where such tests are colle
 ``--gpuinterop-report=FILE``
     Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
 
+Multicast is tried on simulated drivers alone, and no run of the suites claims its cells: on hardware it can block, or
+upset the machine for others. ``gpuinterop selftest multicast`` tries it where a user asks for that.
+
 The oracle never goes through the backend under test: an exporter (:mod:`gpuinterop.exporters`) writes, reads, signals
 and waits by its own means.
 """

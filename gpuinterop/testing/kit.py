@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import datetime
-import functools
 import os
 import platform
 import sys
@@ -21,15 +19,16 @@ from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
 from ..errors import GpuInteropError
 from ..exporters import open_exporter
 from ..handles import Binary, DeviceIdentity, OpaqueFd, Timeline, TimelineFd
-from .report import make_run, write_report
+from .report import make_run, of_suites, write_report
 from .required import vulkan_is_required
+from .stand_ins import stand_in
 
 if TYPE_CHECKING:
     from .._core.device import Device
     from ..exporters.base import Exporter
     from ..exporters.vulkan import DriverList
 
-__all__ = ["KIND", "SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared", "stand_in"]
+__all__ = ["KIND", "SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared"]
 
 KIND: Final = "kind"
 """In `requires`: the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
@@ -76,26 +75,6 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
 def skip_declared(reason: str) -> Any:
     """Skip for a reason that a table or the documentation states: no failure where the backend is required."""
     pytest.skip(_DECLARED + reason)
-
-
-_MARKERS: Final = ("gpuinterop_simulated_driver", "gpuinterop_forwarding_hip")
-
-
-@functools.cache
-def stand_in(backend: str) -> str:
-    """The file of the driver that a backend calls, if it is one of ours for tests; else empty.
-
-    It is asked itself, by the symbol that each such library exports: a run on one that nobody has called simulated
-    would otherwise be recorded as a GPU's.
-    """
-    for path in registry.get_backend(backend).libraries.values():
-        try:
-            library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
-        except OSError:  # it is not loaded, or cannot be
-            continue
-        if any(hasattr(library, marker) for marker in _MARKERS):
-            return path
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +147,7 @@ class _Tally:
 
     @property
     def exercised(self) -> set[Cell]:
-        return {cell for cell in self.passed if cell not in self.failed}
+        return of_suites(cell for cell in self.passed if cell not in self.failed)
 
 
 class Kit:
@@ -268,7 +247,7 @@ class Kit:
             seen: Counter[str] = Counter()
             for driver in self.drivers():
                 short = _short(driver.name, driver.driver)
-                if short in SIMULATED_DRIVERS if simulated else registry._same(identity, driver.identity):
+                if short in SIMULATED_DRIVERS if simulated else identity.matches(driver.identity):
                     found.append(ExporterSpec("vulkan", short, seen[short], identity=said))
                 seen[short] += 1
             if sys.platform != "win32":

@@ -13,12 +13,18 @@ import numpy as np
 
 from .. import errors
 from .._core import registry
+from .._core.multicast import import_multicast
 from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
 from ..exporters.process import _Wire
 from ..handles import Binary, FdHandle, handle_types
+from .leaks import leaks_raised
+from .lifelines import die_with
+from .multimem import multimem_store
 
 if TYPE_CHECKING:
+    from .._core.allocation import Allocation
     from .._core.device import Device
+    from .._core.multicast import MulticastMapping, MulticastObject
 
 __all__ = ["BackendPeer"]
 
@@ -31,17 +37,22 @@ class BackendPeer:
     Parameters
     ----------
     device : Device
-        The child uses the device of the same backend and ordinal.
+        The child uses the device of the same backend and ordinal. It ends with the thread that has started it.
+    reply_limit : float, optional
+        Seconds to wait for an answer; None for ever.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, reply_limit: float | None = _REPLY_LIMIT) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(_REPLY_LIMIT)
+        ours.settimeout(reply_limit)
+        self._reply_limit = reply_limit
         self._wire = _Wire(ours)
         with theirs:
             code = "from gpuinterop.testing.peer import _main; _main()"
-            command = [sys.executable, "-c", code, str(theirs.fileno()), device.backend, str(device.ordinal)]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            arguments = [str(os.getpid()), str(theirs.fileno()), device.backend, str(device.ordinal)]
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, *arguments], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +124,30 @@ class BackendPeer:
         """Wait on the calling thread."""
         return bool(self._send("wait", value=value, timeout=timeout)[0]["result"])
 
+    def import_multicast(self, handle: FdHandle, devices: int, size: int) -> None:
+        """Import a multicast object of a team of so many devices; takes over `handle`."""
+        self._send("import_multicast", handle, devices=devices, size=size)
+
+    def add_device(self) -> None:
+        """Add the device there to the multicast object."""
+        self._send("add_device")
+
+    def bind_memory(self, size: int) -> None:
+        """Allocate, and bind that to the multicast object; `fill` and `read` are of it from now on."""
+        self._send("bind_memory", size=size)
+
+    def map_multicast(self) -> None:
+        """Map the multicast object."""
+        self._send("map_multicast")
+
+    def multimem_store(self, value: int, count: int, *, first: int = 0) -> None:
+        """Store a word `count` times to the mapped multicast object, and wait until that is done."""
+        self._send("multimem_store", value=value, count=count, first=first, timeout=self._reply_limit)
+
+    def close_multicast(self) -> None:
+        """Close the multicast object, and what was bound to it; raises for what was not released."""
+        self._send("close_multicast")
+
     def _send(
         self, name: str, handle: FdHandle | None = None, **arguments: Any
     ) -> tuple[dict[str, Any], bytes, list[FdHandle]]:
@@ -123,7 +158,8 @@ class BackendPeer:
         if received is None:
             raise PeerError(f"the second process of the test did not answer {name!r} (status {self.process.poll()}).")
         if "error" in received[0]:
-            raise getattr(errors, received[0]["error"], PeerError)(received[0]["text"])
+            kind = getattr(errors, received[0]["error"], PeerError)
+            raise errors._rebuild(kind, (received[0]["text"],), {})  # its __init__ may want more than the text
         return received
 
 
@@ -134,6 +170,9 @@ class _Server:
         self._stream = device.create_stream()
         self._buffer: Any = None
         self._semaphore: Any = None
+        self._object: MulticastObject
+        self._bound: Allocation
+        self._mapping: MulticastMapping
 
     def handle(
         self, name: str, arguments: dict[str, Any], handles: list[FdHandle]
@@ -187,15 +226,41 @@ class _Server:
                 except SemaphoreTimeoutError:
                     return False, b"", []
                 return True, b"", []
+            case _:
+                self._multicast(name, arguments, handles)
         return None, b"", []
+
+    def _multicast(self, name: str, arguments: dict[str, Any], handles: list[FdHandle]) -> None:
+        match name:
+            case "import_multicast":
+                imported: Any = handles[0]
+                self._object = import_multicast(imported, arguments["devices"], arguments["size"], device=self._device)
+            case "add_device":
+                self._object.add_device(self._device)
+            case "bind_memory":
+                self._bound = self._device.allocate(arguments["size"])
+                self._buffer = self._bound.buffer
+                self._object.bind_memory(self._bound, assume_all_added=True)
+            case "map_multicast":
+                self._mapping = self._object.map(assume_all_added=True)
+            case "multimem_store":
+                multimem_store(self._stream, self._mapping, **arguments)
+            case "close_multicast":
+                with leaks_raised():
+                    self._object.close(timeout=20)
+                    self._bound.close(timeout=20)
+            case _:
+                raise PeerError(f"the second process of the test has no command {name!r}.")
 
     def _value(self, arguments: dict[str, Any]) -> tuple[int, ...]:
         return () if self._semaphore.kind is Binary else (arguments["value"],)
 
 
 def _main() -> None:
-    wire = _Wire(socket.socket(fileno=int(sys.argv[1])))
-    server = _Server(registry.get_backend(sys.argv[2]).device(int(sys.argv[3])))
+    parent, connection, backend, ordinal = sys.argv[1:]
+    die_with(int(parent))  # else it would stay, as long as it hangs in a driver
+    wire = _Wire(socket.socket(fileno=int(connection)))
+    server = _Server(registry.get_backend(backend).device(int(ordinal)))
     while (received := wire.receive()) is not None:
         message, _, handles = received
         try:

@@ -6,22 +6,36 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..capabilities import Cell, VerifiedRun, read_verified
+from ..capabilities import MULTICAST, Cell, VerifiedRun, read_verified
 from ..errors import InvalidArgumentError
 
-__all__ = ["format_document", "format_runs", "merge_runs", "write_document", "write_report"]
+__all__ = ["format_document", "format_runs", "merge_runs", "of_suites", "write_document", "write_report"]
 
 _HEADER = """\
-# What runs of the conformance suite have shown, on the devices and with the drivers named. Only cells named here are
-# called SUPPORTED. Written by `gpuinterop selftest --report`; do not edit.
+# What runs have shown, on the devices and with the drivers named: of the conformance suite, written by
+# `gpuinterop selftest --report`, and of multicast alone, by `gpuinterop selftest multicast --report`. Only cells named
+# here are called SUPPORTED. Do not edit.
 """
 
 
+def of_suites(cells: Iterable[Cell]) -> set[Cell]:
+    """Those that a run of the suites can show. Multicast it runs on stand-ins alone, which prove nothing.
+
+    On hardware `gpuinterop selftest multicast` shows it, when a user asks for that: a run of its own.
+    """
+    return {cell for cell in cells if cell.operation not in MULTICAST}
+
+
 def merge_runs(runs: Iterable[VerifiedRun], fresh: Iterable[VerifiedRun]) -> list[VerifiedRun]:
-    """`runs` with `fresh` added; a fresh run replaces an earlier one of the same platform and device."""
+    """`runs` with `fresh` added; a fresh run replaces an earlier one of the same platform, device and command."""
     fresh = list(fresh)
-    replaced = {(run.platform, run.device) for run in fresh}
-    return [run for run in runs if (run.platform, run.device) not in replaced] + fresh
+    replaced = set(map(_kind, fresh))
+    return [run for run in runs if _kind(run) not in replaced] + fresh
+
+
+def _kind(run: VerifiedRun) -> tuple[str, str, bool]:
+    """A run of the suites has no cell of multicast, one of `gpuinterop selftest multicast` no other."""
+    return run.platform, run.device, bool(of_suites(run.cells))
 
 
 def format_runs(runs: Iterable[VerifiedRun]) -> str:

@@ -82,6 +82,10 @@ class TestSharedAllocation(suites.SharedAllocationSuite):
     """See the suite."""
 
 
+class TestMulticast(suites.MulticastSuite):
+    """See the suite."""
+
+
 class TestGraph(suites.GraphSuite):
     """See the suite."""
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import gpuinterop
 from gpuinterop.cli.app import app
-from gpuinterop.cli.selftest import verified_file
+from gpuinterop.cli.records import verified_file
 
 HARDWARE = Path(__file__).parents[2] / "docs" / "hardware.md"
 
@@ -87,7 +87,20 @@ def test_a_wrong_backend(commands: list[list[str]]) -> None:
     assert not commands
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["demo"], ["selftest"]])
+def test_multicast_is_a_command_of_its_own(commands: list[list[str]]) -> None:
+    """It runs nothing where it cannot; behind an option the word is pytest's, or a mistake that is explained."""
+    result = CliRunner().invoke(app, ["selftest", "multicast", "--backend", "host"])
+    assert result.exit_code == 2
+    assert "create_multicast is unsupported" in result.output
+    result = CliRunner().invoke(app, ["selftest", "--backend", "host", "multicast"])
+    assert result.exit_code == 2
+    assert "gpuinterop selftest multicast" in result.output
+    assert not commands
+    CliRunner().invoke(app, ["selftest", "--backend", "host", "-k", "multicast"])
+    assert commands[0][-2:] == ["-k", "multicast"]
+
+
+@pytest.mark.parametrize("command", [[], ["info"], ["demo"], ["selftest"], ["selftest", "multicast"]])
 def test_help(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0

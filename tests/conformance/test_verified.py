@@ -7,6 +7,7 @@ import pytest
 from gpuinterop.capabilities import Cell, Support
 from gpuinterop.testing.kit import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
+from gpuinterop.testing.report import of_suites
 
 
 def test_supported_is_what_this_run_has_exercised(request: pytest.FixtureRequest) -> None:
@@ -17,7 +18,7 @@ def test_supported_is_what_this_run_has_exercised(request: pytest.FixtureRequest
         pytest.skip("only the whole of tests/conformance shows what is exercised")
     for spec in devices:
         table = kit.device(spec).capabilities
-        supported = {Cell(*key) for key, found in table.items() if found.support is Support.SUPPORTED}
+        supported = of_suites(Cell(*key) for key, found in table.items() if found.support is Support.SUPPORTED)
         exercised = kit.exercised(spec)
         assert sorted(map(str, supported)) == sorted(map(str, exercised)), (
             f"{spec}: run `pytest tests/conformance --gpuinterop-backend={spec.backend} --gpuinterop-report=FILE` with "

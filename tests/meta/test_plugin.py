@@ -167,6 +167,86 @@ def test_report_replaces_the_same_device(tmp_path: Path) -> None:
     assert merge_runs([_run("one")], [_run("one", platform="win32")]) == [_run("one"), _run("one", platform="win32")]
 
 
+def test_report_keeps_what_another_command_has_shown(tmp_path: Path) -> None:
+    """The suites' run and that of `gpuinterop selftest multicast` replace their own kind alone."""
+    path = tmp_path / "verified.toml"
+    multicast = ("create_multicast", "import_multicast:vmm_fd")
+    suites = _run("one")
+    write_report(path, [suites])
+    write_report(path, [_run("one", cells=multicast)])
+    write_report(path, [_run("one", date="2026-03-04", cells=multicast)])
+    assert read_verified(path) == [suites, _run("one", date="2026-03-04", cells=multicast)]
+    write_report(path, [_run("one", date="2026-05-06")])
+    assert read_verified(path) == [_run("one", date="2026-03-04", cells=multicast), _run("one", date="2026-05-06")]
+
+
+MULTICAST = """
+from gpuinterop.backend import Backend, MulticastBackend
+from gpuinterop.capabilities import Cell, Operation, Scope
+from gpuinterop.handles import VmmFd
+from toybackend import TwoToyGpus
+
+def never(*arguments, **options):
+    raise AssertionError("it was called")
+
+def capabilities(self, ordinal):
+    yield from super(ToyMulticast, self).capabilities(ordinal)
+    cells = (
+        (Operation.EXPORT_ALLOCATION, VmmFd),
+        (Operation.CREATE_MULTICAST, None),
+        (Operation.EXPORT_MULTICAST, VmmFd),
+        (Operation.IMPORT_MULTICAST, VmmFd),
+    )
+    for cell in cells:
+        yield Cell(*cell).unverified(Scope.DEVICE, "it says so itself", "this test")
+
+calls = dict.fromkeys(MulticastBackend.__abstractmethods__ - Backend.__abstractmethods__, never)
+calls |= {"capabilities": capabilities, "__module__": TwoToyGpus.__module__}
+ToyMulticast = type("ToyMulticast", (TwoToyGpus, MulticastBackend), calls)
+"""
+"""A backend of two devices that says that it has multicast, and no simulated driver."""
+
+CLAIMS = """
+from gpuinterop import OpaqueFd, Operation
+from gpuinterop.testing import requires
+from gpuinterop.testing.suites import Suite
+
+class TestMine(Suite):
+    @requires((Operation.IMPORT_MEMORY, OpaqueFd), Operation.CREATE_MULTICAST)
+    def test_it(self, device):
+        pass
+"""
+
+
+def test_the_suites_never_claim_multicast(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """A test that passed with it on a device that is not simulated records the rest alone."""
+    report = tmp_path / "verified.toml"
+    options = ("--gpuinterop-backend=toy", f"--gpuinterop-report={report}")
+    files = {"test_claims.py": CLAIMS, "toymulticast.py": MULTICAST}
+    done = run_pytest(*options, kit=False, files=files, toy="toymulticast:ToyMulticast")
+    assert done.counts == {"passed": 2}, done.output
+    (run,) = read_verified(report)
+    assert {str(cell) for cell in run.cells} == {"import_memory:opaque_fd"}
+
+
+NEVER = """
+from gpuinterop.testing.suites import MulticastSuite
+
+class TestMine(MulticastSuite):
+    pass
+"""
+
+
+def test_multicast_is_not_tried_on_hardware(run_pytest: Callable[..., Any]) -> None:
+    """Where no simulated driver answers to its symbol, each of its tests is a declared skip that names the command."""
+    options = ("--gpuinterop-require=toy", "--gpuinterop-simulated=toy", "-rs")
+    files = {"test_never.py": NEVER, "toymulticast.py": MULTICAST}
+    done = run_pytest(*options, kit=False, files=files, toy="toymulticast:ToyMulticast")
+    assert done.status == 0, done.output
+    assert set(done.counts) == {"skipped"}, done.output
+    assert "gpuinterop selftest multicast" in done.output
+
+
 FAILS = """
 from gpuinterop import OpaqueFd, Operation
 from gpuinterop.testing import requires

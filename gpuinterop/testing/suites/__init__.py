@@ -14,6 +14,7 @@ from .capability import BackendSuite, CapabilitySuite
 from .graphs import GraphSuite
 from .lifetime import LifetimeSuite
 from .memory import MemorySuite
+from .multicast import MulticastSuite
 from .ordering import OrderingSuite, SabotageSuite
 from .peer_death import PeerDeathSuite
 from .semaphores import CreatedSemaphoreSuite, SemaphoreSuite
@@ -36,6 +37,7 @@ __all__ = [
     "GraphSuite",
     "LifetimeSuite",
     "MemorySuite",
+    "MulticastSuite",
     "OrderingSuite",
     "PeerDeathSuite",
     "SabotageSuite",

@@ -6,13 +6,15 @@ import mmap
 import os
 import stat
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from ..._core import registry
 from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ...capabilities import Operation
-from ...errors import HandleError, InvalidArgumentError, ResourceClosedError
+from ...errors import GpuInteropError, HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ...exporters.base import ExporterMemory, Fill
 from ...handles import OriginKind, VmmFd
 from ..kit import requires
@@ -26,6 +28,7 @@ from .base import (
     becomes_idle,
     held,
     leaves_nothing,
+    new_stream,
     pattern,
     raises,
     read,
@@ -173,6 +176,108 @@ class AllocationSuite(Suite):
             assert allocation.size >= size
             allocation.buffer.fill(0x3E)
             assert read(allocation.buffer, allocation.size - 1, 1) == b"\x3e"
+
+    # -- several devices ---------------------------------------------------------------------------------------------
+
+    @requires(EXPORT)
+    def test_granularity(self, device: Device) -> None:
+        """Both are positive, the recommended one is a multiple of the minimum, and sizes are rounded up to that."""
+        found = device.allocation_granularity()
+        assert found.minimum > 0
+        assert found.recommended >= found.minimum
+        assert found.recommended % found.minimum == 0
+        for size in (1, found.minimum, found.minimum + 1):
+            with device.allocate(size) as allocation:
+                assert allocation.size == -(-size // found.minimum) * found.minimum
+
+    def test_peers(self, device: Device) -> None:
+        """A device can use its own memory; its peers are the others of its backend whose memory it can use."""
+        others = [one for one in registry.get_backend(device.backend).devices() if one is not device]
+        assert device.can_access(device)
+        assert device.peers == [one for one in others if device.can_access(one)]
+        wrong: Any = "a device"
+        raises(InvalidArgumentError, lambda: device.can_access(wrong), argument="peer")
+
+    @requires(EXPORT)
+    def test_access(self, device: Device, scope: ExitStack) -> None:
+        """Every device that was given access sees the same bytes at the same address; each once, its own first."""
+        others = _that_can_use(device)
+        allocation = scope.enter_context(device.allocate(1 << 16, access=[*others, device, *others]))
+        assert allocation.device is device
+        assert allocation.devices == (device, *others)
+        assert allocation.buffer_on(device) is allocation.buffer
+        for index, one in enumerate(allocation.devices):
+            buffer = allocation.buffer_on(one)
+            assert (buffer.ptr, buffer.size) == (allocation.buffer.ptr, allocation.size)
+            assert buffer is allocation.buffer_on(one)
+            write(buffer, pattern(allocation.size, index))
+            for reader in allocation.devices:
+                assert read(allocation.buffer_on(reader)) == pattern(allocation.size, index)
+
+    @requires(EXPORT)
+    def test_streams_of_all(self, device: Device, scope: ExitStack) -> None:
+        """Each device's own streams work on it."""
+        allocation = scope.enter_context(device.allocate(1 << 16, access=_that_can_use(device)))
+        for index, one in enumerate(allocation.devices):
+            stream = new_stream(one, scope)
+            allocation.buffer_on(one).fill(0x30 + index, offset=16 * index, size=16, stream=stream)
+            stream.synchronize(LIMIT)
+        for index in range(len(allocation.devices)):
+            assert read(allocation.buffer, 16 * index, 16) == bytes([0x30 + index]) * 16
+
+    @requires(EXPORT, IMPORT)
+    def test_import_for_several(self, device: Device, scope: ExitStack) -> None:
+        """An import is mapped for several as well, by any device that can use the memory."""
+        allocation = scope.enter_context(device.allocate(1 << 16))
+        users = [device, *_that_can_use(device)]
+        for one in users:
+            rest = [user for user in users if user is not one]
+            again = scope.enter_context(one.import_allocation(allocation.export(), allocation.size, access=rest))
+            assert again.devices == (one, *rest)
+            for index, user in enumerate(again.devices):
+                again.buffer_on(user).fill(0x40 + index)
+                assert read(allocation.buffer) == bytes([0x40 + index]) * allocation.size
+
+    @requires(EXPORT, IMPORT)
+    def test_wrong_access(self, device: Device, scope: ExitStack) -> None:
+        """No device, one of another backend, and one that cannot use the memory are refused; the handle stays."""
+        allocation = scope.enter_context(device.allocate(1 << 16))
+        handle = scope.enter_context(allocation.export())
+        refused: list[tuple[type[GpuInteropError], Any]] = [
+            (InvalidArgumentError, [one]) for one in ("a device", None, *_of_others(device))
+        ]
+        refused.append((InvalidArgumentError, 1))
+        siblings = registry.get_backend(device.backend).devices()
+        unable = [one for one in siblings if not one.can_access(device)]
+        refused += [(UnsupportedError, [one]) for one in unable]
+        for error, access in refused:
+            for call in (
+                lambda access=access: device.allocate(1 << 16, access=access),
+                lambda access=access: device.import_allocation(handle, allocation.size, access=access),
+            ):
+                found = raises(error, call, argument="access" if error is InvalidArgumentError else None)
+                if error is UnsupportedError:
+                    assert repr(access[0]) in str(found), "both devices are named"
+        for one in unable:
+            raises(UnsupportedError, lambda one=one: one.import_allocation(handle, allocation.size))
+        for one in siblings:
+            if one is not device:
+                raises(InvalidArgumentError, lambda one=one: allocation.buffer_on(one), argument="device")
+        assert not handle.closed
+
+
+def _that_can_use(device: Device) -> list[Device]:
+    """The other devices that can use its memory; none where it is alone."""
+    every = registry.get_backend(device.backend).devices()
+    return [one for one in every if one is not device and one.can_access(device)]
+
+
+def _of_others(device: Device) -> list[Device]:
+    """A device of another backend, if one is installed and works."""
+    for name, entry in registry.backends().items():
+        if name != device.backend and entry.available:
+            return list(registry.get_backend(name).devices()[:1])
+    return []
 
 
 @requires(EXPORT)

@@ -273,14 +273,14 @@ class ArraySuite(Suite):
         """Closing the memory closes its arrays; a closed one says so, whatever is asked of it."""
         theirs, ours = _image(bench, PLAIN)
         stream, level = bench.stream(), ours.level(0)
-        assert ours._parent is not None
-        ours._parent.close()
+        (parent,) = ours._parents
+        parent.close()
         assert ours.closed
         raises(ResourceClosedError, lambda: ours.level(0))
         target = np.zeros(level.nbytes, np.uint8)
         raises(ResourceClosedError, lambda: level.copy_to_host(target, stream=stream))
         raises(ResourceClosedError, lambda: level.copy_from_host(target, stream=stream))
-        ours._parent.close(timeout=LIMIT)
+        parent.close(timeout=LIMIT)
         theirs.write(0, pattern(level.nbytes, 12))
         assert not differ(theirs.read(0), pattern(level.nbytes, 12)), "the exporter lost its image"
 
@@ -294,16 +294,16 @@ class ArraySuite(Suite):
         theirs.write(0, data)
         released: list[str] = []
         ours.on_released(lambda: released.append("array"))
-        assert ours._parent is not None
-        ours._parent.on_released(lambda: released.append("memory"))
+        (parent,) = ours._parents
+        parent.on_released(lambda: released.append("memory"))
         gate.block(stream)
         ours.level(0).copy_to_buffer(buffer, stream=stream)
-        ours._parent.close()
+        parent.close()
         assert ours.closed
         assert released == [], "released under pending work"
         gate.open()
         stream.synchronize(LIMIT)
-        ours._parent.close(timeout=LIMIT)
+        parent.close(timeout=LIMIT)
         assert released == ["array", "memory"]
         assert not differ(memory.read(0, len(data)), data)
 

@@ -13,6 +13,7 @@ import pytest
 from ..._core import registry
 from ..._core.device import Device
 from ..._core.memory import ExternalMemory
+from ..._core.multicast import create_multicast, import_multicast
 from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Stream
 from ..._core.words import PinnedWords
@@ -190,8 +191,9 @@ class _Attempt:
         before = {
             Operation.IMPORT_BY_NAME: (Operation.IMPORT_MEMORY, Operation.IMPORT_SEMAPHORE),
             Operation.WAIT_TIMEOUT: (Operation.WAIT_SEMAPHORE,),
+            Operation.EXPORT_MULTICAST: (Operation.CREATE_MULTICAST,),
         }.get(self._cell.operation, ())
-        cells = [(operation, kind) for operation in before if (operation, kind) in table]
+        cells = [(operation, of) for operation in before for of in (kind, None) if (operation, of) in table]
         return [found for found in (table.of(self._cell), *map(table.of, cells)) if not found.usable]
 
     def run(self) -> None:
@@ -227,9 +229,16 @@ class _Attempt:
                 device.create_semaphore(wanted)
             case Operation.EXPORT_ALLOCATION:
                 wanted = kind
-                device.allocate(4096, wanted)
+                device.allocate(4096, wanted, access=[device])
             case Operation.IMPORT_ALLOCATION:
-                device.import_allocation(self._make(), 4096)
+                device.import_allocation(self._make(), 4096, access=[device])
+            case Operation.CREATE_MULTICAST:
+                create_multicast([device], 4096)
+            case Operation.EXPORT_MULTICAST:
+                wanted = kind
+                create_multicast([device], 4096, wanted)
+            case Operation.IMPORT_MULTICAST:
+                import_multicast(self._make(), [device], 4096)
             case Operation.STREAM_MEMORY_OPS:
                 PinnedWords(device)
             case _:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from ..._core.device import Device
-from ..kit import skip_declared, stand_in
+from ..kit import skip_declared
+from ..stand_ins import stand_in
 
 __all__ = ["Library", "Tensor", "libraries", "read_capsule"]
 

@@ -1,0 +1,363 @@
+"""``gpuinterop selftest multicast``: the whole life of multicast objects, in a child process that may hang."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
+
+import click
+from rich.markup import escape
+
+from .. import __version__
+from .._core.registry import get_backend
+from ..capabilities import Cell, Operation, VerifiedRun
+from ..errors import InvalidArgumentError
+from .console import complain, note, stdout
+from .records import need, recorded_runs, verified_file
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+    from .._core.registry import LoadedBackend
+
+__all__ = ["multicast"]
+
+_START: Final = "start a process"
+_END: Final = "end the process"
+_STARTED: Final = 60.0
+"""Seconds to start a process at least: it is not the driver's doing."""
+_KILLED: Final = 10.0
+"""Seconds that a killed process has to be gone."""
+
+_FABRIC: Final = (
+    "the fabric between the devices is not in order (its manager does not run, or does not know a device), or "
+    "confidential computing or a virtual machine keeps them from it"
+)
+_BLOCKS: Final = f"the driver blocks until every device of the team has joined: {_FABRIC}"
+_CAUSES: Final = {
+    _START: "the machine is busy, or this Python cannot be started again",
+    "open the devices": "a device is broken: `gpuinterop selftest` shows more, without multicast",
+    "add the devices": f"one of them does not join: {_FABRIC}",
+    "bind memory": _BLOCKS,
+    "map": _BLOCKS,
+    "multimem store": f"a store to the fabric does not come back: {_FABRIC}",
+    "multimem add": f"a load from the fabric does not come back: {_FABRIC}",
+    "bind addresses": _BLOCKS,
+    "start a second process": "two processes cannot use these devices: their compute mode is exclusive, or it is busy",
+    "add the devices of both": f"one of them does not join: {_FABRIC}",
+    "bind in both": _BLOCKS,
+    "map in both": _BLOCKS,
+    "multimem store from both": f"a store to the fabric does not come back: {_FABRIC}",
+    _END: "the driver does not let go of what the process had: the kernel's log may tell (`dmesg`)",
+}
+"""Why a step hangs or ends its process, as far as that can be guessed; of all other steps it is the fabric."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What became of a step: ``right``, ``wrong``, ``hung``, or ``died``, with its process."""
+
+    step: str
+    outcome: str = ""
+    seconds: float = 0.0
+    detail: str = ""
+    likely_cause: str | None = None
+
+
+@dataclass(slots=True)
+class Result:
+    """What ``--json`` prints."""
+
+    backend: str
+    devices: list[dict[str, Any]]
+    stand_in: str | None
+    steps: list[Step] = field(default_factory=list)
+    correct: bool = False
+
+
+@click.command("multicast")
+@click.option("--backend", metavar="NAME", help="By default the one that gpuinterop chooses here.")
+@click.option(
+    "--devices",
+    metavar="0,1,...",
+    callback=lambda _context, _parameter, text: _ordinals(text),
+    help="By ordinal, two or more. By default all that say they can.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds a step may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+@click.option("--report", is_flag=True, help="Record what was shown in the backend's verified.toml.")
+@click.option(
+    "--document",
+    type=click.Path(dir_okay=False, exists=True, writable=True, path_type=Path),
+    help="With --report: also write all recorded runs into this Markdown file, between its two marks.",
+)
+def multicast(
+    backend: str | None,
+    devices: Sequence[int] | None,
+    timeout: float,
+    as_json: bool,
+    report: bool,
+    document: Path | None,
+) -> None:
+    """Try multicast: create, bind, map, store to all devices, add over all, in one process and in two.
+
+    What a device says of multicast does not prove that it works, so this does it all, in a child process that is killed
+    when a step takes too long. Each device's own memory is then read by ordinary copies.
+
+    Run it on a machine that is yours: where the fabric is sick, it can block, or upset the machine for others.
+
+    The exit status is 0 when every step was right, 1 when one was not, 2 when nothing was tried, and 3 when all was
+    right and --report could not record it.
+    """
+    from ..testing.stand_ins import stand_in
+
+    if document is not None and not report:
+        raise click.UsageError("--document goes with --report: it shows what that has recorded.")
+    if report:
+        need("tomli_w", "--report")
+
+    loaded = get_backend(backend)
+    team = _team(loaded, devices)
+    double = stand_in(loaded.name)
+    result = Result(loaded.name, [{"ordinal": device.ordinal, "name": device.name} for device in team], double or None)
+    if not as_json:
+        stdout().print(f"[bold]multicast[/bold] on {escape(_names(team))}", soft_wrap=True)
+        if double:
+            note(f"{double} only stands in for a driver: this proves nothing of hardware.")
+    for step in _run(loaded.name, team, timeout):
+        result.steps.append(step)
+        if not as_json:
+            _show(step)
+    result.correct = [(step.step, step.outcome) for step in result.steps] == [(n, "right") for n in _names_of_steps()]
+    if as_json:
+        click.echo(json.dumps(asdict(result), indent=2))
+    elif result.correct:
+        stdout().print("[green]multicast works here[/green]")
+    if report:
+        _record(result, loaded, team, document)
+    sys.exit(0 if result.correct else 1)
+
+
+def _ordinals(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of ordinals such as 0,1.") from None
+
+
+def _team(backend: LoadedBackend, ordinals: Sequence[int] | None) -> list[Device]:
+    """The devices that take part; raises where they cannot, before anything is called."""
+    from ..testing.multicast import CELLS
+
+    every = [backend.device(number) for number in ordinals] if ordinals is not None else list(backend.devices())
+    able = [device for device in every if device.capabilities.supports(Operation.CREATE_MULTICAST)]
+    for device in every if ordinals is not None or not able else able:
+        device.capabilities.require(*CELLS)
+    if len(able) < 2:
+        there = _names(able) if ordinals is not None else f"{_names(able)}, of {_names(backend.devices())}"
+        raise InvalidArgumentError("devices", f"multicast needs two devices that can, or more; there is {there}.")
+    return able
+
+
+def _names_of_steps() -> list[str]:
+    """All that must be right: a process that has ended well has not for that done everything."""
+    from ..testing.multicast import Life
+
+    return [name for name, _ in Life([]).steps()]
+
+
+def _names(devices: Sequence[Device]) -> str:
+    return ", ".join(f"{device.backend}:{device.ordinal} {device.name}" for device in devices) or "none"
+
+
+# -- the child -----------------------------------------------------------------------------------------------------
+
+
+def _run(backend: str, team: Sequence[Device], timeout: float) -> Generator[Step, None, None]:
+    """Each step as it ends; the first that is not right is the last."""
+    from ..testing.multicast import START
+
+    expected = _names_of_steps()
+    step = Step(_START)
+    with tempfile.TemporaryFile("w+", errors="replace") as errors, _child(backend, team, errors) as (child, lines):
+        while True:
+            begun = time.monotonic()
+            limit = max(timeout, _STARTED) if step.step in (_START, START) else timeout
+            try:
+                line = lines.get(timeout=limit)
+                status = child.wait(limit) if line is None else None
+            except (queue.Empty, subprocess.TimeoutExpired):
+                yield _ended(step, "hung", begun, f"it did not end in {limit:g} s, and {_kill(child)}")
+                return
+            if status == 0 and not expected:
+                return
+            if line is None:
+                _kill(child)  # the process that it has started may be left
+                errors.seek(0)
+                yield _ended(step, "died", begun, f"its process {_how(child.returncode)} {errors.read()[-2000:]}")
+                return
+            if "error" in line:
+                yield _ended(step, "wrong", begun, line["error"])
+                return
+            if "detail" in line:
+                expected.remove(step.step)
+                yield _ended(step, "right", begun, line["detail"])
+                step = Step(_END)  # unless another follows
+            else:
+                step = Step(line["step"])
+
+
+def _ended(step: Step, outcome: str, begun: float, detail: str) -> Step:
+    step.outcome, step.detail = outcome, detail.strip()
+    step.seconds = round(time.monotonic() - begun, 6)
+    if outcome in ("hung", "died"):
+        step.likely_cause = _CAUSES.get(step.step, _FABRIC)
+    return step
+
+
+_Lines: TypeAlias = "queue.SimpleQueue[dict[str, str] | None]"
+
+
+@contextmanager
+def _child(
+    backend: str, team: Sequence[Device], errors: IO[str]
+) -> Generator[tuple[subprocess.Popen[bytes], _Lines], None, None]:
+    """The process, and what it says: objects, and None at the end. It is gone when the block ends."""
+    lines: _Lines = queue.SimpleQueue()
+    with ExitStack() as scope:
+        # SIGTERM, and the end of the terminal, end this block as Ctrl-C does; SIGKILL the child notices itself.
+        scope.enter_context(_ended_by(signal.SIGTERM, signal.SIGHUP))
+        # A pipe that nobody else has: what drivers print goes elsewhere, and so does what its own child prints.
+        reading, writing = os.pipe()
+        reader = threading.Thread(target=_read, args=(reading, lines), daemon=True)
+        reader.start()
+        scope.callback(reader.join, _KILLED)  # unless the process could not be killed
+        arguments = [str(os.getpid()), str(writing), backend, *(str(one.ordinal) for one in team)]
+        with os.fdopen(writing, "wb"):
+            # A session of its own: it starts a process too, and both are killed together. Ctrl-C is ours, not theirs.
+            child = subprocess.Popen(
+                [sys.executable, "-m", "gpuinterop.testing.multicast", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=[writing],
+                start_new_session=True,
+            )
+            scope.callback(lambda: _kill(child) if child.returncode is None else None)
+        yield child, lines
+
+
+def _read(reading: int, lines: _Lines) -> None:
+    with os.fdopen(reading) as file, contextlib.suppress(ValueError):  # half a line, of a process that was killed
+        for line in file:
+            lines.put(json.loads(line))
+    lines.put(None)
+
+
+@contextmanager
+def _ended_by(*numbers: int) -> Generator[None, None, None]:
+    """Have signals end this process by way of what it has to clean up, where it can take them and has no other wish."""
+    mine = threading.current_thread() is threading.main_thread()
+    taken = [number for number in numbers if mine and signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in taken:
+            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> str:
+    """End the process and the one that it has started; says what became of it."""
+    with contextlib.suppress(ProcessLookupError):  # both are gone
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(_KILLED)
+    except subprocess.TimeoutExpired:
+        return f"its process {child.pid} cannot be killed: it hangs in the driver, and the machine may need a restart."
+    return "its process was killed."
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}:"
+    try:
+        return f"was ended by {signal.Signals(-status).name}:"
+    except ValueError:
+        return f"was ended by signal {-status}:"
+
+
+# -- what is shown -------------------------------------------------------------------------------------------------
+
+
+def _show(step: Step) -> None:
+    console = stdout()
+    if step.outcome == "right":
+        console.print(f"  [green]✓[/green] {step.step:<32} [dim]{escape(step.detail)}[/dim]", soft_wrap=True)
+        return
+    verb = {"wrong": "", "hung": "hung: ", "died": "died: "}[step.outcome]
+    console.print(f"  [red]✗ {step.step:<32} {verb}{escape(step.detail)}[/red]", soft_wrap=True)
+    if step.likely_cause:
+        console.print(f"    [yellow]likely:[/yellow] {escape(step.likely_cause)} (docs/multicast.md)", soft_wrap=True)
+
+
+def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], document: Path | None) -> None:
+    """Write a run of its own into verified.toml; never of what is no hardware, or was not right."""
+    from ..testing.report import write_document, write_report
+
+    if result.stand_in:
+        note(f"nothing was recorded: {result.stand_in} only stands in for a driver.")
+        return
+    if not result.correct:
+        complain("nothing was recorded: a step was not right.")
+        return
+    try:
+        write_report(verified_file(backend.name), _runs(result, backend, team))
+        if document is not None:
+            write_document(document, recorded_runs())
+    except (OSError, ValueError) as error:
+        complain(f"[bold]error:[/bold] it was right, and could not be recorded: {escape(str(error))}")
+        sys.exit(3)
+
+
+def _runs(result: Result, backend: LoadedBackend, team: Sequence[Device]) -> list[VerifiedRun]:
+    """A run for each name of a device, with what devices of that name have done."""
+    from ..testing.multicast import Life
+
+    life = Life(team)
+    cells: dict[str, set[Cell]] = {}
+    for index, device in enumerate(team):
+        cells.setdefault(device.name, set()).update(life.shown(index))
+    return [
+        VerifiedRun(
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            platform=sys.platform,
+            device=name,
+            versions={"gpuinterop": __version__, **backend.versions},
+            cells=frozenset(shown),
+            tests={f"steps passed, with {len(team)} devices": len(result.steps)},
+        )
+        for name, shown in cells.items()
+    ]

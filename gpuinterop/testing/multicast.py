@@ -1,0 +1,341 @@
+"""The whole life of multicast objects, step by step: what ``gpuinterop selftest multicast`` runs in a child process.
+
+``python -m gpuinterop.testing.multicast PARENT DESCRIPTOR BACKEND ORDINAL ORDINAL...`` ends with the process PARENT. To
+the descriptor, which nobody else has, it writes a JSON object a line: ``{"step": name}`` when a step begins, ``{"step":
+name, "detail": text}`` when it was right, and ``{"step": name, "error": text}`` when it was not, after which nothing
+more is done: what the process has is the driver's to clean up. It has no time-outs: PARENT has one for each step.
+
+It may block for ever, or upset a host whose fabric is sick: nothing runs it but a user who asks for it.
+
+The oracle is not multicast: each device's own allocation is filled and read by ordinary copies.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, TextIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .._core import registry
+from .._core.multicast import create_multicast
+from ..capabilities import Cell, Operation
+from ..errors import GpuInteropError
+from ..handles import VmmFd
+from .leaks import leaks_raised
+from .lifelines import die_with
+from .multimem import multimem_add, multimem_store
+from .peer import BackendPeer
+
+if TYPE_CHECKING:
+    from .._core.allocation import Allocation
+    from .._core.device import Device
+    from .._core.memory import Buffer
+    from .._core.multicast import MulticastMapping, MulticastObject
+    from .._core.stream import Stream
+    from ..handles import AllocationHandle
+
+__all__ = ["CELLS", "START", "Life", "Wrong"]
+
+CELLS: Final = (
+    Cell(Operation.CREATE_MULTICAST),
+    Cell(Operation.EXPORT_MULTICAST, VmmFd),
+    Cell(Operation.IMPORT_MULTICAST, VmmFd),
+)
+"""What the whole life needs of each device."""
+
+START: Final = "start a second process"
+"""The step that takes as long as an interpreter and a driver take to start."""
+
+Words = npt.NDArray[np.uint32]
+
+_CLOSE: Final = 30.0
+_MARGIN: Final = 7
+"""Words at both ends that a store leaves alone: they must stay as they are."""
+
+
+class Wrong(Exception):
+    """A device's memory holds something else than it must, or something is not what it must be."""
+
+
+class Life:
+    """Two objects: one of this process alone, then one of it and a second process, which has the last device.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+        Two or more of one backend.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = list(devices)
+        self._size = 0
+        self._streams: list[Stream] = []
+        self._memory: list[Allocation] = []
+        self._sums: list[Allocation] = []
+        self._object: MulticastObject
+        self._mapping: MulticastMapping
+        self._handle: AllocationHandle
+        self._peer: BackendPeer
+        self._value = 0xA5000000
+        self._generator = np.random.default_rng(5)
+
+    def steps(self) -> list[tuple[str, Callable[[], str]]]:
+        """The steps in order: a name, and what does it and says how it went."""
+        return [
+            ("open the devices", self._open),
+            ("granularity", self._granularity),
+            ("create", self._create),
+            ("add the devices", self._add),
+            ("bind memory", self._bind),
+            ("map", self._map),
+            ("multimem store", self._store),
+            ("multimem add", self._sum),
+            ("unmap and unbind", self._unbind),
+            ("bind addresses", self._bind_addresses),
+            ("close", self._close),
+            (START, self._start),
+            ("export", self._export),
+            ("import in the second process", self._import),
+            ("add the devices of both", self._add_both),
+            ("bind in both", self._bind_both),
+            ("map in both", self._map_both),
+            ("multimem store from both", self._store_both),
+            ("close in both", self._close_both),
+        ]
+
+    def shown(self, index: int) -> list[Cell]:
+        """What the device at `index` has done when all steps were right."""
+        create, export, imports = CELLS
+        return [create] + [export] * (index == 0) + [imports] * (index == len(self.devices) - 1)
+
+    # -- in this process -----------------------------------------------------------------------------------------
+
+    def _open(self) -> str:
+        self._streams = [device.create_stream() for device in self.devices]
+        return ", ".join(f"{device.backend}:{device.ordinal} {device.name}" for device in self.devices)
+
+    def _granularity(self) -> str:
+        first = self.devices[0]
+        found = first.multicast_granularity(self.devices, 1, VmmFd)
+        if found.minimum <= 0 or found.recommended % found.minimum:
+            raise Wrong(f"{found} is none: the recommended one must be a multiple of the minimum.")
+        self._size = found.minimum
+        for one in self.devices:  # memory is allocated in steps of its own
+            step = one.allocation_granularity(VmmFd).minimum
+            self._size = -(-self._size // step) * step
+        return f"minimum {found.minimum}, recommended {found.recommended} bytes; {self._size} are used"
+
+    def _create(self) -> str:
+        self._object = create_multicast(len(self.devices), self._size, VmmFd, device=self.devices[0])
+        return f"{self._size} bytes for {len(self.devices)} devices"
+
+    def _add(self) -> str:
+        for device in self.devices:
+            self._object.add_device(device)
+        return f"{len(self.devices)} devices"
+
+    def _bind(self) -> str:
+        for device in self.devices:
+            self._memory.append(device.allocate(self._size))
+            self._object.bind_memory(self._memory[-1])
+        return f"{self._size} bytes of each device"
+
+    def _map(self) -> str:
+        self._mapping = self._object.map()
+        return f"at {self._mapping.ptr:#x}"
+
+    def _store(self) -> str:
+        """Each device stores a word of its own; every device's memory is looked at, also where nothing was stored."""
+        for device, stream in zip(self.devices, self._streams, strict=True):
+            before = self._fill()
+            value = self._next()
+            multimem_store(stream, self._mapping, value, self._words - 2 * _MARGIN, first=_MARGIN, timeout=None)
+            self._expect(before, value, f"after a store by {device!r}")
+        return f"from each of {len(self.devices)} devices, found in the memory of all"
+
+    def _sum(self) -> str:
+        """Different random words on each device; every device adds them up."""
+        total = np.zeros(self._words, np.uint32)
+        for allocation in self._memory:
+            words = self._generator.integers(0, 1 << 32, self._words, np.uint32)
+            allocation.buffer.copy_from_host(words)
+            total += words
+        for device, stream in zip(self.devices, self._streams, strict=True):
+            self._sums.append(device.allocate(self._size))
+            target = self._sums[-1].buffer
+            target.fill(0)
+            multimem_add(stream, target, self._mapping, self._words, timeout=None)
+            _compare(_words(target), total, f"the sums that {device!r} has made")
+        return f"{self._words} sums by each of {len(self.devices)} devices"
+
+    def _unbind(self) -> str:
+        self._mapping.close(timeout=_CLOSE)
+        for binding in self._object.bindings:
+            binding.close(timeout=_CLOSE)
+        return f"{len(self.devices)} bindings"
+
+    def _bind_addresses(self) -> str:
+        for device, allocation in zip(self.devices, self._memory, strict=True):
+            self._object.bind_address(device, allocation.buffer, self._size)
+        with self._object.map() as self._mapping:
+            self._store()
+        for device in self.devices:
+            self._object.unbind(device, 0, self._size)
+        return f"{self._size} mapped bytes of each device"
+
+    def _close(self) -> str:
+        for one in (self._object, *self._memory, *self._sums):
+            one.close(timeout=_CLOSE)
+        self._memory.clear()
+        self._sums.clear()
+        return "everything was released"
+
+    # -- in two processes ----------------------------------------------------------------------------------------
+
+    def _start(self) -> str:
+        self._peer = BackendPeer(self.devices[-1], reply_limit=None)
+        if not self._peer.idle(_CLOSE):  # it answers: it has its device
+            raise Wrong(f"a fresh stream of {self.devices[-1]!r} has something to do.")
+        return f"process {self._peer.process.pid} has {self.devices[-1]!r}"
+
+    def _export(self) -> str:
+        self._object = create_multicast(len(self.devices), self._size, VmmFd, device=self.devices[0])
+        self._handle = self._object.export()
+        return f"a {type(self._handle).__name__}"
+
+    def _import(self) -> str:
+        self._peer.import_multicast(cast(VmmFd, self._handle), len(self.devices), self._size)
+        return f"{self._size} bytes for {len(self.devices)} devices"
+
+    def _add_both(self) -> str:
+        for device in self._ours:
+            self._object.add_device(device)
+        self._peer.add_device()
+        return f"{len(self._ours)} here, 1 there"
+
+    def _bind_both(self) -> str:
+        self._peer.bind_memory(self._size)
+        for device in self._ours:
+            self._memory.append(device.allocate(self._size))
+            self._object.bind_memory(self._memory[-1], assume_all_added=True)
+        return f"{self._size} bytes of each device"
+
+    def _map_both(self) -> str:
+        self._peer.map_multicast()
+        self._mapping = self._object.map(assume_all_added=True)
+        return f"at {self._mapping.ptr:#x} here"
+
+    def _store_both(self) -> str:
+        ours = functools.partial(multimem_store, self._streams[0], self._mapping, timeout=None)
+        for who, store in (("this process", ours), ("the second process", self._peer.multimem_store)):
+            before = self._fill()
+            self._peer.fill(_byte(len(self._ours)), 0, self._size)
+            value = self._next()
+            store(value, self._words - 2 * _MARGIN, first=_MARGIN)
+            self._expect(before, value, f"after a store by {who}")
+            found = np.frombuffer(self._peer.read(0, self._size), np.uint32)
+            expected = _stored(_filled(len(self._ours), self._words), value)
+            _compare(found, expected, f"the memory of {self.devices[-1]!r} after a store by {who}")
+        return "from each process, found in the memory of both"
+
+    def _close_both(self) -> str:
+        self._peer.close_multicast()
+        self._close()
+        self._peer.close()
+        for stream in self._streams:
+            stream.close(timeout=_CLOSE)
+        return "everything was released"
+
+    # -- the oracle ----------------------------------------------------------------------------------------------
+
+    @property
+    def _ours(self) -> list[Device]:
+        return self.devices[:-1]
+
+    @property
+    def _words(self) -> int:
+        return self._size // 4
+
+    def _next(self) -> int:
+        """A word that nobody has stored yet."""
+        self._value += 0x010203
+        return self._value
+
+    def _fill(self) -> list[Words]:
+        """Give each device's memory of this process bytes of its own; returns what is in them."""
+        for index, allocation in enumerate(self._memory):
+            allocation.buffer.fill(_byte(index))
+        return [_filled(index, self._words) for index in range(len(self._memory))]
+
+    def _expect(self, before: Sequence[Words], value: int, when: str) -> None:
+        for allocation, words in zip(self._memory, before, strict=True):
+            _compare(_words(allocation.buffer), _stored(words, value), f"the memory of {allocation.device!r} {when}")
+
+
+def _byte(index: int) -> int:
+    return 0x11 + index
+
+
+def _filled(index: int, count: int) -> Words:
+    return np.full(count, _byte(index) * 0x01010101, np.uint32)
+
+
+def _stored(before: Words, value: int) -> Words:
+    expected = before.copy()
+    expected[_MARGIN : len(expected) - _MARGIN] = value
+    return expected
+
+
+def _words(buffer: Buffer) -> Words:
+    found = np.zeros(buffer.size // 4, np.uint32)
+    buffer.copy_to_host(found)
+    return found
+
+
+def _compare(found: Words, expected: Words, what: str) -> None:
+    wrong = np.flatnonzero(found != expected)
+    if wrong.size:
+        at = int(wrong[0])
+        raise Wrong(
+            f"{what}: word {at} is {int(found[at]):#010x}, and must be {int(expected[at]):#010x}; "
+            f"{wrong.size} of {found.size} words are wrong."
+        )
+
+
+def _main() -> int:
+    parent, descriptor, backend, *ordinals = sys.argv[1:]
+    die_with(int(parent))
+    os.set_inheritable(int(descriptor), False)
+    with os.fdopen(int(descriptor), "w") as out:
+        return _run(out, registry.get_backend(backend), map(int, ordinals))
+
+
+def _run(out: TextIO, backend: registry.LoadedBackend, ordinals: Iterable[int]) -> int:
+    for step, act in Life([backend.device(ordinal) for ordinal in ordinals]).steps():
+        _say(out, step=step)
+        try:
+            with leaks_raised():
+                detail = act()
+        except (GpuInteropError, Wrong) as error:
+            _say(out, step=step, error=f"{type(error).__name__}: {error}")
+            return 1
+        except Exception:
+            _say(out, step=step, error=traceback.format_exc().strip())
+            return 1
+        _say(out, step=step, detail=detail)
+    return 0
+
+
+def _say(out: TextIO, **line: str) -> None:
+    print(json.dumps(line), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    os._exit(_main())  # nothing that a failure has left behind is waited for

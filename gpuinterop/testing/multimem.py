@@ -1,0 +1,45 @@
+"""The only instructions that may touch a multicast mapping, as a backend offers them for its check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from ..backend import MulticastBackend
+
+if TYPE_CHECKING:
+    from .._core.memory import Buffer
+    from .._core.multicast import MulticastMapping
+    from .._core.stream import Stream
+
+__all__ = ["multimem_add", "multimem_store"]
+
+_LIMIT: Final = 60.0
+
+
+def multimem_store(
+    stream: Stream,
+    mapping: MulticastMapping,
+    value: int,
+    count: int,
+    *,
+    first: int = 0,
+    timeout: float | None = _LIMIT,
+) -> None:
+    """Store a word `count` times, from the word `first` on, to all memory bound.
+
+    Returns when that is done; `SemaphoreTimeoutError` where it is not in `timeout` seconds, None for ever.
+    """
+    _backend(stream).multimem_store(stream._native, mapping.ptr + 4 * first, value, count)
+    stream.synchronize(timeout)
+
+
+def multimem_add(
+    stream: Stream, target: Buffer, mapping: MulticastMapping, count: int, *, timeout: float | None = _LIMIT
+) -> None:
+    """Put the sums of `count` words, over all memory bound, into `target`; returns as `multimem_store` does."""
+    _backend(stream).multimem_add(stream._native, target.ptr, mapping.ptr, count)
+    stream.synchronize(timeout)
+
+
+def _backend(stream: Stream) -> MulticastBackend:
+    return cast(MulticastBackend, stream.device._backend)  # its capabilities were asked for

@@ -1,0 +1,56 @@
+"""Whether what a backend calls is one of our test doubles: it is asked itself, by a symbol that each one exports."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import PurePath
+from typing import Final
+
+from .. import system
+from .._core import registry
+
+__all__ = ["simulated_driver", "stand_in"]
+
+_SIMULATED: Final = "gpuinterop_simulated_driver"
+_FORWARDING: Final = "gpuinterop_forwarding_hip"
+
+
+def stand_in(backend: str) -> str:
+    """The file of the driver that a backend calls, if it may be one of ours for tests; else empty.
+
+    A run on one that nobody has called simulated would otherwise be recorded as a GPU's. One of ours that is loaded
+    beside another is enough.
+    """
+    return next((path for path in _drivers(backend) if _exports(path, _SIMULATED) or _exports(path, _FORWARDING)), "")
+
+
+def simulated_driver(backend: str) -> str:
+    """The same of a simulated driver alone: behind it there is no hardware, whatever is called.
+
+    (A forwarding one sends its calls on to another vendor's driver.) Every driver of the name that is loaded must be
+    one: which of them is called cannot be told.
+    """
+    drivers = _drivers(backend)
+    return drivers[0] if drivers and all(_exports(path, _SIMULATED) for path in drivers) else ""
+
+
+def _drivers(backend: str) -> list[str]:
+    """The files of the driver that a backend calls, and of every other that is loaded and has the same name."""
+    named = registry.get_backend(backend).libraries.values()
+    names = {_name(path) for path in named}
+    loaded = (path for _, path in system.mapped_files() if _name(path) in names)
+    return list(dict.fromkeys([*named, *loaded]))
+
+
+def _name(path: str) -> str:
+    """``libcuda``, of ``/usr/lib/libcuda.so.580.159.04``."""
+    return PurePath(path).name.partition(".so")[0]
+
+
+def _exports(path: str, symbol: str) -> bool:
+    try:
+        library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
+    except OSError:  # it is not loaded, or cannot be
+        return False
+    return hasattr(library, symbol)

@@ -1,0 +1,310 @@
+"""Multicast objects, on simulated drivers alone: on hardware `gpuinterop selftest multicast` tries them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ..._core import registry
+from ..._core.allocation import Allocation
+from ..._core.device import Device
+from ..._core.multicast import MulticastMapping, MulticastObject, create_multicast, import_multicast
+from ...capabilities import Operation
+from ...errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
+from ...handles import OriginKind, VmmFd
+from ..kit import requires, skip_declared
+from ..multimem import multimem_add, multimem_store
+from ..peer import BackendPeer
+from ..stand_ins import simulated_driver
+from .base import LIMIT, Suite, leaves_nothing, new_stream, pattern, raises, read, word, write
+
+CREATE = Operation.CREATE_MULTICAST
+EXPORT = (Operation.EXPORT_MULTICAST, VmmFd)
+IMPORT = (Operation.IMPORT_MULTICAST, VmmFd)
+
+
+@requires(CREATE, (Operation.EXPORT_ALLOCATION, VmmFd))
+class MulticastSuite(Suite):
+    """What is stored to one address is in the memory of every device, and the rules that keep drivers from blocking."""
+
+    @pytest.fixture(autouse=True)
+    def team(self, device: Device) -> list[Device]:
+        """The device under test, and the others that can. Nothing is called where there might be hardware."""
+        if not simulated_driver(device.backend):
+            skip_declared("multicast can block, or upset a machine: a user tries it, `gpuinterop selftest multicast`")
+        every = registry.get_backend(device.backend).devices()
+        team = [device, *(one for one in every if one is not device and one.capabilities.supports(CREATE))]
+        if len(team) < 2:
+            skip_declared("multicast needs two devices that can")
+        return team
+
+    @pytest.fixture
+    def step(self, team: list[Device]) -> int:
+        """The smallest size that goes, of objects as of memory."""
+        sizes = [team[0].multicast_granularity(team, 1, VmmFd).minimum]
+        return max(sizes + [one.allocation_granularity(VmmFd).minimum for one in team])
+
+    # -- making one --------------------------------------------------------------------------------------------------
+
+    def test_granularity(self, team: list[Device]) -> None:
+        """Both are positive, the recommended one is a multiple of the minimum; by devices as by their number."""
+        found = team[0].multicast_granularity(team, 1 << 20, VmmFd)
+        assert found.minimum > 0
+        assert found.recommended >= found.minimum
+        assert found.recommended % found.minimum == 0
+        assert found == team[0].multicast_granularity(len(team), 1 << 20, (VmmFd,))
+
+    def test_create(self, team: list[Device], step: int) -> None:
+        """It says what it is; with the devices given, all are added at once."""
+        with create_multicast(team, 2 * step, VmmFd) as made:
+            assert made.size == 2 * step
+            assert made.device_count == len(team)
+            assert list(made.devices) == team
+            assert made.complete
+            assert made.handle_types == (VmmFd,)
+            assert made.granularity.minimum > 0
+            assert list(made.bindings) == []
+        assert made.closed
+        for use in (made.map, made.export, lambda: made.add_device(team[0])):
+            raises(ResourceClosedError, use)
+
+    def test_wrong_sizes(self, team: list[Device]) -> None:
+        """A size beside the granularity is refused, and the next good one named."""
+        minimum = team[0].multicast_granularity(team, 1, VmmFd).minimum
+        for size in (0, -1, 1 << 64):
+            raises(InvalidArgumentError, lambda size=size: create_multicast(team, size, VmmFd), argument="size")
+        match = rf"\b{2 * minimum}\b"
+        for size in (minimum + 1, 2 * minimum - 1):
+            raises(
+                InvalidArgumentError,
+                lambda size=size: create_multicast(team, size, VmmFd),
+                argument="size",
+                match=match,
+            )
+
+    def test_wrong_devices(self, team: list[Device], step: int) -> None:
+        """No device, one twice, too many, and none that was not added are refused."""
+        for wrong in ([], 0, -1, [team[0], team[0]], "devices", [team[0], None]):
+            devices: Any = wrong
+            raises(
+                InvalidArgumentError,
+                lambda devices=devices: create_multicast(devices, step, VmmFd, device=team[0]),
+                argument="devices",
+            )
+        with create_multicast(1, step, VmmFd, device=team[0]) as made:
+            made.add_device(team[0])
+            raises(InvalidArgumentError, lambda: made.add_device(team[0]), argument="device")
+            raises(InvalidArgumentError, lambda: made.add_device(team[1]), argument="device")
+            raises(InvalidArgumentError, lambda: made.map([team[1]]), argument="devices")
+            with team[1].allocate(step) as other:
+                raises(InvalidArgumentError, lambda: made.bind_memory(other), argument="allocation")
+
+    # -- what it is for ----------------------------------------------------------------------------------------------
+
+    def test_a_store_reaches_all(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """What any device stores is in the memory of every device, and nothing else of it is touched."""
+        mapping, memory = _bound(team, step, scope)
+        assert mapping.size == step
+        assert list(mapping.devices) == team
+        for index, device in enumerate(team):
+            for one, allocation in enumerate(memory):
+                allocation.buffer.fill(0x10 + one)
+            multimem_store(new_stream(device, scope), mapping, word(0x70 + index), 64, first=16)
+            for one, allocation in enumerate(memory):
+                expected = bytearray(bytes([0x10 + one]) * step)
+                expected[64 : 64 + 256] = bytes([0x70 + index]) * 256
+                assert read(allocation.buffer) == bytes(expected)
+
+    def test_sums(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """A load adds up the words of every device."""
+        mapping, memory = _bound(team, step, scope)
+        total = np.zeros(step // 4, np.uint32)
+        for index, allocation in enumerate(memory):
+            data = pattern(step, index)
+            write(allocation.buffer, data)
+            total += np.frombuffer(data, np.uint32)
+        for device in team:
+            sums = scope.enter_context(device.allocate(step))
+            sums.buffer.fill(0)
+            multimem_add(new_stream(device, scope), sums.buffer, mapping, 100)
+            assert read(sums.buffer, 0, 400) == total[:100].tobytes()
+            assert read(sums.buffer, 400, 4) == bytes(4)
+
+    def test_parts(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """A part of an allocation is bound to a part of the object."""
+        made = scope.enter_context(create_multicast(team, 2 * step, VmmFd))
+        memory = [scope.enter_context(device.allocate(3 * step)) for device in team]
+        for allocation in memory:
+            bound = made.bind_memory(allocation, step, start=2 * step, size=step)
+            assert (bound.offset, bound.size, bound.device) == (step, step, allocation.device)
+            allocation.buffer.fill(0x21)
+        mapping = scope.enter_context(made.map())
+        multimem_store(new_stream(team[0], scope), mapping, word(0x43), 8, first=step // 4)
+        for allocation in memory:
+            assert read(allocation.buffer, 0, 2 * step) == b"\x21" * (2 * step)
+            assert read(allocation.buffer, 2 * step, 36) == b"\x43" * 32 + b"\x21" * 4
+
+    def test_addresses(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """Mapped memory is bound by its buffer, and by its address."""
+        memory = [scope.enter_context(device.allocate(step)) for device in team]
+        made = scope.enter_context(create_multicast(team, step, VmmFd))  # closed first: an address keeps nothing alive
+        for index, allocation in enumerate(memory):
+            allocation.buffer.fill(0)
+            made.bind_address(allocation.device, allocation.buffer if index else allocation.buffer.ptr, step)
+        multimem_store(new_stream(team[0], scope), scope.enter_context(made.map()), word(0x35), 8)
+        for allocation in memory:
+            assert read(allocation.buffer, 0, 36) == b"\x35" * 32 + bytes(4)
+
+    def test_a_mapping_is_no_array(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """Only ``multimem`` instructions may touch it: array libraries are refused, with the reason."""
+        mapping: Any = _bound(team, step, scope)[0]
+        for offer in (
+            np.asarray,
+            np.from_dlpack,
+            lambda mapping: mapping.__dlpack__(),
+            lambda mapping: mapping.__dlpack_device__(),
+            lambda mapping: mapping.__array_interface__,
+            lambda mapping: mapping.__cuda_array_interface__,
+        ):
+            raises(UnsupportedError, lambda offer=offer: offer(mapping), match="multimem")
+
+    # -- rules -------------------------------------------------------------------------------------------------------
+
+    def test_not_before_all_are_added(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """Bind and map, which would block, are refused until every device was added."""
+        made = scope.enter_context(create_multicast(len(team), step, VmmFd, device=team[0]))
+        memory = scope.enter_context(team[0].allocate(step))
+        for device in team:
+            assert not made.complete
+            if made.devices:
+                for early in (
+                    lambda: made.bind_memory(memory),
+                    lambda: made.bind_address(team[0], memory.buffer, step),
+                    made.map,
+                ):
+                    raises(InvalidArgumentError, early, argument="assume_all_added", match="exchange")
+            made.add_device(device)
+        assert made.complete
+        made.bind_memory(memory)
+
+    def test_bindings(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """Nothing is bound twice, an unbind equals its bind, and ranges are whole steps within both."""
+        made = scope.enter_context(create_multicast(team, 2 * step, VmmFd))
+        memory = scope.enter_context(team[0].allocate(2 * step))
+        minimum = made.granularity.minimum
+        wrong = [
+            ("offset", {"offset": 1}),
+            ("offset", {"offset": 2 * step}),
+            ("start", {"start": minimum // 2}),
+            ("start", {"start": 2 * step}),
+            ("size", {"size": minimum + 4}),
+            ("size", {"size": 0}),
+            ("size", {"offset": step, "size": 2 * step}),
+            ("size", {"start": step, "size": 2 * step}),
+        ]
+        for argument, options in wrong:
+            raises(InvalidArgumentError, lambda options=options: made.bind_memory(memory, **options), argument=argument)
+        first = made.bind_memory(memory, size=step)
+        raises(InvalidArgumentError, lambda: made.bind_memory(memory), argument="offset")
+        second = made.bind_memory(memory, step, start=step)
+        assert list(made.bindings) == [first, second]
+        for device, offset, size in ((team[0], 0, 2 * step), (team[1], 0, step), (team[0], step, minimum // 2)):
+            raises(
+                InvalidArgumentError,
+                lambda device=device, offset=offset, size=size: made.unbind(device, offset, size),
+                argument="offset",
+            )
+        made.unbind(team[0], 0, step)
+        second.close(timeout=LIMIT)
+        assert list(made.bindings) == []
+        made.bind_memory(memory)
+
+    def test_ends(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """Closing memory ends its binding, closing the object everything of it; the memory stays."""
+        mapping, memory = _bound(team, step, scope)
+        made = mapping.multicast
+        memory[0].close()
+        assert [binding.device for binding in made.bindings] == team[1:]
+        made.close(timeout=LIMIT)
+        raises(ResourceClosedError, lambda: mapping.ptr)
+        memory[1].buffer.fill(0x3C)
+        assert read(memory[1].buffer, 0, 4) == b"\x3c" * 4
+
+    # -- other processes ---------------------------------------------------------------------------------------------
+
+    @requires(EXPORT, IMPORT)
+    def test_import_here(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """An import is the same object; it consumes the handle, and is not exported again."""
+        made = scope.enter_context(create_multicast(len(team), step, VmmFd, device=team[0]))
+        handle = made.export()
+        assert isinstance(handle, VmmFd)
+        assert handle.owned
+        assert handle.origin is not None
+        assert handle.origin.kind is OriginKind.MULTICAST
+        raises(
+            InvalidArgumentError,
+            lambda: import_multicast(handle, len(team), 2 * step, device=team[0]),
+            argument="size",
+        )
+        assert handle.fd >= 0, "a refused handle is not consumed"
+        with import_multicast(handle, len(team), step, device=team[-1]) as again:
+            assert handle.closed
+            assert again.device_count == len(team)
+            raises(HandleError, lambda: import_multicast(handle, len(team), step, device=team[0]))
+            raises(InvalidArgumentError, again.export, argument="multicast")
+        with team[0].allocate(step) as memory, memory.export() as other:
+            assert isinstance(other, VmmFd)
+            raises(HandleError, lambda: import_multicast(other, len(team), step, device=team[0]))
+            assert not other.closed
+
+    @requires(EXPORT, IMPORT)
+    def test_two_processes(self, team: list[Device], step: int, scope: ExitStack) -> None:
+        """Each adds its devices and binds their memory; what either stores is in the memory of both."""
+        peer = scope.enter_context(BackendPeer(team[-1]))
+        made = scope.enter_context(create_multicast(len(team), step, VmmFd, device=team[0]))
+        handle = made.export()
+        assert isinstance(handle, VmmFd)
+        peer.import_multicast(handle, len(team), step)
+        for device in team[:-1]:
+            made.add_device(device)
+        peer.add_device()
+        peer.bind_memory(step)
+        memory = [scope.enter_context(device.allocate(step)) for device in team[:-1]]
+        for allocation in memory:
+            made.bind_memory(allocation, assume_all_added=True)
+            allocation.buffer.fill(0)
+        peer.fill(0, 0, step)
+        peer.map_multicast()
+        mapping = scope.enter_context(made.map(assume_all_added=True))
+        multimem_store(new_stream(team[0], scope), mapping, word(0x51), 4)
+        peer.multimem_store(word(0x52), 4, first=4)
+        expected = b"\x51" * 16 + b"\x52" * 16 + bytes(4)
+        for allocation in memory:
+            assert read(allocation.buffer, 0, len(expected)) == expected
+        assert peer.read(0, len(expected)) == expected
+        peer.close_multicast()
+
+    @requires(EXPORT, IMPORT)
+    def test_nothing_is_left_over(self, team: list[Device], step: int) -> None:
+        """Round after round leaves no descriptor and no mapping behind."""
+
+        def round_trip(_turn: int) -> None:
+            with ExitStack() as scope:
+                mapping, memory = _bound(team, step, scope)
+                import_multicast(mapping.multicast.export(), len(team), step, device=team[0]).close(timeout=LIMIT)
+                for one in (mapping.multicast, *memory):
+                    one.close(timeout=LIMIT)
+
+        leaves_nothing(round_trip)
+
+
+def _bound(team: list[Device], size: int, scope: ExitStack) -> tuple[MulticastMapping, list[Allocation]]:
+    """An object with memory of every device bound to it, mapped for all."""
+    made: MulticastObject = scope.enter_context(create_multicast(team, size, VmmFd))
+    memory = [scope.enter_context(device.allocate(size)) for device in team]
+    for allocation in memory:
+        made.bind_memory(allocation)
+    return scope.enter_context(made.map()), memory

@@ -1,0 +1,660 @@
+"""``gpuinterop selftest multicast`` on the simulated driver: what it finds, and that it ends, whatever the driver does.
+
+Its processes have a ``sitecustomize`` that asks, before anything else, whether the driver is the simulated one:
+multicast runs on no other here. It scripts the faults too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import gpuinterop.cli.multicast as cli
+from gpuinterop._core import registry
+from gpuinterop._core.multicast import create_multicast
+from gpuinterop.capabilities import Cell, Operation, Support, VerifiedRun, read_verified
+from gpuinterop.cli.app import app
+from gpuinterop.cli.records import verified_file
+from gpuinterop.errors import SemaphoreTimeoutError
+from gpuinterop.handles import TimelineFd
+from gpuinterop.testing import multicast, stand_ins
+from gpuinterop.testing.multimem import multimem_add, multimem_store
+from gpuinterop.testing.report import format_document, write_report
+from tests.simulated.driver import Simulator, assert_simulated
+
+pytestmark = pytest.mark.timeout(150)
+
+CHILD, PEER, BOTH = "child", "peer", "child, peer"
+SIZE = 2 << 20
+HUNG = "10"
+"""Seconds until a step that hangs is given up: the others take hundredths, and starting a process does not count."""
+ENDED = 97
+MARKER = b"gpuinterop_simulated_driver"
+PROLOGUE = (
+    f"""
+import json, os, sys, traceback
+from pathlib import Path
+
+try:
+    from tests.simulated.driver import Simulator, assert_simulated
+    assert_simulated()
+except BaseException:  # Python itself would tell it, and go on
+    traceback.print_exc()
+    os._exit({ENDED})
+"""
+    """
+FOLDER = Path(__file__).parent
+line = " ".join(sys.orig_argv)
+role = "child" if "gpuinterop.testing.multicast" in line else "peer" if "gpuinterop.testing.peer" in line else ""
+simulator = Simulator.attach()
+ended = os._exit
+
+def end(status):
+    kept = {"live": simulator.live(), "violations": simulator.violations()}
+    (FOLDER / f"{role}.left").write_text(json.dumps(kept))
+    ended(status)
+
+if role:
+    (FOLDER / f"{role}.pid").write_text(str(os.getpid()))
+    os._exit = end
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the command came to."""
+
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.output)
+        return found
+
+    def failed(self) -> dict[str, Any]:
+        """The step that was not right: the last one, and no other."""
+        *right, last = self.result["steps"]
+        assert self.status == 1, self.output + self.errors
+        assert not self.result["correct"]
+        assert {step["outcome"] for step in right} <= {"right"}
+        found: dict[str, Any] = last
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _once(request: pytest.FixtureRequest) -> None:
+    """With other bindings than the newest only what goes through them is run again: all else is the same with any."""
+    version = os.environ.get("GPUINTEROP_TEST_CUDA_BINDINGS")
+    if version and request.function not in (test_it_passes, test_a_call_that_fails):
+        pytest.skip("it does not depend on the version of cuda-bindings, and is run with the newest")
+
+
+@pytest.fixture
+def environment(simulator: Simulator, tmp_path: Path) -> dict[str, str]:
+    """The simulated driver with two devices, and the folder of its ``sitecustomize``."""
+    assert_simulated()
+    variables = simulator.environment(GPUINTEROP_SIM_DEVICES="2", COLUMNS="300")
+    return {**variables, "PYTHONPATH": os.pathsep.join([str(tmp_path), variables["PYTHONPATH"]])}
+
+
+@pytest.fixture
+def run(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Run the command here, with what its processes do first; all that it has started must be gone at its end."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str, role: str = CHILD, script: str = "pass") -> Done:
+        _script(tmp_path, role, script)
+        result = CliRunner().invoke(app, ["selftest", "multicast", "--backend", "cuda", *arguments])
+        _are_gone(tmp_path)
+        assert isinstance(result.exception, SystemExit | None), result.exception
+        return Done(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def run_process(environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]:
+    """The same in a process of its own, with an environment of its own."""
+
+    def run(
+        *arguments: str, role: str = CHILD, script: str = "pass", folder: Path = tmp_path, **variables: str
+    ) -> Done:
+        _script(folder, role, script)
+        python_path = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuinterop", "selftest", "multicast", "--backend", "cuda", *arguments],
+            env={**environment, "PYTHONPATH": python_path, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        _are_gone(folder)
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def _script(folder: Path, role: str, script: str) -> None:
+    body = "".join(f"    {line}\n" for line in script.strip().splitlines())
+    (folder / "sitecustomize.py").write_text(f"{PROLOGUE}\nif role and role in {role!r}:\n{body}")
+
+
+def _are_gone(folder: Path) -> None:
+    deadline = time.monotonic() + 20
+    left = {file.stem: int(file.read_text()) for file in folder.glob("*.pid")}
+    while any(map(_runs, left.values())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = {name: pid for name, pid in left.items() if _runs(pid)}
+    for pid in left.values():
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"still there: {left}"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _left(folder: Path, role: str) -> dict[str, int]:
+    """What a process had of the driver when it ended."""
+    found = json.loads((folder / f"{role}.left").read_text())
+    assert found["violations"] == []
+    kinds = ("multicast", "multicast_binding", "vmm_handle", "vmm_mapping", "reservation", "bytes")
+    return {kind: count for kind, count in found["live"].items() if kind in kinds and count}
+
+
+def test_it_passes(run_process: Callable[..., Done], tmp_path: Path) -> None:
+    """Every step in order, in two processes; and neither leaves anything behind."""
+    done = run_process("--json")
+    assert done.status == 0, done.output + done.errors
+    assert done.result["correct"]
+    assert done.result["backend"] == "cuda"
+    assert [device["ordinal"] for device in done.result["devices"]] == [0, 1]
+    assert done.result["stand_in"].endswith("libcuda.so.1")
+    steps = [step["step"] for step in done.result["steps"]]
+    assert steps == [name for name, _ in multicast.Life([]).steps()]
+    for role in (CHILD, PEER):
+        assert _left(tmp_path, role) == {}, role
+
+
+def test_three_devices(run_process: Callable[..., Done]) -> None:
+    """More than two; a choice of two of them, in an order of their own."""
+    done = run_process("--json", GPUINTEROP_SIM_DEVICES="3")
+    assert done.status == 0, done.output + done.errors
+    assert len(done.result["devices"]) == 3
+    done = run_process("--json", "--devices", "2,0", GPUINTEROP_SIM_DEVICES="3")
+    assert done.status == 0, done.output + done.errors
+    assert [device["ordinal"] for device in done.result["devices"]] == [2, 0]
+
+
+def test_for_people(run: Callable[..., Done]) -> None:
+    """A line a step; that a stand-in proves nothing, and that nothing is recorded of it, whatever it has shown."""
+    file = verified_file("cuda")
+    before = file.read_bytes()
+    done = run("--report")
+    assert done.status == 0, done.output + done.errors
+    for name, _ in multicast.Life([]).steps():
+        assert f"✓ {name} " in done.output
+    assert "only stands in for a driver" in done.errors
+    assert "multicast works here" in done.output
+    assert "nothing was recorded: " in done.errors
+    assert file.read_bytes() == before
+
+
+# -- what is wrong -------------------------------------------------------------------------------------------------
+
+
+HANGS = {
+    "a step": (CHILD, "simulator._call('block', b'cuMulticastBindMem', 2, 1000.0)"),
+    "the second process": (BOTH, """
+if role == "peer":
+    simulator._call('block', b'cuMulticastAddDevice', 1, 1000.0)
+else:  # nobody's time-out counts but the command's
+    from gpuinterop.testing.peer import BackendPeer
+    BackendPeer.__init__.__kwdefaults__["reply_limit"] = 0.5
+"""),
+    "the end": (CHILD, "import signal\nos._exit = lambda status: signal.pause()"),
+}  # fmt: skip
+
+
+def test_what_hangs(run_process: Callable[..., Done], tmp_path: Path) -> None:
+    """It is named, with what may be the cause, and its processes are killed. All at once: they only wait."""
+
+    def hang(name: str) -> Done:
+        role, script = HANGS[name]
+        folder = tmp_path / name
+        folder.mkdir()
+        return run_process("--json", "--timeout", HUNG, role=role, script=script, folder=folder)
+
+    with ThreadPoolExecutor(len(HANGS)) as pool:
+        failed = {name: done.failed() for name, done in zip(HANGS, pool.map(hang, HANGS), strict=True)}
+    assert {name: step["step"] for name, step in failed.items()} == {
+        "a step": "bind memory",
+        "the second process": "add the devices of both",
+        "the end": "end the process",
+    }
+    for step in failed.values():
+        assert step["outcome"] == "hung"
+        assert f"did not end in {HUNG} s" in step["detail"]
+        assert "was killed" in step["detail"]
+    assert "fabric" in failed["a step"]["likely_cause"]
+    assert "fabric" in failed["the second process"]["likely_cause"]
+    assert "dmesg" in failed["the end"]["likely_cause"]
+
+
+@pytest.mark.parametrize(
+    ("call", "step"),
+    [
+        ("cuMulticastCreate", "create"),
+        ("cuMulticastAddDevice", "add the devices"),
+        ("cuMulticastBindMem", "bind memory"),
+        ("cuModuleLoadData", "multimem store"),
+        ("cuMulticastUnbind", "unmap and unbind"),
+        ("cuMulticastBindAddr", "bind addresses"),
+        ("cuMemExportToShareableHandle", "export"),
+    ],
+)
+def test_a_call_that_fails(run: Callable[..., Done], call: str, step: str) -> None:
+    """The step and the driver's error are named."""
+    failed = run("--json", script=f"simulator.fail({call!r}, code=802)").failed()
+    assert failed["step"] == step
+    assert failed["outcome"] == "wrong"
+    assert "802" in failed["detail"]
+    assert call in failed["detail"]
+
+
+def test_a_call_that_fails_in_the_second_process(run: Callable[..., Done]) -> None:
+    """Its error is told here."""
+    script = "simulator.fail('cuMemImportFromShareableHandle', code=800)"
+    failed = run("--json", role=PEER, script=script).failed()
+    assert failed["step"] == "import in the second process"
+    assert "cuMemImportFromShareableHandle" in failed["detail"]
+
+
+@pytest.mark.parametrize("call", ["cuMulticastUnbind", "cuMemRelease"])
+def test_a_release_that_fails_in_the_second_process(run: Callable[..., Done], call: str) -> None:
+    """Nobody is told there: here it is."""
+    failed = run("--json", role=PEER, script=f"simulator.fail({call!r}, code=1)").failed()
+    assert failed["step"] == "close in both"
+    assert failed["outcome"] == "wrong"
+    assert call in failed["detail"]
+
+
+def test_a_process_that_dies(run: Callable[..., Done]) -> None:
+    """Named with the signal and the step."""
+    script = """
+from gpuinterop_cuda.backend import CudaBackend
+import signal
+CudaBackend.multimem_store = lambda *arguments: os.kill(os.getpid(), signal.SIGSEGV)
+"""
+    failed = run("--json", script=script).failed()
+    assert failed["step"] == "multimem store"
+    assert failed["outcome"] == "died"
+    assert "SIGSEGV" in failed["detail"]
+
+
+@pytest.mark.parametrize(
+    ("script", "step"),
+    [
+        ("from gpuinterop_cuda.backend import CudaBackend\nCudaBackend.multimem_store = quit", "multimem store"),
+        ("from gpuinterop.testing.peer import BackendPeer\nBackendPeer.close_multicast = quit", "close in both"),
+        ("ended(0)", "start a process"),
+    ],
+    ids=["in a step", "in the last", "before any"],
+)
+def test_a_process_that_ends_well_without_having_done_all(run: Callable[..., Done], script: str, step: str) -> None:
+    """Its status alone shows nothing."""
+    failed = run("--json", script=f"quit = lambda *arguments: ended(0)\n{script}").failed()
+    assert failed["step"] == step
+    assert failed["outcome"] == "died"
+    assert "ended with status 0" in failed["detail"]
+    assert failed["likely_cause"]
+
+
+def test_what_others_print_is_no_message(run: Callable[..., Done]) -> None:
+    """Drivers and libraries write where they like, also half a line, and what looks like a message."""
+    script = """
+from gpuinterop_cuda.backend import CudaBackend
+unbind = CudaBackend.unbind
+
+def loud(*arguments):
+    os.write(1, b'{"step": "create", "error": "a driver says so"}\\n[driver] half a line')
+    os.write(2, b'{')
+    unbind(*arguments)
+
+CudaBackend.unbind = loud
+print("[driver] hello", flush=True)
+"""
+    done = run("--json", role=BOTH, script=script)
+    assert done.status == 0, done.output + done.errors
+    assert done.result["correct"]
+
+
+def test_every_step_has_a_likely_cause() -> None:
+    """And no cause is of a step that there is not."""
+    names = {name for name, _ in multicast.Life([]).steps()} | {cli._START, cli._END}
+    assert {name for name in names if not cli._ended(cli.Step(name), "hung", 0.0, "").likely_cause} == set()
+    assert set(cli._CAUSES) <= names
+
+
+MISSED = """
+from gpuinterop.handles import VmmFd
+from gpuinterop_cuda.backend import CudaBackend
+bind = CudaBackend.bind_memory
+
+def bind_another(self, group, device, offset, allocation, start, size):
+    if device is self._devices_seen[-1]:
+        allocation = self.allocate(device, size, VmmFd)
+    bind(self, group, device, offset, allocation, start, size)
+
+def remember(self, group, device):
+    self._devices_seen.append(device)
+    add(self, group, device)
+
+add = CudaBackend.add_device
+CudaBackend._devices_seen = []
+CudaBackend.add_device = remember
+CudaBackend.bind_memory = bind_another
+"""
+"""What is stored does not get into the memory of the last device: another allocation is bound in its place."""
+
+BOUND_ELSEWHERE = """
+from gpuinterop.handles import VmmFd
+from gpuinterop_cuda.backend import CudaBackend
+bind = CudaBackend.bind_address
+
+def bind_another(self, group, device, offset, address, size):
+    _, other = self.map_allocation(self.allocate(device, size, VmmFd), (device,))
+    bind(self, group, device, offset, other, size)
+
+CudaBackend.bind_address = bind_another
+"""
+
+SHORT = """
+from gpuinterop_cuda.backend import CudaBackend
+store = CudaBackend.multimem_store
+CudaBackend.multimem_store = lambda self, stream, address, value, count: store(self, stream, address, value, count - 1)
+"""
+LONG = SHORT.replace("count - 1)", "count + 1)")
+ELSEWHERE = """
+from gpuinterop_cuda.backend import CudaBackend
+add = CudaBackend.multimem_add
+CudaBackend.multimem_add = lambda self, stream, target, start, count: add(self, stream, target, start + 4, count - 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "step", "text"),
+    [
+        (MISSED, "multimem store", "the memory of <Device cuda:1 'Simulated GPU 1'>"),
+        (BOUND_ELSEWHERE, "bind addresses", "the memory of <Device cuda:0 'Simulated GPU 0'> after a store"),
+        (SHORT, "multimem store", "1 of 524288 words are wrong"),
+        (LONG, "multimem store", "1 of 524288 words are wrong"),
+        (ELSEWHERE, "multimem add", "the sums that <Device cuda:0 'Simulated GPU 0'> has made: word 0 is"),
+    ],
+    ids=[
+        "one memory is missed",
+        "other memory is bound by its address",
+        "one word is missed",
+        "one word too many",
+        "sums of other words",
+    ],
+)
+def test_wrong_bytes_are_found(run: Callable[..., Done], script: str, step: str, text: str) -> None:
+    """The oracle is an ordinary copy of each device's own allocation."""
+    failed = run("--json", script=script).failed()
+    assert failed["step"] == step
+    assert failed["outcome"] == "wrong"
+    assert text in failed["detail"]
+
+
+def test_wrong_bytes_in_the_second_process_are_found(run: Callable[..., Done]) -> None:
+    """What it does, and what it has got, is looked at as well."""
+    failed = run("--json", role=PEER, script=SHORT).failed()
+    assert failed["step"] == "multimem store from both"
+    assert "after a store by the second process" in failed["detail"]
+    failed = run("--json", role=PEER, script=MISSED).failed()
+    assert "the memory of <Device cuda:1 'Simulated GPU 1'> after a store by this process" in failed["detail"]
+
+
+@pytest.mark.parametrize(
+    ("role", "number", "status"),
+    [
+        (CHILD, signal.SIGINT, 130),
+        (CHILD, signal.SIGTERM, 143),
+        (CHILD, signal.SIGHUP, 129),
+        (CHILD, signal.SIGKILL, -9),
+        (PEER, signal.SIGTERM, 143),
+        (PEER, signal.SIGKILL, -9),
+    ],
+)
+def test_what_ends_the_command(
+    environment: dict[str, str], tmp_path: Path, role: str, number: int, status: int
+) -> None:
+    """Its processes end with it, also while one hangs, and also where it can do nothing for that any more."""
+    call, before = {
+        CHILD: ("cuMulticastBindMem", "add the devices"),
+        PEER: ("cuMulticastAddDevice", "import in the second process"),
+    }[role]
+    _script(tmp_path, role, f"simulator._call('block', {call.encode()!r}, 1, 1000.0)")
+    command = [sys.executable, "-m", "gpuinterop", "selftest", "multicast", "--backend", "cuda"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while f"✓ {before} " not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    _are_gone(tmp_path)
+
+
+def test_on_another_thread(run: Callable[..., Done]) -> None:
+    """No signal is handled there; all else is as ever."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(run, script="simulator.fail('cuMulticastCreate', code=802)").result(60)
+    assert done.status == 1, done.output + done.errors
+    assert "✗ create " in done.output
+    assert "multicast works here" not in done.output
+
+
+# -- whose driver it is --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unmarked(simulator: Simulator, tmp_path: Path) -> Path:
+    """The simulated driver without its marker: to all who ask it is a real one. It has a folder of its own."""
+    folder = tmp_path / "unmarked"
+    folder.mkdir()
+    data = simulator.path.read_bytes()
+    assert MARKER in data
+    (folder / "libcuda.so.1").write_bytes(data.replace(MARKER, MARKER[::-1]))
+    return folder / "libcuda.so.1"
+
+
+def test_a_store_that_does_not_end(simulator: Simulator) -> None:
+    """It is given up after its time-out, and not before it is done otherwise."""
+    assert_simulated()
+    devices = list(registry.get_backend("cuda").devices())
+    with ExitStack() as scope:
+        made = scope.enter_context(create_multicast(devices, SIZE))
+        memory = [scope.enter_context(device.allocate(SIZE)) for device in devices]
+        semaphore = scope.enter_context(devices[0].create_semaphore(TimelineFd))
+        stream = scope.enter_context(devices[0].create_stream())
+        for allocation in memory:
+            made.bind_memory(allocation)
+        with made.map() as mapping:
+            semaphore.wait(stream, 1)
+            with pytest.raises(SemaphoreTimeoutError):
+                multimem_store(stream, mapping, 7, 1, timeout=0.05)
+            with pytest.raises(SemaphoreTimeoutError):
+                multimem_add(stream, memory[0].buffer, mapping, 1, timeout=0.05)
+            semaphore.host_signal(1)
+            stream.synchronize(20)
+
+
+def test_no_process_runs_on_another_driver(run_process: Callable[..., Done], unmarked: Path, tmp_path: Path) -> None:
+    """The guard of these tests ends it before it has done anything."""
+    done = run_process("--json", LD_LIBRARY_PATH=str(unmarked.parent))
+    assert done.status == ENDED
+    assert done.output == ""
+    assert "is not the simulated driver" in done.errors
+    assert not list(tmp_path.glob("*.pid"))
+
+
+TWO = """
+import ctypes, sys
+
+for path in sys.argv[1:]:
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+from gpuinterop.testing.stand_ins import simulated_driver, stand_in
+
+print(bool(simulated_driver("cuda")), bool(stand_in("cuda")))
+"""
+
+
+def test_of_two_drivers_both_must_be_simulated(simulator: Simulator, unmarked: Path) -> None:
+    """Which one is called cannot be told: multicast is tried on neither, and nothing is recorded."""
+    for paths, found in (
+        ([simulator.path], "True True"),
+        ([unmarked], "False False"),
+        ([simulator.path, unmarked], "False True"),
+        ([unmarked, simulator.path], "False True"),
+    ):
+        environment = {**simulator.environment(), "LD_LIBRARY_PATH": str(paths[0].parent)}
+        done = subprocess.run(
+            [sys.executable, "-c", TWO, *map(str, paths)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout.strip() == found, (paths, done.stderr)
+
+
+# -- nothing is tried ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "text"),
+    [
+        ((), {"GPUINTEROP_SIM_DEVICES": "1"}, "multicast needs two devices that can, or more; there is cuda:0"),
+        (("--devices", "1"), {}, "multicast needs two devices that can, or more; there is cuda:1"),
+        (("--devices", "1,1"), {}, "multicast needs two devices that can, or more; there is cuda:1"),
+        (("--devices", "0,7"), {}, "no device 7"),
+        (("--devices", "0,x"), {}, "'0,x' is no list of ordinals"),
+        (("--timeout", "0"), {}, "--timeout"),
+        ((), {"GPUINTEROP_DISABLE": "*multicast*"}, "turned off by GPUINTEROP_DISABLE"),
+        ((), {"GPUINTEROP_DISABLE": "import_multicast:vmm_fd"}, "turned off by GPUINTEROP_DISABLE"),
+        (("--backend", "host"), {}, "create_multicast is unsupported"),
+        (("--document", "nowhere.md"), {}, "nowhere.md"),
+    ],
+)
+def test_it_refuses(
+    run: Callable[..., Done],
+    run_process: Callable[..., Done],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    text: str,
+) -> None:
+    """Exit status 2, the reason, and no process is started."""
+    done = run_process(*arguments, **variables) if variables else run(*arguments)
+    assert done.status == 2, done.output + done.errors
+    assert text in " ".join(done.errors.split())
+    assert done.output == ""
+    assert not list(tmp_path.glob("*.pid"))
+
+
+# -- what is recorded ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run of its own beside the suite's, which keeps it and claims none of its cells: what each device has done.
+
+    On the simulated driver, which says for this test that it is none.
+    """
+    file = tmp_path / "verified.toml"
+    monkeypatch.setattr(stand_ins, "stand_in", lambda _backend: "")
+    monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
+
+    def suites(date: str) -> VerifiedRun:
+        cells = frozenset({Cell(Operation.STREAM_MEMORY_OPS)})
+        return VerifiedRun(date=date, platform=sys.platform, device="Simulated GPU 0", versions={}, cells=cells)
+
+    def recorded() -> list[tuple[str, set[str]]]:
+        return [(one.device, {str(cell) for cell in one.cells}) for one in read_verified(file)]
+
+    first, last = {"create_multicast", "export_multicast:vmm_fd"}, {"create_multicast", "import_multicast:vmm_fd"}
+    write_report(file, [suites("2026-01-02")])
+    for _ in range(2):  # the second replaces the first
+        done = run("--report")
+        assert done.status == 0, done.output + done.errors
+        assert recorded() == [
+            ("Simulated GPU 0", {"stream_memory_ops"}),
+            ("Simulated GPU 0", first),
+            ("Simulated GPU 1", last),
+        ]
+    (shown,) = {tuple(one.tests.items()) for one in read_verified(file)[1:]}
+    assert shown == (("steps passed, with 2 devices", len(multicast.Life([]).steps())),)
+    assert "Tests: 19 steps passed, with 2 devices." in format_document({"cuda": read_verified(file)})
+    assert "cuda-bindings" in read_verified(file)[1].versions
+    monkeypatch.setattr(registry, "read_verified", lambda _file: read_verified(file))
+    for ordinal, cells in enumerate((first, last)):
+        table = registry.get_backend("cuda")._table(ordinal, f"Simulated GPU {ordinal}", "")
+        assert {str(cell) for cell in multicast.CELLS if table.of(cell).support is Support.SUPPORTED} == cells
+        assert "does not prove that it works" in table.of(multicast.CELLS[0]).reason
+    write_report(file, [suites("2026-03-04")])
+    assert recorded() == [
+        ("Simulated GPU 0", first),
+        ("Simulated GPU 1", last),
+        ("Simulated GPU 0", {"stream_memory_ops"}),
+    ]
+    before = file.read_bytes()
+    done = run("--report", script="simulator.fail('cuMulticastCreate', code=802)")
+    assert done.status == 1
+    assert "nothing was recorded" in done.errors
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("wrong", ["no folder", "no record", "no marks"])
+def test_a_record_that_cannot_be_written(
+    run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """The result is told all the same, and what is wrong has an exit status of its own."""
+    file = tmp_path / "there" / "verified.toml"
+    document = tmp_path / "document.md"
+    document.write_text("no marks")
+    if wrong != "no folder":
+        file.parent.mkdir()
+    if wrong == "no record":
+        file.write_text("this is no TOML")
+    monkeypatch.setattr(stand_ins, "stand_in", lambda _backend: "")
+    monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
+    done = run("--json", "--report", "--document", str(document))
+    assert done.status == 3, done.output + done.errors
+    assert done.result["correct"]
+    assert "could not be recorded: " in done.errors
