@@ -4,12 +4,17 @@
 #   ARGS="-k timeline"      what is passed on to the demo or to pytest
 #   CUDA_BINDINGS=12.9.0    the version of cuda-bindings that test-cuda uses, installed beside .venv's
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip uses; .venv has none
+#   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
+#   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
 
 PYTHON ?= python3
 ARGS ?=
 CUDA_BINDINGS ?=
 HIP_BINDINGS ?= 10.0.0.0.1.2
+TORCH ?= torch==2.13.0
+MPI ?= mpi4py==4.1.2 mpich==5.0.2
+WITH ?=
 VULKAN_FLAGS ?=
 GLSLFLAGS ?= --quiet
 
@@ -22,14 +27,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 # With PYTHON given, .venv is made again unless it was made with that one; with none, any will do.
 MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON)))
+# Another version is another folder.
+SPACE := $(subst ,, )
+EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test test-main test-cuda test-hip memcheck lint types check format shaders wheel-check vulkan clean
+.PHONY: help demo test test-main test-cuda test-exchange test-hip memcheck lint types check format shaders wheel-check vulkan clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
-	@echo "make test         run the tests: those of test-main, then those of test-cuda and test-hip"
+	@echo "make test         run the tests: those of test-main, then test-cuda, test-exchange (over sockets) and test-hip"
 	@echo "make test-cuda    the CUDA backend, on a simulated driver"
+	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI, on the simulated driver"
 	@echo "make test-hip     the HIP backend, on a simulated runtime"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
@@ -44,9 +53,11 @@ demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
 # One after the other, also under make -j: a process has one driver of a vendor, and those of test-main have none.
+# torch is large, and not for every system: it comes with `make test-exchange`, and is used from then on.
 test:
 	@$(MAKE) --no-print-directory test-main
 	@$(MAKE) --no-print-directory test-cuda
+	@$(MAKE) --no-print-directory test-exchange WITH=$(if $(wildcard $(EXCHANGE)),$(WITH),sockets)
 	@$(MAKE) --no-print-directory test-hip
 
 test-main: $(VENV)/.test vulkan
@@ -55,7 +66,12 @@ test-main: $(VENV)/.test vulkan
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) vulkan
 	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
-	    $(BIN)/python -m pytest tests/cuda_backend $(ARGS) || $(NONE_SELECTED)
+	    $(BIN)/python -m pytest tests/cuda_backend --ignore tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
+
+# Only the processes that the tests start see torch and MPI: other tests behave differently where torch is there.
+test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
+	@$(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
+	    $(BIN)/python -m pytest tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
 # hip-python has wheels for Linux on x86-64 only. HIP 5 is what the backend must refuse.
 ifeq ($(shell uname -sm),Linux x86_64)
@@ -75,11 +91,18 @@ memcheck: $(VENV)/.test
 	@compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 99 \
 	    $(BIN)/python -m pytest --pyargs gpuinterop.testing --gpuinterop-require=cuda $(ARGS)
 
-# ARGS="-k timeline" may select tests of one of the three only: pytest's 5 is no failure then.
+# ARGS="-k timeline" may select tests of one of them only: pytest's 5 is no failure then.
 NONE_SELECTED = { status=$$?; case "$$status $(ARGS) " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }
 
 $(VENV)/cuda-bindings-%: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*
+	@rm -rf $@ && mv $@.new $@
+
+# A prefix, not a target: that leaves out the libraries of MPICH, which belong to no package of Python's. What .venv has
+# already is not installed again.
+$(EXCHANGE): | $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
+	    "$(TORCH)" $(MPI)
 	@rm -rf $@ && mv $@.new $@
 
 $(VENV)/hip-python-%: $(VENV)/.test

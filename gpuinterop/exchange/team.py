@@ -1,0 +1,599 @@
+"""The ranks as a team: votes, handles for all, and multicast objects of all."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, NoReturn, TypeVar
+
+from .._core.allocation import Allocation
+from .._core.device import Device
+from .._core.memory import Buffer
+from .._core.multicast import (
+    MulticastBinding,
+    MulticastMapping,
+    MulticastObject,
+    create_multicast,
+    import_multicast,
+)
+from .._core.resource import check_int
+from ..errors import (
+    ArgumentTypeError,
+    DriverError,
+    GpuInteropError,
+    HandleError,
+    InvalidArgumentError,
+    PeerError,
+    again,
+)
+from ..handles import AllocationHandle, FabricHandle, FdHandle, Handle, VmmFd, handle_types
+from ..ipc import WIRE_TYPES
+from .delivery import Inbox, check_address, host, post
+from .transport import Transport, check_seconds, check_transport
+from .votes import (
+    Failure,
+    Vote,
+    at,
+    check_values,
+    decide,
+    disagreement,
+    given_up,
+    hear,
+    listed,
+    names,
+    pack,
+    pack_outcome,
+    placed,
+)
+
+H = TypeVar("H", bound=Handle)
+
+_ATTEMPTS: Final = 5
+"""How often memory is bound again that the driver is not ready for yet."""
+_PAUSE_S: Final = 0.05
+"""Before the second attempt; twice as long before each further one."""
+
+
+class Team:
+    """The ranks of a transport, which make the same calls in the same order.
+
+    Parameters
+    ----------
+    transport : Transport
+        Used by this team alone, and still the caller's to close.
+    timeout : float
+        Seconds that a vote takes at most, the same on every rank: how much later than another a rank may come to a
+        step.
+
+    Every call has one outcome for all ranks. Failure: on every rank the same error, of the same class and with the same
+    attributes and text, which begins with the rank and the step; ``.rank`` and ``.step`` have them as well. On the rank
+    that failed, its own error is the cause. A rank that has died, or does not answer in time, is a `PeerError`. What
+    a call has made is closed before it raises, and the team is broken: each later call raises the error again. The
+    module's page says how far this goes. One thread at a time.
+    """
+
+    def __init__(self, transport: Transport, *, timeout: float = 30.0) -> None:
+        self._transport = check_transport(transport)
+        self._timeout = check_seconds(timeout)
+        self._broken: GpuInteropError | None = None
+        """Without traceback and cause: those would keep the frames alive of whoever has called, and all in them."""
+
+    @property
+    def rank(self) -> int:
+        """Of this process, from 0."""
+        return self._transport.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._transport.size
+
+    @property
+    def timeout(self) -> float:
+        """Of a vote, in seconds."""
+        return self._timeout
+
+    def __repr__(self) -> str:
+        return f"<Team rank {self.rank} of {self.size}{', broken' if self._broken else ''}>"
+
+    # -- votes ---------------------------------------------------------------------------------------------------
+
+    def vote(self, step: str, error: Exception | None = None) -> None:
+        """Tell the others how this rank's part of a step went, and raise unless it went well everywhere.
+
+        Parameters
+        ----------
+        step : str
+            The same on every rank.
+        error : Exception, optional
+            Why this rank has failed.
+        """
+        self._vote(step, None, error)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Run the body, and vote: it succeeds on all ranks, or raises on all.
+
+        What is no ``Exception``, such as Ctrl-C, leaves at once; to the others this rank is silent.
+        """
+        self._check()
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:
+            self._leave(name, raised)
+            raise
+        self._vote(name, None, error)
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise again(self._broken)
+
+    def _do(self, step: str, action: Callable[[], Any], parse: Callable[[Any], Any] = lambda value: value) -> list[Any]:
+        """Run an action, vote, and return what it returned on each rank: JSON.
+
+        `parse` takes each rank's value, and raises for what cannot be one; it is the same on every rank, so that all
+        find the same value wrong.
+        """
+        self._check()
+        value = error = None
+        try:
+            value = action()
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:
+            self._leave(step, raised)
+            raise
+        return self._vote(step, value, error, parse)
+
+    def _vote(
+        self, step: str, value: Any, error: Exception | None, parse: Callable[[Any], Any] = lambda value: value
+    ) -> list[Any]:
+        self._check()
+        start = time.monotonic()
+        failure = None if error is None else Failure.of(error)
+        known = {self.rank: Vote(step, value, failure, self._timeout)}
+        try:
+            for deadline in (start + self._timeout / 2, start + self._timeout):
+                for rank, message in enumerate(self._transport.exchange(pack(known), deadline)):
+                    if rank != self.rank and message is not None:
+                        hear(known, rank, message, self.size)
+            check_values(known, step, parse)
+            outcome = decide(known, self.size)
+            # Who goes on waits for the others' word that they do; who has failed waits for nobody.
+            deadline = start + self._timeout if outcome is None else time.monotonic()
+            told = self._transport.exchange(pack_outcome(outcome), deadline)
+        except BaseException as raised:
+            self._leave(step, raised)
+            raise
+        told[self.rank] = None
+        outcome = outcome or given_up(told)
+        if outcome is not None:
+            self._break(outcome, error)
+        return [parse(known[rank].value) for rank in range(self.size)]
+
+    def _break(self, outcome: GpuInteropError, cause: BaseException | None = None) -> NoReturn:
+        self._broken = copy.copy(outcome)
+        raise outcome from cause
+
+    def _leave(self, step: str, reason: BaseException) -> None:
+        """Take part no more, after Ctrl-C or with a broken transport: the others find this rank silent."""
+        text = f"this rank, {self.rank}, has left the team in step {step!r}: {type(reason).__name__} {reason}"
+        self._broken = placed(PeerError(text.rstrip() + "."), self.rank, step)
+
+    def _agree(self, step: str, argument: str, values: Sequence[Any], what: str) -> None:
+        """All ranks have the same values, so they all find out alike where a value differs."""
+        if any(value != values[0] for value in values):
+            self._break(disagreement(step, argument, what, dict(enumerate(values))))
+
+    def _refuse(self, step: str, error: GpuInteropError) -> NoReturn:
+        """Fail for a reason that every rank sees by itself, so that there is nothing to vote on."""
+        self._break(at(error, step))
+
+    # -- handles -------------------------------------------------------------------------------------------------
+
+    def share_handle(self, handle: Handle | None = None, root: int = 0, *, expect: type[H]) -> H:
+        """Give the handle of one rank to all.
+
+        Parameters
+        ----------
+        handle : Handle, optional
+            On the rank `root` only, and still the caller's afterwards.
+        root : int
+            Whose it is; the same on every rank.
+        expect : type
+            Of which type; the same on every rank, so that none chooses what another takes its descriptor for.
+
+        Returns
+        -------
+        Handle
+            Owned by the caller; on `root` a duplicate.
+
+        Raises
+        ------
+        HandleError
+            Descriptors do not leave their host: take `FabricHandle` where the ranks are on several.
+        """
+        call = "share_handle"
+
+        def check() -> int:
+            _check_sendable(expect, "expect")
+            if check_int(root, "root") not in range(self.size):
+                raise InvalidArgumentError("root", f"must be a rank, 0 to {self.size - 1}, not {root!r}.")
+            if (handle is None) == (self.rank == root):
+                raise InvalidArgumentError("handle", f"is given by the root, rank {root}, and by no other.")
+            if handle is not None:
+                _check_kind(handle, expect)
+            return int(root)
+
+        step = f"{call}: arguments"
+        self._agree(step, "root", self._do(step, check, _integer), "roots")
+        return self._distribute(call, handle, expect, [root], "expect")[0]
+
+    def gather_handles(self, handle: H) -> list[H]:
+        """Give each rank's handle to all; they must be of one type.
+
+        Returns
+        -------
+        list of Handle
+            By rank, owned by the caller; this rank's own is a duplicate. `handle` is still the caller's.
+        """
+        return self._distribute("gather_handles", handle, type(handle), range(self.size), "handle")
+
+    def _distribute(
+        self, call: str, handle: Handle | None, expect: type[H], senders: Sequence[int], argument: str
+    ) -> list[H]:
+        """The handles of `senders`, in their order; `argument` is what the caller has given `expect` with."""
+        step = f"{call}: address"
+        others = [rank for rank in senders if rank != self.rank]
+        with ExitStack() as scope:
+            inbox: list[Inbox] = []
+
+            def offer() -> dict[str, Any]:
+                """Where this rank takes handles; a fabric handle's bytes go as they are."""
+                _check_sendable(expect, argument)
+                offered: dict[str, Any] = {"type": expect.type_name, "host": "", "inbox": None, "data": None}
+                if issubclass(expect, FdHandle):
+                    offered["host"] = host()
+                    inbox.append(scope.enter_context(Inbox()))
+                    offered["inbox"] = inbox[0].address
+                elif isinstance(handle, FabricHandle):
+                    offered["data"] = handle.data.hex()
+                return offered
+
+            offers = self._do(step, offer, _offer)
+            self._agree(step, "handle", [offered["type"] for offered in offers], "types")
+            if expect is FabricHandle and (silent := [rank for rank in senders if offers[rank]["data"] is None]):
+                self._refuse(step, PeerError(f"{names(silent)} gave no bytes of a fabric handle."))
+            hosts = {rank: offered["host"] for rank, offered in enumerate(offers)}
+            if len(set(hosts.values())) > 1:
+                problem = (
+                    f"file descriptors do not go from one host or network namespace to another: {listed(hosts)}; "
+                    "FabricHandle does, where the hosts have one NVLink domain."
+                )
+                self._refuse(step, HandleError(f"handle: {problem}"))
+            received: dict[int, Any] = {}
+            scope.callback(lambda: [one.close() for one in received.values()])
+
+            def send() -> None:
+                if inbox and handle is not None:
+                    deadline = time.monotonic() + self._timeout / 2
+                    for rank in range(self.size):
+                        if rank != self.rank:
+                            post(handle, offers[rank]["inbox"], self.rank, rank, deadline)
+
+            def take() -> None:
+                if inbox:
+                    received.update(inbox[0].take(others, expect))
+                else:
+                    received.update((rank, FabricHandle(bytes.fromhex(offers[rank]["data"]))) for rank in others)
+                if isinstance(handle, FdHandle | FabricHandle):
+                    received[self.rank] = handle.duplicate()
+
+            if inbox:
+                self._do(f"{call}: send", send)
+            self._do(f"{call}: receive", take)
+            handles = [received[rank] for rank in senders]
+            received.clear()  # the caller's now
+            return handles
+
+    # -- multicast -----------------------------------------------------------------------------------------------
+
+    def create_multicast(
+        self, device: Device, size: int, handle_type: type[AllocationHandle] = VmmFd
+    ) -> MulticastObject:
+        """Make a multicast object of the devices of all ranks, one each.
+
+        Rank 0 creates it, all others import it, each rank adds its device; when this returns, all were added.
+
+        Parameters
+        ----------
+        device : Device
+            This rank's; no two ranks have the same.
+        size : int
+            In bytes, the same on every rank; a multiple of the minimum of `Device.multicast_granularity`.
+        handle_type : type
+            How it is shared, the same on every rank: `VmmFd` on one host, `FabricHandle` across hosts.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The ranks disagree, or have the same device; the message names them.
+        UnsupportedError, DriverError, PeerError
+            As `gpuinterop.create_multicast`, `gpuinterop.import_multicast` and `MulticastObject.add_device`, of any
+            rank.
+        """
+        call = "create_multicast"
+
+        def check() -> dict[str, Any]:
+            if not isinstance(device, Device):
+                raise ArgumentTypeError("device", f"must be a Device, not {type(device).__name__}.")
+            _check_sendable(handle_type, "handle_type")
+            device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
+            mark = device.identity.uuid or device.identity.luid
+            return {"size": int(size), "type": handle_type.type_name, "device": mark.hex() if mark else None}
+
+        step = f"{call}: arguments"
+        details = self._do(step, check, lambda value: _fields(value, size=int, type=str, device=(str, type(None))))
+        self._agree(step, "size", [given["size"] for given in details], "sizes")
+        self._agree(step, "handle_type", [given["type"] for given in details], "types")
+        marks = {rank: given["device"] for rank, given in enumerate(details) if given["device"]}
+        if len(set(marks.values())) < len(marks):
+            self._refuse(step, InvalidArgumentError("device", f"each rank has its own; here are {listed(marks)}."))
+
+        with ExitStack() as undo:
+            made: list[MulticastObject] = []
+            exported: list[AllocationHandle] = []
+
+            def keep(multicast: MulticastObject) -> None:
+                undo.callback(multicast.close)
+                made.append(multicast)
+
+            def create() -> None:
+                if self.rank == 0:
+                    keep(create_multicast(self.size, size, [handle_type], device=device))
+
+            def export() -> None:
+                if self.rank == 0:
+                    exported.append(made[0].export(handle_type))
+                    undo.callback(exported[0].close)
+
+            def load() -> None:
+                if self.rank != 0:
+                    keep(import_multicast(handle, self.size, size, device=device))
+
+            self._do(f"{call}: create", create)
+            self._do(f"{call}: export", export)
+            handle = self._distribute(call, exported[0] if exported else None, handle_type, [0], "handle_type")[0]
+            undo.callback(handle.close)
+            # Rank 0 keeps its object open at least until this vote, when all have imported it.
+            self._do(f"{call}: import", load)
+            self._do(f"{call}: add device", lambda: made[0].add_device(device))
+            handle.close()
+            for one in exported:
+                one.close()
+            undo.pop_all()
+            return made[0]
+
+    def bind_memory(
+        self,
+        multicast: MulticastObject,
+        allocation: Allocation,
+        offset: int = 0,
+        *,
+        start: int = 0,
+        size: int | None = None,
+    ) -> MulticastBinding:
+        """Bind memory of this rank's device, on all ranks or on none: `MulticastObject.bind_memory`.
+
+        Every rank binds the same bytes of the object. The votes find out first that all devices were added. A driver
+        that is not ready yet (``CUDA_ERROR_SYSTEM_NOT_READY``) is asked again, by all ranks together, five times at
+        most.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Not all devices were added; or the ranks' objects or bytes differ, or a rank's arguments are wrong.
+        ResourceBusyError
+            A driver was not ready, and a rank's pending work did not let it unbind within half the time-out.
+        DriverError, PeerError
+        """
+        return self._bind(
+            "bind_memory",
+            multicast,
+            lambda: multicast.bind_memory(allocation, offset, start=start, size=size, assume_all_added=True),
+        )
+
+    def bind_address(
+        self, multicast: MulticastObject, device: Device, address: int | Buffer, size: int, offset: int = 0
+    ) -> MulticastBinding:
+        """Bind mapped memory of this rank's device, on all ranks or on none: `MulticastObject.bind_address`.
+
+        As `bind_memory` does.
+        """
+        return self._bind(
+            "bind_address",
+            multicast,
+            lambda: multicast.bind_address(device, address, size, offset, assume_all_added=True),
+        )
+
+    def _ready(self, call: str, multicast: MulticastObject) -> None:
+        """All devices were added, so that no driver will block: those of all ranks together are the whole team."""
+
+        def look() -> dict[str, int]:
+            if not isinstance(multicast, MulticastObject):
+                raise ArgumentTypeError("multicast", f"must be a MulticastObject, not {type(multicast).__name__}.")
+            multicast._check_open()
+            return {"size": multicast.size, "devices": multicast.device_count, "added": len(multicast.devices)}
+
+        step = f"{call}: ready"
+        there = self._do(step, look, lambda value: _fields(value, size=int, devices=int, added=int))
+        self._agree(step, "multicast", [one["size"] for one in there], "sizes of their objects")
+        self._agree(step, "multicast", [one["devices"] for one in there], "numbers of devices in their objects")
+        added = {rank: one["added"] for rank, one in enumerate(there)}
+        if sum(added.values()) != multicast.device_count:
+            self._refuse(
+                step,
+                InvalidArgumentError(
+                    "multicast",
+                    f"of the {multicast.device_count} devices of the object the ranks have added {listed(added)}: the "
+                    "driver would block. Team.create_multicast() adds all.",
+                ),
+            )
+
+    def _bind(self, call: str, multicast: MulticastObject, bind: Callable[[], MulticastBinding]) -> MulticastBinding:
+        self._ready(call, multicast)
+        pause = _PAUSE_S
+        for attempt in range(1, _ATTEMPTS + 1):
+            if binding := self._try(call, bind, last=attempt == _ATTEMPTS):
+                return binding
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last attempt succeeds or raises")
+
+    def _try(self, call: str, bind: Callable[[], MulticastBinding], *, last: bool) -> MulticastBinding | None:
+        """Bind on all ranks; None, and bound on none, where a driver is not ready yet."""
+        with ExitStack() as undo:
+            bound: list[MulticastBinding] = []
+
+            def once() -> list[int] | None:
+                try:
+                    bound.append(bind())
+                except DriverError as error:
+                    if last or not error.symbol.endswith("SYSTEM_NOT_READY"):
+                        raise
+                    return None
+                undo.callback(bound[0].close)
+                return [bound[0].offset, bound[0].size]
+
+            def unbind() -> None:
+                for binding in bound:
+                    binding.close(timeout=self._timeout / 2)  # pending work may hold it up
+
+            step = f"{call}: bind"
+            bytes_bound = self._do(step, once, _extent)
+            if None in bytes_bound:
+                self._do(f"{call}: unbind", unbind)
+                return None
+            self._agree(step, "offset", [offset for offset, _ in bytes_bound], "offsets")
+            self._agree(step, "size", [size for _, size in bytes_bound], "sizes")
+            undo.pop_all()
+            return bound[0]
+
+    def map(self, multicast: MulticastObject) -> MulticastMapping:
+        """Map a multicast object for this rank's device, on all ranks or on none: `MulticastObject.map`.
+
+        The votes find out first that all devices were added.
+        """
+        self._ready("map", multicast)
+        with ExitStack() as undo:
+            mapped: list[MulticastMapping] = []
+
+            def once() -> None:
+                mapped.append(multicast.map(assume_all_added=True))
+                undo.callback(mapped[0].close)
+
+            self._do("map", once)
+            undo.pop_all()
+            return mapped[0]
+
+    def gather_allocations(self, allocation: Allocation) -> list[Allocation]:
+        """Give each rank's allocation to all.
+
+        Parameters
+        ----------
+        allocation : Allocation
+            This rank's, made by `Device.allocate`; of the same handle type on every rank.
+
+        Returns
+        -------
+        list of Allocation
+            By rank: this rank's own as it was given, the others' imported by its device and the caller's to close.
+
+        Raises
+        ------
+        UnsupportedError
+            A device has no peer access to another's memory.
+        """
+        call = "gather_allocations"
+        exported: list[AllocationHandle] = []
+        with ExitStack() as undo:
+
+            def export() -> int:
+                if not isinstance(allocation, Allocation):
+                    raise ArgumentTypeError("allocation", f"must be an Allocation, not {type(allocation).__name__}.")
+                exported.append(allocation.export())
+                undo.callback(exported[0].close)
+                return allocation.size
+
+            sizes = self._do(f"{call}: export", export, _integer)
+            handles = self._distribute(call, exported[0], type(exported[0]), range(self.size), "allocation")
+            for handle in handles:
+                undo.callback(handle.close)
+            gathered: list[Allocation] = []
+
+            def load() -> None:
+                for rank, handle in enumerate(handles):
+                    if rank == self.rank:
+                        gathered.append(allocation)
+                        continue
+                    gathered.append(allocation.device.import_allocation(handle, sizes[rank]))
+                    undo.callback(gathered[-1].close)
+
+            self._do(f"{call}: import", load)
+            exported[0].close()
+            handles[self.rank].close()
+            undo.pop_all()
+            return gathered
+
+
+def _check_sendable(kind: object, argument: str) -> None:
+    if kind not in WIRE_TYPES:
+        name = kind.__name__ if isinstance(kind, type) else repr(kind)
+        known = ", ".join(one.__name__ for one in WIRE_TYPES)
+        raise ArgumentTypeError(argument, f"{name} cannot be sent; {known} can.")
+
+
+def _check_kind(handle: object, expect: type[Handle]) -> None:
+    if type(handle) is not expect:
+        raise ArgumentTypeError("handle", f"is a {type(handle).__name__}, {expect.__name__} expected.")
+
+
+# -- values of votes -------------------------------------------------------------------------------------------------
+# Each raises for what no rank of ours says.
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("no int")
+    return value
+
+
+def _fields(value: Any, **types: type | tuple[type, ...]) -> dict[str, Any]:
+    if value.keys() != types.keys() or not all(isinstance(value[name], kind) for name, kind in types.items()):
+        raise TypeError("other fields")
+    return dict(value)
+
+
+def _extent(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    offset, size = value
+    return _integer(offset), _integer(size)
+
+
+def _offer(value: Any) -> dict[str, Any]:
+    nothing = type(None)
+    offered = _fields(value, type=str, host=str, inbox=(list, nothing), data=(str, nothing))
+    if issubclass(handle_types()[offered["type"]], FdHandle):
+        check_address(offered["inbox"])
+    elif offered["data"] is not None:
+        FabricHandle(bytes.fromhex(offered["data"]))
+    return offered
+
+
+__all__ = ["Team"]

@@ -1,0 +1,619 @@
+"""Ways for the ranks to talk that they already have: Unix sockets, torch.distributed, MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import os
+import queue
+import selectors
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from .. import system
+from .._core.resource import check_int, check_timeout
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
+from .delivery import is_our_user
+from .votes import names
+
+if sys.platform != "win32":
+    import fcntl
+
+_LIMIT: Final = 1 << 26
+"""Bytes of the longest payload that is sent, or taken from a peer."""
+
+
+class Transport(ABC):
+    """What a `Team` talks through. Used by one thread at a time, and by one team at a time.
+
+    Attributes
+    ----------
+    rank : int
+        This process's, from 0.
+    size : int
+        How many ranks there are.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def exchange(self, payload: bytes, deadline: float) -> list[bytes | None]:
+        """Give `payload` to every rank, and take theirs: one round. Every rank makes the same calls.
+
+        Parameters
+        ----------
+        payload : bytes
+        deadline : float
+            By ``time.monotonic()``; the call ends when all is there, and at the deadline at the latest.
+
+        Returns
+        -------
+        list of bytes or None
+            By rank, this one's own included. None for a rank that is dead, or has sent nothing so far. What comes too
+            late is dropped, and never taken for an answer of a later round.
+
+        A peer's death or silence never raises.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `payload` is longer than 64 MiB.
+        """
+
+
+def _check_payload(payload: bytes) -> None:
+    if len(payload) > _LIMIT:
+        raise InvalidArgumentError("payload", f"has {len(payload)} bytes, and peers take {_LIMIT} at most.")
+
+
+class SocketTransport(Transport):
+    """Unix stream sockets between all ranks of one host and one user; needs nothing else. Linux.
+
+    Parameters
+    ----------
+    path : str
+        A directory that all ranks can read and write, or ``@name`` for an abstract name, which needs no files. The same
+        on every rank, and not used by another team at the same time. In a directory each rank has a socket,
+        ``.gpuinterop-rank-0``, while it waits for the others; nothing else there is touched.
+    rank, size : int
+        This rank, and how many there are.
+    timeout : float
+        Seconds to wait for the others to come.
+
+    Raises
+    ------
+    PeerError
+        Not all have come in time; the message names those.
+    InvalidArgumentError
+        Another process has this rank at this path; or something is there that is no socket.
+
+    A peer that has ended is found at once, unless a process that it has forked still holds its connections: then at the
+    time-out.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], rank: int, size: int, timeout: float = 30.0) -> None:
+        self.rank = check_int(rank, "rank")
+        self.size = check_int(size, "size")
+        if not 0 <= self.rank < self.size:
+            raise InvalidArgumentError("rank", f"must be 0 to {size - 1}, not {rank}.")
+        limit = check_seconds(timeout)
+        self._round = 0
+        self._peers = _mesh(os.fspath(path), self.rank, self.size, time.monotonic() + limit, limit)
+
+    def exchange(self, payload: bytes, deadline: float) -> list[bytes | None]:
+        _check_payload(payload)
+        self._round += 1
+        results: list[bytes | None] = [None] * self.size
+        results[self.rank] = payload
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers.values():
+                peer.send(self._round, payload)
+            self._watch(selector)
+            expired = False
+            while selector.get_map() and not expired:  # what needs no waiting is done in any case
+                left = deadline - time.monotonic()
+                expired = left <= 0
+                for key, events in selector.select(max(0.0, left)):
+                    key.data.serve(events)
+                self._watch(selector)
+        for rank, peer in self._peers.items():
+            results[rank] = peer.take(self._round)
+        return results
+
+    def _watch(self, selector: selectors.BaseSelector) -> None:
+        """Keep those in the selector that still have something to send or to say."""
+        watched = {key.data: key.events for key in selector.get_map().values()}
+        for peer in self._peers.values():
+            events = peer.wanted(self._round)
+            if watched.get(peer, 0) == events:
+                continue
+            if peer in watched:
+                selector.unregister(peer.socket)
+            if events:
+                selector.register(peer.socket, events, peer)
+
+    def close(self) -> None:
+        """End the connections. Idempotent. The others find this rank gone."""
+        for peer in self._peers.values():
+            peer.socket.close()
+            peer.gone = True
+
+    def __enter__(self) -> SocketTransport:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self.close()
+
+
+class _Peer:
+    """One connection: frames of (round, length, payload) each way."""
+
+    HEAD: Final = struct.Struct("<QI")
+    AHEAD: Final = 8
+    """Frames that are kept for later rounds. A rank that goes on without another's word is a few ahead, and fails."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.gone = False
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
+        self._frames: dict[int, bytes] = {}
+
+    def send(self, number: int, payload: bytes) -> None:
+        if not self.gone:
+            self._outgoing += self.HEAD.pack(number, len(payload)) + payload
+
+    def take(self, number: int) -> bytes | None:
+        frame = self._frames.get(number)
+        self._frames = {key: value for key, value in self._frames.items() if key > number}
+        return frame
+
+    def wanted(self, number: int) -> int:
+        """The events to wait for. What is still to be read of a dead peer was read when its end was."""
+        if self.gone:
+            return 0
+        wants = 0 if number in self._frames else selectors.EVENT_READ
+        return wants | (selectors.EVENT_WRITE if self._outgoing else 0)
+
+    def serve(self, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._read()
+            if self._outgoing:  # else it has ended, or has all
+                del self._outgoing[: self.socket.send(self._outgoing)]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            # It takes nothing any more; what it has sent before may still be there.
+            self._outgoing.clear()
+            with contextlib.suppress(OSError):
+                while not self.gone:
+                    self._read()
+            self._end()
+
+    def _read(self) -> None:
+        data = self.socket.recv(1 << 16)
+        if not data:
+            self._end()
+            return
+        self._incoming += data
+        while len(self._incoming) >= self.HEAD.size:
+            number, length = self.HEAD.unpack_from(self._incoming)
+            if length > _LIMIT or len(self._frames) > self.AHEAD:  # it is no peer of ours
+                self._end()
+                return
+            end = self.HEAD.size + length
+            if len(self._incoming) < end:
+                return
+            self._frames[number] = bytes(self._incoming[self.HEAD.size : end])
+            del self._incoming[:end]
+
+    def _end(self) -> None:
+        self.gone = True
+        self._outgoing.clear()
+        self.socket.close()
+
+
+_HELLO: Final = struct.Struct("<4sHII")
+_MAGIC: Final = b"GIPX"
+
+
+def _mesh(path: str, rank: int, size: int, deadline: float, timeout: float) -> dict[int, _Peer]:
+    """Connect to the ranks below, and let those above connect."""
+    connections: dict[int, socket.socket] = {}
+    try:
+        with _listen(path, rank, size, deadline) as listener:
+            for peer in range(rank):
+                connections[peer] = _connect(path, peer, rank, size, deadline)
+            while len(connections) < size - 1:
+                peer, connection = _accept(listener, rank, size, deadline)
+                if peer in connections:
+                    connection.close()
+                    raise PeerError(f"two processes say that they are rank {peer}; each rank is one.")
+                connections[peer] = connection
+    except BaseException as error:
+        for connection in connections.values():
+            connection.close()
+        if isinstance(error, GpuInteropError) or not isinstance(error, OSError):
+            raise
+        missing = [peer for peer in range(size) if peer != rank and peer not in connections]
+        raise PeerError(f"{names(missing)} did not come to {path!r} within {timeout:g} s.") from error
+    for connection in connections.values():
+        connection.setblocking(False)
+    return {peer: _Peer(connection) for peer, connection in sorted(connections.items())}
+
+
+def _address(path: str, rank: int) -> str:
+    if path.startswith("@"):
+        return f"\0gpuinterop-exchange/{path[1:]}/{rank}"
+    return os.path.join(path, f".gpuinterop-rank-{rank}")
+
+
+@contextlib.contextmanager
+def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket.socket]:
+    address = _address(path, rank)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        ours = None
+        try:
+            with contextlib.nullcontext() if path.startswith("@") else _alone(path, deadline):
+                _bind(listener, address)
+                listener.listen(size)
+                if not path.startswith("@"):
+                    ours = _file(address)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise InvalidArgumentError("rank", f"another process is rank {rank} at this path already.") from error
+            raise InvalidArgumentError("path", f"{address!r} cannot be bound: {error.strerror or error}.") from error
+        try:
+            yield listener
+        finally:
+            if ours is not None and _file(address) == ours:  # else it was removed, and is somebody else's by now
+                with contextlib.suppress(OSError):
+                    os.unlink(address)
+
+
+@contextlib.contextmanager
+def _alone(path: str, deadline: float) -> Iterator[None]:
+    """One rank at a time looks whether a socket is a dead rank's, and replaces it."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        pauses = system.pauses()
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(min(next(pauses), _left(deadline)))
+        yield
+    finally:
+        os.close(folder)
+
+
+def _file(address: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(address)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _bind(listener: socket.socket, address: str) -> None:
+    try:
+        listener.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or address.startswith("\0"):
+            raise
+        if not stat.S_ISSOCK(os.lstat(address).st_mode):
+            raise InvalidArgumentError("path", f"{address!r} is there already, and is no socket of a rank.") from error
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)  # a rank that hangs, with a full queue, is one that lives
+            if probe.connect_ex(address) != errno.ECONNREFUSED:
+                raise
+        os.unlink(address)  # a rank that was killed has left it
+        listener.bind(address)
+
+
+def _connect(path: str, peer: int, rank: int, size: int, deadline: float) -> socket.socket:
+    pauses = system.pauses()
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_left(deadline))
+            connection.connect(_address(path, peer))
+            if not is_our_user(connection):
+                raise PeerError("a process of another user is at this path.")
+            connection.sendall(_HELLO.pack(_MAGIC, 1, rank, size))
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):  # it is not there yet
+            connection.close()
+            time.sleep(min(next(pauses), _left(deadline)))
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _accept(listener: socket.socket, rank: int, size: int, deadline: float) -> tuple[int, socket.socket]:
+    """The next rank above; what ends without a word was only looking whether anybody is here."""
+    while True:
+        listener.settimeout(_left(deadline))
+        connection, _ = listener.accept()
+        try:
+            if is_our_user(connection) and (hello := _greeting(connection, deadline)):  # anybody can connect
+                break
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+    try:
+        magic, version, peer, theirs = _HELLO.unpack(hello)
+        if magic != _MAGIC or version != 1:
+            raise PeerError("what has connected is no rank of a gpuinterop team.")
+        if theirs != size or not rank < peer < size:
+            raise PeerError(f"what has connected says that it is rank {peer} of {theirs}; this is {rank} of {size}.")
+    except BaseException:
+        connection.close()
+        raise
+    return peer, connection
+
+
+def _greeting(connection: socket.socket, deadline: float) -> bytes:
+    """What a rank says first; empty from one that ends before it has said it."""
+    hello = b""
+    while len(hello) < _HELLO.size:
+        connection.settimeout(_left(deadline))
+        try:
+            part = connection.recv(_HELLO.size - len(hello))
+        except ConnectionError:
+            part = b""
+        if not part:
+            return b""
+        hello += part
+    return hello
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+class TorchTransport(Transport):
+    """A process group of ``torch.distributed`` that sends CPU tensors: gloo.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup, optional
+        By default all. One of NCCL alone sends no CPU tensors: ``dist.new_group(backend="gloo")`` makes one.
+
+    The tags from 0x47490000 on are the transport's. A rank that hangs leaves a thread behind on the others, which waits
+    for it.
+    """
+
+    _TAG: Final = 0x47490000
+
+    def __init__(self, group: Any = None) -> None:
+        import torch
+        import torch.distributed
+
+        self._torch: Any = torch
+        self._distributed: Any = torch.distributed
+        if not self._distributed.is_initialized():
+            raise InvalidArgumentError("group", "torch.distributed has none yet: init_process_group() first.")
+        self.rank = self._distributed.get_rank(group)
+        if self.rank < 0:
+            raise InvalidArgumentError("group", "this process is not in it.")
+        backends = self._distributed.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
+        if "cpu:" not in backends:
+            raise InvalidArgumentError(
+                "group",
+                f"sends no CPU tensors, having {backends} only; make a group with "
+                'torch.distributed.new_group(backend="gloo").',
+            )
+        self._group = group
+        self.size = self._distributed.get_world_size(group)
+        self._round = 0
+
+    def exchange(self, payload: bytes, deadline: float) -> list[bytes | None]:
+        _check_payload(payload)
+        # A wait of gloo's that expires closes the connections to all: so the waits have no end, each in a thread of
+        # its own, and it is this thread that gives up.
+        tag = self._TAG + self._round % 0x8000 * 2
+        self._round += 1
+        results: list[bytes | None] = [None] * self.size
+        results[self.rank] = payload
+        answers: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
+        asked = [peer for peer in range(self.size) if peer != self.rank]
+        for peer in asked:
+            arguments = (peer, payload, tag, answers)
+            threading.Thread(target=self._talk, args=arguments, name=f"gpuinterop rank {peer}", daemon=True).start()
+        for _ in asked:
+            try:
+                peer, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            results[peer] = answer
+        return results
+
+    def _talk(self, peer: int, payload: bytes, tag: int, answers: queue.SimpleQueue[tuple[int, bytes | None]]) -> None:
+        answer = None
+        with contextlib.suppress(Exception):  # RuntimeError, mostly: the connection is closed
+            answer = self._converse(peer, payload, tag)
+        answers.put((peer, answer))
+
+    def _converse(self, peer: int, payload: bytes, tag: int) -> bytes | None:
+        """Both send before either waits; a rank that has sent and died may still be heard."""
+        torch = self._torch
+        length = torch.zeros(1, dtype=torch.int64)
+        parts = [torch.tensor([len(payload)])]
+        if payload:  # there are no tensors of nothing
+            parts.append(self._tensor(bytearray(payload)))
+        sent = []
+        with contextlib.suppress(RuntimeError):
+            for number, tensor in enumerate(parts):
+                sent.append((self._start("isend", tensor, peer, tag + number), tensor))
+        self._wait(self._start("irecv", length, peer, tag))
+        if not 0 <= int(length) <= _LIMIT:
+            return None
+        answer = bytearray(int(length))
+        if answer:
+            self._wait(self._start("irecv", self._tensor(answer), peer, tag + 1))
+        with contextlib.suppress(RuntimeError):
+            for work, _ in sent:
+                self._wait(work)
+        return bytes(answer)
+
+    def _tensor(self, content: bytearray) -> Any:
+        return self._torch.frombuffer(content, dtype=self._torch.uint8)
+
+    def _start(self, call: str, tensor: Any, peer: int, tag: int) -> Any:
+        distributed = self._distributed
+        number = peer if self._group is None else distributed.get_global_rank(self._group, peer)
+        work = getattr(distributed, call)(tensor, number, group=self._group, tag=tag)
+        if work is None:
+            raise RuntimeError(f"{call} to rank {peer} was refused")
+        return work
+
+    @staticmethod
+    def _wait(work: Any) -> None:
+        work.wait(datetime.timedelta(days=1))
+
+
+class MpiTransport(Transport):
+    """A communicator of mpi4py.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Every rank of it makes a transport: it is duplicated, so that no message of another's is taken for ours.
+    timeout : float
+        Seconds to wait for the others to do so.
+
+    MPI tells nobody of a death, so a dead rank is one that does not answer, and found at the time-out. Most launchers
+    end all ranks when one dies; what MPICH's needs, so that it does not, is in docs/exchange.md. The duplicate is never
+    freed: that would wait for all.
+
+    Once a rank has died, ``MPI_Finalize`` waits for it for ever, and mpi4py calls that when the interpreter exits. Set
+    ``mpi4py.rc.finalize = False`` before ``mpi4py.MPI`` is imported; or leave with ``comm.Abort()`` or ``os._exit()``
+    after a failure.
+
+    Raises
+    ------
+    PeerError
+        Not all ranks made a transport in time. ``MPI_Finalize`` waits then, too.
+    """
+
+    def __init__(self, comm: Any, timeout: float = 30.0) -> None:
+        from mpi4py import MPI
+
+        self._mpi: Any = MPI
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        limit = check_seconds(timeout)
+        self._comm, request = comm.Idup()
+        if not _poll(request.Test, time.monotonic() + limit):
+            raise PeerError(f"not all ranks of the communicator made a transport within {limit:g} s.")
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._tags = self._comm.Get_attr(MPI.TAG_UB) or 32767
+        self._round = 0
+        self._sending: list[tuple[Any, bytes]] = []
+        """Of peers that do not take them; MPI reads them until they do."""
+        self._receiving: dict[tuple[int, int], tuple[Any, bytearray]] = {}
+        """By peer and tag, what has begun to come; MPI writes to it until it has, for ever if the peer has died."""
+
+    def exchange(self, payload: bytes, deadline: float) -> list[bytes | None]:
+        _check_payload(payload)
+        tag = self._round % self._tags
+        self._round += 1
+        results: list[bytes | None] = [None] * self.size
+        results[self.rank] = payload
+        waiting = [peer for peer in range(self.size) if peer != self.rank]
+        for peer in waiting:
+            with contextlib.suppress(self._mpi.Exception):
+                self._sending.append((self._comm.Isend([payload, self._mpi.BYTE], dest=peer, tag=tag), payload))
+
+        def all_there() -> bool:
+            for peer in list(waiting):
+                try:
+                    answer = self._receive(peer, tag)
+                except self._mpi.Exception:  # an MPI that knows of the death
+                    waiting.remove(peer)
+                    continue
+                if answer is not None:
+                    results[peer] = answer
+                    waiting.remove(peer)
+            self._sending = [(request, kept) for request, kept in self._sending if not self._sent(request)]
+            return not waiting and not self._sending
+
+        _poll(all_there, deadline)
+        return results
+
+    def _receive(self, peer: int, tag: int) -> bytes | None:
+        if (peer, tag) not in self._receiving:
+            status = self._mpi.Status()
+            message = self._comm.Improbe(source=peer, tag=tag, status=status)
+            if message is None:
+                return None
+            room = bytearray(status.Get_count(self._mpi.BYTE))
+            self._receiving[peer, tag] = (message.Irecv([room, self._mpi.BYTE]), room)
+        request, room = self._receiving[peer, tag]
+        if not request.Test():
+            return None
+        del self._receiving[peer, tag]
+        return bytes(room)
+
+    def _sent(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception:
+            return True
+
+
+_LONGEST_PAUSE_S: Final = 0.02
+
+
+def _poll(done: Callable[[], Any], deadline: float) -> bool:
+    pauses, start = system.pauses(), time.monotonic()
+    while not done():
+        now = time.monotonic()
+        if now >= deadline:
+            return False
+        time.sleep(max(next(pauses), min((now - start) / 20, _LONGEST_PAUSE_S)))  # who waits long looks seldom
+    return True
+
+
+_LONGEST_S: Final = 1e6
+"""What the waits of all systems can take; eleven days."""
+
+
+def check_seconds(timeout: Any) -> float:
+    """A time-out that ends."""
+    seconds = check_timeout(timeout)
+    if seconds is None or not 0 < seconds <= _LONGEST_S:
+        raise InvalidArgumentError("timeout", f"must be more than 0 seconds and {_LONGEST_S:g} at most, not {timeout}.")
+    return seconds
+
+
+def check_transport(transport: Any) -> Transport:
+    """One whose rank and size make sense."""
+    if not isinstance(transport, Transport):
+        raise ArgumentTypeError(
+            "transport", f"must be a gpuinterop.exchange.Transport, not {type(transport).__name__}."
+        )
+    if not 0 <= transport.rank < transport.size:
+        raise InvalidArgumentError("transport", f"says that it is rank {transport.rank} of {transport.size}.")
+    return transport
+
+
+__all__: Sequence[str] = ["MpiTransport", "SocketTransport", "TorchTransport", "Transport"]

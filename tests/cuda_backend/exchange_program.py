@@ -1,0 +1,335 @@
+"""The ranks of test_exchange.py: four processes on the simulated driver, of which one kills itself where it is told.
+
+``exchange_program.py FOLDER TRANSPORT SCENARIOS``: SCENARIOS is a JSON list. For sockets and torch.distributed the
+process loads everything once, and forks the four ranks of one scenario after the other; with MPI it is itself a rank,
+which mpiexec has started, of the one scenario there is. Each rank that lives writes ``FOLDER/SCENARIO/RANK.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpuinterop as gi
+from gpuinterop.exchange import MpiTransport, SocketTransport, Team, TorchTransport, Transport, delivery, team
+from gpuinterop.handles import AllocationHandle
+from tests.simulated.driver import _KEPT, Simulator, assert_simulated
+
+SIZE = 4
+LIMIT = 60.0
+DRIVER = "cuda.bindings.driver"
+
+
+def main() -> None:
+    folder, kind, text = sys.argv[1:]
+    scenarios = json.loads(text)
+    if kind == "mpi":
+        mpi_rank(Path(folder), scenarios[0])
+        return
+    for name in (DRIVER, "gpuinterop_cuda.backend", "numpy", *(["torch.distributed"] if kind == "torch" else [])):
+        importlib.import_module(name)
+    gc.freeze()  # else each rank's collection goes through all that was loaded, and copies it
+    for scenario in scenarios:
+        ranks = [forked(Path(folder), kind, scenario, rank) for rank in range(SIZE)]
+        for rank in ranks:
+            os.waitpid(rank, 0)
+
+
+def forked(folder: Path, kind: str, scenario: dict[str, Any], rank: int) -> int:
+    """The process of one rank; CUDA begins in it, not before."""
+    child = os.fork()
+    if child:
+        return child
+    place = folder / scenario["name"]
+    place.mkdir(exist_ok=True)
+    status = 1
+    try:
+        if "channels" in scenario:
+            with_fabric(scenario["channels"][rank])
+        life(place, scenario, lambda: connect(place, kind, rank))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def with_fabric(channel: str) -> None:
+    """Before CUDA begins: the node that the device is on is of an NVLink domain, and may use this channel."""
+    os.environ["GPUINTEROP_SIM_FABRIC"] = channel
+    setattr(importlib.import_module("gpuinterop_cuda.capabilities"), "imex_channel", lambda: True)  # noqa: B010
+
+
+def connect(place: Path, kind: str, rank: int) -> Transport:
+    if kind == "socket":
+        return SocketTransport(place, rank, SIZE, timeout=LIMIT)
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place}/group", rank=rank, world_size=SIZE)
+    return TorchTransport()
+
+
+def mpi_rank(folder: Path, scenario: dict[str, Any]) -> None:
+    """It ends as docs/exchange.md says: by itself, without MPI_Finalize, which would wait for the dead."""
+    import mpi4py
+
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    place = folder / scenario["name"]
+    place.mkdir(exist_ok=True)
+    importlib.import_module(DRIVER)
+    gi.get_backend("cuda").devices()
+    life(place, scenario, lambda: MpiTransport(MPI.COMM_WORLD, timeout=LIMIT))
+
+
+# -- a rank's life -----------------------------------------------------------------------------------------------------
+
+
+def life(place: Path, scenario: dict[str, Any], connect: Callable[[], Transport]) -> None:
+    # No rank outlives the test.
+    killer = threading.Timer(LIMIT, os.kill, (os.getpid(), signal.SIGKILL))
+    killer.daemon = True
+    killer.start()
+    if "plain" in scenario:
+        kinds = {"torch": with_torch, "mpi": with_mpi, "absent": without_one}
+        write(place, *kinds[scenario["plain"]](place, connect))
+        return
+    assert_simulated()
+    simulator = Simulator.attach()
+    transport = connect()
+    ours = Team(transport, timeout=scenario["timeout"])
+    device = gi.get_backend("cuda").devices()[ours.rank]
+    device.synchronize()
+    before, files = kept(simulator), descriptors()
+    rounds, waits = arm(scenario, transport, simulator)
+    result: dict[str, Any] = {"error": None}
+    made: list[gi.MulticastObject] = []
+    with contextlib.ExitStack() as own:
+        try:
+            kind = gi.FabricHandle if "channels" in scenario else gi.VmmFd
+            result["values"] = work(ours, device, simulator, own, made, kind, lambda: come_late(place, scenario, ours))
+        except gi.GpuInteropError as error:
+            result["error"] = describe(error)
+            result["bindings"] = len(made[0].bindings) if made else 0
+            result["mapped"] = simulator.live()["vmm_mapping"] - before["vmm_mapping"]
+            result["cause"] = None if error.__cause__ is None else describe(error.__cause__)
+            try:
+                ours.vote("again")
+            except gi.GpuInteropError as later:
+                result["again"] = describe(later)
+    made.clear()
+    gc.collect()
+    for one in gi.get_backend("cuda").devices():
+        one.drain()
+    after = kept(simulator)
+    result |= {
+        "rounds": rounds[0],
+        "longest": max(waits),
+        "left": {kind: after[kind] - before[kind] for kind in before if after[kind] != before[kind]},
+        "files": sorted(descriptors() - files),
+        "violations": simulator.violations(),
+        "binds": simulator.calls("cuMulticastBindMem"),
+        "unbinds": simulator.calls("cuMulticastUnbind"),
+    }
+    write(place, ours.rank, result)
+    if "late" in scenario:  # the late one finds the others alive
+        wait_for(place, f"{scenario['late']}.json")
+
+
+def write(place: Path, rank: int, result: dict[str, Any]) -> None:
+    """At once: others wait for it."""
+    written = place / f"{rank}.part"
+    written.write_text(json.dumps(result))
+    written.rename(place / f"{rank}.json")
+
+
+def kept(simulator: Simulator) -> dict[str, int]:
+    live = simulator.live()
+    return {kind: live[kind] for kind in (*_KEPT, "bytes")}
+
+
+def descriptors() -> set[str]:
+    """What is open: the numbers, and what they are."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
+
+
+def come_late(place: Path, scenario: dict[str, Any], team: Team) -> None:
+    """The late rank waits until all others have given up."""
+    if scenario.get("late") == team.rank:
+        wait_for(place, *(f"{rank}.json" for rank in range(SIZE) if rank != team.rank))
+
+
+def wait_for(place: Path, *names: str) -> None:
+    while not all((place / name).exists() for name in names):
+        time.sleep(0.01)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    extra = {name: getattr(error, name, None) for name in ("rank", "step", "code", "symbol", "argument")}
+    return {"class": type(error).__name__, "text": str(error), **extra}
+
+
+def work(
+    team: Team,
+    device: gi.Device,
+    simulator: Simulator,
+    own: contextlib.ExitStack,
+    made: list[gi.MulticastObject],
+    kind: type[AllocationHandle],
+    before_map: Callable[[], None],
+) -> list[int]:
+    """Everything that a team does; what it made is closed by `own`, the last first."""
+    size = device.multicast_granularity(team.size, 1, kind).minimum
+    allocation = own.enter_context(device.allocate(size, kind))
+    allocation.buffer.fill(0)
+    multicast = own.enter_context(team.create_multicast(device, size, kind))
+    made.append(multicast)
+    own.enter_context(team.bind_memory(multicast, allocation))
+    before_map()
+    mapping = own.enter_context(team.map(multicast))
+    gathered = team.gather_allocations(allocation)
+    for rank, one in enumerate(gathered):
+        if rank != team.rank:
+            own.enter_context(one)
+    for rank in range(team.size):  # in turn, each writes a word of its own to all
+        with team.step(f"write {rank}"):
+            if rank == team.rank:
+                simulator.multimem_store(mapping.ptr + 4 * rank, [100 + rank])
+    values: list[int] = []
+    with team.step("read"):
+        for one in gathered:
+            words = bytearray(4 * team.size)
+            one.buffer.copy_to_host(words)
+            values += memoryview(words).cast("I").tolist()
+    return values
+
+
+# -- a transport alone -------------------------------------------------------------------------------------------------
+
+
+def carried(transport: Transport) -> list[bool]:
+    """Whether rounds of empty payloads, and of far more than goes at once, have come as they were sent."""
+
+    def payload(rank: int, size: int) -> bytes:
+        return bytes([rank + 1]) * size * (rank + 1)
+
+    return [
+        transport.exchange(payload(transport.rank, size), time.monotonic() + LIMIT)
+        == [payload(rank, size) for rank in range(SIZE)]
+        for size in (1, 0, 70_000, 1_000_000, 0, 7)
+    ]
+
+
+def refusal(make: Callable[[], object]) -> str:
+    try:
+        make()
+    except gi.GpuInteropError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def with_torch(_: Path, connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
+    import torch.distributed
+
+    refusals = [refusal(TorchTransport)]
+    transport = connect()
+    pair = torch.distributed.new_group([0, 1], backend="gloo")
+    refusals.append(refusal(lambda: TorchTransport(pair)))
+    # No NCCL here: what torch would say of a group of it.
+    said = str(torch.distributed.distributed_c10d.BackendConfig(torch.distributed.Backend("nccl")))
+    torch.distributed.get_backend_config = lambda group=None: said
+    refusals.append(refusal(TorchTransport))
+    return transport.rank, {"carried": carried(transport), "refusals": refusals}
+
+
+def with_mpi(_: Path, connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
+    """Messages of others on the communicator are no answers, and ours do not come to them."""
+    from mpi4py import MPI
+
+    transport = connect()
+    world = MPI.COMM_WORLD
+    before, after = (transport.rank - 1) % SIZE, (transport.rank + 1) % SIZE
+    sent = [world.isend(f"from {transport.rank}", dest=after, tag=tag) for tag in range(6)]
+    result = carried(transport)
+    theirs = [world.recv(source=before, tag=tag) for tag in range(6)]
+    for request in sent:
+        request.wait()
+    return transport.rank, {"carried": result, "theirs": theirs == [f"from {before}"] * 6}
+
+
+def without_one(place: Path, _: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
+    """Rank 1 makes no transport."""
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.Get_rank()
+    if rank == 1:
+        wait_for(place, "0.json", "2.json", "3.json")
+        return rank, {}
+    return rank, {"refusal": refusal(lambda: MpiTransport(MPI.COMM_WORLD, timeout=0.5))}
+
+
+# -- where it dies, or fails -------------------------------------------------------------------------------------------
+
+
+def arm(scenario: dict[str, Any], transport: Transport, simulator: Simulator) -> tuple[list[int], list[float]]:
+    """Wrap what the scenario is about; returns the count of rounds, and for how long each may wait: both go on."""
+    rounds, waits = [0], [0.0]
+    exchange = transport.exchange
+    mine = scenario.get("victim") == transport.rank
+
+    def counted(payload: bytes, deadline: float) -> list[bytes | None]:
+        rounds[0] += 1
+        waits.append(deadline - time.monotonic())
+        if mine and scenario.get("round") == rounds[0]:
+            die()
+        return exchange(payload, deadline)
+
+    transport.exchange = counted  # type: ignore[method-assign]
+    if mine and "call" in scenario:
+        wrap(scenario["call"], scenario["when"])
+    for fault in scenario.get("faults", ()):
+        if fault["rank"] == transport.rank:
+            simulator.fail(fault["call"], code=fault["code"], nth=fault["nth"], every=fault["every"])
+    return rounds, waits
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wrap(call: str, when: str) -> None:
+    """Die before or after a call of the backend, or of the delivery of handles."""
+    owners: dict[str, Any] = {"post": team, "take": delivery.Inbox, "map": gi.MulticastObject}
+    owner = owners.get(call, type(gi.get_backend("cuda").devices()[0]._backend))
+    real = getattr(owner, call)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if when == "before":
+            die()
+        result = real(*arguments, **named)
+        die()
+        return result
+
+    setattr(owner, call, wrapped)
+
+
+if __name__ == "__main__":
+    main()

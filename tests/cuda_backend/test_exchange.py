@@ -1,0 +1,362 @@
+"""Four ranks in four processes, over each transport, one of them killed at every step. On the simulated driver only.
+
+What each rank did is asked of its own driver, which shares nothing with the exchange: what is left, and what was done
+against the documentation. `exchange_program.py` is what the ranks run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.simulated.driver import Simulator, assert_simulated
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="memfds, and libraries preloaded by name"),
+    pytest.mark.timeout(280, method="thread"),
+]
+
+PROGRAM = Path(__file__).with_name("exchange_program.py")
+RANKS = range(4)
+VOTES = 22
+"""In a life in which all goes well; each has three rounds of messages."""
+
+PREFIX = os.environ.get("GPUINTEROP_TEST_EXCHANGE")
+"""Where torch, mpi4py and MPICH are, apart from the environment of the tests; `make test-exchange` sets it."""
+
+CALLS = {
+    "create_multicast": 0,
+    "export_multicast": 0,
+    "post": 0,
+    "take": 3,
+    "import_multicast": 2,
+    "add_device": 1,
+    "bind_memory": 3,
+    "map": 0,
+    "export_allocation": 2,
+    "import_allocation": 1,
+}
+"""What is done for the ranks, and which one dies of it."""
+
+
+def killed(places: Iterable[int], calls: Iterable[str], *, twice: bool = False) -> list[dict[str, Any]]:
+    """A rank dies before each vote's first round, each time another, and before some of the further rounds.
+
+    `twice`: before each first round one more rank is tried.
+    """
+    first = [(3 * vote + 1, vote % 4) for vote in range(VOTES)]
+    further = [(3 * vote + place, vote % 4) for vote in range(VOTES) for place in (2, 3)]
+    deaths = first + [further[index] for index in places]
+    if twice:
+        deaths += [(number, (victim + 3) % 4) for number, victim in first]
+    return [
+        {"name": f"rank {victim} before round {number}", "victim": victim, "round": number} for number, victim in deaths
+    ] + [
+        {"name": f"{when} {call}", "victim": CALLS[call], "call": call, "when": when}
+        for call in calls
+        for when in ("before", "after")
+    ]
+
+
+def failing(call: str, code: int, *ranks: int, nth: int = 1, every: int = 0) -> dict[str, Any]:
+    faults = [{"rank": rank, "call": call, "code": code, "nth": nth, "every": every} for rank in ranks]
+    return {"name": f"{call} {code}{' for ever' if every else ''}", "faults": faults}
+
+
+FAILURES = [
+    failing("cuMulticastCreate", 801, 0),
+    failing("cuMemExportToShareableHandle", 1, 0),
+    failing("cuMemImportFromShareableHandle", 101, 3),
+    failing("cuMulticastAddDevice", 2, 2),
+    failing("cuMulticastBindMem", 47, 1),
+    failing("cuMemSetAccess", 1, 2, nth=2),  # the first is of the allocation
+    failing("cuMulticastBindMem", 802, 1),
+    failing("cuMulticastBindMem", 802, 2, 3, every=1),
+    # Rank 2 dies when rank 1's driver was not ready, and the others are about to unbind: vote 11.
+    {**failing("cuMulticastBindMem", 802, 1), "name": "802 and a death", "victim": 2, "round": 31},
+    {"name": "fabric", "channels": ["a", "a", "a", "a"]},
+    {"name": "fabric without access", "channels": ["a", "a", "b", "a"]},
+]
+
+WELL: dict[str, Any] = {"name": "all goes well"}
+PLAIN: dict[str, list[dict[str, Any]]] = {
+    "torch": [{"name": "torch", "plain": "torch"}],
+    "mpi": [{"name": name, "plain": name} for name in ("mpi", "absent")],
+}
+"""Of the transport alone; that over sockets is in tests/core/test_exchange.py."""
+
+LATE: dict[str, Any] = {"name": "late", "late": 1, "timeout": 3}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """What each transport's run has left behind; it runs when it is first asked for."""
+    if os.environ.get("GPUINTEROP_TEST_CUDA") == "real":
+        pytest.skip("multicast is never tried on real hardware here")
+    assert_simulated()
+    made: dict[str, Run | BaseException] = {}
+
+    def run(kind: str) -> Run:
+        if kind not in made:
+            try:
+                made[kind] = Run(kind, tmp_path_factory.mktemp(kind))
+            except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+                made[kind] = error  # so that it is not tried again for each test
+        found = made[kind]
+        if isinstance(found, Run):
+            return found
+        raise found
+
+    return run
+
+
+@pytest.fixture(params=["socket", "torch", "mpi"])
+def run(request: pytest.FixtureRequest, runs: Callable[[str], Run]) -> Run:
+    return runs(request.param)
+
+
+@pytest.fixture
+def failures(runs: Callable[[str], Run]) -> Run:
+    """Failures of the driver do not depend on the transport: they are tried over sockets."""
+    return runs("socket")
+
+
+class Run:
+    """All scenarios over one transport; with the slower ones each vote, but some of the further rounds only."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.timeout = 8 if kind == "mpi" else 30
+        further = range(2 * VOTES)
+        if kind == "socket":
+            self.killed = killed(further, CALLS, twice=True)
+        else:
+            self.killed = killed(further[3::13], ["bind_memory"])
+        scenarios = [
+            {"timeout": self.timeout, **scenario}
+            for scenario in (WELL, LATE, *self.killed, *(FAILURES if kind == "socket" else PLAIN[kind]))
+        ]
+        self.output = ""
+        started = time.monotonic()
+        if kind == "mpi":
+            _need("mpi4py")
+            mpiexec = shutil.which("mpiexec", path=_environment()["PATH"]) or _missing("MPICH's mpiexec")
+            # MPICH tells the others of a death with SIGUSR1, and ends all when it sees a signal's status.
+            kept = ["sh", "-c", 'trap "" USR1; "$@"; exit 0', "sh"]
+            with ThreadPoolExecutor(13) as pool:
+                command = [mpiexec, "-disable-auto-cleanup", "-n", str(len(RANKS)), *kept]
+                list(pool.map(lambda scenario: self._run(command, [scenario]), scenarios))
+        else:
+            if kind == "torch":
+                _need("torch")
+            self._run([], scenarios)
+        print(f"{len(scenarios)} scenarios over {kind}: {time.monotonic() - started:.1f} s")
+
+    def _run(self, launcher: list[str], scenarios: list[dict[str, Any]]) -> None:
+        options = ["-X", "faulthandler", "-W", "error::ResourceWarning"]
+        command = [sys.executable, *options, str(PROGRAM), str(self.folder), self.kind]
+        done = subprocess.run(
+            [*launcher, *command, json.dumps(scenarios)],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        self.output += done.stdout + done.stderr
+
+    def written(self, name: str, ranks: set[int]) -> list[dict[str, Any]]:
+        """What exactly these ranks have written."""
+        files = {int(file.stem): file for file in (self.folder / name).glob("[0-9].json")}
+        assert files.keys() == ranks, f"{name}: of ranks {sorted(files)}\n{self.output[-4000:]}"
+        return [json.loads(files[rank].read_text()) for rank in sorted(ranks)]
+
+    def results(self, name: str, ranks: set[int]) -> list[dict[str, Any]]:
+        """The same of a whole life; nothing is left of anything else."""
+        results = self.written(name, ranks)
+        assert "ResourceWarning" not in self.output, self.output  # what a call has left open for the collector
+        for rank, result in zip(sorted(ranks), results, strict=True):
+            assert result["left"] == {}, (name, rank)
+            assert result["files"] == [], (name, rank)
+            assert 0 < result["longest"] <= self.timeout, (name, rank)
+            assert result["violations"] == [], (name, rank)
+        return results
+
+    def error(self, name: str, ranks: set[int]) -> dict[str, Any]:
+        """The one error that they all have had, and again when they went on."""
+        results = self.results(name, ranks)
+        errors = [result["error"] for result in results]
+        assert errors[0] is not None, (name, "all went well")
+        assert errors == [errors[0]] * len(ranks), (name, errors)
+        assert [result["again"] for result in results] == errors
+        error: dict[str, Any] = errors[0]
+        return error
+
+
+def _environment() -> dict[str, str]:
+    environment = Simulator.attach().environment(GPUINTEROP_SIM_DEVICES=str(len(RANKS)))
+    if PREFIX:
+        additions = {
+            "PATH": _installed("scripts"),
+            "LD_LIBRARY_PATH": f"{_installed('data')}/lib",
+            "PYTHONPATH": _installed("platlib"),
+        }
+        for name, entry in additions.items():
+            environment[name] = os.pathsep.join(filter(None, [entry, environment.get(name)]))
+    return environment
+
+
+def _installed(what: str) -> str:
+    """Where pip has put it, which takes the same scheme for a prefix."""
+    variables = {"base": PREFIX, "platbase": PREFIX}
+    return sysconfig.get_path(what, sysconfig.get_preferred_scheme("prefix"), vars=variables)
+
+
+def _need(module: str) -> None:
+    if PathFinder.find_spec(module, [_installed("platlib"), *sys.path] if PREFIX else None) is None:
+        _missing(module)
+
+
+def _missing(what: str) -> NoReturn:
+    problem = f"{what} is not there: make test-exchange installs it"
+    if os.environ.get("GPUINTEROP_REQUIRE_EXCHANGE") == "1":
+        pytest.fail(problem)
+    pytest.skip(problem)
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+
+def test_all_goes_well(run: Run) -> None:
+    """Each rank's word has come to the memory of all, which each sees in its own and in the others' allocations."""
+    for result in run.results("all goes well", set(RANKS)):
+        assert result["error"] is None
+        assert result["values"] == [100, 101, 102, 103] * 4
+        assert (result["binds"], result["unbinds"]) == (1, 1)
+        assert result["rounds"] == 3 * VOTES
+
+
+def test_a_rank_killed_at_every_step(run: Run) -> None:
+    """The others have one error, which names it; and nothing is left of what they had."""
+    for scenario in run.killed:
+        victim = scenario["victim"]
+        survivors = set(RANKS) - {victim}
+        if scenario.get("round", 0) > 3 * VOTES - 2:  # all had its last vote by then
+            assert all(result["error"] is None for result in run.results(scenario["name"], survivors))
+            continue
+        error = run.error(scenario["name"], survivors)
+        assert (error["class"], error["rank"]) == ("PeerError", victim), scenario
+        expected = f"rank {victim} is gone or did not answer within {run.timeout} s, step {error['step']!r}."
+        assert error["text"] == expected
+        if call := scenario.get("call"):
+            assert STEPS[call] in error["step"]
+            if call == "bind_memory":
+                assert [one["bindings"] for one in run.results(scenario["name"], survivors)] == [0] * 3
+
+
+def test_who_comes_when_the_others_have_given_up(run: Run) -> None:
+    """Nobody has died; the late rank hears what has become of it, and fails as the others did."""
+    error = run.error("late", set(RANKS))
+    assert (error["class"], error["rank"], error["step"]) == ("PeerError", 1, "map: ready")
+    assert error["text"] == "rank 1 is gone or did not answer within 3 s, step 'map: ready'."
+
+
+STEPS = {
+    "create_multicast": "create_multicast: create",
+    "export_multicast": "create_multicast: export",
+    "post": "create_multicast: send",
+    "take": "create_multicast: receive",
+    "import_multicast": "create_multicast: import",
+    "add_device": "create_multicast: add device",
+    "bind_memory": "bind_memory: bind",
+    "map": "map",
+    "export_allocation": "gather_allocations: export",
+    "import_allocation": "gather_allocations: import",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "step", "code"),
+    [
+        ("cuMulticastCreate 801", 0, "create_multicast: create", 801),
+        ("cuMemExportToShareableHandle 1", 0, "create_multicast: export", 1),
+        ("cuMemImportFromShareableHandle 101", 3, "create_multicast: import", 101),
+        ("cuMulticastAddDevice 2", 2, "create_multicast: add device", 2),
+        ("cuMulticastBindMem 47", 1, "bind_memory: bind", 47),
+        ("cuMemSetAccess 1", 2, "map", 1),
+        ("fabric without access", 2, "create_multicast: import", 800),
+    ],
+)
+def test_one_ranks_failure_is_everybodys(failures: Run, name: str, rank: int, step: str, code: int) -> None:
+    """Of the driver, with its code; what the others had done by then is undone."""
+    error = failures.error(name, set(RANKS))
+    assert (error["rank"], error["step"], error["code"]) == (rank, step, code)
+    assert error["text"].startswith(f"rank {rank}, step {step!r}: cu")
+    causes = [result["cause"] for result in failures.results(name, set(RANKS))]
+    assert [cause is not None for cause in causes] == [one == rank for one in RANKS]
+    assert causes[rank]["code"] == code
+    bound = [result["bindings"] for result in failures.results(name, set(RANKS))]
+    assert bound == [int(step == "map")] * 4
+    assert [result["mapped"] for result in failures.results(name, set(RANKS))] == [1] * 4  # its own allocation
+
+
+def test_a_driver_that_is_not_ready(failures: Run) -> None:
+    """All unbind and bind again, together; and give up together when it does not become ready."""
+    results = failures.results("cuMulticastBindMem 802", set(RANKS))
+    assert [result["error"] for result in results] == [None] * 4
+    assert [(result["binds"], result["unbinds"]) for result in results] == [(2, 2), (2, 1), (2, 2), (2, 2)]
+    name = "cuMulticastBindMem 802 for ever"
+    error = failures.error(name, set(RANKS))
+    assert (error["rank"], error["code"]) == (2, 802)
+    assert [result["binds"] for result in failures.results(name, set(RANKS))] == [5] * 4
+
+
+def test_a_death_while_a_driver_is_not_ready(failures: Run) -> None:
+    """Who has bound unbinds, and nobody binds again."""
+    survivors = {0, 1, 3}
+    error = failures.error("802 and a death", survivors)
+    assert (error["class"], error["rank"], error["step"]) == ("PeerError", 2, "bind_memory: unbind")
+    results = failures.results("802 and a death", survivors)
+    assert [(one["binds"], one["unbinds"]) for one in results] == [(1, 1), (1, 0), (1, 1)]
+
+
+def test_fabric_handles(failures: Run) -> None:
+    for result in failures.results("fabric", set(RANKS)):
+        assert result["error"] is None
+        assert result["values"] == [100, 101, 102, 103] * 4
+
+
+# -- the transports that are not ours ----------------------------------------------------------------------------------
+
+
+def test_torch_carries_what_is_sent(runs: Callable[[str], Run]) -> None:
+    for rank, result in enumerate(runs("torch").written("torch", set(RANKS))):
+        assert result["carried"] == [True] * 6
+        none_yet, outside, no_cpu = result["refusals"]
+        assert none_yet.startswith("InvalidArgumentError: group: torch.distributed has none yet")
+        assert outside == ("none" if rank < 2 else "InvalidArgumentError: group: this process is not in it.")
+        assert no_cpu.startswith("InvalidArgumentError: group: sends no CPU tensors, having cuda:nccl only")
+
+
+def test_mpi_carries_what_is_sent(runs: Callable[[str], Run]) -> None:
+    for result in runs("mpi").written("mpi", set(RANKS)):
+        assert result == {"carried": [True] * 6, "theirs": True}
+
+
+def test_mpi_does_not_wait_for_ever_for_a_transport(runs: Callable[[str], Run]) -> None:
+    expected = {"refusal": "PeerError: not all ranks of the communicator made a transport within 0.5 s."}
+    assert runs("mpi").written("absent", set(RANKS)) == [expected, {}, expected, expected]
