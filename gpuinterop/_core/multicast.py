@@ -662,6 +662,8 @@ class MulticastObject(Resource):
                     # Ctrl-C strikes behind a call that has blocked: the memory is bound, and to be unbound in its turn.
                     with contextlib.suppress(ResourceClosedError):
                         MulticastBinding(self, bound, memory)
+                    with self._lock:
+                        self._seals += 1
                     raise
             return MulticastBinding(self, bound, memory)
 
@@ -672,7 +674,7 @@ class MulticastObject(Resource):
             self._seals += 1
         try:
             yield
-        except Exception:
+        except BaseException:
             with self._lock:
                 self._seals -= 1
             raise

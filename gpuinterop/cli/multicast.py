@@ -337,7 +337,7 @@ def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], docu
         write_report(verified_file(backend.name), _runs(result, backend, team))
         if document is not None:
             write_document(document, recorded_runs())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:  # of a file that is no record of ours, too
         complain(f"[bold]error:[/bold] it was right, and could not be recorded: {escape(str(error))}")
         sys.exit(3)
 

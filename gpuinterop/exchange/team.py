@@ -50,6 +50,9 @@ from .votes import (
 
 H = TypeVar("H", bound=Handle)
 
+_STEP: Final = 1000
+"""Characters of a step's name."""
+
 _ATTEMPTS: Final = 5
 """How often memory is bound again that the driver is not ready for yet."""
 _PAUSE_S: Final = 0.05
@@ -110,6 +113,7 @@ class Team:
         error : Exception, optional
             Why this rank has failed.
         """
+        _check_step("step", step)
         self._vote(step, None, error)
 
     @contextmanager
@@ -118,6 +122,7 @@ class Team:
 
         What is no ``Exception``, such as Ctrl-C, leaves at once; to the others this rank is silent.
         """
+        _check_step("name", name)
         self._check()
         error = None
         try:
@@ -597,3 +602,11 @@ def _offer(value: Any) -> dict[str, Any]:
 
 
 __all__ = ["Team"]
+
+
+def _check_step(argument: str, name: object) -> None:
+    """The name travels in every message, and stands in every error."""
+    if not isinstance(name, str):
+        raise ArgumentTypeError(argument, f"must be a str, not {type(name).__name__}.")
+    if len(name) > _STEP:
+        raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")

@@ -547,7 +547,7 @@ class MpiTransport(Transport):
             for peer in list(waiting):
                 try:
                     answer = self._receive(peer, tag)
-                except self._mpi.Exception:  # an MPI that knows of the death
+                except (self._mpi.Exception, ValueError):  # an MPI that knows of the death; or nonsense
                     waiting.remove(peer)
                     continue
                 if answer is not None:
@@ -565,7 +565,10 @@ class MpiTransport(Transport):
             message = self._comm.Improbe(source=peer, tag=tag, status=status)
             if message is None:
                 return None
-            room = bytearray(status.Get_count(self._mpi.BYTE))
+            count = status.Get_count(self._mpi.BYTE)
+            if count > _LIMIT:
+                raise ValueError(f"{count} bytes are no message of ours")
+            room = bytearray(count)
             self._receiving[peer, tag] = (message.Irecv([room, self._mpi.BYTE]), room)
         request, room = self._receiving[peer, tag]
         if not request.Test():

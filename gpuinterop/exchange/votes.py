@@ -217,7 +217,7 @@ def pack_outcome(outcome: GpuInteropError | None) -> bytes:
     told = None
     if outcome is not None:
         place = {name: vars(outcome)[name] for name in ("rank", "step")}
-        told = {**Failure.of(outcome).as_json(), "text": str(outcome), **place}
+        told = {**Failure.of(outcome).as_json(), "text": str(outcome)[: 2 * _TEXT], **place}
     return json.dumps({"format": _OUTCOME, "failure": told}).encode()
 
 

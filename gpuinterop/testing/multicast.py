@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 import traceback
@@ -55,7 +56,7 @@ START: Final = "start a second process"
 
 Words = npt.NDArray[np.uint32]
 
-_CLOSE: Final = 30.0
+_CLOSE: Final = math.inf
 _MARGIN: Final = 7
 """Words at both ends that a store leaves alone: they must stay as they are."""
 
@@ -246,9 +247,11 @@ class Life:
         return "from each process, found in the memory of both"
 
     def _close_both(self) -> str:
-        self._peer.close_multicast()
+        self._peer.close_multicast(_CLOSE)
         self._close()
-        self._peer.close()
+        self._peer.close(limit=None)
+        if status := self._peer.process.returncode:
+            raise Wrong(f"the second process ended with status {status}, after everything was released")
         for stream in self._streams:
             stream.close(timeout=_CLOSE)
         return "everything was released"

@@ -60,11 +60,11 @@ class BackendPeer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the child; it notices the end of the connection."""
+    def close(self, limit: float | None = 20.0) -> None:
+        """End the child; it notices the end of the connection, and is killed after `limit` seconds."""
         self._wire.socket.close()
         try:
-            self.process.wait(20)
+            self.process.wait(limit)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -144,9 +144,9 @@ class BackendPeer:
         """Store a word `count` times to the mapped multicast object, and wait until that is done."""
         self._send("multimem_store", value=value, count=count, first=first, timeout=self._reply_limit)
 
-    def close_multicast(self) -> None:
+    def close_multicast(self, timeout: float = 20.0) -> None:
         """Close the multicast object, and what was bound to it; raises for what was not released."""
-        self._send("close_multicast")
+        self._send("close_multicast", timeout=timeout)
 
     def _send(
         self, name: str, handle: FdHandle | None = None, **arguments: Any
@@ -247,8 +247,8 @@ class _Server:
                 multimem_store(self._stream, self._mapping, **arguments)
             case "close_multicast":
                 with leaks_raised():
-                    self._object.close(timeout=20)
-                    self._bound.close(timeout=20)
+                    self._object.close(timeout=arguments["timeout"])
+                    self._bound.close(timeout=arguments["timeout"])
             case _:
                 raise PeerError(f"the second process of the test has no command {name!r}.")
 

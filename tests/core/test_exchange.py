@@ -693,6 +693,26 @@ def test_a_last_word_that_is_none(last: bytes) -> None:
     assert run(3, body) == [None] * 3
 
 
+def test_an_outcome_of_any_length_is_understood() -> None:
+    """By a rank that comes too late as well: the text is cut."""
+    error = votes.placed(gi.PeerError("x" * 100_000), 1, "bind")
+    told = votes.given_up([votes.pack_outcome(error)])
+    assert isinstance(told, gi.PeerError)
+    assert str(error).startswith(str(told))
+
+
+@pytest.mark.parametrize(("name", "kind"), [(7, gi.ArgumentTypeError), (None, gi.ArgumentTypeError),
+                                            ("x" * 1001, gi.InvalidArgumentError)])  # fmt: skip
+def test_names_of_steps(name: Any, kind: type[Exception]) -> None:
+    """One that is none is refused before anybody is told, and the team goes on."""
+    team = Team(Grid(1).transport(0), timeout=LIMIT)
+    with pytest.raises(kind):
+        team.vote(name)
+    with pytest.raises(kind), team.step(name):
+        raise AssertionError
+    team.vote("x" * 1000)
+
+
 # -- sockets -----------------------------------------------------------------------------------------------------------
 
 

@@ -1447,3 +1447,25 @@ def test_an_interrupt_behind_a_bind_leaves_a_binding(team: Team, how: str, close
     assert sorted(releases(backend)) == ["release", "release", "unbind", "unmap"]
     assert releases(backend).index("unbind") < releases(backend).index("release")
     assert not backend.live
+
+
+def test_an_interrupt_that_bound_and_mapped_nothing_lets_devices_in(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, backend = team
+    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
+        multicast.add_device(devices[0])
+        for name in ("_reserve", "map"):
+            if name == "_reserve":
+                monkeypatch.setattr(type(multicast), name, lambda *_: interrupt())
+                with pytest.raises(KeyboardInterrupt):
+                    multicast.bind_memory(allocation, assume_all_added=True)
+            else:
+                monkeypatch.setattr(type(backend), "map_allocation", lambda *_: interrupt())
+                with pytest.raises(KeyboardInterrupt):
+                    multicast.map(assume_all_added=True)
+            monkeypatch.undo()
+        multicast.add_device(devices[1])
+        multicast.bind_memory(allocation)
+    close_all(multicast, allocation)
+    assert not backend.live

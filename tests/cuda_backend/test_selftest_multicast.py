@@ -300,6 +300,14 @@ def test_a_release_that_fails_in_the_second_process(run: Callable[..., Done], ca
     assert call in failed["detail"]
 
 
+def test_a_second_process_that_dies_at_its_end(run: Callable[..., Done]) -> None:
+    """All was released by then, as far as it said; a driver that crashes there does not work."""
+    failed = run("--json", role=PEER, script="os._exit = lambda status: os.kill(os.getpid(), 11)").failed()
+    assert failed["step"] == "close in both"
+    assert failed["outcome"] == "wrong"
+    assert "ended with status -11" in failed["detail"]
+
+
 def test_a_process_that_dies(run: Callable[..., Done]) -> None:
     """Named with the signal and the step."""
     script = """
@@ -640,7 +648,7 @@ def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("wrong", ["no folder", "no record", "no marks"])
+@pytest.mark.parametrize("wrong", ["no folder", "no TOML", "no record", "no marks"])
 def test_a_record_that_cannot_be_written(
     run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
@@ -650,8 +658,8 @@ def test_a_record_that_cannot_be_written(
     document.write_text("no marks")
     if wrong != "no folder":
         file.parent.mkdir()
-    if wrong == "no record":
-        file.write_text("this is no TOML")
+    if wrong in ("no TOML", "no record"):
+        file.write_text("this is no TOML" if wrong == "no TOML" else "[[run]]\ncells = []")
     monkeypatch.setattr(stand_ins, "stand_in", lambda _backend: "")
     monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
     done = run("--json", "--report", "--document", str(document))
