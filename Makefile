@@ -32,7 +32,7 @@ SPACE := $(subst ,, )
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test test-main test-cuda test-exchange test-hip memcheck lint types check format shaders wheel-check vulkan clean
+.PHONY: help demo test test-main test-cuda exchange test-exchange test-hip memcheck lint types check format shaders wheel-check vulkan clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
@@ -67,6 +67,8 @@ test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BIND
 	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
 	    $(BIN)/python -m pytest tests/cuda_backend --ignore tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
+
+exchange: $(EXCHANGE)
 
 # Only the processes that the tests start see torch and MPI: other tests behave differently where torch is there.
 test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
