@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -64,7 +65,8 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes may get here at once: each compiles a file of its own, and the last rename wins.
+    # Two processes may get here at once: each compiles a file of its own, and the first to be done wins. What the other
+    # may have loaded by then must stay the file of that name: a driver is asked by its path whether it is simulated.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / name
         files = [str(source) for source in sources if source.suffix == ".c"]
@@ -73,7 +75,8 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
         done = subprocess.run([*command, *files, *library.link], capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilerMissingError(f"compiling the simulated driver failed:\n{done.stdout}{done.stderr}")
-        made.replace(target)
+        with contextlib.suppress(FileExistsError):
+            os.link(made, target)
     return target
 
 
