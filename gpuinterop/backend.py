@@ -15,7 +15,6 @@ An interface that a backend does not inherit becomes a gap by itself, with the i
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -208,13 +207,7 @@ class Backend(ABC):
 
         The default polls `is_done`, 20 us apart at first and 1 ms later on: no vendor has a wait with a time-out.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pauses = system.pauses()
-        while not self.is_done(event):
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-            time.sleep(next(pauses))
-        return True
+        return system.until(lambda: self.is_done(event), timeout)
 
     @abstractmethod
     def copy(self, stream: Native, target: Address, source: Address, size: int) -> None:

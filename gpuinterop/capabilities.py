@@ -16,7 +16,7 @@ from .errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-__all__ = ["DOMAIN", "Capabilities", "Capability", "Cell", "Operation", "Scope", "Support", "VerifiedRun"]
+__all__ = ["DOMAIN", "MULTICAST", "Capabilities", "Capability", "Cell", "Operation", "Scope", "Support", "VerifiedRun"]
 
 HandleType: TypeAlias = type[_h.Handle]
 

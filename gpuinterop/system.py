@@ -54,6 +54,17 @@ def pauses() -> Iterator[float]:
         pause = min(pause * 1.5, 1e-3)
 
 
+def until(condition: Callable[[], bool], timeout: float | None) -> bool:
+    """Look until it is so, with `pauses` between looks; False when `timeout` seconds have passed, None for ever."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    gaps = pauses()
+    while not condition():
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(next(gaps))
+    return True
+
+
 def mapped_files() -> Iterator[tuple[range, str]]:
     """The addresses at which this process has files mapped, and which; nothing where the system does not say."""
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuinterop import handles as h
-from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope
+from gpuinterop.capabilities import DOMAIN, MULTICAST, Capability, Cell, Operation, Scope
 
 from .driver import Driver
 
@@ -22,7 +22,6 @@ _PEERS: Final = "one allocation that each device maps: Device.allocate(size, acc
 _MEMORY = {Operation.IMPORT_MEMORY, Operation.MAP_BUFFER, Operation.MAP_MIPMAPPED_ARRAY}
 _SEMAPHORE = {Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE}
 _ALLOCATION = {Operation.EXPORT_ALLOCATION, Operation.IMPORT_ALLOCATION}
-_MULTICAST = {Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST}
 _KEYED = (h.KeyedMutex, h.KeyedMutexKmt)
 _NVSCI = (h.NvSciBuf, h.NvSciSync)
 
@@ -111,11 +110,11 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
 def _capability(cell: Cell, probe: _Probe) -> Capability:
     operation = cell.operation
     if missing := probe.missing(_SYMBOLS.get(operation, ())):
-        reference = _MULTICAST_DOC if operation in _MULTICAST else _VMM if operation in _ALLOCATION else _EXTERNAL
+        reference = _MULTICAST_DOC if operation in MULTICAST else _VMM if operation in _ALLOCATION else _EXTERNAL
         return cell.gap(
             Scope.DRIVER, f"the driver lacks {', '.join(missing)}.", reference, "install a newer NVIDIA driver."
         )
-    if operation in _MULTICAST:
+    if operation in MULTICAST:
         return _multicast(cell, probe)
     if operation is Operation.STREAM_MEMORY_OPS:
         return _words(cell, probe)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gpuinterop import handles as h
-from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope
+from gpuinterop.capabilities import DOMAIN, MULTICAST, Capability, Cell, Operation, Scope
 
 from . import descriptors
 from .driver import Driver, install
@@ -25,7 +25,6 @@ _BRIDGE: Final = (
 )
 
 _ALLOCATION = {Operation.EXPORT_ALLOCATION, Operation.IMPORT_ALLOCATION}
-_MULTICAST = {Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST}
 _SEMAPHORE = {
     Operation.IMPORT_SEMAPHORE,
     Operation.SIGNAL_SEMAPHORE,
@@ -103,7 +102,7 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
 
 def _capability(cell: Cell, probe: _Probe) -> Capability:
     operation = cell.operation
-    if operation in _MULTICAST:
+    if operation in MULTICAST:
         return cell.gap(
             Scope.RUNTIME,
             "no version of HIP has a call for multicast objects, and AMD's links reduce and broadcast nothing by "

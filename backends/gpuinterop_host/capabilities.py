@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuinterop import handles as h, system
-from gpuinterop.capabilities import DOMAIN, Capability, Cell, Operation, Scope
+from gpuinterop.capabilities import DOMAIN, MULTICAST, Capability, Cell, Operation, Scope
 
 _MAPPABLE = {Operation.IMPORT_MEMORY, Operation.MAP_BUFFER}
 _SEMAPHORE = {
@@ -55,7 +55,7 @@ def _refused(cell: Cell) -> Capability:
             "gpuinterop_host.streams",
             "call signal and wait on a stream each time.",
         )
-    if operation in (Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST):
+    if operation in MULTICAST:
         return cell.gap(
             Scope.DEVICE,
             "multicast writes one store to the memories of several devices; the host is one device with one memory.",

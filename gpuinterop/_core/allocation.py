@@ -91,7 +91,7 @@ class Allocation(Resource):
         from .device import check_device  # it stands on this module
 
         check_device(device, "device")
-        if not any(device is one for one in self._devices):
+        if device not in self._devices:
             known = ", ".join(map(repr, self._devices))
             raise InvalidArgumentError(
                 "device", f"{device!r} has no access to {self._label}, only {known}; give it to access=."

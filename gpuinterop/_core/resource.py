@@ -21,7 +21,6 @@ import operator
 import os
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections import deque
@@ -513,15 +512,11 @@ class Reclaimer:
         self._wait_until(lambda: not any(entry.pending for entry in list(self._pending.values())), timeout)
 
     def _wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pauses = system.pauses()
-        while True:
+        def look() -> bool:
             self.drain()
-            if condition():
-                return True
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-            time.sleep(next(pauses))
+            return condition()
+
+        return system.until(look, timeout)
 
     def forked(self) -> None:
         """In a child: what the parent has retired is the parent's to release."""

@@ -568,6 +568,14 @@ def _check_kind(handle: object, expect: type[Handle]) -> None:
         raise ArgumentTypeError("handle", f"is a {type(handle).__name__}, {expect.__name__} expected.")
 
 
+def _check_step(argument: str, name: object) -> None:
+    """The name travels in every message, and stands in every error."""
+    if not isinstance(name, str):
+        raise ArgumentTypeError(argument, f"must be a str, not {type(name).__name__}.")
+    if len(name) > _STEP:
+        raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")
+
+
 # -- values of votes -------------------------------------------------------------------------------------------------
 # Each raises for what no rank of ours says.
 
@@ -602,11 +610,3 @@ def _offer(value: Any) -> dict[str, Any]:
 
 
 __all__ = ["Team"]
-
-
-def _check_step(argument: str, name: object) -> None:
-    """The name travels in every message, and stands in every error."""
-    if not isinstance(name, str):
-        raise ArgumentTypeError(argument, f"must be a str, not {type(name).__name__}.")
-    if len(name) > _STEP:
-        raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import registry
+from .._core.memory import round_up
 from .._core.multicast import create_multicast
 from ..capabilities import Cell, Operation
 from ..errors import GpuInteropError
@@ -130,7 +131,7 @@ class Life:
         self._size = found.minimum
         for one in self.devices:  # memory is allocated in steps of its own
             step = one.allocation_granularity(VmmFd).minimum
-            self._size = -(-self._size // step) * step
+            self._size = round_up(self._size, step)
         return f"minimum {found.minimum}, recommended {found.recommended} bytes; {self._size} are used"
 
     def _create(self) -> str:

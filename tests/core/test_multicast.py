@@ -7,7 +7,8 @@ import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -666,7 +667,9 @@ def test_a_closed_object_says_so_first(team: Team) -> None:
                 call()
 
 
-def test_bytes_whose_unbind_is_to_come_are_busy(team: Team) -> None:
+@contextmanager
+def unbind_to_come(team: Team) -> Iterator[tuple[gi.MulticastObject, gi.Allocation]]:
+    """An object and memory that its first bytes were bound to, with work that the unbind still waits for."""
     devices, backend = team
     with (
         devices[1].create_stream() as stream,
@@ -676,6 +679,12 @@ def test_bytes_whose_unbind_is_to_come_are_busy(team: Team) -> None:
         binding = multicast.bind_memory(allocation, size=STEP)
         backend.blocked.add(stream.ptr)
         binding.close()
+        yield multicast, allocation
+
+
+def test_bytes_whose_unbind_is_to_come_are_busy(team: Team) -> None:
+    _, backend = team
+    with unbind_to_come(team) as (multicast, allocation):
         before = len(backend.calls)
         with pytest.raises(gi.ResourceBusyError, match=r"not unbound yet.*pending.*close\(timeout"):
             multicast.bind_memory(allocation)
@@ -687,15 +696,8 @@ def test_bytes_whose_unbind_is_to_come_are_busy(team: Team) -> None:
 
 def test_a_driver_that_needs_a_moment_gets_it(team: Team) -> None:
     """To see work as done that is: the first look may come too early."""
-    devices, backend = team
-    with (
-        devices[1].create_stream() as stream,
-        gi.create_multicast(devices[:2], SIZE) as multicast,
-        devices[0].allocate(SIZE) as allocation,
-    ):
-        binding = multicast.bind_memory(allocation, size=STEP)
-        backend.blocked.add(stream.ptr)
-        binding.close()
+    _, backend = team
+    with unbind_to_come(team) as (multicast, allocation):
         looks: list[bool] = []
 
         def look() -> None:
