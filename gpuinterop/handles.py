@@ -250,6 +250,8 @@ class FdHandle(Handle):
         Borrowed: it stays the caller's until an import consumes the handle.
     origin : HandleOrigin, optional
         Where it came from.
+    trusted : bool
+        The caller vouches for everybody who holds the object: see `trusted`.
 
     Raises
     ------
@@ -259,7 +261,7 @@ class FdHandle(Handle):
         `fd` is not open, or a number that no descriptor has.
     """
 
-    def __init__(self, fd: int, *, origin: HandleOrigin | None = None) -> None:
+    def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool = False) -> None:
         self._owned = False
         self._state = _State.CLOSED  # until the checks below have passed: __del__ may see us
         if isinstance(fd, bool) or not isinstance(fd, int):
@@ -272,6 +274,7 @@ class FdHandle(Handle):
             raise HandleError(f"fd: {fd} is not open ({error.strerror}); was it closed or consumed already?") from None
         super().__init__(origin=origin)
         self._fd = fd
+        self._trusted = trusted
 
     @classmethod
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
@@ -293,6 +296,20 @@ class FdHandle(Handle):
     def owned(self) -> bool:
         """Whether closing the handle closes the fd."""
         return self._owned
+
+    @property
+    def trusted(self) -> bool:
+        """Whether objects are taken that a peer can use against this process.
+
+        True where an exporter or driver of this process has made the handle, or the caller says so: with
+        ``trusted=True``, or by setting it on a handle that :mod:`gpuinterop.ipc` brought. The host backend asks for it:
+        who holds SwiftShader's memory or semaphore can end this process (SIGBUS) or make its signals fail.
+        """
+        return self._trusted or (self.origin is not None and self.origin.trusted)
+
+    @trusted.setter
+    def trusted(self, value: bool) -> None:
+        self._trusted = value
 
     def close(self) -> None:
         """End use. Idempotent. Closes an owned fd; a borrowed one stays open.
@@ -332,7 +349,9 @@ class FdHandle(Handle):
             second = os.dup(fd)
         except OSError as error:
             raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}); was it closed elsewhere?") from error
-        return type(self).adopt(second, origin=self.origin)
+        twin = type(self).adopt(second, origin=self.origin)
+        twin.trusted = self._trusted
+        return twin
 
     def __del__(self) -> None:
         if self._owned and self._state is _State.OPEN:

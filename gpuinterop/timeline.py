@@ -1,4 +1,4 @@
-"""Our own timeline semaphore: one page in a memfd. Version 1; this page is its specification.
+"""Our own timeline semaphore: one page in a memfd. Version 2; this page is its specification.
 
 The host backend makes it, waits for it and signals it. GPUs whose streams write and wait for 64-bit words
 (`StreamMemoryBackend`) use its `value` directly: the same object orders two processes, two GPUs of whatever vendor,
@@ -11,36 +11,38 @@ The object is a memfd of exactly one page (``sysconf(_SC_PAGESIZE)`` bytes), sea
 offset  size  content
 ======  ====  ===================================================================================================
 0       8     magic: the ASCII bytes ``GIPTLSM1``; written last by the creator
-8       4     u32 version: 1
+8       4     u32 version: 2
 12      4     u32 sequence: the futex word; one more (modulo 2**32) after every signal of a CPU
 16      8     u64 value: the counter; it only grows
 24      4     u32 devices: 1 from when a device's streams may write `value`; never back to 0
-28      36    zero
-64      64    a ``pthread_mutex_t`` (40 bytes on x86-64, 48 on aarch64, glibc), the rest zero: the writers' lock,
-              initialised by the creator with PTHREAD_PROCESS_SHARED and PTHREAD_MUTEX_ROBUST, default type
-128           zero, to the end of the page
+28            zero, to the end of the page
 ======  ====  ===================================================================================================
 
-**Signal to v** (a CPU): lock the mutex; if v is not greater than `value`, or is 2**63 or more where `devices` is 1,
-unlock and fail; store `value` = v (one aligned 8-byte store); then store `sequence` + 1; unlock; then
-``futex(&sequence, FUTEX_WAKE, INT_MAX)``.
+The page holds numbers only. A peer that writes other numbers can make a wait return too early or never; it reaches
+nothing outside the page. (Version 1 held a robust ``pthread_mutex_t``, whose list pointers libc follows: a peer that
+wrote them wrote anywhere in this process. Version 1 is refused.)
+
+**Signal to v** (a CPU): open ``/proc/self/fd/N`` of the memfd, which makes an open file description of the signaller's
+own, and take ``flock(LOCK_EX)`` on it; if v is not greater than `value`, or is 2**63 or more where `devices` is 1,
+unlock and fail; store `value` = v (one aligned 8-byte store behind a store barrier); then store `sequence` + 1; unlock
+and close; then ``futex(&sequence, FUTEX_WAKE, INT_MAX)``. The lock serves signallers only, so that none moves the
+value back beside another; a waiter takes no lock. (A descriptor that was passed or inherited shares its open file
+description, and a lock on it excludes neither side: hence the new one.) A signaller gives up where another keeps the
+lock for longer than a second.
 
 **Signal to v** (a device's stream): store `value` = v, one aligned 8-byte store behind a fence to system scope. It
 takes no lock, wakes nobody, and does not look whether v is greater: who enqueues it answers for that. Whoever is to
 do that stores `devices` = 1 before.
 
-**Wait for v** (a CPU): read `sequence`, then `value`; if `value` >= v, done; else ``futex(&sequence, FUTEX_WAIT, the
-sequence read, a relative time-out)`` and begin again. Both futex calls are the shared kind (no FUTEX_PRIVATE_FLAG).
-Time-outs are short (50 ms here; 20 us to 1 ms, growing, where `devices` is 1), so that a missed wake, a signaller that
-died before its wake, or a device's store, costs one of them and no more. On machines that reorder loads (aarch64),
-lock and unlock the mutex once after the value was seen, before the data that it guards is read; readers take the lock
-for nothing else.
+**Wait for v** (a CPU): read `sequence`, then `value`; if `value` >= v, done, behind a load barrier; else
+``futex(&sequence, FUTEX_WAIT, the sequence read, a relative time-out)`` and begin again. Both futex calls are the
+shared kind (no FUTEX_PRIVATE_FLAG). Time-outs are short (50 ms here; 20 us to 1 ms, growing, where `devices` is 1), so
+that a missed wake, a signaller that died before its wake, or a device's store, costs one of them and no more.
 
 **Wait for v** (a device's stream): until `value` >= v. Devices compare cyclically or signed: v is below 2**63.
 
-**A writer that dies inside the lock** leaves nothing half done, because the only state is the one 8-byte store. Who
-locks next gets EOWNERDEAD, calls ``pthread_mutex_consistent``, adds one to `sequence` (the dead writer may have stored
-the value but not that), and goes on.
+**A signaller that dies inside the lock** leaves nothing half done, because the only state is the one 8-byte store; the
+kernel closes its description, and so unlocks, once no child that was forked in that moment has it either.
 
 The creator may close its descriptor and die at any time: the object lives as long as any descriptor or mapping.
 """
@@ -53,11 +55,12 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from . import system
-from .errors import DriverError, PeerError
+from .errors import DriverError, HandleError, PeerError
 
 if sys.platform != "win32":
     import fcntl
@@ -67,24 +70,22 @@ __all__ = ["MAGIC", "NAME", "VALUE", "Page", "create", "is_ours", "problem"]
 NAME: Final = "gpuinterop.timeline"
 """The memfd's name, for people who look into /proc; importers do not rely on it."""
 MAGIC: Final = b"GIPTLSM1"
-VERSION: Final = 1
+VERSION: Final = 2
 SEQUENCE: Final = 12
 VALUE: Final = 16
 DEVICES: Final = 24
-MUTEX: Final = 64
 
 MAX_DEVICE_VALUE: Final = 2**63 - 1
 """The largest value that a device's streams can wait for."""
 
 LOCK_LIMIT: Final = 1.0
-"""Seconds that a lock may be held by somebody else: its holders need microseconds."""
+"""Seconds that somebody else may hold the signallers' lock: its holders need microseconds."""
 
 _FIXED: Final = system.SEAL_SHRINK | system.SEAL_GROW
 
 
 def initialise(address: int, value: int = 0) -> None:
     """Make a timeline semaphore of a zeroed page."""
-    system.init_mutex(address + MUTEX, robust=True)
     ctypes.c_uint64.from_address(address + VALUE).value = value
     ctypes.c_uint32.from_address(address + 8).value = VERSION
     ctypes.memmove(address, MAGIC, len(MAGIC))
@@ -108,51 +109,61 @@ def create() -> tuple[int, int]:
 
 def problem(page: bytes) -> str | None:
     """Why a page is no timeline semaphore of this version, or None."""
-    assert system.LAYOUT is not None
     magic, version = struct.unpack_from("8sI", page)
     if magic != MAGIC:
         return f"it begins with {magic!r}, not with {MAGIC!r}"
     if version != VERSION:
-        return f"its version is {version}, not {VERSION}"
-    (kind,) = struct.unpack_from("i", page, MUTEX + system.LAYOUT.kind)
-    if kind != system.KIND_SHARED_ROBUST:
-        return f"its lock is of kind {kind:#x}: no process-shared, robust mutex"
+        why = ", whose lock let a peer write into this process" if version == 1 else ""
+        return f"its version is {version}{why}, not {VERSION}; use one version of gpuinterop on both sides"
     return None
 
 
 def is_ours(fd: int) -> bool:
-    """Whether a descriptor is such a semaphore, and safe to map; never a driver's, which is no memfd."""
-    if system.LAYOUT is None:
+    """Whether a descriptor is such a semaphore, and safe to map; never a driver's, which is no memfd.
+
+    Raises
+    ------
+    HandleError
+        It is one, of another version.
+    """
+    if system.SYS_FUTEX is None:
         return False
     try:
         if fcntl.fcntl(fd, system.F_GET_SEALS) & _FIXED != _FIXED or os.fstat(fd).st_size != system.PAGE:
             return False
-        return problem(os.pread(fd, system.PAGE, 0)) is None
+        page = os.pread(fd, system.PAGE, 0)
     except OSError:  # no memfd, or not readable
         return False
+    if not page.startswith(MAGIC):
+        return False
+    if found := problem(page):
+        raise HandleError(f"handle: this timeline semaphore cannot be used: {found}.")
+    return True
 
 
 class Page:
-    """A mapped timeline semaphore, as a CPU uses it. Whoever has mapped it keeps it mapped.
+    """A mapped timeline semaphore, as a CPU uses it. The caller keeps it mapped, and its descriptor open.
 
     Parameters
     ----------
+    fd : int
+        The memfd's; borrowed.
     address : int
         Of the mapping.
     label : str
         For messages.
     """
 
-    __slots__ = ("_devices", "_futex", "_mutex", "_sequence", "_value", "address", "label")
+    __slots__ = ("_devices", "_fd", "_futex", "_sequence", "_value", "address", "label")
 
-    def __init__(self, address: int, label: str) -> None:
+    def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
         self.label = label
+        self._fd = fd
         self._value = ctypes.c_uint64.from_address(address + VALUE)
         self._sequence = ctypes.c_uint32.from_address(address + SEQUENCE)
         self._devices = ctypes.c_uint32.from_address(address + DEVICES)
         self._futex = address + SEQUENCE
-        self._mutex = system.SharedMutex(address + MUTEX)
 
     @property
     def value(self) -> int:
@@ -168,12 +179,11 @@ class Page:
         Raises
         ------
         DriverError
-            `value` is not greater than the counter.
+            `value` is not greater than the counter, or ``/proc`` is not there to open the descriptor anew.
         PeerError
-            Another process holds the lock, and does not let go.
+            Another process holds the signallers' lock, and does not let go.
         """
-
-        def store() -> None:
+        with self._alone():
             current = self._value.value
             if value <= current:
                 raise DriverError(
@@ -189,10 +199,9 @@ class Page:
                     "VALUE_TOO_LARGE",
                     f"{self.label} is also a device's, whose streams compare what is below 2**63, and {value} is not.",
                 )
+            system.fence()  # what the value announces is there before it
             self._value.value = value  # one aligned 8-byte store
-            self._advance()
-
-        self._mutex.run(store, self._lost, LOCK_LIMIT)
+            self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
         self.wake()
 
     def wait(self, value: int, deadline: float | None, check: Callable[[], None]) -> bool:
@@ -204,7 +213,7 @@ class Page:
         deadline : float, optional
             Of ``time.monotonic()``.
         check : callable
-            Called now and then; raises when whoever waits is to stop.
+            Called now and then; raises when the wait is to stop.
 
         Returns
         -------
@@ -216,7 +225,7 @@ class Page:
         while True:
             sequence = self._sequence.value  # before the value: a signal in between ends the sleep at once
             if self._value.value >= value:
-                self._acquire()
+                system.fence()  # what the value announces is read after it
                 return True
             if spins:
                 spins -= 1
@@ -236,22 +245,32 @@ class Page:
         """Let all who wait look again."""
         system.futex_wake_all(self._futex)
 
-    def _advance(self) -> None:
-        self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the signallers' lock, on an open file description of this call's own: threads and forks are others."""
+        path = f"/proc/self/fd/{self._fd}"
+        own: list[int] = []
+        try:
+            try:
+                # Stored by C: no interrupt comes between the call and the store.
+                own.extend(map(os.open, (path,), (os.O_RDWR | os.O_CLOEXEC,)))
+            except OSError as error:
+                raise system.driver_error(f"open({path})", error.errno or 0) from error
+            if not system.until(lambda: _lock(own[0]), LOCK_LIMIT):
+                raise PeerError(
+                    f"expected the signallers' lock of {self.label} within {LOCK_LIMIT:g} s, got none: another process "
+                    "holds it. Let that process go on, or end it."
+                )
+            yield
+        finally:
+            for fd in own:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the description too
+                os.close(fd)
 
-    def _acquire(self) -> None:
-        """Order what is read from now on behind the value that was just seen."""
-        assert system.LAYOUT is not None
-        if not system.LAYOUT.strongly_ordered:
-            self._mutex.run(lambda: None, self._lost, LOCK_LIMIT)
 
-    def _lost(self, code: int) -> None:
-        if code == errno.EOWNERDEAD:
-            self._advance()  # the dead writer may have stored the value and not this
-            return
-        owner = self._mutex.owner
-        if code == errno.ETIMEDOUT:
-            raise PeerError(
-                f"{self.label}: thread {owner} has held its lock for more than {LOCK_LIMIT:g} s; was it stopped?"
-            )
-        raise PeerError(f"{self.label}: its lock cannot be taken ({errno.errorcode.get(code, code)}).")
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -132,7 +132,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
     # -- external memory -----------------------------------------------------------------------------------------
 
     def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> memory.Memory:
-        return memory.import_memory(_fd(handle, OpaqueFd), size)
+        return memory.import_memory(_fd(handle, OpaqueFd), size, trusted=_trusted(handle))
 
     def map_buffer(self, memory: memory.Memory, *, offset: int, size: int) -> tuple[memory.Memory, Address]:
         if offset + size > memory.size:
@@ -150,7 +150,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
     # -- external semaphores -------------------------------------------------------------------------------------
 
     def import_semaphore(self, device: Device, handle: AnySemaphoreHandle) -> semaphores.Semaphore:
-        return _semaphore(type(handle)).load(_fd(handle, FdHandle))
+        return _semaphore(type(handle)).load(_fd(handle, FdHandle), trusted=_trusted(handle))
 
     def prepare(self, semaphores: Sequence[semaphores.Semaphore]) -> Batch:
         return tuple(semaphores)
@@ -227,6 +227,10 @@ def _fd(handle: object, kind: type[FdHandle]) -> int:
     if not isinstance(handle, kind):
         raise ArgumentTypeError("handle", f"the host takes {kind.__name__} here, not {type(handle).__name__}.")
     return handle.fd
+
+
+def _trusted(handle: object) -> bool:
+    return isinstance(handle, FdHandle) and handle.trusted
 
 
 def _semaphore(kind: type) -> type[semaphores.BinarySemaphore | semaphores.TimelineSemaphore]:

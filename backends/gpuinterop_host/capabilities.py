@@ -5,6 +5,8 @@ from __future__ import annotations
 from gpuinterop import handles as h, system
 from gpuinterop.capabilities import DOMAIN, MULTICAST, Capability, Cell, Operation, Scope
 
+from .formats import swiftshader
+
 _MAPPABLE = {Operation.IMPORT_MEMORY, Operation.MAP_BUFFER}
 _SEMAPHORE = {
     Operation.IMPORT_SEMAPHORE,
@@ -15,6 +17,7 @@ _SEMAPHORE = {
 }
 _SHAREABLE = {Operation.EXPORT_ALLOCATION, Operation.IMPORT_ALLOCATION}
 
+_NO_FUTEX = "futexes are known here for x86-64 and aarch64 Linux; this is another machine."
 _RULE = "gpuinterop_host.memory: which objects are taken"
 
 
@@ -28,14 +31,10 @@ def _capability(cell: Cell) -> Capability:
     if operation in _MAPPABLE and kind is h.OpaqueFd:
         return _usable(cell, "memfds, SwiftShader's and lavapipe's memory", _RULE)
     if operation in _SEMAPHORE and kind in (h.OpaqueFd, h.TimelineFd):
-        if system.LAYOUT is None:
-            return cell.gap(
-                Scope.PLATFORM,
-                "the semaphores are laid out as glibc does on 64-bit x86-64 and aarch64; this is another machine or "
-                "C library.",
-                "gpuinterop.system.PthreadLayout",
-                "use x86-64 or aarch64 with glibc.",
-            )
+        reason = swiftshader.gap() if kind is h.OpaqueFd else _NO_FUTEX if system.SYS_FUTEX is None else None
+        if reason is not None:
+            reference = "gpuinterop_host.formats.swiftshader" if kind is h.OpaqueFd else "gpuinterop.timeline"
+            return cell.gap(Scope.PLATFORM, reason, reference, "use x86-64 or aarch64 Linux with glibc and libstdc++.")
         if kind is h.OpaqueFd:
             return _usable(cell, "SwiftShader's layout", "gpuinterop_host.formats.swiftshader")
         return _usable(cell, "the host's own layout", "gpuinterop.timeline")

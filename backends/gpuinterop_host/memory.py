@@ -6,8 +6,8 @@ with SIGBUS. So an object is taken only
 1. if it is sealed against shrinking (F_SEAL_SHRINK): lavapipe's memory is, and so is everything made here;
 2. or if it can be sealed (made with MFD_ALLOW_SEALING and not F_SEAL_SEAL): then F_SEAL_SHRINK is added, which its
    owner will notice only if he wanted to truncate it; growing stays allowed;
-3. or if it can never be sealed, but is known by its name as a driver's that does not truncate it: SwiftShader's.
-   A name proves nothing against a peer of bad will, as little as the layout behind it: trusted peers only.
+3. or if it can never be sealed, but is known by its name as a driver's that does not truncate it, SwiftShader's, and
+   the handle is trusted (`FdHandle.trusted`): a name proves nothing against a peer of bad will.
 
 Everything else is refused: regular files and /dev/shm objects (anybody who can open them can truncate them), other
 memfds that cannot be sealed, pipes, sockets, devices; descriptors that are not open for reading and writing; memfds
@@ -39,6 +39,7 @@ BINARY_NAME: Final = "gpuinterop.binary"
 ALLOCATION_NAME: Final = "gpuinterop.allocation"
 _NO_MEMORY = (swiftshader.SEMAPHORE_NAME, BINARY_NAME, timeline.NAME)
 _LINK = "/memfd:"
+MAY_TRUNCATE: Final = "; and they can truncate it, which ends this process with SIGBUS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +151,15 @@ class Memory:
             system.unmap(base, self._mapped)
 
 
-def import_memory(fd: int, size: int) -> Memory:
+def import_memory(fd: int, size: int, *, trusted: bool) -> Memory:
     """Map the memory behind `fd` and close it; on an exception `fd` is left alone."""
     found = examine(fd, "memory", MEMORY_DRIVERS)
+    if found.name.startswith(MEMORY_DRIVERS) and not trusted:
+        raise HandleError(
+            "handle: expected memory that cannot shrink, or that a driver of this process has made; got the memfd "
+            f"{found.name!r} from elsewhere. Its holders can truncate it, which ends this process with SIGBUS. Say "
+            "that you trust them: OpaqueFd(fd, trusted=True)."
+        )
     if found.name.startswith(_NO_MEMORY):
         raise HandleError(f"handle: the memfd {found.name!r} is a semaphore, not memory.")
     offset = lavapipe.data_offset(fd, found.size) if found.name == lavapipe.NAME else 0

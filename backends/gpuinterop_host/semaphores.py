@@ -9,10 +9,11 @@ killed inside it leaves its mark in the condition, over which a later broadcast 
 here reads `signaled`, lock-free, at first all the time, then with growing pauses (20 us to 1 ms), and locks, with a
 limit, only to take the signal. Nobody who waits here can harm his peer by dying.
 
-**What remains**, because the layout is SwiftShader's and its mutex not robust: a peer that dies inside the lock makes
-the semaphore unusable. That is noticed after :data:`LOCK_LIMIT` seconds, the semaphore is marked, and from then on
-everything that is done with it here raises the same `PeerError`; nothing is repaired. Closing does not wait for the
-lock: it tries once, and otherwise leaves `ref_count` too high, which keeps a page alive no longer than its mappings.
+**What remains**, because the layout is SwiftShader's and its mutex not robust: a peer that dies inside the lock, or in
+its wait on the condition, makes the semaphore unusable. That is noticed after :data:`LOCK_LIMIT` seconds, the semaphore
+is marked, and from then on everything that is done with it here raises the same `PeerError`; nothing is repaired.
+Closing does not wait for the lock: it tries once, and otherwise leaves `ref_count` too high, which keeps a page alive
+no longer than its mappings. A broadcast that never returns has a thread to itself, and keeps the page mapped.
 
 **After a fork** the child has the parent's mappings, but the reference that is counted is the parent's alone: the child
 gives none back.
@@ -21,8 +22,6 @@ gives none back.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import itertools
 import os
 import threading
@@ -165,11 +164,18 @@ class BinarySemaphore(Semaphore):
         return cls(fd, address)
 
     @classmethod
-    def load(cls, fd: int) -> BinarySemaphore:
+    def load(cls, fd: int, *, trusted: bool) -> BinarySemaphore:
         """Import; `fd` is ours on success, and left alone on an exception."""
         found = memory.examine(fd, "a binary semaphore", memory.SEMAPHORE_DRIVERS)
         if problem := _wrong_size(found.size) or swiftshader.problem(os.pread(fd, system.PAGE, 0)):
             raise HandleError(_no_binary(problem))
+        if not trusted:
+            raise HandleError(
+                "handle: expected a binary semaphore of an exporter or driver of this process, got one from elsewhere. "
+                "Its other holders can keep its lock or break it for good, so that signals of this process fail"
+                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd), or say that you trust "
+                "them: OpaqueFd(fd, trusted=True)."
+            )
         found.secure()
         address = system.map_shared(fd, system.PAGE)
         try:
@@ -182,7 +188,8 @@ class BinarySemaphore(Semaphore):
 
     def signal(self, value: int) -> None:
         with self._in_use():
-            self._locked(self._set)
+            if self._locked(self._set):
+                self._wake_sleepers()
 
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
         with self._in_use():
@@ -220,9 +227,25 @@ class BinarySemaphore(Semaphore):
     def _drop_reference(self) -> None:
         self._page.ref_count -= 1
 
-    def _set(self) -> None:
+    def _set(self) -> bool:
         self._page.signaled = True
-        system.broadcast(self._page.cond)
+        return self._page.slept_on
+
+    def _wake_sleepers(self) -> None:
+        """Broadcast, in a thread: over a waiter that was killed in its sleep the call never returns."""
+
+        def broadcast() -> None:
+            with contextlib.suppress(GpuInteropError), self._in_use():
+                self._page.broadcast()
+
+        thread = threading.Thread(target=broadcast, name="gpuinterop broadcast", daemon=True)
+        thread.start()
+        thread.join(LOCK_LIMIT)
+        if thread.is_alive():
+            raise self._unusable(
+                f"the broadcast to those who wait for it has not returned in {LOCK_LIMIT:g} s: a process was killed in "
+                "its wait"
+            )
 
     def _take(self) -> bool:
         taken = self._page.signaled
@@ -232,32 +255,30 @@ class BinarySemaphore(Semaphore):
 
     def _locked(self, action: Callable[[], bool | None], limit: float | None = None) -> bool | None:
         seconds = LOCK_LIMIT if limit is None else limit
-        return self._page.mutex.run(action, lambda code: self._lost(code, seconds), seconds)
+        if problem := self._page.lock_problem():
+            raise self._unusable(problem)
+        try:
+            return self._page.mutex.run(action, seconds)
+        except TimeoutError:
+            raise self._unusable(self._holder(seconds)) from None
 
-    def _lost(self, code: int, limit: float) -> None:
-        if code == errno.ETIMEDOUT:
-            owner = self._page.mutex.owner
-            what = f"thread {owner} has held its lock for more than {limit:g} s"
-            if owner and not os.path.exists(f"/proc/{owner}"):
-                what = f"thread {owner}, which no longer exists here, holds its lock"
-            what += ": that process died or was stopped between lock and unlock"
-        elif problem := swiftshader.problem(ctypes.string_at(self._address, system.PAGE)):
-            what = problem
-        else:
-            what = f"its lock cannot be taken ({errno.errorcode.get(code, code)})"
-        self._failure = self._failure or PeerError(f"{self.label} is unusable: {what}. Make a new one on both sides.")
-        raise again(self._failure)
+    def _holder(self, seconds: float) -> str:
+        owner = self._page.mutex.owner
+        what = f"thread {owner} has held its lock for more than {seconds:g} s"
+        if owner and not os.path.exists(f"/proc/{owner}"):
+            what = f"thread {owner}, which no longer exists here, holds its lock"
+        return what + ": that process died or was stopped between lock and unlock"
+
+    def _unusable(self, why: str) -> BaseException:
+        self._failure = self._failure or PeerError(f"{self.label} is unusable: {why}. Make a new one on both sides.")
+        return again(self._failure)
 
     def _release(self) -> None:
-        if self._process == os.getpid():
+        if self._process == os.getpid() and not self._page.lock_problem():
             # Without waiting: who dropped us is never blocked, and the count is of no use where the lock is lost.
-            with contextlib.suppress(GpuInteropError):
-                self._page.mutex.run(self._drop_reference, _give_up, 0)
+            with contextlib.suppress(TimeoutError):
+                self._page.mutex.run(self._drop_reference, 0)
         super()._release()
-
-
-def _give_up(code: int) -> None:
-    raise PeerError(f"the lock cannot be taken ({errno.errorcode.get(code, code)}).")
 
 
 class TimelineSemaphore(Semaphore):
@@ -267,15 +288,15 @@ class TimelineSemaphore(Semaphore):
 
     def __init__(self, fd: int, address: int) -> None:
         super().__init__(fd, address)
-        self._page = timeline.Page(address, self.label)
+        self._page = timeline.Page(fd, address, self.label)
 
     @classmethod
     def create(cls) -> TimelineSemaphore:
         return cls(*timeline.create())
 
     @classmethod
-    def load(cls, fd: int) -> TimelineSemaphore:
-        """Import; `fd` is ours on success, and left alone on an exception."""
+    def load(cls, fd: int, *, trusted: bool) -> TimelineSemaphore:
+        """Import; `fd` is ours on success, and left alone on an exception. The page is safe, whoever holds it."""
         found = memory.examine(fd, "a timeline semaphore", ())
         if not found.fixed:
             raise HandleError(_no_timeline("it is not sealed against shrinking and growing"))

@@ -62,7 +62,7 @@ def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
         original = handle.fd
         duplicate = _duplicate(original)
         try:
-            result = call(type(handle)(duplicate, origin=handle.origin))
+            result = call(type(handle)(duplicate, origin=handle.origin, trusted=handle.trusted))
         except BaseException:
             _settle(original, duplicate)
             raise

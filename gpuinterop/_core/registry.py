@@ -143,10 +143,10 @@ class LoadedBackend:
                 "gpuinterop.timeline",
                 "create_semaphore(TimelineFd), where that is there.",
             )
-        if system.LAYOUT is None:
+        if system.SYS_FUTEX is None:
             return cell.gap(
                 Scope.PLATFORM,
-                "our own timelines hold a lock of glibc's, on x86-64 or aarch64 Linux.",
+                "our own timelines stand on memfds and futexes, which are known here for x86-64 and aarch64 Linux.",
                 "gpuinterop.timeline",
                 "one that Vulkan or Direct3D has made.",
             )

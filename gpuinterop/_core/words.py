@@ -172,7 +172,7 @@ class OwnTimelines(SemaphoreCalls):
         return self._take(fd, address, ours=False)
 
     def _take(self, fd: int, address: int, *, ours: bool = True) -> _Own:
-        page = timeline.Page(address, f"timeline semaphore {os.fstat(fd).st_ino}")
+        page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
         try:
             if page.value > MAX_VALUE:
                 raise HandleError(

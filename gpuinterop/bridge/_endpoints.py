@@ -150,7 +150,7 @@ class OwnTimelineEndpoint(Endpoint):
         self._fd = fd
         self._address = system.map_shared(fd, system.PAGE)
         self.label = f"timeline semaphore {os.fstat(fd).st_ino}"
-        self._page: timeline.Page | None = timeline.Page(self._address, self.label)
+        self._page: timeline.Page | None = timeline.Page(self._fd, self._address, self.label)
 
     def wait(self, value: int, timeout: float) -> bool:
         return self._open().wait(value, time.monotonic() + timeout, _nothing)

@@ -95,7 +95,7 @@ class _Libc:
         c.munmap.argtypes = (pointer, size)
         c.syscall.argtypes = (long, pointer, integer, ctypes.c_uint32, pointer, pointer, integer)
         c.syscall.restype = long
-        for name in ("mutex_lock", "mutex_unlock", "mutex_consistent", "cond_broadcast"):
+        for name in ("mutex_lock", "mutex_unlock", "cond_broadcast"):
             getattr(c, f"pthread_{name}").argtypes = (pointer,)
         c.pthread_mutex_timedlock.argtypes = (pointer, pointer)
         c.pthread_mutex_init.argtypes = c.pthread_cond_init.argtypes = (pointer, pointer)
@@ -111,12 +111,10 @@ class _Libc:
     def unmap(self, address: int, size: int) -> None:
         self._c.munmap(address, size)
 
-    def init_mutex(self, address: int, *, robust: bool) -> None:
+    def init_mutex(self, address: int) -> None:
         attributes = ctypes.create_string_buffer(64)
         self._c.pthread_mutexattr_init(attributes)
         self._c.pthread_mutexattr_setpshared(attributes, 1)
-        if robust:
-            self._c.pthread_mutexattr_setrobust(attributes, 1)
         self._c.pthread_mutex_init(address, attributes)
         self._c.pthread_mutexattr_destroy(attributes)
 
@@ -131,20 +129,14 @@ class _Libc:
         self._c.pthread_cond_broadcast(cond)
 
     @contextlib.contextmanager
-    def locked(self, mutex: int, what: str) -> Iterator[bool]:
-        """Hold the mutex; yields whether its last holder died inside it (robust ones only)."""
+    def locked(self, mutex: int) -> Iterator[None]:
+        """Hold a binary semaphore's mutex."""
         until = time.time() + _LOCK_LIMIT  # timedlock counts by the wall clock
         limit = _Timespec(int(until), int(until % 1 * 1e9))
-        code = self._c.pthread_mutex_timedlock(mutex, ctypes.byref(limit))
-        if code == errno.EOWNERDEAD:
-            self._c.pthread_mutex_consistent(mutex)
-        elif code:
-            raise PeerError(
-                f"the lock of {what} was not to be had in {_LOCK_LIMIT:g} s ({errno.errorcode.get(code, code)}): "
-                "did the other side die inside it?"
-            )
+        if code := self._c.pthread_mutex_timedlock(mutex, ctypes.byref(limit)):
+            raise _no_lock("a binary semaphore", errno.errorcode.get(code, str(code)))
         try:
-            yield code == errno.EOWNERDEAD
+            yield
         finally:
             self._c.pthread_mutex_unlock(mutex)
 
@@ -154,6 +146,31 @@ class _Libc:
 
     def futex_wake(self, address: int) -> None:
         self._c.syscall(self._futex_number, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+
+
+def _no_lock(what: str, why: str) -> PeerError:
+    return PeerError(
+        f"the lock of {what} was not to be had in {_LOCK_LIMIT:g} s ({why}): did the other side die inside it?"
+    )
+
+
+@contextlib.contextmanager
+def _alone(fd: int) -> Iterator[None]:
+    """Hold a timeline's lock, on an open file description of this call's own."""
+    with open(f"/proc/self/fd/{fd}", "rb+", buffering=0) as file:
+        until = time.monotonic() + _LOCK_LIMIT
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise _no_lock("a timeline semaphore", "EWOULDBLOCK") from error
+                time.sleep(50e-6)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _memfd(name: str, size: int) -> int:
@@ -322,6 +339,7 @@ class MemfdSemaphore(ExporterSemaphore):
         if kind not in (Binary, Timeline):
             raise ArgumentTypeError("kind", f"must be Binary or Timeline, not {kind!r}.")
         self.kind = kind
+        self._order = threading.Lock()
         self._exporter = exporter
         self._libc = libc = exporter._libc
         name = "gpuinterop.exporter.binary" if kind is Binary else "gpuinterop.exporter.timeline"
@@ -333,14 +351,13 @@ class MemfdSemaphore(ExporterSemaphore):
             raise
         with self._object.in_use() as page:
             if kind is Binary:
-                libc.init_mutex(page, robust=False)
+                libc.init_mutex(page)
                 libc.init_cond(page + libc.mutex_size)
                 # One for us, and one for descriptors under way that nobody gives back: at 0 SwiftShader destroys
                 # the mutex, and who imports later finds a dead one.
                 self._references(page).value = 2
             else:
-                libc.init_mutex(page + 64, robust=True)
-                ctypes.c_uint32.from_address(page + 8).value = 1  # version
+                ctypes.c_uint32.from_address(page + 8).value = 2  # version
                 ctypes.memmove(page, exporter._magic, 8)
         exporter._children.append(self)
 
@@ -355,14 +372,12 @@ class MemfdSemaphore(ExporterSemaphore):
     def signal(self, value: int = 0) -> None:
         with self._object.in_use() as page:
             if self.kind is Binary:
-                with self._libc.locked(page, "a binary semaphore"):
+                with self._libc.locked(page):
                     self._flag(page).value = 1
                     self._libc.broadcast(page + self._libc.mutex_size)
                 return
             counter, sequence = self._counter(page), ctypes.c_uint32.from_address(page + 12)
-            with self._libc.locked(page + 64, "a timeline semaphore") as orphaned:
-                if orphaned:  # the dead one may have stored the value and not this
-                    sequence.value += 1
+            with _alone(self._object.fd):
                 if value <= counter.value:
                     raise InvalidArgumentError("value", f"the timeline stands at {counter.value}; {value} is no more.")
                 counter.value = value
@@ -400,12 +415,12 @@ class MemfdSemaphore(ExporterSemaphore):
             if self._counter(page).value < value:
                 return False
             if platform.machine() != "x86_64":  # order the data behind the counter
-                with self._libc.locked(page + 64, "a timeline semaphore"):
+                with self._order:
                     pass
             return True
         if not self._flag(page).value:
             return False
-        with self._libc.locked(page, "a binary semaphore"):
+        with self._libc.locked(page):
             taken = bool(self._flag(page).value)
             self._flag(page).value = 0
         return taken
@@ -423,7 +438,11 @@ class MemfdSemaphore(ExporterSemaphore):
     def hold_lock(self) -> None:
         """Take the object's lock and keep it. For tests of what happens when a process dies inside it."""
         with self._object.in_use() as page:
-            self._libc._c.pthread_mutex_lock(page if self.kind is Binary else page + 64)
+            if self.kind is Binary:
+                self._libc._c.pthread_mutex_lock(page)
+            else:
+                self._held = _alone(self._object.fd)
+                self._held.__enter__()
 
     def close(self) -> None:
         self._exporter._settle(self)
@@ -431,7 +450,7 @@ class MemfdSemaphore(ExporterSemaphore):
             with (
                 contextlib.suppress(PeerError),
                 self._object.in_use() as page,
-                self._libc.locked(page, "a binary semaphore"),
+                self._libc.locked(page),
             ):
                 self._references(page).value -= 1
         self._object.close()

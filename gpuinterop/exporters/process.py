@@ -152,6 +152,8 @@ class _Wire:
         handles: list[FdHandle] = []
         if count:
             handles = receive_handles(self.socket, [handle_types()[name] for name in message["types"]])
+            for handle in handles:
+                handle.trusted = True  # one of the two has started the other
         return message, data, handles
 
     def _exactly(self, size: int) -> bytes | None:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -54,8 +53,6 @@ def _pipe() -> int:
 FORGED: Final[dict[str, Callable[[], int]]] = {
     "a driver's": lambda: forge(put(0, b"GIPTLSMD")),
     "no magic": lambda: forge(put(0, bytes(8))),
-    "another version": lambda: forge(put(8, struct.pack("=I", 2))),
-    "another lock": lambda: forge(put(64 + 16, struct.pack("=I", 0x80))),
     "not sealed": lambda: forge(seals=0),
     "may shrink": lambda: forge(seals=GROW),
     "may grow": lambda: forge(seals=SHRINK),

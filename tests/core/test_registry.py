@@ -321,18 +321,18 @@ def test_every_backend_class_here_is_a_backend() -> None:
 
 
 def test_the_core_makes_timelines_and_nothing_else(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a backend says whose semaphores the core makes; and only where it knows the lock in them."""
+    """Whatever a backend says whose semaphores the core makes; and only where it knows futexes."""
     cells = [cell for cell in DOMAIN if cell.operation is Operation.CREATE_SEMAPHORE]
     install(Writing)
     table = gi.get_backend("writing").device().capabilities
     assert [cell.handle_type for cell in cells if table.of(cell)] == [gi.TimelineFd]
     assert "a timeline can be made, and nothing else" in table.of((Operation.CREATE_SEMAPHORE, gi.OpaqueFd)).reason
-    monkeypatch.setattr(system, "LAYOUT", None)
+    monkeypatch.setattr(system, "SYS_FUTEX", None)
     install(Writing)
     monkeypatch.setattr(registry, "_loaded", {})
     table = gi.get_backend("writing").device().capabilities
     assert not [cell for cell in cells if table.of(cell)]
-    with pytest.raises(gi.UnsupportedError, match="glibc"):
+    with pytest.raises(gi.UnsupportedError, match="futexes"):
         gi.get_backend("writing").device().create_semaphore(gi.TimelineFd)
 
 

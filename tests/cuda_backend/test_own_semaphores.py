@@ -547,7 +547,7 @@ def test_a_party_that_dies_inside_the_lock(device: gi.Device, scope: ExitStack) 
     stream = new_stream(device, scope)
     ours.wait(stream, 2)
     theirs.hold_lock()
-    with pytest.raises(gi.PeerError, match="has held its lock for more than"):
+    with pytest.raises(gi.PeerError, match="another process holds it"):
         ours.host_signal(1)
     ours.signal(stream, 3)
     exporter.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd, VmmFd
 from gpuinterop_host.backend import HostBackend
+from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore
 
 LIMIT = 30.0
@@ -22,6 +24,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def _import(backend: HostBackend, handle: OpaqueFd | TimelineFd) -> Any:
+    handle.trusted = True
     semaphore = backend.import_semaphore(backend.open_device(0), handle)
     handle.detach()
     return semaphore
@@ -47,8 +50,24 @@ def die_in_lock(handle: OpaqueFd | TimelineFd, value: int | None) -> None:
             semaphore._page._value.value = value
         os.kill(os.getpid(), signal.SIGKILL)
 
-    mutex = semaphore._page.mutex if isinstance(semaphore, BinarySemaphore) else semaphore._page._mutex
-    mutex.run(die, lambda code: None, LIMIT)
+    if isinstance(semaphore, BinarySemaphore):
+        semaphore._page.mutex.run(die, LIMIT)
+    with semaphore._page._alone():
+        die()
+
+
+def sleep_on_condition(handle: OpaqueFd, ready: TimelineFd) -> None:
+    """Wait as SwiftShader does, in libc's own functions and for ever; to be killed in it."""
+    backend = HostBackend()
+    semaphore = _import(backend, handle)
+    asleep = _import(backend, ready)
+    mutex = semaphore._address
+    condition = mutex + swiftshader.MUTEX_SIZE
+    libc = ctypes.CDLL(None)
+    assert libc.pthread_mutex_lock(ctypes.c_void_p(mutex)) == 0
+    # Who takes the mutex after this signal finds this process asleep: the wait gives the mutex back.
+    backend.host_signal(asleep, 1)
+    libc.pthread_cond_wait(ctypes.c_void_p(condition), ctypes.c_void_p(mutex))
 
 
 def die_in_wait(handle: OpaqueFd | TimelineFd, ready: TimelineFd) -> None:

@@ -13,6 +13,7 @@ from gpuinterop import handles as h, system
 from gpuinterop.capabilities import DOMAIN, Capabilities, Operation, Support
 from gpuinterop.errors import BackendUnavailableError
 from gpuinterop_host.backend import HostBackend
+from gpuinterop_host.formats import swiftshader
 
 PACKAGE = Path(gpuinterop_host.__file__).parent
 USABLE = {
@@ -46,12 +47,23 @@ def test_table(backend: HostBackend) -> None:
             assert found.workaround, found
 
 
-def test_without_glibc_there_are_no_semaphores(backend: HostBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "LAYOUT", None)
+@pytest.mark.parametrize(
+    ("where", "name", "gone"),
+    [
+        (system, "SYS_FUTEX", {h.OpaqueFd, h.TimelineFd}),
+        (swiftshader, "_add", {h.OpaqueFd}),
+        (swiftshader, "MUTEX_SIZE", {h.OpaqueFd}),
+    ],
+)
+def test_what_a_machine_lacks_is_a_gap(
+    backend: HostBackend, monkeypatch: pytest.MonkeyPatch, where: object, name: str, gone: set[type[h.Handle]]
+) -> None:
+    """Futexes for all semaphores; glibc's layout and an atomic operation for binary ones."""
+    monkeypatch.setattr(where, name, None)
     table = Capabilities(backend.capabilities(0))
     assert {key for key, found in table.items() if found} == {
-        (operation, kind) for operation, kind in USABLE if "semaphore" not in operation.value
-    } - {(Operation.WAIT_TIMEOUT, h.OpaqueFd), (Operation.WAIT_TIMEOUT, h.TimelineFd)}
+        (operation, kind) for operation, kind in USABLE if "semaphore" not in operation.value or kind not in gone
+    } - {(Operation.WAIT_TIMEOUT, kind) for kind in gone}
 
 
 def test_device(backend: HostBackend) -> None:

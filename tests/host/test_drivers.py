@@ -31,7 +31,7 @@ def test_memory_both_ways(backend: HostBackend, device: Device, driver: Driver) 
     """Vulkan fills, we read and write, Vulkan copies: one memory, no copy of it."""
     buffer, size = driver.buffer(SIZE)
     memory, fd = driver.allocate(buffer, size)
-    imported = backend.import_memory(device, OpaqueFd(fd), size=size, dedicated=False)
+    imported = backend.import_memory(device, OpaqueFd(fd, trusted=True), size=size, dedicated=False)
     _, address = backend.map_buffer(imported, offset=0, size=SIZE)
     driver.submit(driver.record_fill(buffer, 0, SIZE, 0x01020304))
     driver.idle()
@@ -50,7 +50,7 @@ def test_memory_both_ways(backend: HostBackend, device: Device, driver: Driver) 
 def test_memory_through_a_stream(backend: HostBackend, device: Device, stream: Any, driver: Driver) -> None:
     buffer, size = driver.buffer(SIZE)
     memory, fd = driver.allocate(buffer, size)
-    imported = backend.import_memory(device, OpaqueFd(fd), size=size, dedicated=False)
+    imported = backend.import_memory(device, OpaqueFd(fd, trusted=True), size=size, dedicated=False)
     _, address = backend.map_buffer(imported, offset=4096, size=4096)
     driver.submit(driver.record_fill(buffer, 4096, 4096, 0x05050505))
     driver.idle()
@@ -85,7 +85,7 @@ def test_size_beyond_the_object(backend: HostBackend, device: Device, driver: Dr
     buffer, size = driver.buffer(SIZE)
     memory, fd = driver.allocate(buffer, size)
     with pytest.raises(HandleError, match="size"):
-        backend.import_memory(device, OpaqueFd(fd), size=size + 4096, dedicated=False)
+        backend.import_memory(device, OpaqueFd(fd, trusted=True), size=size + 4096, dedicated=False)
     os.close(fd)  # still open
     driver.free(buffer, memory)
 
@@ -110,7 +110,7 @@ def test_two_hundred_rounds(
     memory, fd = driver.allocate(buffer, size)
     with no_leak():
         for _ in range(200):
-            imported = backend.import_memory(device, OpaqueFd(os.dup(fd)), size=size, dedicated=False)
+            imported = backend.import_memory(device, OpaqueFd(os.dup(fd), trusted=True), size=size, dedicated=False)
             backend.destroy_memory(imported)
     os.close(fd)
     driver.free(buffer, memory)
@@ -123,7 +123,7 @@ def test_swiftshader_signals_us(backend: HostBackend, device: Device, stream: An
     native, fd = swiftshader.semaphore()
     assert os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{swiftshader_format.SEMAPHORE_NAME}")
     assert fcntl.fcntl(fd, system.F_GET_SEALS) == system.SEAL_SEAL
-    semaphore: Any = backend.import_semaphore(device, OpaqueFd(fd))
+    semaphore: Any = backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
     assert semaphore._page.ref_count == 2
     backend.wait(backend.prepare([semaphore]), stream, [0], 30_000)
     event = backend.record(stream)
@@ -144,7 +144,7 @@ def test_we_signal_swiftshader(backend: HostBackend, device: Device, stream: Any
     native = swiftshader.import_semaphore(handle.detach())
     assert semaphore._page.ref_count == 3
     back, fd = swiftshader.semaphore()
-    answer: Any = backend.import_semaphore(device, OpaqueFd(fd))
+    answer: Any = backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
     for _ in range(20):
         swiftshader.submit(wait=native, signal=back)
         backend.signal(backend.prepare([semaphore]), stream, [0])
@@ -164,7 +164,7 @@ def test_swiftshader_last(backend: HostBackend, device: Device, swiftshader: Dri
     native, fd = swiftshader.semaphore()
     swiftshader.destroy(native)
     with pytest.raises(HandleError, match="last user has destroyed it"):
-        backend.import_semaphore(device, OpaqueFd(fd))
+        backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
     os.close(fd)
 
     semaphore: Any = backend.create_semaphore(device, OpaqueFd)
@@ -173,7 +173,7 @@ def test_swiftshader_last(backend: HostBackend, device: Device, swiftshader: Dri
     native = swiftshader.import_semaphore(os.dup(handle.fd))
     backend.destroy_semaphore(semaphore)
     swiftshader.destroy(native)
-    again = backend.import_semaphore(device, OpaqueFd(handle.detach()))
+    again = backend.import_semaphore(device, OpaqueFd(handle.detach(), trusted=True))
     backend.host_signal(again, 0)
     assert backend.host_wait(again, 0, 0)
     backend.destroy_semaphore(again)
@@ -230,7 +230,7 @@ def test_a_peer_dies_in_swiftshaders_lock(
     """We notice. (SwiftShader would hang: its semaphore is left alone from here on, and leaked.)"""
     monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.1)
     _, fd = swiftshader.semaphore()
-    semaphore: Any = backend.import_semaphore(device, OpaqueFd(os.dup(fd)))
+    semaphore: Any = backend.import_semaphore(device, OpaqueFd(os.dup(fd), trusted=True))
     with OpaqueFd.adopt(fd) as handle:
         start(peers.die_in_lock, handle, None).join()
     for _ in range(2):

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import random
+import re
 import struct
 import threading
 import time
@@ -20,6 +21,7 @@ from gpuinterop.errors import DriverError, HandleError, PeerError, ResourceClose
 from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd
 from gpuinterop_host import semaphores
 from gpuinterop_host.backend import Device, HostBackend
+from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore, TimelineSemaphore
 
 from . import peers
@@ -60,7 +62,7 @@ def export(backend: HostBackend) -> Iterator[Callable[[Any], Any]]:
 
 def load(backend: HostBackend, device: Device, handle: Any) -> Any:
     """Import a second reference to what `handle` names."""
-    return backend.import_semaphore(device, type(handle)(os.dup(handle.fd)))
+    return backend.import_semaphore(device, type(handle)(os.dup(handle.fd), trusted=True))
 
 
 # -- both kinds --------------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ def test_no_leak(backend: HostBackend, device: Device, no_leak: Leak, kind: Kind
             semaphore = backend.create_semaphore(device, kind)
             handle = backend.export_semaphore(semaphore)
             assert isinstance(handle, FdHandle)
-            other = backend.import_semaphore(device, kind(handle.detach()))
+            other = backend.import_semaphore(device, kind(handle.detach(), trusted=True))
             backend.host_signal(other, 1)
             backend.host_wait(semaphore, 1, LIMIT)
             backend.destroy_semaphore(semaphore)
@@ -304,10 +306,8 @@ def test_timeline_bytes(backend: HostBackend, create: Any, export: Any) -> None:
     backend.host_signal(semaphore, 5)
     backend.host_signal(semaphore, 0x0102030405060708)
     page = os.pread(handle.fd, system.PAGE, 0)
-    assert struct.unpack_from("8sIIQI", page) == (b"GIPTLSM1", 1, 2, 0x0102030405060708, 0)
-    assert page[28:64] == bytes(36)
-    assert struct.unpack_from("i", page, 64 + 16)[0] == 0x90
-    assert page[128:] == bytes(system.PAGE - 128)
+    assert struct.unpack_from("8sIIQI", page) == (b"GIPTLSM1", 2, 2, 0x0102030405060708, 0)
+    assert page[28:] == bytes(system.PAGE - 28)
 
 
 def test_a_timeline_only_grows(backend: HostBackend, stream: Any, create: Any) -> None:
@@ -341,39 +341,25 @@ def test_a_timeline_survives_a_death_in_its_lock(
     assert backend.host_wait(semaphore, 7, 0)
 
 
-def test_a_recovered_lock_wakes_waiters(backend: HostBackend, create: Any, export: Any, start: Any) -> None:
-    """Who recovers tells the others, even if his own signal is refused."""
-    semaphore = create(TimelineFd)
-    before = semaphore._page._sequence.value
-    start(peers.die_in_lock, export(semaphore), 5).join()
-    assert semaphore._page._sequence.value == before
-    with pytest.raises(DriverError, match="VALUE_NOT_GREATER"):
-        backend.host_signal(semaphore, 5)
-    assert semaphore._page._sequence.value == before + 1
-
-
-def test_a_timeline_lock_held_by_the_living(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeline_lock_held_by_the_living(
+    backend: HostBackend, create: Any, export: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is an error while it lasts, and no longer."""
     monkeypatch.setattr(timeline, "LOCK_LIMIT", 0.02)
     semaphore = create(TimelineFd)
-
-    def held() -> None:
-        caught: list[BaseException] = []
-
-        def signal() -> None:
-            try:
-                backend.host_signal(semaphore, 1)
-            except BaseException as error:
-                caught.append(error)
-
-        thread = threading.Thread(target=signal)
-        thread.start()
-        thread.join(LIMIT)
-        assert isinstance(caught[0], PeerError)
-        assert str(threading.get_native_id()) in str(caught[0])
-
-    semaphore._page._mutex.run(held, lambda code: None, 1.0)
+    with open(f"/proc/self/fd/{export(semaphore).fd}", "rb+", buffering=0) as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(PeerError, match="another process holds it"):
+            backend.host_signal(semaphore, 1)
+        assert semaphore.value == 0
     backend.host_signal(semaphore, 1)
+
+
+@pytest.mark.parametrize("how", ["threads", "passed", "forked"])
+def test_a_signaller_does_not_move_the_value_back(create: Any, export: Any, how: str) -> None:
+    """One stands between its look at the value and its store; another, in whatever way it came by the page, waits."""
+    done = peers.run(BESIDE.replace("{how}", repr(how)))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "9\n", "")
 
 
 def forge(change: Callable[[bytearray], None], *, size: int = system.PAGE, seals: int = 7) -> int:
@@ -412,8 +398,8 @@ def test_what_is_forged_right_is_taken(backend: HostBackend, device: Device) -> 
     [
         (lambda: forge(put(0, b"GIPTLSM2")), "begins with"),
         (lambda: forge(put(0, bytes(8))), "begins with"),
-        (lambda: forge(put(8, b"\2")), "version is 2"),
-        (lambda: forge(put(timeline.MUTEX + 16, b"\x80")), "kind 0x80"),
+        (lambda: forge(put(8, b"\1")), "version is 1.*write into this process.*not 2"),
+        (lambda: forge(put(8, b"\3")), "version is 3, not 2"),
         (lambda: forge(nothing, size=2 * system.PAGE), "one page"),
         (lambda: forge(nothing, size=100), "one page"),
         (lambda: forge(nothing, seals=system.SEAL_SHRINK), "not sealed"),
@@ -450,10 +436,9 @@ def test_an_allocation_is_no_semaphore(backend: HostBackend, device: Device) -> 
 
 
 def test_binary_bytes(backend: HostBackend, create: Any, export: Any) -> None:
-    assert system.LAYOUT is not None
     semaphore = create(OpaqueFd)
     handle = export(semaphore)
-    at = system.LAYOUT.mutex_size + system.LAYOUT.cond_size
+    at = swiftshader.REFERENCES
     assert fcntl.fcntl(handle.fd, system.F_GET_SEALS) == 7
     assert struct.unpack("i", os.pread(handle.fd, 4, 16))[0] == 0x80
     assert struct.unpack("i?", os.pread(handle.fd, 5, at)) == (2, False)
@@ -488,12 +473,11 @@ def test_references_are_counted(backend: HostBackend, device: Device, export: An
 def test_no_binary(
     backend: HostBackend, device: Device, no_leak: Leak, offset: int | str, data: bytes, message: str
 ) -> None:
-    assert system.LAYOUT is not None
     semaphore = BinarySemaphore.create()
     fd = os.dup(semaphore.fd)
     semaphore.close()
-    count = system.LAYOUT.mutex_size + system.LAYOUT.cond_size
-    where = {"count": count, "signaled": count + 4}[offset] if isinstance(offset, str) else offset
+    known = {"count": swiftshader.REFERENCES, "signaled": swiftshader.SIGNALED}
+    where = known[offset] if isinstance(offset, str) else offset
     os.pwrite(fd, data, where)
     with no_leak(), pytest.raises(HandleError, match=message):
         backend.import_semaphore(device, OpaqueFd(fd))
@@ -524,7 +508,7 @@ def test_a_dead_lock_poisons(
         with pytest.raises(PeerError, match=f"{semaphore.label} is unusable: thread {pid}"):
             operation(semaphore, 0)
     with no_leak(), pytest.raises(PeerError, match=f"thread {pid}"):
-        backend.import_semaphore(device, OpaqueFd(handle.fd))
+        backend.import_semaphore(device, OpaqueFd(handle.fd, trusted=True))
     backend.destroy_stream(stream)
     backend.destroy_semaphore(semaphore)
 
@@ -553,7 +537,7 @@ def test_a_dead_lock_holds_nobody_up(
 def load_or_close(backend: HostBackend, device: Device, handle: Any) -> Any:
     fd = os.dup(handle.fd)
     try:
-        return backend.import_semaphore(device, OpaqueFd(fd))
+        return backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
     except BaseException:
         os.close(fd)
         raise
@@ -568,6 +552,80 @@ def test_signal_into_a_dead_lock(
     backend.signal(backend.prepare([semaphore]), stream, [0])
     with pytest.raises(PeerError):
         backend.synchronize(stream)
+
+
+def test_a_waiter_killed_in_its_sleep_poisons(
+    backend: HostBackend, create: Any, export: Any, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libc's broadcast may wait for the dead for ever. It is given a limit, by name, and nothing is tried again."""
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.5)
+    semaphore = create(OpaqueFd)
+    outcomes = []
+    for _ in range(4):  # a broadcast waits for those who slept before those who sleep now
+        ready = create(TimelineFd)
+        process = start(peers.sleep_on_condition, export(semaphore), export(ready))
+        assert backend.host_wait(ready, 1, LIMIT)
+        semaphore._page.mutex.run(lambda: None, LIMIT)  # the wait has given the mutex back: it sleeps
+        process.kill()
+        process.join()
+        try:
+            backend.host_signal(semaphore, 0)
+        except PeerError as error:
+            outcomes.append(str(error))
+            break
+    for _ in range(2):
+        if outcomes:
+            with pytest.raises(PeerError, match=f"^{re.escape(outcomes[0])}$"):
+                backend.host_signal(semaphore, 0)
+    assert all("killed in its wait" in text for text in outcomes)
+    if float(system.libc_version()[1]) < 2.41:
+        assert outcomes
+
+
+def test_a_broadcast_that_blocks(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever glibc does: bounded, named, poisoned; and the page stays mapped under the call."""
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.05)
+    semaphore = create(OpaqueFd)
+    leave, stuck = threading.Event(), list[threading.Thread]()
+
+    def block(page: swiftshader.Page) -> None:
+        stuck.append(threading.current_thread())
+        leave.wait(LIMIT)
+
+    monkeypatch.setattr(swiftshader.Page, "broadcast", block)
+    ctypes.c_uint8.from_address(semaphore._address + swiftshader.MUTEX_SIZE).value = 2  # somebody has slept on it
+    for _ in range(2):
+        with pytest.raises(PeerError, match=r"broadcast.*not returned.*killed in its wait"):
+            backend.host_signal(semaphore, 0)
+    assert len(stuck) == 1
+    assert not semaphore._page.mutex.held
+    backend.destroy_semaphore(semaphore)
+    assert not semaphore._released
+    leave.set()
+    stuck[0].join(LIMIT)
+    assert semaphore._released
+
+
+@pytest.mark.parametrize("kind", [-1, 0, 0x90, 0xA0])
+def test_the_kind_is_looked_at_before_each_lock(backend: HostBackend, create: Any, export: Any, kind: int) -> None:
+    semaphore = create(OpaqueFd)
+    backend.host_signal(semaphore, 0)
+    os.pwrite(export(semaphore).fd, struct.pack("i", kind), 16)
+    for operation in (backend.host_signal, lambda s, v: backend.host_wait(s, v, LIMIT)):
+        with pytest.raises(PeerError, match="destroyed" if kind == -1 else f"kind {kind:#x}"):
+            operation(semaphore, 0)
+    assert not semaphore._page.mutex.held
+
+
+def test_a_binary_semaphore_from_elsewhere_wants_trust(
+    backend: HostBackend, device: Device, create: Any, export: Any, no_leak: Leak
+) -> None:
+    handle = export(create(OpaqueFd))
+    before = os.pread(handle.fd, system.PAGE, 0)
+    with no_leak(), pytest.raises(HandleError, match=r"from elsewhere.*trusted=True"):
+        backend.import_semaphore(device, OpaqueFd(handle.fd))
+    assert os.pread(handle.fd, system.PAGE, 0) == before
+    backend.destroy_semaphore(load(backend, device, handle))
 
 
 def test_one_signal_for_one_waiter(backend: HostBackend, device: Device, create: Any) -> None:
@@ -596,6 +654,62 @@ def test_one_signal_for_one_waiter(backend: HostBackend, device: Device, create:
         backend.destroy_stream(stream)
 
 
+BESIDE = """
+import os, socket, threading
+from gpuinterop import ipc, system, timeline
+from gpuinterop.handles import TimelineFd
+from gpuinterop_host.semaphores import TimelineSemaphore
+
+semaphore = TimelineSemaphore.create()
+real, inside, go_on = system.fence, threading.Event(), threading.Event()
+first = threading.get_ident()
+
+def fence():  # between the look and the store
+    if threading.get_ident() != first:
+        inside.set()
+        go_on.wait()
+    real()
+
+def other():
+    if {how} == "passed":
+        here, there = socket.socketpair()
+        with here, there, TimelineFd(semaphore.fd) as handle:
+            ipc.send_handle(here, handle)
+            return TimelineSemaphore.load(ipc.receive_handle(there, TimelineFd).detach(), trusted=False)
+    return semaphore
+
+system.fence = fence
+thread = threading.Thread(target=semaphore.signal, args=(5,))
+thread.start()
+inside.wait()
+timeline.LOCK_LIMIT = 20.0
+if {how} == "forked":
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writing, b"x")
+        semaphore.signal(9)
+        os._exit(0)
+    os.read(reading, 1)
+    waits = lambda: os.waitpid(pid, 0)
+else:
+    theirs = other()
+    second = threading.Thread(target=lambda: TimelineSemaphore.signal(theirs, 9))
+    waits = second.join
+    first = None  # the second one runs through, too, once it is its turn
+    locking, lock = threading.Event(), timeline._lock
+    def look(fd):
+        locking.set()
+        return lock(fd)
+    timeline._lock = look
+    second.start()
+    locking.wait()
+go_on.set()
+waits()
+thread.join()
+print(semaphore.value)
+"""
+
 FORK = """
 import os, signal, threading, warnings
 warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads, which is what this is about
@@ -621,7 +735,7 @@ FORKED_REFERENCES = (
     FORK
     + """
 semaphore = backend.create_semaphore(device, OpaqueFd)
-other = backend.import_semaphore(device, OpaqueFd(backend.export_semaphore(semaphore).detach()))
+other = backend.import_semaphore(device, OpaqueFd(backend.export_semaphore(semaphore).detach(), trusted=True))
 for _ in range(3):
     assert in_child(semaphore, other) == 0
 print(semaphore._page.ref_count)
@@ -678,44 +792,20 @@ def test_a_forked_child_is_not_held_up_by_threads_that_it_lacks(script: str, kin
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
-def test_lock_without_clocklock(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """glibc before 2.30."""
-    monkeypatch.setattr(system, "_mutex_clocklock", None)
-    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.02)
-    semaphore = create(OpaqueFd)
-
-    def held() -> None:
-        caught: list[BaseException] = []
-        thread = threading.Thread(target=lambda: caught.append(_raised(backend, semaphore)))
-        thread.start()
-        thread.join(LIMIT)
-        assert isinstance(caught[0], PeerError)
-
-    semaphore._page.mutex.run(held, lambda code: None, 1.0)
-
-
-def _raised(backend: HostBackend, semaphore: Any) -> BaseException:
-    with pytest.raises(PeerError) as caught:
-        backend.host_signal(semaphore, 0)
-    return caught.value
-
-
 def test_interrupted_between_lock_and_result(create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ctrl-C right after the lock call leaves no lock behind."""
-    semaphore = create(TimelineFd)
-    mutex = semaphore._page._mutex
-    acquire = mutex._acquire
+    """A Ctrl-C right after the call that took the lock leaves no lock behind."""
+    real = system.until
 
-    def interrupted(limit: float) -> int:
-        acquire(limit)
+    def interrupted(condition: Callable[[], bool], timeout: float | None) -> bool:
+        assert real(condition, timeout)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mutex, "_acquire", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    for semaphore in (create(OpaqueFd), create(TimelineFd)):
+        with monkeypatch.context() as patch:
+            patch.setattr(system, "until", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                semaphore.signal(1)
         semaphore.signal(1)
-    monkeypatch.undo()
-    assert not mutex.held
-    semaphore.signal(1)
 
 
 def test_ctypes_sees_the_page(create: Any, export: Any) -> None:

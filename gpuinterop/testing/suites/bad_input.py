@@ -187,7 +187,7 @@ class BadMemorySuite(Suite):
         assert isinstance(detached, OpaqueFd)
         fd = detached.detach()
         raises(HandleError, lambda: bench.device.import_memory(detached, size=theirs.size), argument="handle")
-        with bench.device.import_memory(OpaqueFd(fd), size=theirs.size) as memory:
+        with bench.device.import_memory(OpaqueFd(fd, trusted=True), size=theirs.size) as memory:
             assert memory.size == theirs.size
 
     def test_used_twice(self, bench: Bench) -> None:
@@ -206,7 +206,7 @@ class BadMemorySuite(Suite):
         assert isinstance(exported, OpaqueFd)
         fd = exported.detach()
         before = os.fstat(fd)
-        handle = OpaqueFd(fd)
+        handle = OpaqueFd(fd, trusted=True)
         raises(InvalidArgumentError, lambda: bench.device.import_memory(handle, size=0), argument="size")
         assert same_file(fd, before)
         open_before = fds()

@@ -313,6 +313,7 @@ typedef struct {
     gis_object object;
     gis_semaphore_kind kind; /* DEAD: of another kind than it was imported as; DUMMY: passes at once */
     uint8_t *page;
+    int file;                 /* a timeline's, for its signallers' lock; else -1 */
     bool backwards;           /* it was signalled backwards: until somebody signals again, */
     uint32_t at_sequence;     /* which this tells, */
     uint64_t backwards_value; /* nothing above this is reached */

@@ -15,6 +15,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -29,32 +30,44 @@
 #define VERSION 8
 #define SEQUENCE 12
 #define VALUE 16
-#define TIMELINE_MUTEX 64
 
 #define KIND 16 /* where glibc keeps the kind of a mutex */
 #define KIND_SHARED 0x80
-#define KIND_SHARED_ROBUST 0x90
 
 /* Its holders need microseconds: one that keeps it longer has died. A GPU's semaphore has no lock, and goes on. */
 #define LOCK_SECONDS 1.0
 
-static pthread_mutex_t *mutex_of(const gis_semaphore *it) {
-    return (pthread_mutex_t *)(it->page + (it->kind == GIS_TIMELINE ? TIMELINE_MUTEX : 0));
-}
+static pthread_mutex_t *mutex_of(const gis_semaphore *it) { return (pthread_mutex_t *)it->page; }
 
 static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
-static bool take_lock(pthread_mutex_t *mutex, double seconds, bool *orphaned) {
+static bool take_lock(pthread_mutex_t *mutex, double seconds) {
     struct timespec until;
     gis_deadline(&until, seconds);
     int code = pthread_mutex_trylock(mutex);
     if (code == EBUSY) code = pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &until);
-    if (orphaned) *orphaned = code == EOWNERDEAD;
-    if (code == EOWNERDEAD) {
-        pthread_mutex_consistent(mutex);
-        return true;
-    }
     return code == 0;
+}
+
+/* A new open file description of a descriptor: its flock excludes all others'. */
+static int open_anew(int fd) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* A timeline's lock: what is returned is unlocked and closed to give it back; -1 where it cannot be had. */
+static int lock_file(const gis_semaphore *it) {
+    struct timespec pause = {0, 50000};
+    int fd = open_anew(it->file);
+    for (double left = LOCK_SECONDS; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB); left -= 50e-6) {
+        if (left <= 0) {
+            close(fd);
+            return -1;
+        }
+        nanosleep(&pause, NULL);
+    }
+    return fd;
 }
 
 static int32_t word_at(const uint8_t *page, size_t offset) {
@@ -64,8 +77,7 @@ static int32_t word_at(const uint8_t *page, size_t offset) {
 }
 
 static bool is_timeline(const uint8_t *page) {
-    return !memcmp(page, MAGIC, 8) && word_at(page, VERSION) == 1 &&
-           word_at(page, TIMELINE_MUTEX + KIND) == KIND_SHARED_ROBUST;
+    return !memcmp(page, MAGIC, 8) && word_at(page, VERSION) == 2;
 }
 
 static bool is_binary(const uint8_t *page) {
@@ -75,8 +87,9 @@ static bool is_binary(const uint8_t *page) {
 
 static void finish_semaphore(gis_object *object) {
     gis_semaphore *it = (gis_semaphore *)object;
+    if (it->file >= 0) close(it->file);
     if (!it->page) return;
-    if (it->kind == GIS_BINARY && take_lock(mutex_of(it), 0, NULL)) {
+    if (it->kind == GIS_BINARY && take_lock(mutex_of(it), 0)) {
         --*(int32_t *)(it->page + REFERENCES);
         pthread_mutex_unlock(mutex_of(it));
     }
@@ -87,6 +100,7 @@ gis_status gis_make_semaphore(gis_context *context, gis_semaphore_kind kind, gis
     gis_semaphore *it =
         gis_new(GIS_EXTERNAL_SEMAPHORE, sizeof *it, context, context->object.device, finish_semaphore);
     it->kind = kind;
+    it->file = -1;
     *semaphore = it;
     return GIS_OK;
 }
@@ -132,7 +146,7 @@ gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis
     if (what == OTHER) return GIS_UNKNOWN; /* the descriptor is left open, unlike that of memory */
     if (right && !timeline) {
         pthread_mutex_t *mutex = (pthread_mutex_t *)page;
-        if (!take_lock(mutex, LOCK_SECONDS, NULL)) {
+        if (!take_lock(mutex, LOCK_SECONDS)) {
             munmap(page, page_size());
             return GIS_UNKNOWN;
         }
@@ -142,42 +156,47 @@ gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis
     /* Another kind of object is taken without a word, and is of no use. */
     gis_make_semaphore(context, right ? (timeline ? GIS_TIMELINE : GIS_BINARY) : GIS_DEAD, semaphore);
     (*semaphore)->page = page;
+    if ((*semaphore)->kind == GIS_TIMELINE) (*semaphore)->file = open_anew(fd);
     close(fd);
     return GIS_OK;
 }
 
 static uint32_t *sequence_of(const gis_semaphore *it) { return (uint32_t *)(it->page + SEQUENCE); }
 
-void gis_semaphore_signal(gis_semaphore *it, uint64_t value) {
-    bool orphaned = false;
-    if (it->kind != GIS_BINARY && it->kind != GIS_TIMELINE) return;
-    if (!take_lock(mutex_of(it), LOCK_SECONDS, &orphaned)) {
-        if (it->kind == GIS_BINARY) __atomic_store_n(it->page + SIGNALED, 1, __ATOMIC_RELEASE);
-        return;
-    }
-    if (it->kind == GIS_BINARY) {
-        __atomic_store_n(it->page + SIGNALED, 1, __ATOMIC_RELEASE);
-        pthread_cond_broadcast((pthread_cond_t *)(it->page + COND));
-    } else {
-        uint64_t *counter = (uint64_t *)(it->page + VALUE);
-        if (orphaned) __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
-        uint64_t now = __atomic_load_n(counter, __ATOMIC_RELAXED);
-        if (value > now) {
-            __atomic_store_n(counter, value, __ATOMIC_RELEASE);
-            __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
-        } else if (value < now) { /* no error; and the page is not the driver's alone, so it stays as it is */
-            __atomic_store_n(&it->backwards_value, value, __ATOMIC_RELAXED);
-            __atomic_store_n(&it->at_sequence, __atomic_load_n(sequence_of(it), __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-            __atomic_store_n(&it->backwards, true, __ATOMIC_RELEASE);
-        }
-    }
+static void signal_binary(gis_semaphore *it) {
+    bool locked = take_lock(mutex_of(it), LOCK_SECONDS);
+    __atomic_store_n(it->page + SIGNALED, 1, __ATOMIC_RELEASE);
+    if (!locked) return;
+    pthread_cond_broadcast((pthread_cond_t *)(it->page + COND));
     pthread_mutex_unlock(mutex_of(it));
-    if (it->kind == GIS_TIMELINE) syscall(SYS_futex, sequence_of(it), FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+}
+
+static void signal_timeline(gis_semaphore *it, uint64_t value) {
+    uint64_t *counter = (uint64_t *)(it->page + VALUE);
+    int lock = lock_file(it);
+    if (lock < 0) return;
+    uint64_t now = __atomic_load_n(counter, __ATOMIC_RELAXED);
+    if (value > now) {
+        __atomic_store_n(counter, value, __ATOMIC_RELEASE);
+        __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
+    } else if (value < now) { /* no error; and the page is not the driver's alone, so it stays as it is */
+        __atomic_store_n(&it->backwards_value, value, __ATOMIC_RELAXED);
+        __atomic_store_n(&it->at_sequence, __atomic_load_n(sequence_of(it), __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+        __atomic_store_n(&it->backwards, true, __ATOMIC_RELEASE);
+    }
+    flock(lock, LOCK_UN); /* a forked child may have the description too */
+    close(lock);
+    syscall(SYS_futex, sequence_of(it), FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+}
+
+void gis_semaphore_signal(gis_semaphore *it, uint64_t value) {
+    if (it->kind == GIS_BINARY) signal_binary(it);
+    if (it->kind == GIS_TIMELINE) signal_timeline(it, value);
 }
 
 static bool take_signal(gis_semaphore *it) {
     if (!__atomic_load_n(it->page + SIGNALED, __ATOMIC_ACQUIRE)) return false;
-    bool locked = take_lock(mutex_of(it), LOCK_SECONDS, NULL);
+    bool locked = take_lock(mutex_of(it), LOCK_SECONDS);
     bool taken = __atomic_exchange_n(it->page + SIGNALED, 0, __ATOMIC_ACQ_REL);
     if (locked) pthread_mutex_unlock(mutex_of(it));
     return taken;

@@ -73,12 +73,13 @@ class Memory:
 
 
 class Timeline:
-    """The host's timeline page: value at 16, sequence at 12, a robust mutex at 64."""
+    """The host's timeline page: value at 16, sequence at 12; signallers lock the file."""
 
     def __init__(self, fd: int) -> None:
         if sealed_size(fd) != mmap.PAGESIZE:
             raise HandleError("handle: this is no timeline semaphore: it has another size.")
         self.address = map_shared(fd, mmap.PAGESIZE)
+        self._fd = os.dup(fd)
         if ctypes.string_at(self.address, 8) not in (b"GIPTLSM1", b"GIPTLSMD"):
             self.unmap()
             raise HandleError("handle: this is no timeline semaphore: it begins with something else.")
@@ -86,19 +87,15 @@ class Timeline:
         self._sequence = ctypes.c_uint32.from_address(self.address + 12)
 
     def signal(self, value: int) -> None:
-        until = (ctypes.c_long * 2)(int(time.time()) + 2, 0)
-        code = _libc.pthread_mutex_timedlock(self.address + 64, until)
-        if code == errno.EOWNERDEAD:
-            _libc.pthread_mutex_consistent(self.address + 64)
-        elif code:
-            raise PeerError(f"timeline: its lock cannot be taken ({errno.errorcode[code]}).")
-        try:
-            if value <= self.value.value:
-                raise DriverError("signal", errno.EINVAL, "NOT_GREATER")
-            self.value.value = value
-            self._sequence.value += 1
-        finally:
-            _libc.pthread_mutex_unlock(self.address + 64)
+        with open(f"/proc/self/fd/{self._fd}", "rb+", buffering=0) as own:
+            fcntl.flock(own, fcntl.LOCK_EX)
+            try:
+                if value <= self.value.value:
+                    raise DriverError("signal", errno.EINVAL, "NOT_GREATER")
+                self.value.value = value
+                self._sequence.value += 1
+            finally:
+                fcntl.flock(own, fcntl.LOCK_UN)
         _libc.syscall(_FUTEX, ctypes.c_void_p(self.address + 12), 1, 0x7FFFFFFF, None, None, 0)
 
     def reached(self, value: int) -> bool:
@@ -106,6 +103,7 @@ class Timeline:
 
     def unmap(self) -> None:
         _libc.munmap(self.address, mmap.PAGESIZE)
+        os.close(self._fd)
 
 
 class Binary:
