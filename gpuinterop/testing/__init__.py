@@ -14,11 +14,11 @@ or by subclassing the suites in a test module of its own::
 The plugin comes with the package and takes part only where such tests are collected. Its options:
 
 ``--gpuinterop-backend=NAME``
-    Test this backend; may be repeated. By default ``GPUINTEROP_BACKEND``, else every installed one; one that does not
-    work is skipped with its reason.
+    Test this backend; may be repeated. One that does not work is skipped with its reason. With neither this nor
+    ``--gpuinterop-require`` every installed backend is tested.
 ``--gpuinterop-require=NAME``
-    Test this backend, and fail where it is missing or does not work. Tests of it may then be skipped for declared gaps
-    only; any other skip is a failure.
+    Test this backend, and fail where it does not work; may be repeated. ``GPUINTEROP_BACKEND=NAME`` does the same where
+    no option names a backend.
 ``--gpuinterop-exporter=NAME``
     Use only these independent parties; may be repeated: ``memfd``, ``vulkan``, ``vulkan:swiftshader``, each with
     ``@process`` for the one in a child process (``memfd@process``) or ``@here`` for the other one; ``@process`` alone
@@ -31,7 +31,15 @@ The plugin comes with the package and takes part only where such tests are colle
     memory such a driver understands (:data:`gpuinterop.testing.kit.SIMULATED_DRIVERS`). What they do is never reported,
     and no cell is called SUPPORTED for it.
 ``--gpuinterop-report=FILE``
-    Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
+    Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part, and
+    not with pytest-xdist, whose processes see a part each.
+
+Whichever suites a run has, the test ``gpuinterop::environment`` fails it, once, and says why: a required backend does
+not work, a required party is missing, a name in an option or in ``GPUINTEROP_BACKEND`` is that of no installed backend,
+a pattern in ``GPUINTEROP_DISABLE`` matches no capability, or a backend fails to list its devices.
+
+On a required backend a test of the suites runs, or is skipped for a declared gap: any other skip of it is a failure. A
+test of your own may skip itself as you like, however the backend was chosen. What the kit skips in it must be declared.
 
 Multicast is tried on simulated drivers alone, and no run of the suites claims its cells: on hardware it can block, or
 upset the machine for others. ``gpuinterop selftest multicast`` tries it where a user asks for that.

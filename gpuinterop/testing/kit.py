@@ -7,16 +7,17 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from .. import __version__
 from .._core import registry
-from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
-from ..errors import GpuInteropError
+from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun, disable
+from ..errors import BackendUnavailableError, GpuInteropError, InvalidArgumentError
 from ..exporters import open_exporter
 from ..handles import Binary, DeviceIdentity, OpaqueFd, Timeline, TimelineFd
 from .report import make_run, of_suites, write_report
@@ -46,6 +47,7 @@ _TIMEOUT: Final = 90
 """Seconds after which a test has hung: it is ended, and every thread's stack shown. No test takes a tenth of it."""
 
 _DECLARED: Final = "declared: "
+_HOME: Final = Path(__file__).parent
 # Which cells need somebody on the other side who can do the like.
 _BOTH_SIDES: Final = frozenset(
     (
@@ -84,6 +86,8 @@ class DeviceSpec:
     backend: str
     ordinal: int = 0
     problem: str = ""
+    fails: bool = False
+    """Whether the problem fails the run: the backend is required, or its name, a variable or its own code is wrong."""
 
     def __str__(self) -> str:
         return f"{self.backend}:{self.ordinal}" if not self.problem else self.backend
@@ -156,8 +160,9 @@ class Kit:
     def __init__(self, config: pytest.Config) -> None:
         option = config.getoption
         self._config = config
-        self._required = list(option("gpuinterop_require"))
-        self._asked = list(option("gpuinterop_backend"))
+        # By name, with what names them.
+        self._required = dict.fromkeys(option("gpuinterop_require"), "--gpuinterop-require")
+        self._named = dict.fromkeys(option("gpuinterop_backend"), "--gpuinterop-backend") | self._required
         self._simulated = frozenset(option("gpuinterop_simulated"))
         self._only = list(option("gpuinterop_exporter"))
         self._report = option("gpuinterop_report")
@@ -165,9 +170,11 @@ class Kit:
         self._exporters_required = list(option("gpuinterop_require_exporter"))
         if vulkan_is_required():
             self._exporters_required.append("vulkan")
-        if not self._asked and not self._required and (chosen := os.environ.get("GPUINTEROP_BACKEND")):
-            self._required = [chosen]  # an explicit choice never falls back
-        self.partial = False
+        # An explicit choice never falls back. Beside an option the variable chooses nothing, but must be right.
+        chosen = os.environ.get("GPUINTEROP_BACKEND")
+        if chosen and (not self._named or chosen not in registry.backends()):
+            self._required[chosen] = self._named[chosen] = "GPUINTEROP_BACKEND"
+        self.partial = hasattr(config, "workerinput")  # a process of pytest-xdist's has a part of the tests
         self._devices: list[DeviceSpec] | None = None
         self._drivers: DriverList | None = None
         self._exporters: dict[DeviceSpec, list[ExporterSpec]] = {}
@@ -180,7 +187,7 @@ class Kit:
 
     def backends(self) -> list[str]:
         """The names of the backends to test."""
-        return list(dict.fromkeys([*self._asked, *self._required])) or list(registry.backends())
+        return list(self._named or registry.backends())
 
     def is_required(self, backend: str) -> bool:
         return backend in self._required
@@ -207,16 +214,30 @@ class Kit:
             self._devices = [spec for name in self.backends() for spec in self._devices_of(name)]
         return self._devices
 
-    @staticmethod
-    def _devices_of(name: str) -> list[DeviceSpec]:
+    def _devices_of(self, name: str) -> list[DeviceSpec]:
+        required = self.is_required(name)
         try:
-            devices = registry.get_backend(name).devices()
+            devices = registry._by_name(name, self._named.get(name, "name")).devices()
         except GpuInteropError as error:
-            return [DeviceSpec(name, problem=str(error))]
-        except Exception as error:  # a broken backend fails its own tests, not the collection of the others'
-            return [DeviceSpec(name, problem=f"{type(error).__name__}: {error}")]
+            fails = required or not isinstance(error, BackendUnavailableError)
+            return [DeviceSpec(name, problem=str(error), fails=fails)]
+        except Exception as error:  # a broken backend fails once, not the collection of the others' tests
+            return [DeviceSpec(name, problem=f"{type(error).__name__}: {error}", fails=True)]
         found = [DeviceSpec(name, device.ordinal) for device in devices]
-        return found or [DeviceSpec(name, problem="it has no device")]
+        return found or [DeviceSpec(name, problem=f"the backend {name!r} has no device", fails=required)]
+
+    def lacking(self) -> list[str]:
+        """What fails a run, whichever of the suites it has: what it requires and has not, and wrong names."""
+        found = [spec.problem for spec in self.devices() if spec.fails]
+        try:
+            disable((), os.environ.get("GPUINTEROP_DISABLE", ""))
+        except InvalidArgumentError as error:
+            found.append(str(error))  # once, though it is the problem of every backend that works
+        for spec in self.devices():
+            if not spec.problem and (missing := self.missing_exporters(spec)):
+                there = ", ".join(map(str, self.exporters(spec)))
+                found.append(f"{spec} lacks the required {', '.join(missing)}; there are {there}")
+        return list(dict.fromkeys(found))
 
     @staticmethod
     def device(spec: DeviceSpec) -> Device:
@@ -280,12 +301,10 @@ class Kit:
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         names = metafunc.fixturenames
-        if "backend_name" in names:
-            metafunc.parametrize("backend_name", self.backends())
         if "device" not in names:
             return
         devices = self.devices()
-        # What does not work is shown once, by BackendSuite; its other tests are not even made.
+        # The header names what does not work, and its tests are not even made.
         # Where none works at all, the one that stands in for it carries the reason.
         working = [spec for spec in devices if not spec.problem] or devices[:1]
         if "exporter" in names or "exporter_spec" in names:
@@ -306,19 +325,22 @@ class Kit:
         else:
             metafunc.parametrize("device", working, indirect=True, ids=map(str, working))
 
-    def prepare(self, items: list[pytest.Item]) -> None:
+    def prepare(self, items: list[pytest.Item], session: pytest.Session) -> list[pytest.Item]:
+        """Give the tests a time-out, and make leaks errors. Returns a test to run beside them, if one must fail."""
         timeouts = self._config.pluginmanager.hasplugin("timeout")
         for item in items:
             if timeouts and item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT, method="thread"))
             item.add_marker(pytest.mark.filterwarnings("error::gpuinterop.errors.LeakedResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"))
+        lacking = self.lacking()
+        return [_Environment.of(session, lacking)] if lacking else []
 
     def check(self, item: pytest.Item) -> None:
         """Skip a test whose capabilities one of the two sides lacks."""
         spec, party = _specs(item)
         if spec is not None and spec.problem:
-            skip_declared(f"the backend {spec.backend!r} does not work here, as TestBackend says: {spec.problem}")
+            skip_declared(spec.problem)
         if party is not None and party.problem:
             pytest.skip(party.problem)
         if spec is None:
@@ -333,17 +355,19 @@ class Kit:
 
     def record(self, item: pytest.Item, report: pytest.TestReport) -> None:
         spec, party = _specs(item)
-        name = spec.backend if spec else _params(item).get("backend_name", "")
-        key = spec or DeviceSpec(name, problem="none of its devices is meant")
-        tally = self._tallies.setdefault(key, _Tally())
+        if spec is None or spec.problem:
+            return
+        name = spec.backend
+        tally = self._tallies.setdefault(spec, _Tally())
         tallies = [tally]
         if party is not None and party.driver and not self.is_unrecorded(name):
             tallies.append(self._driver_tallies.setdefault((party.driver, party.index), _Tally()))
         if report.skipped and not hasattr(report, "wasxfail"):
-            reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+            found = report.longrepr
+            where, _, reason = found if isinstance(found, tuple) else ("", 0, str(found))
             if reason.removeprefix("Skipped: ").startswith(_DECLARED):
                 tally.outcomes["declared"] += 1
-            elif self.is_required(name):
+            elif self.is_required(name) and (_is_kits_own(item) or Path(where).is_relative_to(_HOME)):
                 report.outcome = "failed"
                 report.longrepr = f"the backend {name!r} is required, and this is no declared gap: {reason}"
             else:
@@ -382,7 +406,7 @@ class Kit:
     def _device_runs(self, now: str) -> list[VerifiedRun]:
         found: dict[str, _Tally] = {}  # several devices of one name are one run
         for spec, tally in self._tallies.items():
-            if spec.problem or self.is_unrecorded(spec.backend):
+            if self.is_unrecorded(spec.backend):
                 continue
             total = found.setdefault(self.device(spec).name, _Tally())
             total.add(tally)
@@ -457,14 +481,36 @@ class Kit:
                 if self.is_unrecorded(name) and not self.is_simulated(name)
             ]
         for spec, tally in self._tallies.items():
-            if spec.problem:
-                continue
             simulated = " (simulated)" if self.is_simulated(spec.backend) else ""
             lines.append(
                 f"{spec}{simulated}: {', '.join(f'{count} {name}' for name, count in tally.counts.items())}; "
                 f"{len(tally.exercised)} cells exercised" + (" (a part of the suite)" if self.partial else "")
             )
         return lines
+
+
+class _Environment(pytest.Item):
+    """The test that fails for what a run lacks: once, since every process of pytest-xdist's collects the same."""
+
+    lacking: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, session: pytest.Session, lacking: Sequence[str]) -> _Environment:
+        made: _Environment = cls.from_parent(session, name="environment", nodeid="gpuinterop::environment")
+        made.lacking = lacking
+        return made
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.nodeid
+
+    def runtest(self) -> None:
+        pytest.fail("\n".join(self.lacking), pytrace=False)
+
+
+def _is_kits_own(item: pytest.Item) -> bool:
+    """Whether a test is one of the suites', and not of somebody who subclasses them."""
+    assert isinstance(item, pytest.Function)
+    return bool(item.function.__module__.startswith(f"{__package__}."))
 
 
 def _short(name: str, driver: str) -> str:

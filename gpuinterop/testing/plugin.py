@@ -26,14 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="test this backend (repeatable; default: GPUINTEROP_BACKEND, else every installed one)",
+        help="test this backend, where it works (repeatable; default: every installed one)",
     )
     group.addoption(
         "--gpuinterop-require",
         action="append",
         default=[],
         metavar="NAME",
-        help="fail, not skip, where this backend is missing or does not work, and for every skip but declared gaps",
+        help="test this backend, and fail where it does not work (repeatable; default: GPUINTEROP_BACKEND)",
     )
     group.addoption(
         "--gpuinterop-exporter",
@@ -71,7 +71,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker; refuse reports of which each process would see a part."""
+    for name in ("gpuinterop_report", "gpuinterop_exporter_report"):
+        if config.getoption(name) and config.getoption("dist", "no") != "no":
+            option = "--" + name.replace("_", "-")
+            raise pytest.UsageError(f"{option}: expected one process, got those of pytest-xdist; add -n0.")
     config.addinivalue_line(
         "markers", "gpuinterop_requires(*cells): the capabilities that a test of gpuinterop's kit exercises"
     )
@@ -103,11 +107,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kit_of(metafunc.config).parametrize(metafunc)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give our tests a time-out, and make leaks errors, whatever the ini file of this run says."""
+@pytest.hookimpl(trylast=True)  # what -k and -m have left takes part
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Prepare our tests, whatever the ini file of this run says; what they lack is a failure of its own, the first."""
     ours = [item for item in items if is_ours(item)]
     if ours:
-        kit_of(config).prepare(ours)
+        items[:0] = kit_of(config).prepare(ours, session)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

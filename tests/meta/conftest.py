@@ -65,7 +65,7 @@ def run_pytest(tmp_path: Path) -> Callable[..., Outcome]:
             command, cwd=work, env=variables, capture_output=True, text=True, timeout=100, check=False
         )
         output = done.stdout + done.stderr
-        failed = {match[1] for match in re.finditer(r"^(?:FAILED|ERROR) \S*::(\w+::\w+)", output, re.MULTILINE)}
+        failed = {match[1] for match in re.finditer(r"^(?:FAILED|ERROR) (?:\S*::)?(\w+::\w+)", output, re.MULTILINE)}
         tail = output.rstrip().splitlines()[-1] if output.strip() else ""
         counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", tail)}
         return Outcome(done.returncode, output, failed, counts)

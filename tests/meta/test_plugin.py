@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,67 +37,153 @@ def test_other_peoples_runs(run_pytest: Callable[..., Any], chosen: str) -> None
     assert "conformance" not in done.output
 
 
-def test_wrong_variable_fails_the_kit(run_pytest: Callable[..., Any]) -> None:
-    """An explicit choice never falls back: the kit fails, and names what is installed."""
-    done = run_pytest(environment={"GPUINTEROP_BACKEND": "nonesuch"})
-    assert done.status == 1
-    assert done.failed == {"TestBackend::test_available"}
-    assert "GPUINTEROP_BACKEND=nonesuch" in done.output
-    assert "toy" in done.output
+MISSING = "gpuinterop::environment"
+"""The one test that fails for what a run lacks."""
+
+SUBCLASSED = """
+from gpuinterop.testing.suites import MemorySuite, Suite
+
+class TestMemory(MemorySuite):
+    pass
+
+class TestMine(Suite):
+    def test_without_a_device(self):
+        pass
+"""
+"""As `help(gpuinterop.testing)` says."""
+
+TOY, LOCKED, CRASHING = "toybackend:ToyBackend", "toybackend.broken:Unavailable", "toybackend.broken:Crashing"
+KEY = "the toy box is locked. Find the key."
+NO_VULKAN = {"VK_DRIVER_FILES": "/nonexistent.json", "VK_ICD_FILENAMES": "/nonexistent.json"}
+
+SELECTED, REQUIRED = ("--gpuinterop-backend=toy",), ("--gpuinterop-require=toy",)
+LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
+    "required, and locked": (REQUIRED, {}, LOCKED, KEY),
+    "chosen, and locked": ((), {"GPUINTEROP_BACKEND": "toy"}, LOCKED, KEY),
+    "required wrongly": (("--gpuinterop-require=tyo",), {}, TOY, "--gpuinterop-require: there is no backend 'tyo'"),
+    "selected wrongly": ((*SELECTED, "--gpuinterop-backend=tyo"), {}, TOY, "-backend: there is no backend 'tyo'"),
+    "chosen wrongly": ((), {"GPUINTEROP_BACKEND": "tyo"}, TOY, "_BACKEND: there is no backend 'tyo'"),
+    "chosen wrongly, to no effect": (
+        SELECTED,
+        {"GPUINTEROP_BACKEND": "tyo"},
+        TOY,
+        "_BACKEND: there is no backend 'tyo'",
+    ),
+    "disabled wrongly": (SELECTED, {"GPUINTEROP_DISABLE": "map_bufer"}, TOY, "_DISABLE: .*'map_bufer'"),
+    "disabled wrongly, to no effect": (
+        SELECTED,
+        {"GPUINTEROP_DISABLE": "map_bufer"},
+        LOCKED,
+        "_DISABLE: .*'map_bufer'",
+    ),
+    "a party": (SELECTED, {"GPUINTEROP_REQUIRE_VULKAN": "1"}, TOY, "vulkan"),
+    "broken": (SELECTED, {}, CRASHING, "RuntimeError: the toy broke"),
+}
 
 
-def test_required_and_missing(run_pytest: Callable[..., Any]) -> None:
-    """``--gpuinterop-require`` fails, and does not skip, where the backend is missing."""
-    done = run_pytest("--gpuinterop-require=nonesuch")
-    assert done.status == 1
-    assert done.failed == {"TestBackend::test_available"}
+@pytest.mark.parametrize("case", LACKING)
+def test_what_is_lacking_fails_once(run_pytest: Callable[..., Any], case: str) -> None:
+    """Whichever of the suites a run has."""
+    options, variables, toy, reason = LACKING[case]
+    environment = {**NO_VULKAN, **variables}
+    files = {"test_mine.py": SUBCLASSED, "test_others.py": "def test_of_somebody_else(): pass"}
+    done = run_pytest(*options, kit=False, files=files, environment=environment, toy=toy)
+    assert done.status == 1, done.output
+    assert done.failed == {MISSING}, done.output
+    assert done.counts["failed"] == 1
+    assert done.counts["passed"] >= 2, "what needs no device runs, and so does somebody else's test"
+    _, _, failures = done.output.partition("= FAILURES =")
+    assert re.search(reason, failures.partition("gpuinterop conformance")[0]), done.output
 
 
-@pytest.mark.parametrize("required", [False, True])
-def test_unavailable(run_pytest: Callable[..., Any], required: bool) -> None:
-    """A backend that does not work is skipped with its reason; required, it fails with it."""
-    option = "require" if required else "backend"
-    done = run_pytest(f"--gpuinterop-{option}=toy", "-rsfE", toy="toybackend.broken:Unavailable")
-    assert "the toy box is locked. Find the key." in done.output
-    assert done.status == int(required), done.output
-    assert done.failed == ({"TestBackend::test_available"} if required else set())
+def test_what_is_lacking_fails_once_in_several_processes(run_pytest: Callable[..., Any]) -> None:
+    """Under pytest-xdist, in whatever order its processes take the tests."""
+    pytest.importorskip("xdist")
+    done = run_pytest("--gpuinterop-require=toy", "-n2", kit=False, files={"test_mine.py": SUBCLASSED}, toy=LOCKED)
+    assert done.status == 1, done.output
+    assert done.failed == {MISSING}, done.output
+    assert done.counts["failed"] == 1
+    assert KEY in done.output
 
 
-def test_required_exporter(run_pytest: Callable[..., Any]) -> None:
-    """A required independent party that is missing fails; also when the variable requires it."""
-    no_driver = {"VK_DRIVER_FILES": "/nonexistent.json", "VK_ICD_FILENAMES": "/nonexistent.json"}
-    done = run_pytest(
-        "--gpuinterop-require=toy",
-        "-k",
-        "TestBackend",
-        environment={"GPUINTEROP_REQUIRE_VULKAN": "1", **no_driver},
-    )
-    assert done.failed == {"TestBackend::test_required_exporters"}, done.output
-    assert "vulkan" in done.output
+def test_nothing_is_lacking_where_no_test_of_the_kit_is_left(run_pytest: Callable[..., Any]) -> None:
+    files = {"test_mine.py": SUBCLASSED, "test_others.py": "def test_of_somebody_else(): pass"}
+    done = run_pytest("--gpuinterop-require=toy", "-k", "somebody_else", kit=False, files=files, toy=LOCKED)
+    assert done.status == 0, done.output
+    assert done.counts == {"passed": 1}
+
+
+def test_the_kits_own_module_fails_as_a_subclass_does(run_pytest: Callable[..., Any]) -> None:
+    done = run_pytest("--gpuinterop-require=toy", toy=LOCKED)
+    assert (done.status, done.failed) == (1, {MISSING}), done.output
+
+
+def test_unavailable(run_pytest: Callable[..., Any]) -> None:
+    """A backend that this run only selects, and that does not work, is skipped with its reason."""
+    done = run_pytest("--gpuinterop-backend=toy", "-rs", kit=False, files={"test_mine.py": SUBCLASSED}, toy=LOCKED)
+    assert done.status == 0, done.output
+    assert KEY in done.output
 
 
 SKIPS = """
 import pytest
 from gpuinterop.testing.kit import skip_declared
-from gpuinterop.testing.suites import Suite
+from gpuinterop.testing.suites import BadArgumentSuite, Suite
+from gpuinterop.testing.suites.libraries import libraries
 
 class TestMine(Suite):
-    def test_silent_skip(self, device):
+    def test_of_my_own(self, device):
         pytest.skip("no mood for it")
 
-    def test_declared_skip(self, device):
+    @pytest.mark.skip(reason="nor for this")
+    def test_marked(self, device):
+        pass
+
+    def test_declared(self, device):
         skip_declared("the manual says so")
+
+    def test_that_the_kit_skips(self, device):
+        libraries(device, simulated=False)
+
+class TestKit(BadArgumentSuite):
+    pass
+
+@pytest.mark.skip(reason="nor for these")
+class TestMarkedKit(BadArgumentSuite):
+    pass
+"""
+
+SKIPPING_CONFTEST = """
+import pytest
+
+def pytest_runtest_setup(item):
+    if item.cls.__name__ == "TestKit":
+        pytest.skip("no mood for the kit's either")
 """
 
 
-@pytest.mark.parametrize("required", [False, True])
-def test_unexpected_skips(run_pytest: Callable[..., Any], required: bool) -> None:
-    """Where a backend is required only declared gaps may be skipped; elsewhere other skips are counted."""
-    option = "require" if required else "backend"
-    done = run_pytest(f"--gpuinterop-{option}=toy", kit=False, files={"test_skips.py": SKIPS})
+@pytest.mark.parametrize(
+    ("options", "environment", "required"),
+    [
+        (("--gpuinterop-backend=toy",), {}, False),
+        (("--gpuinterop-require=toy",), {}, True),
+        ((), {"GPUINTEROP_BACKEND": "toy"}, True),
+    ],
+    ids=["selected", "required", "chosen"],
+)
+def test_skips(
+    run_pytest: Callable[..., Any], options: tuple[str, ...], environment: dict[str, str], required: bool
+) -> None:
+    """A test of a user's own may skip itself. What the kit skips, and the kit's own tests, must be declared."""
+    only = ("-k", "TestMine or test_bare_int", "-rsfE")
+    files = {"test_skips.py": SKIPS, "conftest.py": SKIPPING_CONFTEST}
+    done = run_pytest(*options, *only, kit=False, files=files, environment=environment, toy="toybackend:ToyGpu")
     assert done.status == int(required), done.output
-    assert done.failed == ({"TestMine::test_silent_skip"} if required else set())
-    assert f"1 skipped as declared, {0 if required else 1} unexpected skips" in done.output
+    undeclared = {"TestMine::test_that_the_kit_skips", "TestKit::test_bare_int", "TestMarkedKit::test_bare_int"}
+    assert done.failed == (undeclared if required else set())
+    unexpected = 2 if required else 5
+    assert f"1 skipped as declared, {unexpected} unexpected skips" in done.output, done.output
+    assert "no mood for it" in done.output
 
 
 HANGS = """
@@ -277,3 +364,16 @@ def test_a_part_is_not_reported(run_pytest: Callable[..., Any], tmp_path: Path) 
     done = run_pytest("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", "-k", "test_total")
     assert not report.exists()
     assert "was not written" in done.output
+
+
+@pytest.mark.parametrize("option", ["report", "exporter-report"])
+def test_several_processes_report_nothing(run_pytest: Callable[..., Any], tmp_path: Path, option: str) -> None:
+    """Each has seen a part: a cell would be recorded whose test has failed in another."""
+    pytest.importorskip("xdist")
+    report = tmp_path / "verified.toml"
+    options = ("--gpuinterop-backend=toy", f"--gpuinterop-{option}={report}", "-n2")
+    done = run_pytest(*options, kit=False, files={"test_fails.py": FAILS})
+    assert done.status == 4, done.output
+    assert f"--gpuinterop-{option}: " in done.output
+    assert "-n0" in done.output
+    assert not report.exists()

@@ -18,10 +18,8 @@ from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Stream
 from ..._core.words import PinnedWords
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
-from ...errors import BackendUnavailableError, UnsupportedError
+from ...errors import UnsupportedError
 from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle
-from ..kit import skip_declared
-from ..plugin import kit_of
 from .base import NotToBeCalled, Suite, same_file
 
 _DISABLED = textwrap.dedent(
@@ -40,17 +38,7 @@ _DISABLED = textwrap.dedent(
 
 
 class BackendSuite(Suite):
-    """A backend is there, says what it is, and what it stands on."""
-
-    def test_available(self, backend_name: str, request: pytest.FixtureRequest) -> None:
-        """The backend works on this machine; else the reason is in one line, and fails where it is required."""
-        kit = kit_of(request.config)
-        try:
-            assert registry.get_backend(backend_name).devices(), "it has no device"
-        except BackendUnavailableError as error:
-            if kit.is_required(backend_name) or not str(error).strip():
-                raise
-            skip_declared(f"the backend {backend_name!r} does not work here: {error}")
+    """A backend says what it is, and what it stands on."""
 
     def test_versions_and_libraries(self, device: Device) -> None:
         """`versions` names what it stands on, by name and text."""
@@ -76,13 +64,6 @@ class BackendSuite(Suite):
     def test_same_device_every_time(self, device: Device) -> None:
         """A device is opened once: everybody gets the same object."""
         assert registry.get_backend(device.backend).device(device.ordinal) is device
-
-    def test_required_exporters(self, device: Device, request: pytest.FixtureRequest) -> None:
-        """Every independent party that this run requires is there."""
-        kit = kit_of(request.config)
-        spec = request.node.callspec.params["device"]
-        missing = kit.missing_exporters(spec)
-        assert not missing, f"missing: {missing}; there are {[str(one) for one in kit.exporters(spec)]}; {kit.header()}"
 
 
 class CapabilitySuite(Suite):

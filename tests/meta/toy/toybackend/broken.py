@@ -252,6 +252,13 @@ class Unavailable(ToyBackend):
         raise BackendUnavailableError("the toy box is locked.", fix="Find the key.")
 
 
+class Crashing(ToyBackend):
+    """It loads, and fails when it is asked for its devices."""
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        raise RuntimeError("the toy broke")
+
+
 # -- arrays --------------------------------------------------------------------------------------------------------
 
 
