@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -302,8 +303,10 @@ def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     for pattern in wanted:
         if not any(_matches(cell, pattern) for cell in DOMAIN):
+            names = dict.fromkeys(name for cell in DOMAIN for name in (cell.operation.value, str(cell)))
+            near = difflib.get_close_matches(pattern.lower(), names) or [operation.value for operation in Operation]
             raise InvalidArgumentError(
-                "GPUINTEROP_DISABLE", f"the pattern {pattern!r} matches no capability; `gpuinterop info` lists them."
+                "GPUINTEROP_DISABLE", f"expected patterns of capabilities such as {', '.join(near)}; got {pattern!r}."
             )
     return [
         replace(

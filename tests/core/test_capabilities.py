@@ -1,6 +1,7 @@
 """The table: total, honest, readable."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,24 @@ def test_a_run_of_multicast_says_nothing_of_other_devices(tmp_path: Path, device
 
 def test_no_file_holds_no_runs(tmp_path: Path) -> None:
     assert read_verified(tmp_path / "none.toml") == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("map_bufer", " map_buffer"),
+        ("*semaphore:timline_fd", " signal_semaphore:timeline_fd"),
+        ("IMPORT_MEMORY", " import_memory"),
+        ("import_memory:timeline_fd", " import_semaphore:timeline_fd"),
+        ("xyz", "import_memory, map_buffer, map_mipmapped_array"),
+    ],
+)
+def test_a_pattern_that_turns_nothing_off_is_an_error_that_names_what_is_near(pattern: str, near: str) -> None:
+    """Beside one that matches, too."""
+    with pytest.raises(gi.InvalidArgumentError, match="got " + re.escape(repr(pattern))) as caught:
+        disable(table().values(), f"graph_capture, {pattern}")
+    assert caught.value.argument == "GPUINTEROP_DISABLE"
+    assert near in str(caught.value)
 
 
 def test_disable_leaves_gaps_their_own_reason() -> None:
