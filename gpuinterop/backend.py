@@ -138,8 +138,9 @@ class Backend(ABC):
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
         """What the device can do: UNVERIFIED where the vendor says yes, UNSUPPORTED with a reason where not.
 
-        Never SUPPORTED: the core promotes what ``verified.toml`` has shown. Cells that are not named, and cells of an
-        interface that is not inherited, become gaps. Creates no context.
+        Never SUPPORTED: the core promotes what ``verified.toml`` has shown on devices of this name, and adds to the
+        reasons what is recorded. Cells that are not named, and cells of an interface that is not inherited, become
+        gaps. Creates no context.
         """
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -51,9 +51,9 @@ class Support(Enum):
     """How far a cell can be relied on."""
 
     SUPPORTED = "supported"
-    """A dated run on the device itself stands in the backend's ``verified.toml``; a simulated one never counts."""
+    """A dated run on a device of this name stands in the backend's ``verified.toml``; a simulated one never counts."""
     UNVERIFIED = "unverified"
-    """The vendor says yes, nobody has shown it here. Usable."""
+    """The vendor says yes, no run on such a device has shown it. Usable."""
     UNSUPPORTED = "unsupported"
     """Refused before the driver is called."""
     DISABLED = "disabled"
@@ -127,7 +127,7 @@ class Capability:
         What a gap hangs on.
     reason, reference, workaround : str
         Why; where that is written or measured; what to do instead. Everything but SUPPORTED has scope, reason and
-        reference; where SUPPORTED has a reason, that is what the run does not prove of this machine.
+        reference. The reason of SUPPORTED is what the backend says of the cell; its reference is the run.
     """
 
     operation: Operation
@@ -338,7 +338,7 @@ class VerifiedRun:
     platform : str
         ``sys.platform`` of that run; a run proves nothing for another platform.
     device : str
-        The device's name.
+        The device's name, or the Vulkan driver's; a run proves nothing for a GPU, or a driver, of another name.
     versions : Mapping[str, str]
         The driver's, the bindings' and the exporters' versions.
     cells : frozenset of Cell
@@ -377,28 +377,37 @@ def _versions(run: VerifiedRun) -> str:
     return f" ({versions})" if versions else ""
 
 
-def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device: str = "") -> list[Capability]:
-    """UNVERIFIED becomes SUPPORTED where a run on this platform has shown it.
+def promote(
+    cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device: str | None = None, stand_in: str = ""
+) -> list[Capability]:
+    """UNVERIFIED becomes SUPPORTED where a run on this platform, on a device of this name, has shown it.
 
-    No backend says SUPPORTED by itself: only a run does, so a claim cannot outrun its proof. Cells of `MULTICAST` take
-    a run on a `device` of this name, and keep their reason: the run may have been made on another machine's fabric.
+    No backend says SUPPORTED by itself: only a run does, so a claim cannot outrun its proof. What stays UNVERIFIED says
+    in its reason which run there is, on another device.
+
+    Parameters
+    ----------
+    device : str, optional
+        The name; None for a CPU, for which every run on its platform counts.
+    stand_in : str
+        The file of the device's driver where that is a test double: no run counts for it.
     """
-    shown: dict[tuple[Cell, str], VerifiedRun] = {}
-    for run in runs:
-        if run.platform == sys.platform:
-            shown.update({(cell, run.device if cell.operation in MULTICAST else ""): run for cell in run.cells})
+    ordered = sorted(runs, key=lambda run: run.date)
     result = []
     for found in cells:
-        fabric = found.operation in MULTICAST
-        run_of = shown.get((found.cell, device if fabric else ""))
-        if found.support is Support.UNVERIFIED and run_of is not None:
-            found = replace(
-                found,
-                support=Support.SUPPORTED,
-                scope=found.scope if fabric else None,
-                reason=found.reason if fabric else "",
-                reference=f"verified.toml: {run_of.date} on {run_of.device}{_versions(run_of)}",
-                workaround="",
-            )
+        if found.support is Support.UNVERIFIED:
+            shown = [run for run in ordered if found.cell in run.cells]
+            proof = [run for run in shown if run.platform == sys.platform and device in (None, run.device)]
+            if proof and not stand_in:
+                run = proof[-1]
+                reference = f"verified.toml: {run.date} on {run.device}{_versions(run)}"
+                found = replace(found, support=Support.SUPPORTED, reference=reference, workaround="")
+            else:
+                found = replace(found, reason=f"{found.reason.rstrip('.')}; {_unproven(shown, stand_in)}.")
         result.append(found)
     return result
+
+
+def _unproven(shown: Sequence[VerifiedRun], stand_in: str) -> str:
+    last = f"recorded elsewhere: {shown[-1].date} on {shown[-1].device} ({shown[-1].platform})" if shown else ""
+    return (last or "no run is recorded") + (f"; here {stand_in} stands in for the driver" if stand_in else "")

@@ -289,4 +289,4 @@ def imex_channel() -> bool:
 
 
 def _usable(cell: Cell, what: str, reference: str) -> Capability:
-    return cell.unverified(Scope.PLATFORM, f"{what}; no run on this platform is recorded.", reference)
+    return cell.unverified(Scope.PLATFORM, f"{what}.", reference)

@@ -405,7 +405,7 @@ def _lacks(cell: Cell, symbols: Iterable[str], reference: str) -> Capability:
 
 
 def _usable(cell: Cell, what: str, reference: str) -> Capability:
-    return cell.unverified(Scope.PLATFORM, f"{what}; no AMD hardware has shown it here.", reference)
+    return cell.unverified(Scope.PLATFORM, f"{what}.", reference)
 
 
 _BY_OPERATION: Final[Mapping[Operation, Callable[[Cell, _Probe], Capability]]] = {

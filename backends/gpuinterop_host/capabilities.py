@@ -99,4 +99,4 @@ def _refused(cell: Cell) -> Capability:
 
 
 def _usable(cell: Cell, what: str, reference: str) -> Capability:
-    return cell.unverified(Scope.PLATFORM, f"implemented ({what}); no run on this platform is recorded.", reference)
+    return cell.unverified(Scope.PLATFORM, f"implemented: {what}.", reference)

@@ -35,6 +35,7 @@ from ..errors import (
     DeviceNotFoundError,
 )
 from ..handles import DeviceIdentity, TimelineFd
+from . import stand_ins
 from .device import Device
 from .resource import check_int
 
@@ -105,11 +106,11 @@ class LoadedBackend:
 
     def _make(self, info: DeviceInfo) -> Device:
         patterns = os.environ.get(_DISABLE_VARIABLE, "")
-        return Device(self._native, info, self._table(info.ordinal, info.name, patterns), self.devices)
+        return Device(self._native, info, self._table(info, patterns), self.devices)
 
-    def _table(self, ordinal: int, owner: str, patterns: str) -> Capabilities:
+    def _table(self, info: DeviceInfo, patterns: str) -> Capabilities:
         """The backend's word, made total, promoted by what runs have shown, less what the user turned off."""
-        said = {capability.cell: capability for capability in self._native.capabilities(ordinal)}
+        said = {capability.cell: capability for capability in self._native.capabilities(info.ordinal)}
         if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
                 f"the backend {self.name!r} claims SUPPORTED for {', '.join(bold)}: only verified.toml can say that; "
@@ -129,8 +130,9 @@ class LoadedBackend:
                 cells.append(_default_gap(cell, f"the backend {self.name!r} does not declare it"))
         package = type(self._native).__module__.partition(".")[0]
         runs = read_verified(importlib.resources.files(package) / "verified.toml") if package in sys.modules else []
-        promoted = promote(cells, runs, device=owner)
-        return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=owner)
+        name = None if info.is_cpu else info.name
+        promoted = promote(cells, runs, device=name, stand_in=stand_ins.stand_in(self.libraries))
+        return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=info.name)
 
     def _own_gap(self, cell: Cell) -> Capability | None:
         """What the core cannot make of stream words, where it is the core that makes the semaphores."""

@@ -23,6 +23,7 @@ import click
 from rich.markup import escape
 
 from .. import __version__
+from .._core import stand_ins
 from .._core.registry import get_backend
 from ..capabilities import Cell, Operation, VerifiedRun
 from ..errors import InvalidArgumentError
@@ -128,8 +129,6 @@ def multicast(
     The exit status is 0 when every step was right, 1 when one was not, 2 when nothing was tried, and 3 when all was
     right and --report could not record it.
     """
-    from ..testing.stand_ins import stand_in
-
     if document is not None and not report:
         raise click.UsageError("--document goes with --report: it shows what that has recorded.")
     if report:
@@ -137,7 +136,7 @@ def multicast(
 
     loaded = get_backend(backend)
     team = _team(loaded, devices)
-    double = stand_in(loaded.name)
+    double = stand_ins.stand_in(loaded.libraries)
     result = Result(loaded.name, [{"ordinal": device.ordinal, "name": device.name} for device in team], double or None)
     if not as_json:
         stdout().print(f"[bold]multicast[/bold] on {escape(_names(team))}", soft_wrap=True)

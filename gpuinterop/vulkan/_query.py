@@ -244,9 +244,9 @@ class PhysicalDevice:
     @cached_property
     def capabilities(self) -> Capabilities:
         """The table; see :func:`capabilities`."""
-        runs = [run for run in read_verified(files("gpuinterop") / "exporters" / "verified.toml")
-                if run.device == self.driver_name]  # fmt: skip
-        return Capabilities(promote((self._capability(cell) for cell in DOMAIN), runs), owner=self.name)
+        runs = read_verified(files("gpuinterop") / "exporters" / "verified.toml")
+        cells = promote(map(self._capability, DOMAIN), runs, device=self.driver_name)
+        return Capabilities(cells, owner=self.name)
 
     def _capability(self, cell: Cell) -> Capability:
         operation, kind = cell.operation, cell.handle_type
@@ -273,8 +273,7 @@ class PhysicalDevice:
             what = "buffers"
             features = self.buffer_features(kind)
         if features & c.MEMORY_EXPORTABLE:
-            reason = f"the driver reports {what} as exportable; nobody has shown it here."
-            return cell.unverified(Scope.DRIVER, reason, query)
+            return cell.unverified(Scope.DRIVER, f"the driver reports {what} as exportable.", query)
         return cell.gap(Scope.DRIVER, f"{self.driver_name} reports {what} as not exportable ({query}).", query)
 
     def _semaphore_cell(self, cell: Cell) -> Capability:
@@ -288,8 +287,7 @@ class PhysicalDevice:
         if kind is TimelineFd and not self.has_timelines:
             return cell.gap(Scope.DRIVER, f"{self.driver_name} has no timeline semaphores.", query, _BRIDGE)
         if self.semaphore_features(kind) & c.SEMAPHORE_EXPORTABLE:
-            reason = f"the driver reports {what} as exportable; nobody has shown it here."
-            return cell.unverified(Scope.DRIVER, reason, query)
+            return cell.unverified(Scope.DRIVER, f"the driver reports {what} as exportable.", query)
         return cell.gap(
             Scope.DRIVER,
             f"{self.driver_name} reports no exportable handle types for {what} ({query}).",
@@ -305,8 +303,7 @@ class PhysicalDevice:
                 return cell.unverified(Scope.DRIVER, reason, query)
             return cell.gap(Scope.DRIVER, "lavapipe's memory fds have a header of its own.", query)
         if self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE:
-            reason = "the driver reports buffers as importable; nobody has shown it here."
-            return cell.unverified(Scope.DRIVER, reason, query)
+            return cell.unverified(Scope.DRIVER, "the driver reports buffers as importable.", query)
         return cell.gap(Scope.DRIVER, f"{self.driver_name} reports buffers as not importable ({query}).", query)
 
 

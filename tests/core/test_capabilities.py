@@ -29,7 +29,7 @@ TOML = """
 date = 2026-11-21
 platform = "{platform}"
 device = "a GPU"
-cells = ["import_memory:opaque_fd", "graph_capture"]
+cells = ["import_memory:opaque_fd", "create_multicast", "graph_capture"]
 [run.versions]
 driver = "1.2"
 """
@@ -90,41 +90,53 @@ def test_as_dict_is_json() -> None:
     assert set(rows[0]) == {"operation", "handle_type", "support", "scope", "reason", "reference", "workaround"}
 
 
-@pytest.mark.parametrize(("platform", "support"), [(sys.platform, "supported"), ("amiga", "unverified")])
-def test_a_run_promotes_on_its_own_platform_only(tmp_path: Path, platform: str, support: str) -> None:
+@pytest.mark.parametrize(
+    ("platform", "device", "stand_in", "support"),
+    [
+        (sys.platform, "a GPU", "", "supported"),
+        (sys.platform, None, "", "supported"),  # the CPU's: any of the platform
+        (sys.platform, "another GPU", "", "unverified"),
+        (sys.platform, "a GPU, cut in two", "", "unverified"),
+        (sys.platform, "", "", "unverified"),
+        ("amiga", "a GPU", "", "unverified"),
+        ("amiga", None, "", "unverified"),
+        (sys.platform, "a GPU", "/tmp/libgpu.so", "unverified"),
+        (sys.platform, None, "/tmp/libgpu.so", "unverified"),
+    ],
+)
+@pytest.mark.parametrize("operation", [Operation.IMPORT_MEMORY, Operation.CREATE_MULTICAST])
+def test_a_run_promotes_devices_of_its_name(
+    tmp_path: Path, operation: Operation, platform: str, device: str | None, stand_in: str, support: str
+) -> None:
+    """On its own platform, and no stand-in. Elsewhere the reason names it; what the vendor's word rests on stays."""
     file = tmp_path / "verified.toml"
     file.write_text(TOML.format(platform=platform))
-    promoted = Capabilities(promote(table(Operation.GRAPH_CAPTURE).values(), read_verified(file)))
-    found = promoted[Operation.IMPORT_MEMORY, gi.OpaqueFd]
+    runs = read_verified(file)
+    promoted = Capabilities(promote(table(Operation.GRAPH_CAPTURE).values(), runs, device=device, stand_in=stand_in))
+    found = next(found for found in promoted.values() if found.operation is operation and found)
     assert found.support.value == support
-    assert ("2026-11-21" in found.reference) == (support == "supported")
+    assert found.reason.startswith("the test says so")
+    assert found.scope is Scope.DRIVER
+    assert ("2026-11-21 on a GPU (driver 1.2)" in found.reference) == (support == "supported")
+    assert (f"2026-11-21 on a GPU ({platform})" in found.reason) == (support == "unverified")
+    assert ("/tmp/libgpu.so" in found.reason) == bool(stand_in)
     assert promoted[Operation.GRAPH_CAPTURE, None].support is Support.UNSUPPORTED  # a run cannot fill a gap
-    assert promoted[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.UNVERIFIED
+    other = promoted[Operation.MAP_BUFFER, gi.OpaqueFd]
+    assert other.support is Support.UNVERIFIED
+    assert "no run is recorded" in other.reason
 
 
-MULTICAST_TOML = """
-[[run]]
-date = 2026-11-21
-platform = "{platform}"
-device = "a GPU"
-cells = ["create_multicast", "import_memory:opaque_fd"]
-"""
-
-
-@pytest.mark.parametrize(
-    ("device", "support"), [("a GPU", "supported"), ("another GPU", "unverified"), ("", "unverified")]
-)
-def test_a_run_of_multicast_says_nothing_of_other_devices(tmp_path: Path, device: str, support: str) -> None:
-    """Nor does it say all of the same: the fabric is another, so what it needs is still told."""
+def test_of_several_runs_the_latest_is_named(tmp_path: Path) -> None:
     file = tmp_path / "verified.toml"
-    file.write_text(MULTICAST_TOML.format(platform=sys.platform))
-    promoted = Capabilities(promote(table().values(), read_verified(file), device=device))
-    found = promoted[Operation.CREATE_MULTICAST, None]
-    assert found.support.value == support
-    assert (found.reason, found.scope) == ("the test says so.", Scope.DRIVER)
-    assert ("2026-11-21 on a GPU" in found.reference) == (support == "supported")
-    other = promoted[Operation.IMPORT_MEMORY, gi.OpaqueFd]
-    assert (other.support, other.reason, other.scope) == (Support.SUPPORTED, "", None)
+    dates = {"2026-11-21": "a GPU", "2026-12-24": "a GPU", "2026-12-25": "another GPU", "2026-10-01": "a GPU"}
+    one = TOML.format(platform=sys.platform)
+    file.write_text("".join(one.replace("2026-11-21", day).replace("a GPU", of) for day, of in dates.items()))
+    cell = (Operation.IMPORT_MEMORY, gi.OpaqueFd)
+    here = Capabilities(promote(table().values(), read_verified(file), device="a GPU"))[cell]
+    assert here.support is Support.SUPPORTED
+    assert "2026-12-24 on a GPU" in here.reference
+    elsewhere = Capabilities(promote(table().values(), read_verified(file), device="a third"))[cell]
+    assert "2026-12-25 on another GPU" in elsewhere.reason
 
 
 def test_no_file_holds_no_runs(tmp_path: Path) -> None:

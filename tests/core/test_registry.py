@@ -1,5 +1,6 @@
 """Which backend is chosen, and what is said when none is."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import registry
 from gpuinterop.backend import Backend, DeviceInfo, pci_bus_id
-from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support
+from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support, VerifiedRun
 
 from . import fake
 from .fake import FakeBackend, FakeWords
@@ -247,6 +248,27 @@ def test_only_a_run_can_say_supported(install: Install) -> None:
     install(Boastful)
     with pytest.raises(gi.BackendUnavailableError, match=r"verified\.toml"):
         gi.device()
+
+
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_a_run_counts_for_gpus_of_its_name_and_for_any_cpu(
+    install: Install, monkeypatch: pytest.MonkeyPatch, is_cpu: bool
+) -> None:
+    info = dataclasses.replace(fake.fake_info(), is_cpu=is_cpu)
+    monkeypatch.setattr(fake, "fake_info", lambda: info)
+    for recorded, support in (
+        (info.name, Support.SUPPORTED),
+        ("another", Support.SUPPORTED if is_cpu else Support.UNVERIFIED),
+    ):
+        run = VerifiedRun(
+            date="2026-11-21", platform=sys.platform, device=recorded, versions={}, cells=frozenset(DOMAIN)
+        )
+        monkeypatch.setattr(registry, "read_verified", lambda file, run=run: [run])
+        monkeypatch.setattr(registry, "_loaded", {})
+        install(Usable)
+        found = gi.device().capabilities[Operation.IMPORT_MEMORY, gi.OpaqueFd]
+        assert found.support is support
+        assert f"2026-11-21 on {recorded}" in found.reference + found.reason
 
 
 def test_the_table_is_total_and_missing_interfaces_are_gaps(install: Install) -> None:

@@ -23,14 +23,14 @@ import pytest
 from click.testing import CliRunner
 
 import gpuinterop.cli.multicast as cli
-from gpuinterop._core import registry
+from gpuinterop._core import registry, stand_ins
 from gpuinterop._core.multicast import create_multicast
 from gpuinterop.capabilities import Cell, Operation, Support, VerifiedRun, read_verified
 from gpuinterop.cli.app import app
 from gpuinterop.cli.records import verified_file
 from gpuinterop.errors import SemaphoreTimeoutError
 from gpuinterop.handles import TimelineFd
-from gpuinterop.testing import multicast, stand_ins
+from gpuinterop.testing import multicast
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.report import format_document, write_report
 from tests.simulated.driver import Simulator, assert_simulated
@@ -537,9 +537,11 @@ import ctypes, sys
 
 for path in sys.argv[1:]:
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-from gpuinterop.testing.stand_ins import simulated_driver, stand_in
+import gpuinterop as gi
+from gpuinterop._core.stand_ins import simulated_driver, stand_in
 
-print(bool(simulated_driver("cuda")), bool(stand_in("cuda")))
+libraries = gi.get_backend("cuda").libraries
+print(bool(simulated_driver(libraries)), bool(stand_in(libraries)))
 """
 
 
@@ -606,7 +608,7 @@ def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch
     On the simulated driver, which says for this test that it is none.
     """
     file = tmp_path / "verified.toml"
-    monkeypatch.setattr(stand_ins, "stand_in", lambda _backend: "")
+    monkeypatch.setattr(stand_ins, "stand_in", lambda _libraries: "")
     monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
 
     def suites(date: str) -> VerifiedRun:
@@ -632,7 +634,8 @@ def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch
     assert "cuda-bindings" in read_verified(file)[1].versions
     monkeypatch.setattr(registry, "read_verified", lambda _file: read_verified(file))
     for ordinal, cells in enumerate((first, last)):
-        table = registry.get_backend("cuda")._table(ordinal, f"Simulated GPU {ordinal}", "")
+        backend = registry.get_backend("cuda")
+        table = backend._table(backend.device(ordinal).info, "")
         assert {str(cell) for cell in multicast.CELLS if table.of(cell).support is Support.SUPPORTED} == cells
         assert "does not prove that it works" in table.of(multicast.CELLS[0]).reason
     write_report(file, [suites("2026-03-04")])
@@ -660,7 +663,7 @@ def test_a_record_that_cannot_be_written(
         file.parent.mkdir()
     if wrong in ("no TOML", "no record"):
         file.write_text("this is no TOML" if wrong == "no TOML" else "[[run]]\ncells = []")
-    monkeypatch.setattr(stand_ins, "stand_in", lambda _backend: "")
+    monkeypatch.setattr(stand_ins, "stand_in", lambda _libraries: "")
     monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
     done = run("--json", "--report", "--document", str(document))
     assert done.status == 3, done.output + done.errors

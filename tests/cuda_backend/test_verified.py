@@ -1,30 +1,65 @@
-"""What is called SUPPORTED on NVIDIA GPUs is what this run has exercised, on the GPU as on the simulated driver."""
+"""What is called SUPPORTED on NVIDIA GPUs is what this run has exercised; on the simulated driver nothing is."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from gpuinterop.capabilities import Capabilities, Cell, Support
+import gpuinterop as gi
+from gpuinterop._core import registry, stand_ins
+from gpuinterop.capabilities import DOMAIN, Cell, Support, VerifiedRun, read_verified
+from gpuinterop.cli.records import verified_file
 from gpuinterop.testing.kit import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
 from gpuinterop.testing.report import of_suites
+from tests.conformance.test_verified import is_recorded
+from tests.simulated.driver import Simulator
 
 
-def test_supported_is_what_this_run_has_exercised(request: pytest.FixtureRequest) -> None:
-    """After the conformance suite, in the same session. No claim without its proof, and no proof without its claim."""
+def test_what_can_be_used_is_what_this_run_has_exercised(request: pytest.FixtureRequest) -> None:
+    """After the conformance suite, in the same session; and SUPPORTED, where a run counts for the device.
+
+    What GPUs have shown the simulated driver shows as well.
+    """
     kit = kit_of(request.config)
     devices: list[DeviceSpec] = [spec for spec in kit.devices() if not spec.problem and kit.exercised(spec)]
     if kit.partial or not devices:
-        pytest.skip("only a run of the whole conformance suite shows what is exercised")
+        pytest.skip("only a run of the whole conformance suite, in one process, shows what is exercised")
     for spec in devices:
-        table = kit.device(spec).capabilities
-        found = {of: {str(cell) for cell in of_suites(_cells(table, of))} for of in Support}
-        assert found[Support.SUPPORTED] == set(map(str, kit.exercised(spec)))
-        assert not found[Support.UNVERIFIED]
+        table, exercised = kit.device(spec).capabilities, kit.exercised(spec)
+        assert of_suites(Cell(*key) for key, found in table.items() if found) == exercised
+        supported = of_suites(Cell(*key) for key, found in table.items() if found.support is Support.SUPPORTED)
+        assert supported == (exercised if is_recorded(kit, spec) else set())
+        if kit.is_simulated(spec.backend):
+            assert exercised == of_suites(cell for run in read_verified(verified_file("cuda")) for cell in run.cells)
 
 
-def _cells(table: Capabilities, support: Support) -> list[Cell]:
-    return [Cell(*key) for key, found in table.items() if found.support is support]
+def test_no_run_counts_for_the_simulated_driver(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one of a GPU that has the same name; the reason says of both what they are."""
+    device = gi.get_backend("cuda").device()
+    here, there = (
+        VerifiedRun(date="2026-11-21", platform=sys.platform, device=name, versions={}, cells=frozenset(DOMAIN))
+        for name in (device.name, "a GPU")
+    )
+
+    def table(run: VerifiedRun) -> dict[Support, list[str]]:
+        monkeypatch.setattr(registry, "read_verified", lambda _file: [run])
+        found: dict[Support, list[str]] = {}
+        for capability in gi.get_backend("cuda")._table(device.info, "").values():
+            found.setdefault(capability.support, []).append(capability.reason)
+        return found
+
+    for run in (here, there):
+        found = table(run)
+        assert Support.SUPPORTED not in found
+        for reason in found[Support.UNVERIFIED]:
+            assert f"; recorded elsewhere: 2026-11-21 on {run.device} ({sys.platform}); here /" in reason
+            assert reason.endswith("libcuda.so.1 stands in for the driver.")
+    # Were it a driver, the first would count, and the second would not.
+    monkeypatch.setattr(stand_ins, "stand_in", lambda _libraries: "")
+    assert Support.UNVERIFIED not in table(here)
+    assert Support.SUPPORTED not in table(there)
 
 
 def test_multicast_is_never_claimed_for_what_the_suites_have_shown(request: pytest.FixtureRequest) -> None:

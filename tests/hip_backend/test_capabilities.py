@@ -66,8 +66,6 @@ def test_every_cell_is_filled(driver: Driver, platform: str) -> None:
         assert found.reason.endswith("."), found
         assert found.reference
         assert found.usable or found.workaround, found
-        if found.usable:
-            assert "no AMD hardware has shown it" in found.reason
 
 
 def test_what_linux_has(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,3 +260,4 @@ def test_info_prints_the_whole_table(simulator: Simulator) -> None:
             assert row["reason"]
             assert row["reference"]
             assert row["support"] == "unverified" or row["workaround"], row
+            assert row["support"] == "unsupported" or "; no run is recorded; here /" in row["reason"], row

@@ -12,13 +12,13 @@ from ..._core import registry
 from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ..._core.multicast import MulticastMapping, MulticastObject, create_multicast, import_multicast
+from ..._core.stand_ins import simulated_driver
 from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ...handles import OriginKind, VmmFd
 from ..kit import requires, skip_declared
 from ..multimem import multimem_add, multimem_store
 from ..peer import BackendPeer
-from ..stand_ins import simulated_driver
 from .base import LIMIT, Suite, leaves_nothing, new_stream, pattern, raises, read, word, write
 
 CREATE = Operation.CREATE_MULTICAST
@@ -33,9 +33,10 @@ class MulticastSuite(Suite):
     @pytest.fixture(autouse=True)
     def team(self, device: Device) -> list[Device]:
         """The device under test, and the others that can. Nothing is called where there might be hardware."""
-        if not simulated_driver(device.backend):
+        backend = registry.get_backend(device.backend)
+        if not simulated_driver(backend.libraries):
             skip_declared("multicast can block, or upset a machine: a user tries it, `gpuinterop selftest multicast`")
-        every = registry.get_backend(device.backend).devices()
+        every = backend.devices()
         team = [device, *(one for one in every if one is not device and one.capabilities.supports(CREATE))]
         if len(team) < 2:
             skip_declared("multicast needs two devices that can")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Final
 
 from .. import system
-from .._core import registry
 
 __all__ = ["simulated_driver", "stand_in"]
 
@@ -16,31 +16,34 @@ _SIMULATED: Final = "gpuinterop_simulated_driver"
 _FORWARDING: Final = "gpuinterop_forwarding_hip"
 
 
-def stand_in(backend: str) -> str:
+def stand_in(libraries: Mapping[str, str]) -> str:
     """The file of the driver that a backend calls, if it may be one of ours for tests; else empty.
 
-    A run on one that nobody has called simulated would otherwise be recorded as a GPU's. One of ours that is loaded
-    beside another is enough.
+    No recorded run counts for it, and no run on it is recorded. One of ours that is loaded beside another is enough.
+
+    Parameters
+    ----------
+    libraries : Mapping
+        The backend's (`LoadedBackend.libraries`).
     """
-    return next((path for path in _drivers(backend) if _exports(path, _SIMULATED) or _exports(path, _FORWARDING)), "")
+    return next((path for path in _drivers(libraries) if _exports(path, _SIMULATED) or _exports(path, _FORWARDING)), "")
 
 
-def simulated_driver(backend: str) -> str:
+def simulated_driver(libraries: Mapping[str, str]) -> str:
     """The same of a simulated driver alone: behind it there is no hardware, whatever is called.
 
     (A forwarding one sends its calls on to another vendor's driver.) Every driver of the name that is loaded must be
     one: which of them is called cannot be told.
     """
-    drivers = _drivers(backend)
+    drivers = _drivers(libraries)
     return drivers[0] if drivers and all(_exports(path, _SIMULATED) for path in drivers) else ""
 
 
-def _drivers(backend: str) -> list[str]:
+def _drivers(libraries: Mapping[str, str]) -> list[str]:
     """The files of the driver that a backend calls, and of every other that is loaded and has the same name."""
-    named = registry.get_backend(backend).libraries.values()
-    names = {_name(path) for path in named}
+    names = {_name(path) for path in libraries.values()}
     loaded = (path for _, path in system.mapped_files() if _name(path) in names)
-    return list(dict.fromkeys([*named, *loaded]))
+    return list(dict.fromkeys([*libraries.values(), *loaded]))
 
 
 def _name(path: str) -> str:
