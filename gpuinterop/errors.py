@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ __all__ = [
     "SemaphoreTimeoutError",
     "UnsupportedError",
     "again",
+    "report",
+    "warn_leak",
 ]
 
 
@@ -177,3 +180,26 @@ def again(failure: BaseException) -> BaseException:
         return failure
     fresh.__cause__ = failure
     return fresh
+
+
+class _Unraisable:
+    """Hands an exception to `sys.unraisablehook`, which takes what a finalizer raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __del__(self) -> None:
+        raise self.error
+
+
+def report(error: BaseException) -> None:
+    """Show an exception that nobody here can be raised to."""
+    _Unraisable(error)
+
+
+def warn_leak(message: str, source: object = None) -> None:
+    """A LeakedResourceWarning that is raised to nobody when warnings are errors."""
+    try:
+        warnings.warn(message, LeakedResourceWarning, stacklevel=3, source=source)
+    except LeakedResourceWarning as error:
+        report(error)

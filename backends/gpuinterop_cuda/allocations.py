@@ -128,7 +128,7 @@ def can_access(driver: Driver, ordinal: int, peer: int) -> bool:
 
 def map_allocation(driver: Driver, mappable: Mappable, devices: Sequence[Context]) -> tuple[Reservation, Address]:
     """``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess`` for every device."""
-    api, size, context = driver.api, mappable.size, mappable.context
+    size, context = mappable.size, mappable.context
     with context.aside():
         pointer = driver.call("cuMemAddressReserve", size, mappable.alignment, 0, 0)
         try:
@@ -138,8 +138,8 @@ def map_allocation(driver: Driver, mappable: Mappable, devices: Sequence[Context
         except BaseException as error:
             refused = isinstance(error, DriverError) and error.call == "cuMemMap"
             if not refused:  # also where Ctrl-C has struck behind the map
-                api.cuMemUnmap(pointer, size)
-            api.cuMemAddressFree(pointer, size)
+                driver.undo("cuMemUnmap", pointer, size)
+            driver.undo("cuMemAddressFree", pointer, size)
             raise
     return Reservation(context, pointer, size), int(pointer)
 

@@ -305,10 +305,9 @@ def _text(value: bytes) -> str:
 
 def _uuid(driver: Driver, device: object) -> bytes:
     """Under MIG the instance's, which no other API has."""
-    api = driver.api
     # 13.x has one function, which is the second version; 12.9 has both.
-    function = getattr(api, "cuDeviceGetUuid_v2", None) or api.cuDeviceGetUuid
-    found: bytes = driver.check("cuDeviceGetUuid", function(device)).bytes
+    call = "cuDeviceGetUuid_v2" if hasattr(driver.api, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    found: bytes = driver.call(call, device).bytes
     return found
 
 
@@ -330,7 +329,7 @@ def _mig(driver: Driver, device: object, uuid: bytes) -> str:
 def _luid(driver: Driver, device: object) -> bytes | None:
     if not _WINDOWS:
         return None
-    result = driver.api.cuDeviceGetLuid(device)
+    result = driver.status("cuDeviceGetLuid", device)
     return None if result[0] else bytes(result[1])[:8]
 
 

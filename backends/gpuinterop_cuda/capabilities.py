@@ -89,7 +89,7 @@ class _Probe:
             wanted = self._driver.api.CUdevice_attribute(number)
         except ValueError:
             return 0
-        result = self._driver.api.cuDeviceGetAttribute(wanted, self._device)
+        result = self._driver.status("cuDeviceGetAttribute", wanted, self._device)
         return 0 if result[0] else int(result[1])
 
     def missing(self, symbols: Iterable[str]) -> list[str]:

@@ -11,12 +11,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
+from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError, warn_leak
 
 from .meanings import GENERAL, MEANINGS, NEWER_NAMES
 
-UNKNOWN_STATUS: Final = (ValueError, KeyError)
-"""What the bindings raise for a status that they have no name for: 13.x and 12.9."""
+UNNAMED: Final = (ValueError, KeyError)
+"""What the bindings raise for a number that they have no name for: 13.x, and 12.9 for a status. See `unnamed`."""
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
@@ -28,7 +28,7 @@ class Driver:
     def __init__(self) -> None:
         self.api, self._version = _load()
         try:
-            code = self.status("cuInit", 0)[0]
+            code = int(self.status("cuInit", 0)[0])
         except RuntimeError as error:
             raise _unusable(error) from error
         if code == _NO_DEVICE:
@@ -50,16 +50,15 @@ class Driver:
         """Call a function; what it returned beside its status. Raises where that is no success."""
         try:
             result = getattr(self.api, name)(*arguments)
-        except UNKNOWN_STATUS as error:  # the driver is newer than the bindings
-            raise self.unknown(name, error) from error
+        except UNNAMED as error:
+            result = unnamed(error)
         return self.check(name, result)
 
     def check(self, call: str, result: Any) -> Any:
-        """What the call returned beside its status; raises where that is no success."""
-        code = result[0]
-        if code:
-            raise self.error(call, code)
-        return result[1] if len(result) > 1 else None
+        """What the call returned beside its status, several as a tuple; raises where that is no success."""
+        if result[0]:
+            raise self.error(call, result[0])
+        return result[1] if len(result) == 2 else result[1:]
 
     def error(self, call: str, code: Any) -> DriverError:
         """The error of a call, with its name and what it means there."""
@@ -70,19 +69,20 @@ class Driver:
         return kind(call, number, symbol, meaning)
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function whose failure may be an answer; its status as an int, and what it returned beside it."""
+        """Call a function whose failure may be an answer; its status, an int, and what it returned beside it."""
         try:
-            code, *rest = getattr(self.api, name)(*arguments)
-        except UNKNOWN_STATUS as error:
-            return (self.unknown(name, error).code,)
-        return (int(code), *rest)
+            result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+        except UNNAMED as error:
+            return unnamed(error)
+        return result
 
-    def unknown(self, call: str, error: Exception) -> DriverError:
-        """The error of a status that the bindings have no name for; what they raise says its number."""
-        found = re.match(r"(\d+)(?: is not a valid CUresult)?$", str(error))
-        if found is None:
-            raise error
-        return self.error(call, int(found[1]))
+    def undo(self, name: str, *arguments: Any) -> None:
+        """Call a function that takes back what another has done.
+
+        A failure is a warning: what was made in between is the caller's, and what has failed before is what is raised.
+        """
+        if code := self.status(name, *arguments)[0]:
+            warn_leak(f"{self.error(name, code)}; what it takes back stays as it is")
 
     def _describe(self, number: int) -> tuple[str, str]:
         try:
@@ -90,9 +90,9 @@ class Driver:
         except ValueError:  # newer than the bindings
             return NEWER_NAMES.get(number, f"CUresult {number}"), "unknown to these bindings"
         found = []
-        for function in (self.api.cuGetErrorName, self.api.cuGetErrorString):
-            status, text = function(code)
-            found.append(text.decode() if not status and text else code.name)
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            status, *text = self.status(function, code)
+            found.append(text[0].decode() if not status and text[0] else code.name)
         return found[0], found[1]
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ class Driver:
     def address(self, symbol: str, version: int | None = None) -> int:
         """A function's address, as of a version of CUDA; 0 where there is none."""
         flags = self.api.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-        code, pointer, _ = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
-        return 0 if code or not pointer else int(pointer)
+        code, *found = self.status("cuGetProcAddress", symbol.encode(), version or self.version, flags)
+        return 0 if code or not found[0] else int(found[0])
 
     @property
     def bindings_version(self) -> str:
@@ -129,7 +129,7 @@ class Driver:
         try:
             yield
         finally:
-            self.api.cuThreadExchangeStreamCaptureMode(before)
+            self.undo("cuThreadExchangeStreamCaptureMode", before)
 
 
 class Context:
@@ -145,12 +145,11 @@ class Context:
     @contextmanager
     def current(self) -> Generator[None]:
         """Make it this thread's current one, and put back what was (``cuCtxPushCurrent``, ``cuCtxPopCurrent``)."""
-        driver, api = self._driver, self._driver.api
-        driver.call("cuCtxPushCurrent", self.handle)
+        self._driver.call("cuCtxPushCurrent", self.handle)
         try:
             yield
         finally:
-            api.cuCtxPopCurrent()
+            self._driver.undo("cuCtxPopCurrent")
 
     @contextmanager
     def aside(self) -> Generator[None]:
@@ -161,6 +160,18 @@ class Context:
     @property
     def is_current(self) -> bool:
         return int(self._driver.call("cuCtxGetCurrent")) == self.pointer
+
+
+def unnamed(error: Exception) -> tuple[int, ...]:
+    """What a call has returned where the bindings have no name for its status, or for the answer of one that succeeded.
+
+    The driver is newer than they are.
+    """
+    found = re.match(r"(\d+)(?: is not a valid (\w+))?$", str(error))
+    if found is None:
+        raise error
+    number = int(found[1])
+    return (number,) if found[2] in (None, "CUresult") else (0, number)
 
 
 def _unusable(error: RuntimeError) -> BackendUnavailableError:

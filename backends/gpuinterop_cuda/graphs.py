@@ -55,21 +55,15 @@ def destroy_executable(driver: Driver, context: Context, executable: int) -> Non
 
 def nodes(driver: Driver, graph: int) -> list[SemaphoreNode]:
     """``cuGraphGetNodes``; of those the ones that signal and wait."""
-    api = driver.api
-    native = api.CUgraph(graph)
-    _, count = _check_nodes(driver, api.cuGraphGetNodes(native))
-    found, _ = _check_nodes(driver, api.cuGraphGetNodes(native, count))
+    native = driver.api.CUgraph(graph)
+    _, count = driver.call("cuGraphGetNodes", native)
+    found, _ = driver.call("cuGraphGetNodes", native, count)
     result = []
     for node in found[:count]:
         kind = int(driver.call("cuGraphNodeGetType", node))
         if kind in (_SIGNAL_NODE, _WAIT_NODE):
             result.append(_node(driver, node, signals=kind == _SIGNAL_NODE))
     return result
-
-
-def _check_nodes(driver: Driver, result: Any) -> tuple[Any, int]:
-    driver.check("cuGraphGetNodes", result[:1])
-    return result[1], int(result[2])
 
 
 def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:

@@ -197,7 +197,7 @@ class Kernels:
 
     def _load(self) -> tuple[Any, Any]:
         """``cuModuleLoadData``, ``cuModuleGetFunction``."""
-        call = self._driver.call
+        call, undo = self._driver.call, self._driver.undo
         module = call("cuModuleLoadData", _PTX)
         try:
             return (
@@ -205,7 +205,7 @@ class Kernels:
                 call("cuModuleGetFunction", module, b"gpuinterop_multimem_add"),
             )
         except BaseException:
-            self._driver.api.cuModuleUnload(module)
+            undo("cuModuleUnload", module)
             raise
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from gpuinterop.handles import AnySemaphoreHandle, Keyed, SciSync
 
 from . import descriptors
-from .driver import UNKNOWN_STATUS, Context, Driver
+from .driver import UNNAMED, Context, Driver, unnamed
 from .streams import Stream
 
 _FOREVER: Final = 0xFFFFFFFF  # INFINITE, in milliseconds
@@ -128,8 +128,8 @@ class Semaphores:
                     (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
             else:
                 (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
-        except UNKNOWN_STATUS as error:
-            raise self._driver.unknown("cuSignalExternalSemaphoresAsync", error) from error
+        except UNNAMED as error:
+            (code,) = unnamed(error)
         batch.signals.append(slot)
         if code:
             raise self._driver.error("cuSignalExternalSemaphoresAsync", code)
@@ -142,8 +142,8 @@ class Semaphores:
                     (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
             else:
                 (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
-        except UNKNOWN_STATUS as error:
-            raise self._driver.unknown("cuWaitExternalSemaphoresAsync", error) from error
+        except UNNAMED as error:
+            (code,) = unnamed(error)
         batch.waits.append(slot)
         if code:
             raise self._driver.error("cuWaitExternalSemaphoresAsync", code)

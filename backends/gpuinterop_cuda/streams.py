@@ -65,7 +65,7 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
     try:
         ordinal = int(driver.call("cuCtxGetDevice"))
     finally:
-        driver.api.cuCtxPopCurrent()
+        driver.undo("cuCtxPopCurrent")
     if ordinal != context.ordinal:
         raise InvalidArgumentError(
             "stream",
@@ -116,13 +116,12 @@ class Event:
 
 def record(driver: Driver, stream: Stream) -> Event:
     """``cuEventCreate``, ``cuEventRecord``."""
-    api = driver.api
     with stream.context.current():
         event = Event(stream.context, driver.call("cuEventCreate", _DISABLE_TIMING))
         try:
             driver.call("cuEventRecord", event.handle, stream.handle)
         except BaseException:
-            api.cuEventDestroy(event.handle)
+            driver.undo("cuEventDestroy", event.handle)
             raise
     return event
 

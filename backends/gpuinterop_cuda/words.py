@@ -31,7 +31,7 @@ def pin(driver: Driver, context: Context, address: Address, size: int) -> tuple[
         try:
             pointer = driver.call("cuMemHostGetDevicePointer", address, 0)
         except BaseException:
-            driver.api.cuMemHostUnregister(address)
+            driver.undo("cuMemHostUnregister", address)
             raise
     return Pin(context, address), int(pointer)
 

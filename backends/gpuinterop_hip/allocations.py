@@ -141,7 +141,7 @@ def can_access(driver: Driver, ordinal: int, peer: int) -> bool:
 
 def map_allocation(driver: Driver, allocation: Allocation, gpus: Sequence[Gpu]) -> tuple[Reservation, Address]:
     """``hipMemAddressReserve``, ``hipMemMap`` (of offset 0, as HIP wants it), ``hipMemSetAccess`` for every device."""
-    api, size = driver.api, allocation.size
+    size = allocation.size
     with allocation.gpu.aside():
         pointer = int(driver.call("hipMemAddressReserve", size, 0, 0, 0))
         try:
@@ -151,8 +151,8 @@ def map_allocation(driver: Driver, allocation: Allocation, gpus: Sequence[Gpu]) 
         except BaseException as error:
             refused = isinstance(error, DriverError) and error.call == "hipMemMap"
             if not refused:  # also where Ctrl-C has struck behind the map
-                api.hipMemUnmap(pointer, size)
-            api.hipMemAddressFree(pointer, size)
+                driver.undo("hipMemUnmap", pointer, size)
+            driver.undo("hipMemAddressFree", pointer, size)
             raise
     return Reservation(allocation.gpu, pointer, size), pointer
 

@@ -13,11 +13,11 @@ import platform
 import re
 import sys
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 from gpuinterop import system
-from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
+from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError, warn_leak
 
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
@@ -116,15 +116,10 @@ class Driver:
         """Call a function; what it returned beside its status. Raises where that is no success."""
         try:
             result = getattr(self.api, name)(*arguments)
-        except ValueError as error:  # the runtime is newer than the bindings
-            raise self.unknown(name, error) from error
-        return self.check(name, result)
-
-    def check(self, call: str, result: Any) -> Any:
-        """What the call returned beside its status; raises where that is no success."""
-        code = result[0]
-        if code:
-            raise self.error(call, code)
+        except ValueError as error:
+            result = unnamed(error)
+        if result[0]:
+            raise self.error(name, result[0])
         return result[1] if len(result) > 1 else None
 
     def error(self, call: str, code: Any) -> DriverError:
@@ -139,28 +134,37 @@ class Driver:
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a function whose failure may be an answer; its status as an int, and what it returned beside it."""
-        try:
-            code, *rest = getattr(self.api, name)(*arguments)
-        except ValueError as error:
-            return (self.unknown(name, error).code,)
+        code, *found = self._returned(name, *arguments)
         if code:
             self.forget_error()
-        return (int(code), *rest)
+        return (int(code), *found)
 
-    def unknown(self, call: str, error: ValueError) -> DriverError:
-        """The error of a status that the bindings have no name for; what they raise says its number."""
-        found = re.match(r"(\d+) is not a valid hipError_t$", str(error))
-        if found is None:
-            raise error
-        return self.error(call, int(found[1]))
+    def undo(self, name: str, *arguments: Any) -> None:
+        """Call a function that takes back what another has done.
+
+        A failure is a warning: what was made in between is the caller's, and what has failed before is what is raised.
+        """
+        self.check_undone(name, self._returned(name, *arguments)[0])
+
+    def check_undone(self, call: str, code: Any) -> None:
+        """Warn where a call that takes something back was no success."""
+        if code:
+            warn_leak(f"{self.error(call, code)}; what it takes back stays as it is")
+
+    def _returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """What a function has returned, whatever its status."""
+        try:
+            result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+        except ValueError as error:
+            return unnamed(error)
+        return result
 
     def forget_error(self) -> None:
         """Take back this thread's last error, which is told by now.
 
         torch and others ask for it behind launches of their own, and would take it for theirs.
         """
-        with suppress(ValueError):  # a number that 7.2 has no name for; it is taken back all the same
-            self.api.hipGetLastError()
+        self._returned("hipGetLastError")
 
     def _no_init(self, call: str, code: int) -> BackendUnavailableError:
         """What a runtime that does not start has said."""
@@ -180,8 +184,8 @@ class Driver:
             code = self.api.hipError_t(number)
         except ValueError:  # newer than the bindings
             return f"hipError_t {number}", "unknown to these bindings"
-        _, text = self.api.hipGetErrorString(code)
-        return code.name, text_of(text) or code.name
+        _, *text = self._returned("hipGetErrorString", code)
+        return code.name, (text_of(text[0]) if text else "") or code.name
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -252,7 +256,7 @@ class Driver:
         try:
             yield
         finally:
-            self._exchange(ctypes.byref(mode))
+            self.check_undone("hipThreadExchangeStreamCaptureMode", self._exchange(ctypes.byref(mode)))
 
     def capture_status(self, stream: int) -> tuple[int, int]:
         """``hipStreamIsCapturing``: its status as a number, and a ``hipStreamCaptureStatus``."""
@@ -282,13 +286,21 @@ class Gpu:
         try:
             yield
         finally:
-            driver.call("hipSetDevice", before)
+            driver.undo("hipSetDevice", before)
 
     @contextmanager
     def aside(self) -> Generator[None]:
         """As `current`, for calls that belong to no stream: also during a capture."""
         with self.current(), self._driver.relaxed():
             yield
+
+
+def unnamed(error: ValueError) -> tuple[int]:
+    """What a call has returned whose status the bindings have no name for: the runtime is newer than they are."""
+    found = re.match(r"(\d+) is not a valid hipError_t$", str(error))
+    if found is None:
+        raise error
+    return (int(found[1]),)
 
 
 def version_text(number: int) -> str:

@@ -21,7 +21,7 @@ from gpuinterop.handles import AnySemaphoreHandle, Win32Handle
 
 from . import descriptors
 from .capabilities import nameless
-from .driver import Driver, Gpu
+from .driver import Driver, Gpu, unnamed
 from .streams import Stream
 
 
@@ -114,7 +114,7 @@ class Semaphores:
             else:
                 (code,) = function(batch.handles, ctypes.addressof(slot), batch.count, stream.handle)
         except ValueError as error:
-            raise self._driver.unknown(name, error) from error
+            (code,) = unnamed(error)
         pool.append(slot)
         if code:
             raise self._driver.error(name, code)

@@ -114,7 +114,7 @@ def record(driver: Driver, stream: Stream) -> Event:
         try:
             driver.call("hipEventRecord", event.handle, stream.handle)
         except BaseException:
-            driver.api.hipEventDestroy(event.handle)
+            driver.undo("hipEventDestroy", event.handle)
             raise
     return event
 

@@ -35,7 +35,7 @@ def pin(driver: Driver, gpu: Gpu, address: Address, size: int) -> tuple[Pin, Add
         try:
             there = int(driver.call("hipHostGetDevicePointer", address, 0))
         except BaseException:
-            driver.api.hipHostUnregister(address)
+            driver.undo("hipHostUnregister", address)
             raise
     return Pin(gpu, address), there
 

@@ -21,7 +21,6 @@ import operator
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -33,10 +32,11 @@ from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
     InvalidArgumentError,
-    LeakedResourceWarning,
     ResourceBusyError,
     ResourceClosedError,
     again,
+    report,
+    warn_leak,
 )
 
 if TYPE_CHECKING:
@@ -302,29 +302,6 @@ def is_capturing(backend: Backend, native: Native) -> bool:
         return backend.is_capturing(native)
     except GpuInteropError:
         return False
-
-
-class _Unraisable:
-    """Hands an exception to `sys.unraisablehook`, which takes what a finalizer raises."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __del__(self) -> None:
-        raise self.error
-
-
-def report(error: BaseException) -> None:
-    """Show an exception that nobody here can be raised to."""
-    _Unraisable(error)
-
-
-def warn_leak(message: str, source: object = None) -> None:
-    """A LeakedResourceWarning that is raised to nobody when warnings are errors."""
-    try:
-        warnings.warn(message, LeakedResourceWarning, stacklevel=3, source=source)
-    except LeakedResourceWarning as error:
-        report(error)
 
 
 def undo(what: str, release: Callable[[], None]) -> None:

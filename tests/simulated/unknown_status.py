@@ -1,0 +1,454 @@
+"""Each driver call of a backend, with a status that the bindings have no name for: a program, on a simulated driver.
+
+    python -m tests.simulated.unknown_status cuda
+
+Each step below is done once as it is, for its calls; then once for each of them, which fails. A release that failed
+leaves its object in the driver, so this is a process of its own. It prints what it has found as JSON: what went wrong,
+a line each, and the calls that the backend's source names and that have not failed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import gpuinterop as gi
+from gpuinterop.exporters import open_exporter
+
+from .driver import Simulator, assert_simulated
+
+CODE: Final = 12345
+LIMIT: Final = 20.0
+SIZE: Final = 1 << 16
+RELAXED: Final = 2
+
+ANSWERS: Final = {
+    "cuGetErrorName", "cuGetErrorString", "hipGetErrorString", "hipGetLastError",  # of an error, told all the same
+    "cuGetProcAddress", "cuDeviceGetAttribute", "hipDeviceGetAttribute",  # the table has a gap
+    "cuPointerGetAttribute", "hipPointerGetAttribute",  # memory that the driver does not know
+    "cuDeviceGetUuid",  # the whole GPU's, under MIG
+    "cuStreamGetCtx",  # a stream that has no context to tell
+}  # fmt: skip
+"""Calls whose failure is an answer: all others are told, by an error or a warning."""
+ASKED_AT_CLOSE: Final = {"is_capturing", "is_idle", "is_done", "record"}
+"""Where these fail the core takes the stream's work for ended, and tells nobody."""
+RELEASES: Final = {
+    "destroy_stream", "destroy_event", "unmap_buffer", "destroy_memory", "destroy_array", "destroy_semaphore",
+    "unmap_allocation", "release_allocation", "unpin", "unbind", "destroy_graph", "destroy_executable",
+}  # fmt: skip
+"""Where these fail, the object stays; where others do, nothing that was made does."""
+
+
+class Recorder:
+    """The bindings, and which of their calls has failed: on behalf of what method of the backend."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self.failed: list[tuple[str, str, bool]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._api, name)
+        return self.watched(name, found) if name.startswith(("cu", "hip")) and not isinstance(found, type) else found
+
+    def watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            code: object = CODE
+            try:
+                result = function(*arguments)
+                code = result[0] if isinstance(result, tuple) else result
+            finally:
+                if code == CODE:  # or the bindings have raised something
+                    self.failed.append((name, _method(), _puts_back(name, arguments)))
+            return result
+
+        return call
+
+
+def _method() -> str:
+    """The method of the contract that is being called."""
+    frame = sys._getframe()
+    method = ""
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename.endswith("/backend.py") and not method:
+            method = frame.f_code.co_name
+    return method
+
+
+def _puts_back(name: str, arguments: tuple[Any, ...]) -> bool:
+    """Devices other than 0 and modes other than GLOBAL are only put in place for a while, by this program's backend."""
+    if name.endswith("ThreadExchangeStreamCaptureMode"):
+        mode = arguments[0]
+        return int(getattr(getattr(mode, "_obj", mode), "value", mode)) != RELAXED
+    return name == "cuCtxPopCurrent" or (name == "hipSetDevice" and arguments == (0,))
+
+
+class Check:
+    """One driver, its steps, and what was found."""
+
+    def __init__(self, vendor: str) -> None:
+        self.vendor = vendor
+        self.simulator = Simulator.attach("cuda" if vendor == "cuda" else "hip")
+        self.device, self.peer = gi.get_backend(vendor).devices()
+        self.exporter = open_exporter("memfd", identity=self.device.identity)
+        self.problems: list[str] = []
+        self.struck: set[str] = set()
+        self.unraisable: list[BaseException] = []
+        sys.unraisablehook = lambda hook: self.unraisable.append(hook.exc_value or hook.exc_type())
+        backend: Any = self.device._backend
+        driver = backend._driver
+        self.api = driver.api
+        self.recorder = driver.api = Recorder(self.api)
+        backend._semaphores = type(backend._semaphores)(driver)  # binds its functions
+        if vendor == "hip":  # what the backend calls past the bindings
+            driver._exchange = self.recorder.watched("hipThreadExchangeStreamCaptureMode", driver._exchange)
+            driver._status = self.recorder.watched("hipStreamIsCapturing", driver._status)
+
+    # -- the steps -----------------------------------------------------------------------------------------------
+
+    def table(self) -> None:
+        """What the driver is asked for once."""
+        backend: Any = self.device._backend
+        type(backend)()
+        backend._infos = None
+        for info in backend.devices():
+            list(backend.capabilities(info.ordinal))
+        backend.versions()
+        backend.open_device(0)
+
+    def error(self) -> None:
+        """What an error is called."""
+        read, write = os.pipe()
+        try:
+            self.device.import_memory(gi.OpaqueFd(read), size=SIZE).close()
+        except gi.DriverError as error:
+            if error.code == CODE:
+                raise
+        finally:
+            os.close(read)
+            os.close(write)
+
+    def streams(self) -> None:
+        with self.device.create_stream() as stream:
+            stream.record().wait(LIMIT)
+            with self.device.wrap_stream(stream.ptr) as other:
+                other.wait_stream(stream)
+            stream.query()
+            self.device._backend.synchronize(stream._native)
+
+    def other_stream(self) -> None:
+        """A stream of the other device, which is refused."""
+        with self.peer.create_stream() as stream, suppress(gi.InvalidArgumentError):
+            self.device.wrap_stream(stream.ptr).close()
+
+    def default_stream(self) -> None:
+        """From a thread with no context: the calls need the device's own."""
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                with self.device.wrap_stream(0) as stream, self.semaphore() as semaphore:
+                    semaphore.signal(stream, 1)
+                    semaphore.wait(stream, 1)
+                    _ = stream.capturing
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LIMIT)
+        for error in failed:
+            raise error
+
+    @contextmanager
+    def semaphore(self) -> Iterator[Any]:
+        """Imported where the driver takes them; else one of our own."""
+        with ExitStack() as scope:
+            if self.vendor == "cuda":
+                theirs = scope.enter_context(self.exporter.create_semaphore(gi.Timeline))
+                yield scope.enter_context(self.device.import_semaphore(theirs.export()))
+            else:
+                yield scope.enter_context(self.device.create_semaphore(gi.TimelineFd))
+
+    @contextmanager
+    def memory(self) -> Iterator[gi.ExternalMemory]:
+        with (
+            self.exporter.create_memory(SIZE) as theirs,
+            self.device.import_memory(theirs.export(), size=theirs.size) as memory,
+        ):
+            yield memory
+
+    def memories(self) -> None:
+        with self.memory() as memory, memory.map_buffer() as buffer, self.device.create_stream() as stream:
+            buffer.fill(7, stream=stream)
+            buffer.copy_from_host(np.zeros(16, np.uint8))
+            buffer.copy_to_host(np.zeros(16, np.uint8))
+            self.device._backend.is_pageable(self.device._native, buffer.ptr)
+
+    def arrays(self) -> None:
+        with (
+            self.memory() as memory,
+            self.device.create_stream() as stream,
+            memory.map_mipmapped_array("R8_UNORM", (16, 16)) as array,
+        ):
+            array.level(0).copy_from_host(np.zeros((16, 16), np.uint8), stream=stream)
+            array.level(0).copy_to_host(np.zeros((16, 16), np.uint8), stream=stream)
+
+    def semaphores(self) -> None:
+        with self.semaphore() as semaphore, self.device.create_stream() as stream:
+            semaphore.signal(stream, 1)
+            semaphore.wait(stream, 1)
+
+    def fences(self) -> None:
+        """Semaphores of Windows, past the table."""
+        backend, device = self.device._backend, self.device._native
+        self.simulator.set_platform("windows")
+        with ExitStack() as scope:
+            scope.callback(self.simulator.set_platform, "linux")
+            native = backend.import_semaphore(device, gi.D3D12Fence(handle=1))
+            scope.callback(backend.destroy_semaphore, native)
+            scope.callback(self.simulator.settle, self.device.ordinal, LIMIT)
+            stream = scope.enter_context(self.device.create_stream())
+            batch = backend.prepare([native])
+            backend.signal(batch, stream._native, (1,))
+            backend.wait(batch, stream._native, (1,), None)
+            stream.synchronize(LIMIT)
+
+    def own_semaphores(self) -> None:
+        with self.device.create_semaphore(gi.TimelineFd) as made, self.device.create_stream() as stream:
+            made.signal(stream, 1)
+            with made.export() as handle, self.peer.import_semaphore(handle) as again:
+                again.host_wait(1, timeout=LIMIT)
+            made.wait(stream, 1)
+
+    def allocations(self) -> None:
+        with self.device.allocate(SIZE, access=[self.peer]) as made:
+            made.buffer.fill(1)
+            made.buffer_on(self.peer).fill(2)
+            with made.export() as handle, self.device.import_allocation(handle, made.size) as again:
+                again.buffer.fill(3)
+
+    def graphs(self) -> None:
+        with self.semaphore() as semaphore, self.device.create_stream() as stream:
+            try:
+                with stream.capture() as graph:
+                    semaphore.signal(stream, 1)
+                    semaphore.wait(stream, 1)
+            except gi.DriverError:  # a driver ends the capture also where it says that something was wrong
+                code, made = self.api.cuStreamEndCapture(stream.ptr)
+                if not code:
+                    self.api.cuGraphDestroy(made)
+                raise
+            with graph:
+                graph.launch(stream)
+                graph.semaphores.advance(1)
+                graph.launch(stream)
+
+    def multicast(self) -> None:
+        team = [self.device, self.peer]
+        step = self.device.multicast_granularity(team, 1, gi.VmmFd).minimum
+        backend: Any = self.device._backend
+        backend._kernels._loaded.clear()  # they are loaded again
+        with ExitStack() as scope:
+            memory = [scope.enter_context(device.allocate(step)) for device in team]
+            group = scope.enter_context(gi.create_multicast(team, step, gi.VmmFd))
+            group.bind_address(self.device, memory[0].buffer.ptr, step)
+            group.bind_memory(memory[1]).close(timeout=LIMIT)
+            group.bind_memory(memory[1])
+            with group.map() as mapping, self.device.create_stream() as stream:
+                backend.multimem_store(stream._native, mapping.ptr, 1, 4)
+                backend.multimem_add(stream._native, memory[0].buffer.ptr, mapping.ptr, 4)
+                stream.synchronize(LIMIT)
+            with group.export() as handle:
+                try:
+                    gi.import_multicast(handle, team, step).close()
+                except gi.DriverError as error:
+                    if error.code == CODE:
+                        raise
+
+    # -- one by one ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        steps: list[Callable[[], None]] = [
+            self.table, self.error, self.streams, self.other_stream, self.default_stream, self.memories,
+            self.arrays, self.semaphores, self.fences, self.own_semaphores, self.allocations,
+        ]  # fmt: skip
+        if self.vendor == "cuda":
+            steps += [self.graphs, self.multicast]
+        for step in steps:
+            try:
+                step()  # what is made once and kept is made
+                self.rest()
+                gc.freeze()  # else every collection goes through all that was loaded
+                self.simulator.forget_log()
+                step()
+                self.rest()
+            except gi.GpuInteropError as error:
+                self.problems.append(f"{step.__name__}: works no more behind what has failed: {error!r}")
+                continue
+            calls = self.simulator.trace()
+            for call in dict.fromkeys(calls):
+                # What an answer is asked for is the same every time; what is put in place and put back is not.
+                for nth in range(1, (2 if call in ANSWERS else calls.count(call)) + 1):
+                    self.fail(step, call, nth)
+        for (first, second), step in self.undone().items():
+            self.fail_both(step, first, second)
+
+    def undone(self) -> dict[tuple[str, str], Callable[[], None]]:
+        """Calls that fail, and those by which what was made before them is taken back."""
+        if self.vendor == "cuda":
+            return {
+                ("cuEventRecord", "cuEventDestroy"): self.streams,
+                ("cuMemMap", "cuMemAddressFree"): self.allocations,
+                ("cuMemSetAccess", "cuMemUnmap"): self.allocations,
+                ("cuMemHostGetDevicePointer", "cuMemHostUnregister"): self.own_semaphores,
+                ("cuModuleGetFunction", "cuModuleUnload"): self.multicast,
+            }
+        return {
+            ("hipEventRecord", "hipEventDestroy"): self.streams,
+            ("hipMemMap", "hipMemAddressFree"): self.allocations,
+            ("hipMemSetAccess", "hipMemUnmap"): self.allocations,
+            ("hipHostGetDevicePointer", "hipHostUnregister"): self.own_semaphores,
+        }
+
+    def fail_both(self, step: Callable[[], None], first: str, second: str) -> None:
+        """What is raised is the first failure."""
+        for call in (first, second):
+            self.simulator.fail(call, code=CODE)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                step()
+                raised = "nothing"
+            except BaseException as error:
+                raised = repr(error)
+        told = [str(warning.message) for warning in caught]
+        if f"DriverError('{first} failed with" not in raised or not any(f"{second} failed with" in one for one in told):
+            self.problems.append(f"{step.__name__}: {first} and then {second}: raised {raised}, {told}")
+        self.struck |= {first, second}
+        self.simulator.clear_faults()
+        self.rest()
+        self.simulator.violations()
+
+    def fail(self, step: Callable[[], None], call: str, nth: int) -> None:
+        before, fds = self.rest(), self.fds()
+        self.recorder.failed.clear()
+        self.simulator.fail(call, code=CODE, nth=nth)
+        errors: list[BaseException] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for attempt in (step, self.rest):  # a release may come late, and its calls with it
+                try:
+                    attempt()
+                except BaseException as error:
+                    errors.append(error.with_traceback(None))
+            struck = not self.simulator.clear_faults()
+            base = call.removesuffix("_v2")
+            failed = [one for one in self.recorder.failed if one[0].removesuffix("_v2") == base]
+            gc.collect()
+            after = self.rest()
+        state, rules = self.restore(), self.simulator.violations()
+        errors += self.unraisable
+        self.unraisable.clear()
+        if not struck:
+            return  # it polls, and the answer was there sooner
+        self.struck.add(base)
+        # What is called past the recorder: by another backend's making, and where MIG is asked for.
+        name, method, puts_back = failed[0] if failed else (call, "", False)
+        told = [str(warning.message) for warning in caught]
+        found = [f"raised {error!r}" for error in errors if not isinstance(error, gi.GpuInteropError)]
+        quiet = call in ANSWERS or (method in ASKED_AT_CLOSE and not puts_back)
+        heard = [text for text in [*told, *map(str, errors)] if f"{name} failed with" in text and str(CODE) in text]
+        if not quiet and not heard:
+            found.append("told nobody")
+        if puts_back and errors:
+            found.append("raised, and what was made is lost")
+        if puts_back or method not in RELEASES:
+            if left := {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]}:
+                found.append(f"left {left}")
+            if (now := self.fds()) != fds:
+                found.append(f"{fds} descriptors before, {now} after")
+            if method not in ASKED_AT_CLOSE:
+                found += rules
+        if state and not puts_back:
+            found.append(f"the thread is left with {state}")
+        where = f"{step.__name__}: {call} number {nth}, {'after' if puts_back else 'for'} {method}"
+        self.problems += [f"{where}: {one}; {errors}, {told}" for one in found]
+
+    def restore(self) -> str:
+        """Put back what the thread's driver remembers: the context or device, and the mode of captures."""
+        if self.vendor == "hip":
+            _, found = self.api.hipGetDevice()
+            self.api.hipSetDevice(0)
+            return f"device {found}" if found else ""
+        left = []
+        while int(self.api.cuCtxGetCurrent()[1]):
+            left.append("a context")
+            self.api.cuCtxPopCurrent()
+        modes = self.api.CUstreamCaptureMode
+        _, mode = self.api.cuThreadExchangeStreamCaptureMode(modes.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        if mode != modes.CU_STREAM_CAPTURE_MODE_GLOBAL:
+            left.append(str(mode))
+        return ", ".join(left)
+
+    def rest(self) -> dict[str, int]:
+        """Wait until the devices have done all, and release; what is alive then."""
+        for device in (self.device, self.peer):
+            self.simulator.settle(device.ordinal, LIMIT)
+        for device in (self.device, self.peer):
+            device.drain()
+        live = self.simulator.live()
+        live["stream"] -= sum(len(device._copiers) for device in (self.device, self.peer))  # kept for later copies
+        if "module" in live:  # those that are loaded stay; each has two functions
+            live["module"] = 2 * live["module"] - live.pop("function")
+        return live
+
+    def fds(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def named(self) -> set[str]:
+        """The functions of the bindings that stand in the backend's source, without their version."""
+        module = sys.modules[type(self.device._backend).__module__]
+        sources = [path.read_text(encoding="utf-8") for path in Path(str(module.__file__)).parent.glob("*.py")]
+        names = set(re.findall(r"\b(?:cu|hip)[A-Z]\w+", "".join(sources)))
+        found = {name: getattr(self.api, name, None) for name in names}
+        return {name.removesuffix("_v2") for name, one in found.items() if callable(one) and not isinstance(one, type)}
+
+
+def run(vendor: str, environment: Mapping[str, str]) -> Any:
+    """What the program prints, in a process that finds the simulated driver."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-m", __name__, vendor],
+        env=environment,
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    vendor = sys.argv[1]
+    assert_simulated("cuda" if vendor == "cuda" else "hip")
+    check = Check(vendor)
+    check.run()
+    print(json.dumps({"problems": check.problems, "missed": sorted(check.named() - check.struck)}))
+
+
+if __name__ == "__main__":
+    main()
