@@ -9,7 +9,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .resource import _sweeps, check_int
@@ -344,9 +344,18 @@ class View:
             "version": 3,
         }
 
+    def _refuse_numpy(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise ArgumentTypeError(
+            "view",
+            f"expected memory of the host, got {self!r} on {self._buffer._device.name}; use torch.from_dlpack(view) "
+            "or cupy.asarray(view), or copy it to the host with Buffer.copy_to_host(array).",
+        )
+
     def __getattr__(self, name: str) -> Any:
         # Only the one interface that the device's memory really has: a library that finds
         # __cuda_array_interface__ on host memory would hand the pointer to a GPU.
+        if name == "__array__" and self.__dict__["_buffer"]._device.info.array_interface != "__array_interface__":
+            return self._refuse_numpy  # what NumPy asks for last, before it makes an array of one Python object
         if name.startswith("__") and name.endswith("array_interface__"):
             info = self.__dict__["_buffer"]._device.info
             if name == info.array_interface:

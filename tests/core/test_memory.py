@@ -169,6 +169,40 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         assert view.__cuda_array_interface__["stream"] == stream.ptr
 
 
+@pytest.mark.parametrize("kind", [2, 10])
+def test_numpy_takes_no_memory_of_a_gpu(kind: int) -> None:
+    """It would make an array of one Python object; what does take it is named."""
+    device, _ = fake_device(dlpack=(kind, 0))
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        view = buffer.view((2, 2), "float32")
+        calls: list[Call] = [
+            lambda: np.asarray(view),
+            lambda: np.asarray(view, dtype="float32"),
+            lambda: np.array(view, copy=False),
+            lambda: np.array(view),
+            lambda: np.array(view, copy=True),
+            lambda: np.array([view, view]),
+            lambda: np.ascontiguousarray(view),
+            lambda: np.sum(view),
+            lambda: np.zeros((2, 2)).__setitem__(0, view),
+            lambda: np.add(np.zeros((2, 2)), view),
+            lambda: buffer.copy_from_host(view),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError) as caught:
+                call()
+            assert isinstance(caught.value, gi.GpuInteropError)
+            for name in ("torch.from_dlpack(view)", "cupy.asarray(view)", "Buffer.copy_to_host"):
+                assert name in str(caught.value)
+        others: list[Call] = [lambda: memoryview(view), lambda: float(view), lambda: bytes(view), lambda: list(view)]
+        for call in others:
+            with pytest.raises(TypeError):
+                call()
+        # CuPy, torch and JAX look for this one first, and find what they find without NumPy's.
+        assert view.__cuda_array_interface__["data"] == (view.ptr, False)
+
+
 def test_host_consumers_wait_for_the_last_write() -> None:
     device, backend = fake_device()
     with memory_of(device) as memory, device.create_stream() as stream:
@@ -177,6 +211,7 @@ def test_host_consumers_wait_for_the_last_write() -> None:
         assert np.from_dlpack(buffer.view(4)).tolist() == [7] * 4
         assert backend.calls[-1] == ("synchronize", stream._native)
         assert not hasattr(buffer.view(4), "__cuda_array_interface__")
+        assert not hasattr(buffer.view(4), "__array__")
 
 
 def test_copies_both_ways_and_their_bounds() -> None:
