@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -356,20 +358,52 @@ class VerifiedRun:
 
 
 def read_verified(file: Traversable) -> list[VerifiedRun]:
-    """Read a ``verified.toml``; a file that is not there holds no runs."""
+    """Read a ``verified.toml``; a file that is not there holds no runs.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The file cannot be read, or something in it is no run.
+    """
     if not file.is_file():
         return []
-    return [
-        VerifiedRun(
-            date=str(run["date"]),
-            platform=run["platform"],
-            device=run["device"],
-            versions=dict(run.get("versions", {})),
-            cells=frozenset(Cell.parse(text) for text in run["cells"]),
-            tests=dict(run.get("tests", {})),
-        )
-        for run in tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])
-    ]
+    try:
+        return [_run(entry) for entry in tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])]
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidArgumentError(
+            "file", f"expected runs as `gpuinterop selftest --report` writes them, got {file}: {error}"
+        ) from error
+
+
+def recorded(file: Traversable) -> list[VerifiedRun]:
+    """As `read_verified`; of a file that it refuses nothing is taken, and a warning says why."""
+    try:
+        return read_verified(file)
+    except InvalidArgumentError as error:
+        warnings.warn(f"nothing is SUPPORTED by a broken record of runs: {error}", stacklevel=2)
+        return []
+
+
+_RUN: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "date": (str, date), "platform": str, "device": str, "cells": list, "versions": dict, "tests": dict,
+}  # fmt: skip
+
+
+def _run(entry: object) -> VerifiedRun:
+    if not isinstance(entry, dict):
+        raise TypeError(f"a run is a table, not {entry!r}")
+    run: dict[str, Any] = {"versions": {}, "tests": {}, **entry}
+    for name, kind in _RUN.items():
+        if not isinstance(run.get(name), kind):
+            raise TypeError(f"the {name} of a run cannot be {run.get(name)!r}")
+    return VerifiedRun(
+        date=str(run["date"]),
+        platform=run["platform"],
+        device=run["device"],
+        versions=run["versions"],
+        cells=frozenset(map(Cell.parse, run["cells"])),
+        tests=run["tests"],
+    )
 
 
 def _versions(run: VerifiedRun) -> str:

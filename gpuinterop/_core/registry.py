@@ -24,9 +24,10 @@ from ..capabilities import (
     Operation,
     Scope,
     Support,
+    VerifiedRun,
     disable,
     promote,
-    read_verified,
+    recorded,
 )
 from ..errors import (
     ArgumentTypeError,
@@ -128,8 +129,10 @@ class LoadedBackend:
                 cells.append(said[cell])
             else:
                 cells.append(_default_gap(cell, f"the backend {self.name!r} does not declare it"))
-        package = type(self._native).__module__.partition(".")[0]
-        runs = read_verified(importlib.resources.files(package) / "verified.toml") if package in sys.modules else []
+        package = sys.modules.get(type(self._native).__module__.partition(".")[0])
+        runs: list[VerifiedRun] = []
+        if package is not None and hasattr(package, "__path__"):  # a single module has no folder of its own
+            runs = recorded(importlib.resources.files(package) / "verified.toml")
         name = None if info.is_cpu else info.name
         promoted = promote(cells, runs, device=name, stand_in=stand_ins.stand_in(self.libraries))
         return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=info.name)

@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, promote, read_verified
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, promote, recorded
 from ..handles import DeviceIdentity, DmaBufFd, Handle, OpaqueFd, TimelineFd, VmmFd
 from . import _api as c
 from ._api import Api, Functions, check_call
@@ -244,7 +244,7 @@ class PhysicalDevice:
     @cached_property
     def capabilities(self) -> Capabilities:
         """The table; see :func:`capabilities`."""
-        runs = read_verified(files("gpuinterop") / "exporters" / "verified.toml")
+        runs = recorded(files("gpuinterop") / "exporters" / "verified.toml")
         cells = promote(map(self._capability, DOMAIN), runs, device=self.driver_name)
         return Capabilities(cells, owner=self.name)
 

@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +17,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import registry
 from gpuinterop.backend import Backend, DeviceInfo, pci_bus_id
-from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support, VerifiedRun
+from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support, VerifiedRun, read_verified
 
 from . import fake
 from .fake import FakeBackend, FakeWords
@@ -256,19 +258,98 @@ def test_a_run_counts_for_gpus_of_its_name_and_for_any_cpu(
 ) -> None:
     info = dataclasses.replace(fake.fake_info(), is_cpu=is_cpu)
     monkeypatch.setattr(fake, "fake_info", lambda: info)
-    for recorded, support in (
+    for where, support in (
         (info.name, Support.SUPPORTED),
         ("another", Support.SUPPORTED if is_cpu else Support.UNVERIFIED),
     ):
         run = VerifiedRun(
-            date="2026-11-21", platform=sys.platform, device=recorded, versions={}, cells=frozenset(DOMAIN)
+            date="2026-11-21", platform=sys.platform, device=where, versions={}, cells=frozenset(DOMAIN)
         )
-        monkeypatch.setattr(registry, "read_verified", lambda file, run=run: [run])
+        monkeypatch.setattr(registry, "recorded", lambda file, run=run: [run])
         monkeypatch.setattr(registry, "_loaded", {})
         install(Usable)
         found = gi.device().capabilities[Operation.IMPORT_MEMORY, gi.OpaqueFd]
         assert found.support is support
-        assert f"2026-11-21 on {recorded}" in found.reference + found.reason
+        assert f"2026-11-21 on {where}" in found.reference + found.reason
+
+
+RUN = """
+[[run]]
+date = "2026-11-21"
+platform = "{platform}"
+device = "fake"
+cells = ["graph_capture", "map_buffer:opaque_fd"]
+"""
+
+
+@pytest.fixture
+def recorded(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[bytes], Path]:
+    """Install a backend whose package has this record of runs."""
+
+    def put(record: bytes) -> Path:
+        folder = tmp_path / "recordedbackend"
+        folder.mkdir()
+        (folder / "__init__.py").write_text(
+            f"from {__name__} import Usable\nclass Recorded(Usable):\n    name = 'recorded'\n"
+        )
+        file = folder / "verified.toml"
+        file.write_bytes(record)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, folder.name, raising=False)
+        install(extra=[EntryPoint("recorded", f"{folder.name}:Recorded", registry.GROUP)])
+        return file
+
+    return put
+
+
+def test_a_run_that_is_recorded_promotes(recorded: Callable[[bytes], Path]) -> None:
+    recorded(RUN.format(platform=sys.platform).encode())
+    assert gi.device().capabilities[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (b"[[run]\n", "line 1"),
+        (b"[[run]]\ndate = '\xff'\n", "utf-8"),
+        (b"run = 5\n", "int"),
+        (b"[run]\ndate = '2026-11-21'\n", "table"),
+        (b"run = ['2026-11-21']\n", "table"),
+        (b"[[run]]\ndate = '2026-11-21'\n", "platform"),
+        (RUN.replace('"fake"', "[1]").encode(), "device"),
+        (RUN.replace('"{platform}"', "5").encode(), "platform"),
+        (RUN.replace("graph_capture", "grasp_capture").encode(), "grasp_capture"),
+        (RUN.replace(":opaque_fd", ":opaque_fish").encode(), "opaque_fish"),
+        (RUN.replace('"graph_capture"', "7").encode(), "7"),
+        (RUN.encode() + b"versions = 3\n", "versions"),
+        (RUN.encode() + b"tests = 'all'\n", "tests"),
+    ],
+)
+def test_a_broken_record_of_runs_promotes_nothing_and_says_so(
+    recorded: Callable[[bytes], Path], record: bytes, said: str
+) -> None:
+    """The backend works as ever."""
+    file = recorded(record)
+    with pytest.warns(UserWarning, match="verified.toml") as caught:
+        table = gi.device().capabilities
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert str(file) in text
+    assert said in text
+    assert table[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.UNVERIFIED
+    with pytest.raises(gi.InvalidArgumentError, match=re.escape(str(file))):  # who writes to it is told
+        read_verified(file)
+
+
+def test_a_backend_in_a_single_module_has_no_record(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "singlebackend.py").write_text(
+        f"from {__name__} import Usable\nclass Single(Usable):\n    name = 'single'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    install(extra=[EntryPoint("single", "singlebackend:Single", registry.GROUP)])
+    assert gi.device().capabilities[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.UNVERIFIED
 
 
 def test_the_table_is_total_and_missing_interfaces_are_gaps(install: Install) -> None:
