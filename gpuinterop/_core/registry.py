@@ -61,9 +61,9 @@ if hasattr(os, "register_at_fork"):
 class LoadedBackend:
     """A backend that works on this machine. Made by `get_backend`."""
 
-    def __init__(self, entry_point: EntryPoint, native: Backend) -> None:
-        self._entry_point = entry_point
+    def __init__(self, native: Backend) -> None:
         self._native = native
+        self._rank = -native.priority
         self._devices: dict[int, Device] = {}
 
     @property
@@ -179,16 +179,16 @@ class InstalledBackend:
         Which installed distribution brings it, with its version.
     """
 
-    def __init__(self, entry_point: EntryPoint) -> None:
-        self._entry_point = entry_point
-        self.name = entry_point.name
-        dist = entry_point.dist
-        self.distribution = f"{dist.name} {dist.version}" if dist is not None else "unknown"
+    def __init__(self, rivals: Sequence[EntryPoint]) -> None:
+        self._rivals = rivals
+        self.name = rivals[0].name
+        dists = [rival.dist for rival in rivals]
+        self.distribution = ", ".join(f"{dist.name} {dist.version}" if dist else "unknown" for dist in dists)
 
     @property
     def error(self) -> BackendUnavailableError | None:
         """Why it does not work; None when it does. Loads it."""
-        found = _load(self._entry_point)
+        found = _load(self._rivals)
         return found if isinstance(found, BackendUnavailableError) else None
 
     @property
@@ -200,54 +200,59 @@ class InstalledBackend:
         return f"<InstalledBackend {self.name!r} of {self.distribution}>"
 
 
-def _installed() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
+def _installed() -> dict[str, list[EntryPoint]]:
+    """By name; several where distributions disagree on what it is."""
+    found: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=GROUP):
-        earlier = found.get(entry_point.name)
-        if earlier is not None and earlier.value != entry_point.value:
-            raise BackendUnavailableError(
-                f"two distributions install a backend named {entry_point.name!r}: {earlier.value} and "
-                f"{entry_point.value}.",
-                fix="Uninstall one of them.",
-            )
-        found[entry_point.name] = entry_point
+        rivals = found.setdefault(entry_point.name, [])
+        if all(entry_point.value != rival.value for rival in rivals):
+            rivals.append(entry_point)
     return found
 
 
-def _load(entry_point: EntryPoint) -> LoadedBackend | BackendUnavailableError:
+def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
+    name = rivals[0].name
     with _lock:
-        found = _loaded.get(entry_point.name)
+        found = _loaded.get(name)
         if found is None:
-            found = _loaded[entry_point.name] = _try_load(entry_point)
+            found = _loaded[name] = _try_load(rivals)
         return found
 
 
-def _try_load(entry_point: EntryPoint) -> LoadedBackend | BackendUnavailableError:
+def _try_load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
     try:
-        cls = entry_point.load()
-    except Exception as error:  # a broken third party must not take the others down; its reason is shown
-        failure = BackendUnavailableError(f"{entry_point.value} cannot be imported: {error!r}.")
-        failure.__cause__ = error
-        return failure
-    if not (isinstance(cls, type) and issubclass(cls, Backend)):
-        return BackendUnavailableError(f"{entry_point.value} is no subclass of gpuinterop.backend.Backend.")
-    if getattr(cls, "name", None) != entry_point.name:
-        return BackendUnavailableError(
-            f"{entry_point.value} calls itself {getattr(cls, 'name', None)!r}, its entry point {entry_point.name!r}."
-        )
-    try:
-        return LoadedBackend(entry_point, cls())
+        return LoadedBackend(_class_of(rivals)())
     except BackendUnavailableError as error:
         return error
-    except Exception as error:
-        failure = BackendUnavailableError(f"{entry_point.name} failed to start: {error!r}.")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a third party takes neither the others down nor the program; its reason is shown
+        failure = BackendUnavailableError(f"{rivals[0].name} = {rivals[0].value!r} failed to start: {error!r}.")
         failure.__cause__ = error
         return failure
+
+
+def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
+    entry_point, *others = rivals
+    if others:
+        raise BackendUnavailableError(
+            f"two distributions install a backend named {entry_point.name!r}: "
+            f"{' and '.join(one.value for one in rivals)}.",
+            fix="Uninstall one of them.",
+        )
+    cls = entry_point.load()
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise BackendUnavailableError(f"{entry_point.value} is no subclass of gpuinterop.backend.Backend.")
+    if getattr(cls, "name", None) != entry_point.name:
+        raise BackendUnavailableError(
+            f"{entry_point.value} calls itself {getattr(cls, 'name', None)!r}, its entry point {entry_point.name!r}."
+        )
+    return cls
 
 
 def backends() -> Mapping[str, InstalledBackend]:
     """Every installed backend by name; touches no driver until one is asked whether it is available."""
-    return {name: InstalledBackend(entry_point) for name, entry_point in sorted(_installed().items())}
+    return {name: InstalledBackend(rivals) for name, rivals in sorted(_installed().items())}
 
 
 def get_backend(name: str | None = None) -> LoadedBackend:
@@ -299,7 +304,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
 def _by_priority() -> Iterator[LoadedBackend]:
     """Those that work, the highest priority first; says once what it fell past."""
     for loaded in _working():
-        if loaded._native.priority < 0:
+        if loaded._rank > 0:
             _warn_of_failures(loaded.name)
         yield loaded
 
@@ -369,8 +374,8 @@ def match_device(identity: DeviceIdentity) -> Device:
 
 
 def _working() -> list[LoadedBackend]:
-    working = [found for entry in _installed().values() if isinstance(found := _load(entry), LoadedBackend)]
-    return sorted(working, key=lambda loaded: -loaded._native.priority)
+    working = [found for rivals in _installed().values() if isinstance(found := _load(rivals), LoadedBackend)]
+    return sorted(working, key=lambda loaded: loaded._rank)
 
 
 def _hex(mark: bytes | None) -> str:

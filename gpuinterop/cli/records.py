@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -18,8 +19,11 @@ EXPORTERS = Path(__file__).parents[1] / "exporters" / "verified.toml"
 
 def recorded_runs() -> dict[str, list[VerifiedRun]]:
     """Every recorded run, by the backend's name, or as the Vulkan drivers'."""
-    runs = {entry.name: read_verified(verified_file(entry.name)) for entry in entry_points(group=GROUP)}
-    return {**runs, "Vulkan driver": read_verified(EXPORTERS)}
+    runs = {"Vulkan driver": read_verified(EXPORTERS)}
+    for entry_point in entry_points(group=GROUP):
+        with suppress(BackendUnavailableError):  # where it has no place for a record, it has none
+            runs[entry_point.name] = read_verified(verified_file(entry_point.name))
+    return runs
 
 
 def verified_file(backend: str) -> Path:
@@ -29,11 +33,19 @@ def verified_file(backend: str) -> Path:
     ----------
     backend : str
         The name of an installed backend.
+
+    Raises
+    ------
+    BackendUnavailableError
+        There is no such package: it is a single module, or none.
     """
-    (entry_point,) = set(entry_points(group=GROUP, name=backend))
-    spec = importlib.util.find_spec(entry_point.module.partition(".")[0])
-    assert spec is not None  # it was imported to get here
-    assert spec.submodule_search_locations is not None
+    value = next(iter(entry_points(group=GROUP, name=backend))).value
+    package = value.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None or not spec.submodule_search_locations:
+        raise BackendUnavailableError(
+            f"expected {backend} = {value!r} to be in a package, which its record of runs lies in; {package!r} is none."
+        )
     return Path(next(iter(spec.submodule_search_locations))) / "verified.toml"
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 import gpuinterop
+from gpuinterop._core.registry import GROUP
+from gpuinterop.cli import records
 from gpuinterop.cli.app import app
-from gpuinterop.cli.records import verified_file
+from gpuinterop.cli.records import recorded_runs, verified_file
 
 HARDWARE = Path(__file__).parents[2] / "docs" / "hardware.md"
 
@@ -52,6 +55,21 @@ def test_the_report_goes_to_the_backends_package(commands: list[list[str]]) -> N
     expected = f"{gpuinterop_host.submodule_search_locations[0]}/verified.toml"
     assert str(verified_file("host")) == expected
     assert f"--gpuinterop-report={expected}" in commands[0]
+
+
+@pytest.mark.parametrize("value", ["", "foo:bar:baz", "json.decoder:JSONDecoder", "zipfile", "this:Plugin"])
+def test_what_is_no_package_has_no_record(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """And takes no other's away."""
+    points = [*entry_points(group=GROUP), EntryPoint("plugin", value, GROUP)]
+    monkeypatch.setattr(
+        records, "entry_points", lambda group, name=None: [one for one in points if name in (None, one.name)]
+    )
+    if value.startswith("json"):
+        assert verified_file("plugin").name == "verified.toml"
+    else:
+        with pytest.raises(gpuinterop.BackendUnavailableError, match="plugin"):
+            verified_file("plugin")
+    assert recorded_runs()["host"]
 
 
 def test_the_document_shows_what_is_recorded(

@@ -107,8 +107,7 @@ def test_a_backend_without_allocations_has_no_peers() -> None:
 
 def test_the_registry_knows_the_peers() -> None:
     backend = FakeMulticast()
-    point: Any = None
-    loaded = registry.LoadedBackend(point, backend)
+    loaded = registry.LoadedBackend(backend)
     backend.strangers = {(3, 1)}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("GPUINTEROP_DISABLE", raising=False)

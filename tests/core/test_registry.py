@@ -186,9 +186,81 @@ def test_what_is_broken_is_shown_and_takes_nobody_down(install: Install) -> None
 
 
 def test_two_backends_of_one_name_are_an_error_not_a_lottery(install: Install) -> None:
-    install(High, extra=[EntryPoint("high", f"{__name__}:Low", registry.GROUP)])
+    """Of that name: the others are what they were."""
+    install(Low, High, extra=[EntryPoint("high", f"{__name__}:Low", registry.GROUP)])
+    assert "two distributions" in str(gi.backends()["high"].error)
     with pytest.raises(gi.BackendUnavailableError, match=r"two distributions.*Uninstall"):
-        gi.backends()
+        gi.get_backend("high")
+    assert gi.get_backend("low").name == "low"
+    with pytest.warns(RuntimeWarning, match="two distributions"):
+        assert gi.get_backend().name == "low"
+    same = EntryPoint("high", f"{__name__}:High", registry.GROUP)  # a folder that is twice on the path
+    install(High, extra=[same])
+    assert gi.backends()["high"].distribution == "unknown"
+
+
+HIGH = f"from {__name__} import High\nclass Plugin(High):"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import sys; sys.exit(3)",
+        "raise SystemExit('no licence')",
+        "import asyncio; raise asyncio.CancelledError",
+        "class Stop(BaseException): pass\nraise Stop",
+        "1/0",
+        "Plugin = 7",
+        "def Plugin(): return 7",
+        "Plugin = None",
+        "",
+        "class Plugin: name = 'plugin'",
+        "from gpuinterop.backend import Backend\nclass Plugin(Backend): name = 'plugin'",  # abstract
+        "from gpuinterop.backend import Backend\nclass Plugin(Backend): pass",  # nameless
+        f"{HIGH}\n    name = 'other'",
+        f"{HIGH}\n    name = 'plugin'\n    priority = 'first'",
+        f"{HIGH}\n    name = 'plugin'\n    def __init__(self): raise SystemExit",
+        f"{HIGH}\n    name = 'plugin'\n    def __init__(self, must): pass",
+    ],
+)
+def test_a_third_partys_backend_takes_nobody_down(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str
+) -> None:
+    """Least of all the program; it is not available, and says why."""
+    (tmp_path / "thirdparty.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "thirdparty", raising=False)
+    install(Low, extra=[EntryPoint("plugin", "thirdparty:Plugin", registry.GROUP)])
+    error = gi.backends()["plugin"].error
+    assert isinstance(error, gi.BackendUnavailableError)
+    assert "plugin" in error.reason.lower()
+    with pytest.raises(gi.BackendUnavailableError, match="plugin"):
+        gi.get_backend("plugin")
+    with pytest.warns(RuntimeWarning, match="'plugin' is not available"):
+        assert gi.device().backend == "low"
+
+
+@pytest.mark.parametrize("value", ["", ":", "foo:bar:baz", "thirdparty", "thirdparty:Missing", "no such module", "."])
+def test_an_entry_point_that_names_nothing(install: Install, value: str) -> None:
+    install(Low, extra=[EntryPoint("plugin", value, registry.GROUP)])
+    with pytest.raises(gi.BackendUnavailableError, match="plugin"):
+        gi.get_backend("plugin")
+    with pytest.warns(RuntimeWarning, match="'plugin' is not available"):
+        assert gi.device().backend == "low"
+
+
+def test_an_interrupt_while_a_backend_is_imported_ends_what_it_interrupts(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And is not remembered as what the backend has said."""
+    source = tmp_path / "interrupted.py"
+    source.write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    install(Low, extra=[EntryPoint("plugin", "interrupted:Plugin", registry.GROUP)])
+    with pytest.raises(KeyboardInterrupt):
+        gi.device()
+    source.write_text(f"{HIGH}\n    name = 'plugin'\n")
+    assert gi.device().backend == "plugin"
 
 
 def test_devices_are_made_once(install: Install) -> None:
