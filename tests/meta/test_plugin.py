@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import gpuinterop as gi
 from gpuinterop.capabilities import Cell, VerifiedRun, read_verified
 from gpuinterop.testing.report import format_runs, merge_runs, write_report
 
@@ -94,6 +95,20 @@ def test_what_is_lacking_fails_once(run_pytest: Callable[..., Any], case: str) -
     assert done.counts["passed"] >= 2, "what needs no device runs, and so does somebody else's test"
     _, _, failures = done.output.partition("= FAILURES =")
     assert re.search(reason, failures.partition("gpuinterop conformance")[0]), done.output
+
+
+def test_a_wrong_limit_names_the_variable(run_pytest: Callable[..., Any]) -> None:
+    """And what it takes; nothing runs."""
+    done = run_pytest(limit="abc")
+    assert done.status == 2
+    assert "InvalidArgumentError: GPUINTEROP_KIT_LIMIT: expected seconds" in done.output
+    assert "got 'abc'" in done.output
+    from gpuinterop.testing.suites import base  # collected by then: pytest has it rewritten
+
+    for text in ("nan", "inf", "-1", "0", "1e300", "20 s"):
+        with pytest.raises(gi.InvalidArgumentError, match=f"GPUINTEROP_KIT_LIMIT: .* got '{text}'"):
+            base._limit(text)
+    assert base._limit("0.5") == 0.5
 
 
 def test_what_is_lacking_fails_once_in_several_processes(run_pytest: Callable[..., Any]) -> None:
@@ -269,6 +284,7 @@ def test_report_keeps_what_another_command_has_shown(tmp_path: Path) -> None:
 
 MULTICAST = """
 from gpuinterop.backend import Backend, MulticastBackend
+import gpuinterop as gi
 from gpuinterop.capabilities import Cell, Operation, Scope
 from gpuinterop.handles import VmmFd
 from toybackend import TwoToyGpus

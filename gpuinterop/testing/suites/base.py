@@ -19,13 +19,29 @@ from ..._core.memory import Buffer, ExternalMemory
 from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Stream
 from ...capabilities import Operation
-from ...errors import GpuInteropError, ResourceBusyError, SemaphoreTimeoutError
+from ...errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, SemaphoreTimeoutError
 from ...exporters.base import Exporter, ExporterMemory, ExporterSemaphore
 from ...handles import Binary, Timeline
 from ..kit import HANDLE_TYPES as HANDLE_TYPES, skip_declared
 from ..plugin import failed, kit_of
 
-LIMIT = float(os.environ.get("GPUINTEROP_KIT_LIMIT", "20"))
+_LIMIT_VARIABLE = "GPUINTEROP_KIT_LIMIT"
+_A_DAY = 86400
+
+
+def _limit(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= _A_DAY:  # also of what is no number
+        raise InvalidArgumentError(
+            _LIMIT_VARIABLE, f"expected seconds, more than 0 and at most {_A_DAY}, got {text!r}; unset it for 20."
+        )
+    return seconds
+
+
+LIMIT = _limit(os.environ.get(_LIMIT_VARIABLE) or "20")
 """Seconds that anything may take that is on its way already. Nothing is asserted about how much less it took.
 
 ``GPUINTEROP_KIT_LIMIT`` sets it: less for a backend that is known to be broken, more for a slow simulator.
