@@ -468,19 +468,35 @@ def fetch(components: list[Component], tree: Path) -> tuple[dict[str, str], dict
 # --- the tree and its env ---
 
 
+STAMP_SHAPE = {"format": int, "system": dict, "own": bool, "components": dict, "missing": dict, "files": list}
+
+
 def read_stamp(system: dict[str, Any]) -> dict[str, Any] | None:
+    """The stamp, where what it tells of is there still."""
     try:
-        stamp: dict[str, Any] = json.loads(STAMP.read_text(encoding="utf-8"))
+        stamp: Any = json.loads(STAMP.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError):
+        stamp = None
+    if not is_stamp(stamp):
+        say(f"{STAMP.name} is broken, or of another version: fetching again")
         return None
     if stamp["format"] != FORMAT or stamp["system"] != system:
         return None
     return stamp if all((TREE / name).is_file() for name in stamp["files"]) else None
 
 
+def is_stamp(found: Any) -> bool:
+    if not (isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in STAMP_SHAPE.items())):
+        return False
+    texts = (*found["components"].values(), *found["missing"].values(), *found["files"])
+    return all(isinstance(text, str) for text in texts)
+
+
 def write(path: Path, text: str) -> None:
     """Replace the file in one step, where its text is another."""
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    if not path.is_file() or path.read_bytes() != text.encode():
         new = path.with_name(f"{path.name}.new")
         new.write_text(text, encoding="utf-8")
         os.replace(new, path)
