@@ -64,6 +64,7 @@ class LoadedBackend:
     def __init__(self, native: Backend) -> None:
         self._native = native
         self._rank = -native.priority
+        native.devices()  # asked of every backend where one is chosen: one that cannot say does not work
         self._devices: dict[int, Device] = {}
 
     @property

@@ -221,6 +221,7 @@ HIGH = f"from {__name__} import High\nclass Plugin(High):"
         f"{HIGH}\n    name = 'plugin'\n    priority = 'first'",
         f"{HIGH}\n    name = 'plugin'\n    def __init__(self): raise SystemExit",
         f"{HIGH}\n    name = 'plugin'\n    def __init__(self, must): pass",
+        f"{HIGH}\n    name = 'plugin'\n    def devices(self): return {{}}['gpu']",
     ],
 )
 def test_a_third_partys_backend_takes_nobody_down(
