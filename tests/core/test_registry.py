@@ -335,9 +335,7 @@ def test_a_run_counts_for_gpus_of_its_name_and_for_any_cpu(
         (info.name, Support.SUPPORTED),
         ("another", Support.SUPPORTED if is_cpu else Support.UNVERIFIED),
     ):
-        run = VerifiedRun(
-            date="2026-11-21", platform=sys.platform, device=where, versions={}, cells=frozenset(DOMAIN)
-        )
+        run = VerifiedRun(date="2026-11-21", platform=sys.platform, device=where, versions={}, cells=frozenset(DOMAIN))
         monkeypatch.setattr(registry, "recorded", lambda file, run=run: [run])
         monkeypatch.setattr(registry, "_loaded", {})
         install(Usable)
