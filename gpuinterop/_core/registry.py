@@ -211,6 +211,10 @@ def _installed() -> dict[str, list[EntryPoint]]:
     return found
 
 
+class BrokenBackendError(BackendUnavailableError):
+    """It raised what tells nothing of this machine: the conformance kit fails for it, and does not skip."""
+
+
 def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
     name = rivals[0].name
     with _lock:
@@ -228,7 +232,7 @@ def _try_load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailabl
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a third party takes neither the others down nor the program; its reason is shown
-        failure = BackendUnavailableError(f"{rivals[0].name} = {rivals[0].value!r} failed to start: {error!r}.")
+        failure = BrokenBackendError(f"{rivals[0].name} = {rivals[0].value!r} failed to start: {error!r}.")
         failure.__cause__ = error
         return failure
 
@@ -296,9 +300,9 @@ def _by_name(name: str, source: str) -> LoadedBackend:
     found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
         # A new error each time: a kept one would collect the tracebacks of all who asked.
-        raise BackendUnavailableError(
-            f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix
-        ) from (found.__cause__)
+        raise type(found)(f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix) from (
+            found.__cause__
+        )
     return found
 
 

@@ -222,8 +222,8 @@ class Kit:
         try:
             devices = registry._by_name(name, self._named.get(name, "name")).devices()
         except GpuInteropError as error:
-            fails = required or not isinstance(error, BackendUnavailableError)
-            return [DeviceSpec(name, problem=str(error), fails=fails)]
+            broken = isinstance(error, registry.BrokenBackendError) or not isinstance(error, BackendUnavailableError)
+            return [DeviceSpec(name, problem=str(error), fails=required or broken)]
         except Exception as error:  # a broken backend fails once, not the collection of the others' tests
             return [DeviceSpec(name, problem=f"{type(error).__name__}: {error}", fails=True)]
         found = [DeviceSpec(name, device.ordinal) for device in devices]
