@@ -20,6 +20,7 @@ from enum import Enum, Flag, auto
 from multiprocessing import reduction
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
+from . import system
 from .errors import ArgumentTypeError, HandleError, InvalidArgumentError, LeakedResourceWarning
 
 __all__ = [
@@ -269,7 +270,7 @@ class FdHandle(Handle):
         if not 0 <= fd < _NO_FD:
             raise HandleError(f"fd: {fd} is no file descriptor; the call that made it failed.")
         try:
-            os.fstat(fd)
+            os.get_inheritable(fd)  # F_GETFD: fstat may have to wait for a process that serves the file
         except OSError as error:
             raise HandleError(f"fd: {fd} is not open ({error.strerror}); was it closed or consumed already?") from None
         super().__init__(origin=origin)
@@ -323,7 +324,7 @@ class FdHandle(Handle):
             self._state = _State.CLOSED
             if self._owned:
                 try:
-                    os.close(self._fd)
+                    system.close(self._fd)
                 except OSError as error:
                     raise HandleError(
                         f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
@@ -357,7 +358,7 @@ class FdHandle(Handle):
         if self._owned and self._state is _State.OPEN:
             self._state = _State.CLOSED
             try:
-                os.close(self._fd)
+                system.close(self._fd)
             except OSError:  # the interpreter or the user was faster; nothing of ours is left open
                 return
             warnings.warn(

@@ -14,13 +14,12 @@ use a Queue, a Pool or an executor: they pickle in a thread of their own, after 
 from __future__ import annotations
 
 import array
-import contextlib
-import os
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from . import system
 from .errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .handles import (
     DeviceIdentity,
@@ -125,9 +124,7 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
         data = _receive(connection, size, fds)
         handles = _unpack(data, expect, fds)
     except BaseException:
-        for fd in fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        system.close(*fds)
         raise
     return handles
 

@@ -5,6 +5,8 @@ What the host backend and our own timeline semaphores stand on. Every call here 
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -140,6 +142,59 @@ def create_memfd(name: str, size: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def seals(fd: int) -> int | None:
+    """A memfd's seals; None of what is no memfd. The first question to a descriptor that came from elsewhere.
+
+    The kernel answers it, and then a memfd's fstat and pread, by itself. Of another file these may wait for ever for a
+    process that serves it (FUSE), as do fstatfs, lseek, poll, ioctl and close, which no signal ends. What the kernel
+    knows of any file by itself is its link in /proc/self/fd, and its page in /proc/self/fdinfo.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        return fcntl.fcntl(fd, F_GET_SEALS)
+    except OSError:
+        return None
+
+
+def close(*fds: int) -> None:
+    """Close descriptors that may be anybody's: what is no memfd in a thread, which is waited for `SLICE` at most.
+
+    A thread that waits longer is left behind; the process cannot end before it.
+
+    Raises
+    ------
+    OSError
+        One is not open.
+    """
+    closing = []
+    for fd in fds:
+        os.get_inheritable(fd)  # F_GETFD: raises here, not in the thread
+        if seals(fd) is None:
+            closing.append(_close_aside(fd))
+        else:
+            os.close(fd)
+    deadline = time.monotonic() + SLICE
+    for done in closing:
+        done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def _close_aside(fd: int) -> _thread.LockType:
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        done.release()
+
+    try:
+        _thread.start_new_thread(work, ())  # not threading's, whose lock a finalizer may find taken by its own thread
+    except RuntimeError:  # none can be had; the interpreter may be ending
+        work()
+    return done
 
 
 def duplicate(fd: int) -> int:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import sys
 from dataclasses import dataclass
 from typing import Final
@@ -80,14 +79,13 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
         The object is refused; the message says why, and what would be taken.
     """
     link = _link(fd)
-    status = os.fstat(fd)
-    try:
-        seals = fcntl.fcntl(fd, system.F_GET_SEALS)
-    except OSError:
+    seals = system.seals(fd)
+    if seals is None:
         raise HandleError(
-            f"handle: {_describe(status.st_mode, link)} cannot be {what} on the host, which takes memfds; "
-            "make it with memfd_create(MFD_ALLOW_SEALING)."
-        ) from None
+            f"handle: {link!r} cannot be {what} on the host, which takes memfds; make it with "
+            "memfd_create(MFD_ALLOW_SEALING)."
+        )
+    status = os.fstat(fd)
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if flags & os.O_ACCMODE != os.O_RDWR:
         raise HandleError("handle: the descriptor is not open for reading and writing; export it with O_RDWR.")
@@ -97,7 +95,7 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     never = seals & system.SEAL_SEAL and not seals & system.SEAL_SHRINK
     if never and not (status.st_nlink == 0 and name.startswith(drivers)):
         raise HandleError(
-            f"handle: {_describe(status.st_mode, link)} is not sealed against shrinking, cannot be, and is not "
+            f"handle: {link!r} is not sealed against shrinking, cannot be, and is not "
             f"known as a driver's: whoever truncates it would kill this process. As {what} the host takes memfds "
             "made with MFD_ALLOW_SEALING."
         )
@@ -109,21 +107,6 @@ def _link(fd: int) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
-
-
-def _describe(mode: int, link: str) -> str:
-    if link.startswith(_LINK):
-        return f"the memfd {link!r}"
-    kinds = (
-        (stat.S_ISREG, "the file"),
-        (stat.S_ISFIFO, "the pipe"),
-        (stat.S_ISSOCK, "the socket"),
-        (stat.S_ISCHR, "the device"),
-        (stat.S_ISBLK, "the device"),
-        (stat.S_ISDIR, "the directory"),
-    )
-    kind = next((text for test, text in kinds if test(mode)), "the object")
-    return f"{kind} {link!r}"
 
 
 def check_size(size: int, there: int, what: str) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import stat
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
+from .. import system
 from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
 from ..handles import FdHandle, Handle
 
@@ -85,7 +86,7 @@ def _settle(original: int, duplicate: int) -> None:
     """After a failed import: close the duplicate if it is certainly still ours."""
     same = same_open_file(original, duplicate)
     if same:
-        os.close(duplicate)
+        system.close(duplicate)
     elif same is None:
         warnings.warn(
             f"fd {duplicate}, lent to a driver whose import failed, is left open: nothing on this system can tell "
@@ -98,7 +99,7 @@ def _settle(original: int, duplicate: int) -> None:
 def same_open_file(first: int, second: int) -> bool | None:
     """Whether two descriptors are one open file; None where nothing can prove it."""
     try:
-        there = os.fstat(second)
+        os.get_inheritable(second)
     except OSError:
         return False  # closed
     try:
@@ -107,11 +108,13 @@ def same_open_file(first: int, second: int) -> bool | None:
         pass  # before Linux 6.10
     if (by_kcmp := _kcmp(first, second)) is not None:
         return by_kcmp
+    memfds = [system.seals(fd) is not None for fd in (first, second)]
+    if not all(memfds):
+        return False if any(memfds) else None  # anonymous inodes and device nodes are shared
     here = os.fstat(first)
-    if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+    if not os.path.samestat(here, os.fstat(second)):
         return False
-    # An unlinked regular file (a memfd) has an inode of its own; anonymous inodes and device nodes are shared.
-    return True if stat.S_ISREG(here.st_mode) and here.st_nlink == 0 else None
+    return True if here.st_nlink == 0 else None  # a memfd has an inode of its own; a file of tmpfs is opened twice
 
 
 def _kcmp(first: int, second: int) -> bool | None:
@@ -124,12 +127,18 @@ def _kcmp(first: int, second: int) -> bool | None:
 
 
 def object_size(fd: int) -> int | None:
-    """The size of a memory object in bytes, where the system knows it (memfd, dma-buf)."""
-    if stat.S_ISREG(os.fstat(fd).st_mode):
+    """The size of a memory object in bytes, where the kernel knows it by itself (memfd, dma-buf)."""
+    if system.seals(fd) is not None:
         return os.fstat(fd).st_size
-    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf"):
-        return None
-    return os.lseek(fd, 0, os.SEEK_END)
+    # Not lseek: a file that is named like a dma-buf may be anybody's. No other file has this line here.
+    with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8", errors="replace") as lines:
+        return dmabuf_size(lines.read())
+
+
+def dmabuf_size(fdinfo: str) -> int | None:
+    """The size that the kernel notes of a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None of anything else."""
+    found = re.search(r"^size:\t([0-9]+)\ncount:\t[0-9]+\nexp_name:\t", fdinfo, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def check_size(handle: Handle, size: int) -> None:

@@ -277,7 +277,7 @@ class Bridge(Resource):
         try:
             endpoint = make(cast("type[FdHandle]", kind)(duplicate, origin=handle.origin))
         except BaseException:
-            os.close(duplicate)
+            system.close(duplicate)
             raise
         try:
             semaphore = self._bridge(endpoint, peer)

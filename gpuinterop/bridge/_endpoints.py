@@ -197,8 +197,8 @@ class EventFdEndpoint(Endpoint):
 
     def __init__(self, handle: EventFd) -> None:
         self._fd = fd = handle.fd
-        if _link(fd) not in ("anon_inode:[eventfd]", ""):
-            raise HandleError(f"handle: this is no eventfd but {_link(fd)}; os.eventfd() makes one.")
+        if (link := _link(fd)) != "anon_inode:[eventfd]":
+            raise HandleError(f"handle: this is no eventfd but {link}; os.eventfd() makes one.")
         self._credits = 0
         """Signals that a read has taken, and no wait yet."""
         self.label = f"eventfd {fd}"
@@ -272,8 +272,8 @@ class SyncFdEndpoint(Endpoint):
 
     def __init__(self, handle: SyncFd) -> None:
         self._fd = fd = handle.fd
-        if _link(fd) not in ("anon_inode:sync_file", ""):
-            raise HandleError(f"handle: this is no sync file but {_link(fd)}.")
+        if (link := _link(fd)) != "anon_inode:sync_file":
+            raise HandleError(f"handle: this is no sync file but {link}.")
         self._signalled = False
         self.label = f"sync file {fd}"
 
@@ -318,11 +318,11 @@ def _polls(fd: int, wanted: int, timeout: float) -> bool:
 
 
 def _link(fd: int) -> str:
-    """What /proc calls it; empty where there is no /proc."""
+    """What /proc calls it: nothing else tells without asking whoever serves the file, who need not answer."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
-        return ""
+        return "unknown, without /proc"
 
 
 class SyncobjEndpoint(Endpoint):

@@ -29,6 +29,7 @@ from ..errors import (
     ArgumentTypeError,
     BackendUnavailableError,
     DriverError,
+    HandleError,
     InvalidArgumentError,
     PeerError,
     ResourceClosedError,
@@ -62,6 +63,7 @@ _LOCK_LIMIT = 1.0
 """Seconds that a peer may hold a lock; its holders need microseconds."""
 
 _ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_GET_SEALS = 1034
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # the shared kind
 _OURS, _A_DRIVER_S = b"GIPTLSM1", b"GIPTLSMD"  # how a timeline's page begins
 # Machine: sizeof(pthread_mutex_t), SYS_futex. pthread_cond_t has 48 bytes on both.
@@ -295,6 +297,10 @@ class MemfdMemory(ExporterMemory):
 
             def take(lent: Handle) -> _Object:
                 assert isinstance(lent, VmmFd)
+                try:
+                    fcntl.fcntl(lent.fd, _GET_SEALS)  # before fstat, which a file that is no memfd may leave waiting
+                except OSError as error:
+                    raise HandleError(f"handle: this exporter takes memfds ({error.strerror}).") from None
                 if os.fstat(lent.fd).st_size < size:
                     raise InvalidArgumentError("size", f"{size} is beyond the object.")
                 return _Object(exporter._libc, lent.fd, size)

@@ -1,0 +1,318 @@
+"""Descriptors of files for which another process answers, and never does: nothing here waits for it.
+
+Two of them: a real one, of a FUSE server that is mute, where FUSE may be mounted; and, on every Linux, a file of which
+what would wait is written down and waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop import ipc, system
+from gpuinterop._core import ownership
+from gpuinterop.bridge import Bridge
+from gpuinterop.exporters.memfd import MemfdExporter
+
+from .fake import fake_team
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors over sockets, /proc, FUSE")
+
+LIMIT = 20.0
+"""Seconds for what takes none."""
+
+
+class Mute:
+    """A file that is served by a process that answers nothing.
+
+    Attributes
+    ----------
+    fd : int
+    asked : callable
+        What that process was asked so far: ``GETATTR`` by fstat, ``FLUSH`` by close.
+    """
+
+    def __init__(self, fd: int, asked: Callable[[], list[str]]) -> None:
+        self.fd = fd
+        self.asked = asked
+
+
+@contextlib.contextmanager
+def _fuse(folder: Path) -> Iterator[Mute]:
+    mine, servers = socket.socketpair()
+    mine.settimeout(LIMIT)
+    program = [sys.executable, str(Path(__file__).with_name("fuse.py")), str(servers.fileno()), str(folder)]
+    with mine, subprocess.Popen(program, pass_fds=[servers.fileno()]) as server:
+        servers.close()
+        fds: list[int] = []
+        try:
+            word, fds, _, _ = socket.recv_fds(mine, 100, 1)
+            if not fds:
+                pytest.skip(f"FUSE cannot be used here: {word.decode()}")
+            assert mine.recv(4) == b"mute"
+
+            def asked() -> list[str]:
+                mine.sendall(b"?")
+                return list(json.loads(mine.recv(10_000)))
+
+            yield Mute(fds[0], asked)
+        finally:
+            server.kill()  # and the kernel answers in its place
+            server.wait()
+            for fd in fds:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+
+@contextlib.contextmanager
+def _watched(file: Path) -> Iterator[Mute]:
+    file.touch()
+    fd = os.open(file, os.O_RDWR)
+    there, over = os.fstat(fd), threading.Event()
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        fstat, close = os.fstat, os.close
+
+        def ours(one: Any) -> bool:
+            with contextlib.suppress(OSError):
+                return isinstance(one, int) and os.path.samestat(fstat(one), there)
+            return False
+
+        def wait(request: str) -> None:
+            seen.append(request)
+            over.wait()
+
+        def watch(module: Any, name: str, request: str) -> None:
+            real = getattr(module, name)
+
+            def asks(*arguments: Any, **options: Any) -> Any:
+                if arguments and ours(arguments[0]):
+                    wait(request)
+                    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+                return real(*arguments, **options)
+
+            patch.setattr(module, name, asks)
+
+        def flush(one: int) -> None:
+            is_ours = ours(one)
+            close(one)
+            if is_ours:
+                wait("FLUSH")
+
+        for name, request in (
+            ("fstat", "GETATTR"), ("stat", "GETATTR"), ("lseek", "GETATTR"), ("fstatvfs", "STATFS"), ("pread", "READ"),
+            ("preadv", "READ"), ("read", "READ"),
+        ):  # fmt: skip
+            watch(os, name, request)
+        watch(fcntl, "ioctl", "IOCTL")
+        patch.setattr(os, "close", flush)
+        poll = select.poll
+
+        class Poll:
+            def __init__(self) -> None:
+                self._real = poll()
+
+            def register(self, one: Any, events: int) -> None:
+                if ours(one):
+                    wait("POLL")
+                self._real.register(one, events)
+
+            def poll(self, timeout: float | None = None) -> Any:
+                return self._real.poll(timeout)
+
+        patch.setattr(select, "poll", Poll)
+        try:
+            yield Mute(fd, lambda: list(seen))
+        finally:
+            over.set()
+            close(fd)
+
+
+@pytest.fixture(params=["fuse", "watched"])
+def mute(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mute]:
+    with _fuse(tmp_path) if request.param == "fuse" else _watched(tmp_path / "file") as found:
+        yield found
+
+
+def returns(call: Callable[[], Any]) -> Any:
+    """What the call returned or raised: it did."""
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append(call())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert outcome, "it waits for the file's server"
+    return outcome[0]
+
+
+def is_closed(fd: int) -> bool:
+    """Soon: a thread does it, before it waits."""
+
+    def closed() -> bool:
+        try:
+            fcntl.fcntl(fd, fcntl.F_GETFD)
+        except OSError:
+            return True
+        return False
+
+    return system.until(closed, LIMIT)
+
+
+def test_the_file_is_as_mute_as_it_should_be(mute: Mute) -> None:
+    """What the tests below stand on: each of these asks, and would wait."""
+    asking: dict[str, Callable[[], Any]] = {
+        "GETATTR": lambda: os.fstat(mute.fd),
+        "READ": lambda: os.pread(mute.fd, 1, 0),
+        "STATFS": lambda: os.fstatvfs(mute.fd),
+        "FLUSH": lambda: os.close(os.dup(mute.fd)),
+    }
+    threads = [threading.Thread(target=lambda ask=ask: _suppressed(ask), daemon=True) for ask in asking.values()]
+    for thread in threads:
+        thread.start()
+    assert system.until(lambda: asking.keys() <= set(mute.asked()), LIMIT)
+    assert all(thread.is_alive() for thread in threads)
+
+
+def _suppressed(call: Callable[[], Any]) -> None:
+    with contextlib.suppress(OSError):
+        call()
+
+
+def _sent(connection: socket.socket, fd: int, count: int = 1) -> None:
+    """As OpaqueFds without an origin."""
+    socket.send_fds(connection, [struct.pack("<4sHH", b"GIPH", 1, count) + bytes(128 * count)], [fd] * count)
+
+
+def test_it_is_received(mute: Mute) -> None:
+    """As what the peer says that it is: nothing is asked."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.settimeout(LIMIT)
+        _sent(here, mute.fd)
+        handle = returns(lambda: ipc.receive_handle(there, gi.OpaqueFd))
+    assert type(handle) is gi.OpaqueFd
+    assert mute.asked() == []
+    with returns(handle.duplicate) as second:
+        assert mute.asked() == []
+        returns(second.close)
+    returns(handle.close)
+    assert all(is_closed(one._fd) for one in (handle, second))
+    assert set(mute.asked()) <= {"FLUSH"}
+
+
+def test_it_is_received_in_place_of_something_else(mute: Mute) -> None:
+    """The message is refused, and what came with it closed: of many as soon as of one."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.settimeout(LIMIT)
+        _sent(here, mute.fd, 60)
+        before = set(os.listdir("/proc/self/fd"))
+        error = returns(lambda: ipc.receive_handles(there, [gi.TimelineFd] * 60))
+        assert isinstance(error, gi.PeerError)
+        assert system.until(lambda: set(os.listdir("/proc/self/fd")) == before, LIMIT), "descriptors leaked"
+    assert set(mute.asked()) <= {"FLUSH"}
+
+
+def test_a_dropped_handle(mute: Mute) -> None:
+    """A finalizer waits for nobody either."""
+    handles = [returns(lambda: gi.OpaqueFd.adopt(os.dup(mute.fd)))]
+    with pytest.warns(gi.LeakedResourceWarning):
+        returns(handles.clear)
+    assert set(mute.asked()) <= {"FLUSH"}
+
+
+@pytest.fixture
+def host() -> gi.Device:
+    return gi.get_backend("host").devices()[0]
+
+
+def _bridged(device: gi.Device, handle: Any) -> Any:
+    with Bridge(device) as bridge:
+        return bridge.import_semaphore(handle)
+
+
+IMPORTS: dict[str, Callable[[gi.Device, int], Any]] = {
+    "memory": lambda device, fd: device.import_memory(gi.OpaqueFd(fd), size=4096),
+    "binary": lambda device, fd: device.import_semaphore(gi.OpaqueFd(fd)),
+    "timeline": lambda device, fd: device.import_semaphore(gi.TimelineFd(fd)),
+    "allocation": lambda device, fd: device.import_allocation(gi.VmmFd(fd), 1 << 16),
+    "bridged timeline": lambda device, fd: _bridged(device, gi.TimelineFd(fd)),
+    "bridged eventfd": lambda device, fd: _bridged(device, gi.EventFd(fd)),
+    "bridged sync file": lambda device, fd: _bridged(device, gi.SyncFd(fd)),
+}
+
+
+@pytest.mark.parametrize("what", IMPORTS)
+def test_the_host_refuses_it(mute: Mute, host: gi.Device, what: str) -> None:
+    """Before it is asked anything; afterwards it is the caller's, open."""
+    error = returns(lambda: IMPORTS[what](host, mute.fd))
+    assert isinstance(error, gi.HandleError), error
+    assert set(mute.asked()) <= {"FLUSH"}
+    fcntl.fcntl(mute.fd, fcntl.F_GETFD)
+
+
+@pytest.mark.parametrize("kernel", ["this one", "an old one"])
+@pytest.mark.parametrize("what", ["memory", "binary", "timeline", "allocation"])
+@pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
+def test_a_driver_refuses_it(mute: Mute, what: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core asks nothing for the driver, and nothing to find out whose the descriptor is afterwards."""
+    (device, *_), backend = fake_team()
+    if kernel == "an old one":
+        monkeypatch.setattr(ownership, "_F_DUPFD_QUERY", 99999)
+        monkeypatch.setattr(ownership, "_KCMP", None)
+    lent: list[int] = []
+
+    def refuse(handle: Any) -> None:
+        lent.append(handle.fd)
+        raise gi.DriverError("cuImportExternalMemory", 999, "CUDA_ERROR_UNKNOWN")
+
+    backend.on_import = refuse
+    error = returns(lambda: IMPORTS[what](device, mute.fd))
+    assert isinstance(error, gi.DriverError), error
+    assert set(mute.asked()) <= {"FLUSH"}
+    if kernel == "an old one":
+        returns(lambda: gi.OpaqueFd.adopt(lent[0]).close())
+    assert is_closed(lent[0])
+
+
+def test_an_exporter_refuses_it(mute: Mute) -> None:
+    with MemfdExporter() as exporter:
+        error = returns(lambda: exporter.import_memory(gi.VmmFd(mute.fd), size=1 << 16))
+    assert isinstance(error, gi.GpuInteropError), error
+    assert set(mute.asked()) <= {"FLUSH"}
+
+
+@pytest.mark.parametrize(
+    ("fdinfo", "size"),
+    [
+        # An H100's, of cuMemGetHandleForAddressRange.
+        ("pos:\t0\nflags:\t02000002\nmnt_id:\t12\nino:\t1\nsize:\t4194304\ncount:\t1\nexp_name:\tnv_dmabuf\n", 4194304),
+        ("pos:\t0\nsize:\t64\ncount:\t2\nexp_name:\tsystem\nname:\tx\nsize:\t9\ncount:\t1\nexp_name:\ty\n", 64),
+        ("pos:\t0\nflags:\t02100002\nmnt_id:\t24\nino:\t142\n", None),  # /dev/nvidiactl
+        ("pos:\t0\nsize:\t64\n", None),
+    ],
+)
+def test_what_the_kernel_notes_of_a_dma_buf(fdinfo: str, size: int | None) -> None:
+    """This machine has none."""
+    assert ownership.dmabuf_size(fdinfo) == size
