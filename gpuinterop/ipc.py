@@ -14,8 +14,13 @@ use a Queue, a Pool or an executor: they pickle in a thread of their own, after 
 from __future__ import annotations
 
 import array
+import errno
+import math
+import os
+import select
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -53,6 +58,8 @@ _VERSION = 1
 _HEADER = struct.Struct("<4sHH")
 _ENTRY = struct.Struct("<HBBIQ16s8s16s64s8x")
 MAX_HANDLES = 64
+_CREDENTIALS = 12
+"""Bytes of ``struct ucred``, which come before descriptors where a socket has SO_PASSCRED."""
 _DEDICATED_KNOWN, _DEDICATED, _SIZE_KNOWN, _UUID_KNOWN, _LUID_KNOWN, _IS_CPU = 1, 2, 4, 8, 16, 32
 
 H = TypeVar("H", bound=Handle)
@@ -66,12 +73,19 @@ def send_handle(connection: socket.socket, handle: Handle) -> None:
 def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     """Send handles over a Unix stream socket. They stay the caller's: the peer gets duplicates.
 
+    Parameters
+    ----------
+    connection : socket.socket
+        Its time-out holds for the whole message, and is not changed.
+    handles : sequence of Handle
+
     Raises
     ------
     ArgumentTypeError
         A handle that means nothing in another process (Win32, NvSci), no handle, no sequence, or no socket.
     PeerError
-        The peer is gone, or did not read within the socket's own time-out.
+        The peer is gone, or has not read it all within the socket's time-out: what follows on this connection means
+        nothing.
     """
     _check_socket(connection)
     _check_sequence("handles", handles, "send_handle")
@@ -82,10 +96,12 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
         if isinstance(handle, FdHandle):
             fds.append(handle.fd)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
+    patience, rest = _Patience(connection), memoryview(body)
     try:
-        sent = connection.sendmsg([body], rights)
-        if sent < len(body):  # the descriptors went with the first byte
-            connection.sendall(memoryview(body)[sent:])
+        while rest:
+            patience.wait(select.POLLOUT)
+            rest = rest[connection.sendmsg([rest], rights) :]
+            rights = []  # the descriptors went with the first byte
     except OSError as error:
         raise PeerError(f"the handles could not be sent: {error.strerror or error}; is the peer alive?") from error
 
@@ -102,7 +118,7 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     Parameters
     ----------
     connection : socket.socket
-        Blocking, or with a time-out set by the caller.
+        Blocking, or with a time-out set by the caller. It holds for the whole message, and is not changed.
     expect : sequence of type
         The handle types in order: a peer must not choose what kind of object we take its descriptor for.
 
@@ -111,7 +127,8 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     ArgumentTypeError
         No socket, no sequence, or a type whose handles cannot be sent.
     PeerError
-        The peer is gone, timed out, or sent something else. Every descriptor that came is closed again.
+        The peer is gone, has not sent it all within the time-out, or has sent something else, or more descriptors than
+        belong to it. This process never has more of them open than it expects, and all that came are closed again.
     """
     _check_socket(connection)
     _check_sequence("expect", expect, "receive_handle")
@@ -121,12 +138,31 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     size = _HEADER.size + _ENTRY.size * len(expect)
     fds: list[int] = []
     try:
-        data = _receive(connection, size, fds)
+        data = _receive(connection, size, sum(issubclass(kind, FdHandle) for kind in expect), fds)
         handles = _unpack(data, expect, fds)
     except BaseException:
         system.close(*fds)
         raise
     return handles
+
+
+class _Patience:
+    """A socket's time-out, for several calls together. The socket's own stays: another thread may use it meanwhile."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        timeout = connection.gettimeout()
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+
+    def wait(self, event: int) -> None:
+        """Return when a call need not wait, also at the deadline; else raise TimeoutError there."""
+        if (fd := self._connection.fileno()) < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        poller = select.poll()  # not select(): descriptors may be large
+        poller.register(fd, event)
+        left = None if self._deadline is None else math.ceil(max(0.0, self._deadline - time.monotonic()) * 1000)
+        if not poller.poll(left):
+            raise TimeoutError("timed out")
 
 
 def _check_socket(connection: object) -> None:
@@ -149,16 +185,21 @@ def _names() -> str:
     return ", ".join(kind.__name__ for kind in WIRE_TYPES)
 
 
-def _receive(connection: socket.socket, size: int, fds: list[int]) -> bytes:
+def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -> bytes:
+    """The message of `size` bytes; at most `count` descriptors that came with it are added to `fds`."""
     data = bytearray()
     item = array.array("i").itemsize
+    patience = _Patience(connection)
     while len(data) < size:
         try:
-            part, ancillary, flags, _ = connection.recvmsg(
-                size - len(data), socket.CMSG_SPACE(MAX_HANDLES * item), socket.MSG_CMSG_CLOEXEC
-            )
+            patience.wait(select.POLLIN)
+            # The kernel drops descriptors that have no room. CMSG_SPACE would be rounded up, to room for one more.
+            room = socket.CMSG_LEN((count - len(fds)) * item)
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED):
+                room += socket.CMSG_SPACE(_CREDENTIALS)
+            part, ancillary, flags, _ = connection.recvmsg(size - len(data), room, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as error:
-            raise PeerError("no handles came within the socket's time-out.") from error
+            raise PeerError(f"{len(data)} of {size} bytes came within the socket's time-out.") from error
         except OSError as error:
             raise PeerError(f"the handles could not be received: {error.strerror or error}.") from error
         for level, kind, content in ancillary:
@@ -167,7 +208,7 @@ def _receive(connection: socket.socket, size: int, fds: list[int]) -> bytes:
                 numbers.frombytes(content[: len(content) - len(content) % item])
                 fds.extend(numbers)
         if flags & socket.MSG_CTRUNC:
-            raise PeerError("the peer sent more descriptors than a message can have.")
+            raise PeerError(f"more descriptors came than the {count} expected, or than this process has room for.")
         if not part:
             raise PeerError(f"the peer closed the connection after {len(data)} of {size} bytes.")
         data += part

@@ -8,13 +8,14 @@ with thousands of connections, makes a delivery fail, and no more.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from .. import ipc
@@ -66,36 +67,36 @@ class Inbox:
         """
         wanted = set(senders)
         taken: dict[int, Any] = {}
+        queued = self._queued()
         try:
             while wanted:
-                rank, handle = self._next(wanted, expect)
-                wanted.remove(rank)
-                taken[rank] = handle
+                if (connection := next(queued, None)) is None:
+                    raise PeerError(f"rank {min(wanted)} has left no handle, although it says so.")
+                with connection:
+                    if (rank := self._sender(connection)) in wanted:
+                        taken[rank] = ipc.receive_handle(connection, expect)
+                        wanted.remove(rank)
         except BaseException:
             for handle in taken.values():
                 handle.close()
             raise
         return taken
 
-    def _next(self, wanted: set[int], expect: type[Handle]) -> tuple[int, Any]:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                raise PeerError(f"rank {min(wanted)} has left no handle, although it says so.") from None
-            with connection:
-                if not is_our_user(connection):
-                    continue
-                connection.setblocking(False)
-                try:
-                    label = connection.recv(_LABEL.size)
-                except OSError:
-                    continue
-                if len(label) != _LABEL.size:
-                    continue
-                rank, secret = _LABEL.unpack(label)
-                if rank in wanted and hmac.compare_digest(secret, self._secret):
-                    return rank, ipc.receive_handle(connection, expect)
+    def _queued(self) -> Iterator[socket.socket]:
+        """Those who have come so far. More may come all the time, but no more were there than the queue takes."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(socket.SOMAXCONN + 1):
+                yield self._listener.accept()[0]
+
+    def _sender(self, connection: socket.socket) -> int:
+        """The rank at the other end; -1 for a stranger."""
+        if is_our_user(connection):
+            connection.setblocking(False)
+            with contextlib.suppress(OSError, struct.error):
+                rank, secret = _LABEL.unpack(connection.recv(_LABEL.size))
+                if hmac.compare_digest(secret, self._secret):
+                    return int(rank)
+        return -1
 
     def close(self) -> None:
         self._listener.close()

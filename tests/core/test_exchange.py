@@ -1305,6 +1305,40 @@ def test_strangers_at_an_inbox() -> None:
             connection.close()
 
 
+def test_strangers_who_keep_coming_to_an_inbox() -> None:
+    """One more before each look: it looks through the queue as it was, and then says who is missing."""
+    with delivery.Inbox() as inbox, memfd(text="right") as handle, contextlib.ExitStack() as scope:
+
+        class Listener:
+            looks = 0
+
+            def accept(self) -> Any:
+                self.looks += 1
+                assert self.looks <= 2 * socket.SOMAXCONN, "it looks for ever"
+                with _connected(inbox):
+                    return real.accept()
+
+        scope.enter_context(_connected(inbox))
+        delivery.post(handle, inbox.address, 2, 0, deadline())
+        real = inbox._listener
+        scope.callback(setattr, inbox, "_listener", real)
+        inbox._listener = Listener()  # type: ignore[assignment]
+        assert content(inbox.take([2], gi.VmmFd)[2]) == "right"
+        with pytest.raises(gi.PeerError, match="rank 3 has left no handle"):
+            inbox.take([3], gi.VmmFd)
+
+
+def test_a_handle_that_is_not_all_there() -> None:
+    """A rank that has left a part of one is not waited for."""
+    with delivery.Inbox() as inbox, _connected(inbox) as sender:
+        number = os.memfd_create("x")
+        sender.sendall(struct.pack("<I16s", 2, bytes.fromhex(inbox.address[1])))
+        socket.send_fds(sender, [struct.pack("<4sHH", b"GIPH", 1, 1)], [number])
+        os.close(number)
+        with pytest.raises(gi.PeerError, match="8 of 136 bytes came"):
+            inbox.take([2], gi.VmmFd)
+
+
 def test_an_inbox_without_what_was_said() -> None:
     with delivery.Inbox() as inbox, memfd() as handle:
         delivery.post(handle, inbox.address, 2, 0, deadline())

@@ -1,9 +1,13 @@
 """Handles over a Unix socket, and peers that lie."""
 
+import itertools
 import os
+import select
 import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +94,7 @@ def entry(kind: int = 0, origin: int = 0) -> bytes:
         (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(kind=999), 1, "type 999"),
         (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(origin=77), 1, "origin"),
         (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(), 0, "do not fit"),
-        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(), 3, "do not fit"),
+        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(), 2, "more descriptors came than the 1 expected"),
         (struct.pack("<4sHH", b"GIPH", 1, 1), 1, "closed the connection after 8 of 136"),
         (b"", 0, "closed the connection after 0"),
     ],
@@ -120,6 +124,155 @@ def test_a_silent_peer_is_a_timeout_and_a_dead_one_an_error(pair: Pair) -> None:
     with gi.OpaqueFd.adopt(memfd()) as handle, pytest.raises(gi.PeerError, match="is the peer alive"):
         ipc.send_handle(here, handle)
     here.close()
+
+
+def message(count: int = 1) -> bytes:
+    return struct.pack("<4sHH", b"GIPH", 1, count) + entry() * count
+
+
+class Watched(socket.socket):
+    """One whose time-out nobody may change, and after each receive of which `seen` is called."""
+
+    seen: Callable[[], object] = staticmethod(lambda: None)
+
+    def __init__(self, other: socket.socket) -> None:
+        timeout = other.gettimeout()
+        super().__init__(fileno=other.detach())
+        super().settimeout(timeout)
+
+    def settimeout(self, value: float | None) -> None:
+        raise AssertionError("others use this socket")
+
+    def setblocking(self, flag: bool) -> None:
+        raise AssertionError("others use this socket")
+
+    def recvmsg(self, *arguments: Any) -> Any:
+        result = super().recvmsg(*arguments)
+        self.seen()
+        return result
+
+
+def test_a_message_that_drips_has_one_time_out() -> None:
+    """Each byte comes long before the time-out, and the message long after it."""
+    here, there = socket.socketpair()
+    there.settimeout(0.3)
+    over = threading.Event()
+
+    def drip() -> None:
+        number = memfd()
+        socket.send_fds(here, [message()[:1]], [number])
+        os.close(number)
+        for byte in message()[1:]:
+            if over.wait(0.1):
+                return
+            here.send(bytes([byte]))
+
+    thread = threading.Thread(target=drip)
+    before = set(os.listdir("/proc/self/fd"))
+    with Watched(there) as watched:
+        thread.start()
+        with pytest.raises(gi.PeerError, match=r"\d of 136 bytes came within the socket's time-out"):
+            ipc.receive_handle(watched, gi.OpaqueFd)
+        over.set()
+        thread.join()
+        assert watched.gettimeout() == 0.3
+        assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
+    here.close()
+
+
+def test_the_rest_of_a_sent_message_has_what_is_left_of_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a second passes with every look. The descriptors go with the first part alone."""
+    here, there = socket.socketpair()
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as the kernel has, so that it goes in parts
+    here.settimeout(100)
+    mine = gi.OpaqueFd.adopt(memfd())
+    handles = [gi.FabricHandle(bytes(64))] * 63 + [mine]
+    clock, real = itertools.count(), select.poll
+    waits: list[int] = []
+    received: list[int] = []
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = real()
+            self.register = self._poll.register
+
+        def poll(self, left: int) -> Any:
+            waits.append(left)
+            return self._poll.poll(left)
+
+    def read() -> None:
+        left = len(message(64))
+        while left:
+            part, fds, _, _ = socket.recv_fds(there, left, 64)
+            left -= len(part)
+            received.extend(fds)
+
+    reader = threading.Thread(target=read)
+    with Watched(here) as watched, there, mine:
+        reader.start()
+        monkeypatch.setattr(ipc, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(select, "poll", Poll)
+        ipc.send_handles(watched, handles)
+        reader.join(10)
+        assert not reader.is_alive()
+        assert watched.gettimeout() == 100
+    for fd in received:
+        os.close(fd)
+    assert len(received) == 1
+    assert len(waits) > 1
+    assert waits == [(99 - number) * 1000 for number in range(len(waits))]
+
+
+@pytest.mark.parametrize("passes_credentials", [False, True])
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_flood_of_descriptors_is_left_to_the_kernel(first: int, passes_credentials: bool) -> None:
+    """Beside any byte of a message may come a few dozen; no more are ever open here than were expected."""
+    here, there = socket.socketpair()
+    there.settimeout(10)
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, passes_credentials)
+    body = message(2)
+    number = memfd()
+    socket.send_fds(here, [body[:1]], [number] * first)
+    for byte in body[1:5]:
+        socket.send_fds(here, [bytes([byte])], [number] * 60)
+    here.send(body[5:])
+    os.close(number)
+    before = set(os.listdir("/proc/self/fd"))
+    most: list[int] = []
+    with Watched(there) as watched, here:
+        watched.seen = lambda: most.append(len(set(os.listdir("/proc/self/fd")) - before))
+        with pytest.raises(gi.PeerError, match="more descriptors came than the 2 expected"):
+            ipc.receive_handles(watched, [gi.OpaqueFd] * 2)
+        assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
+    assert max(most) <= 2
+
+
+def test_a_socket_that_passes_credentials(pair: Pair) -> None:
+    """They come in the place of descriptors."""
+    pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)
+    sent = [gi.OpaqueFd.adopt(memfd()) for _ in range(64)]
+    ipc.send_handles(pair[0], sent)
+    received = ipc.receive_handles(pair[1], [gi.OpaqueFd] * 64)
+    assert [os.fstat(one.fd).st_ino for one in received] == [os.fstat(one.fd).st_ino for one in sent]
+    for handle in [*sent, *received]:
+        handle.close()
+
+
+def test_sockets_that_do_not_wait_and_closed_ones(pair: Pair) -> None:
+    """What is there is taken; what is not there is not waited for."""
+    pair[1].setblocking(False)
+    with gi.OpaqueFd.adopt(memfd()) as handle:
+        ipc.send_handle(pair[0], handle)
+        ipc.receive_handle(pair[1], gi.OpaqueFd).close()
+        pair[0].send(message()[:7])
+        with pytest.raises(gi.PeerError, match="7 of 136 bytes came"):
+            ipc.receive_handle(pair[1], gi.OpaqueFd)
+        here, there = socket.socketpair()
+        there.close()
+        here.close()
+        for call in (lambda: ipc.send_handle(here, handle), lambda: ipc.receive_handle(there, gi.OpaqueFd)):
+            with pytest.raises(gi.PeerError, match="Bad file descriptor"):
+                call()
 
 
 def test_what_cannot_be_sent_is_refused(pair: Pair) -> None:
