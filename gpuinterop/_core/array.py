@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..backend import ArrayBackend
-from ..errors import InvalidArgumentError
+from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
 from .interchange import HostArray
-from .resource import Resource
+from .resource import Resource, check_int
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ _TEXEL_BYTES = {
 
 def texel_bytes(format: str) -> int:
     """Bytes a texel of a Vulkan format (without the prefix ``VK_FORMAT_``)."""
+    if not isinstance(format, str):
+        raise ArgumentTypeError(
+            "format", f"expected a format's name, got {format!r}; give Vulkan's, e.g. 'R32G32B32A32_SFLOAT'."
+        )
     try:
         return _TEXEL_BYTES[format.removeprefix("VK_FORMAT_")]
     except KeyError:
@@ -59,9 +63,10 @@ class MipmappedArray(Resource):
             There is no such level.
         """
         self._check_open()
-        if not 0 <= n < self.layout.levels:
+        index = check_int(n, "n")
+        if not 0 <= index < self.layout.levels:
             raise InvalidArgumentError("n", f"there are levels 0 to {self.layout.levels - 1}, not {n}.")
-        return ArrayLevel(self, n)
+        return ArrayLevel(self, index)
 
 
 class ArrayLevel:

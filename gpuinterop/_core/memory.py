@@ -461,8 +461,8 @@ class ExternalMemory(Resource):
         layout = ArrayLayout(
             format=format,
             extent=(dims[0], dims[1], dims[2]),
-            levels=levels,
-            layers=layers,
+            levels=check_int(levels, "levels"),
+            layers=check_int(layers, "layers"),
             offset=start,
             usage=usage,
         )

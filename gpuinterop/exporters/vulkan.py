@@ -298,7 +298,7 @@ class _Device:
 
     def __init__(self, instance: _Instance, physical: PhysicalDevice) -> None:
         api, ffi, new = instance.api, instance.api.ffi, instance.api.new
-        family, queues = self._family(instance, physical)
+        family, queues = self._family(physical)
         extensions = device_extensions(physical)
         chain = ffi.NULL
         if physical.has_timelines:
@@ -329,16 +329,11 @@ class _Device:
         self.vk.queue = self.queues[0]
 
     @staticmethod
-    def _family(instance: _Instance, physical: PhysicalDevice) -> tuple[int, int]:
-        count = instance.api.ffi.new("uint32_t *")
-        query = instance.functions.vkGetPhysicalDeviceQueueFamilyProperties
-        query(physical.handle, count, instance.api.ffi.NULL)
-        families = instance.api.ffi.new("VkQueueFamilyProperties[]", count[0])
-        query(physical.handle, count, families)
+    def _family(physical: PhysicalDevice) -> tuple[int, int]:
         for wanted in (c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE, c.QUEUE_COMPUTE):
-            for index in range(count[0]):
-                if families[index].queueFlags & wanted == wanted:
-                    return index, min(2, families[index].queueCount)
+            for index, (flags, queues) in enumerate(physical.queue_families):
+                if flags & wanted == wanted:
+                    return index, min(2, queues)
         raise DeviceNotFoundError(f"{physical.name} has no queue that computes.")
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from .._core.resource import check_timeout
 from ..capabilities import Operation
 from ..errors import (
     ArgumentTypeError,
@@ -80,6 +81,7 @@ class ImportedBuffer(_Shared, BufferTransfer):
 
     def close(self, timeout: float | None = None) -> None:
         """Destroy the VkBuffer and its memory; the allocation stays. Idempotent. Vulkan must be done with them."""
+        check_timeout(timeout)
         self._native.close()
 
 

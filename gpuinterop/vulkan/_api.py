@@ -1,14 +1,15 @@
 """The one door to Vulkan: cffi types of PyPI's `vulkan`, function pointers looked up by ourselves.
 
 PyPI's own wrappers raise ``KeyError`` for results that they do not know (``VK_ERROR_INVALID_EXTERNAL_HANDLE`` is one)
-and know nothing of raw handles. Here a VkResult is an int, and a handle is whatever can be cast to one. `Any` ends in
-this package: cffi has no types.
+and know nothing of raw handles. Here a VkResult is an int, and a handle is whatever can be cast to one, unless its
+type says that it is of another kind. `Any` ends in this package: cffi has no types.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -200,6 +201,12 @@ _stypes: dict[str, int] = {}
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])")
 
 
+@cache
+def _spelling(kind: Any) -> str:
+    """A C type, its handles named as Vulkan names them: ``struct VkQueue_T *`` is a ``VkQueue``."""
+    return str(re.sub(r"\b(Vk\w+?)_T \*", r"\1", kind.cname.replace("struct ", "")))
+
+
 class Functions:
     """The functions of a loader, an instance or a device, looked up on first use.
 
@@ -276,16 +283,28 @@ class Api:
     def cast(self, kind: str, handle: Any, argument: str = "") -> Any:
         """A handle or pointer of `kind` from an int, a ctypes value or any cffi pointer, also another cffi's.
 
-        None and 0 are null. `argument` is what the caller calls it, for messages.
+        None and 0 are null. `argument` is what the caller calls it, for messages. A driver looks at no handle's kind:
+        it crashes over a wrong one, or hands out rubbish. So a kind that cffi knows is checked here; an int has none.
         """
-        value = getattr(handle, "value", handle)
-        if value is None:
-            value = 0
-        if isinstance(value, bool) or not isinstance(value, int | self.ffi.CData):
+        argument = argument or kind
+        if isinstance(handle, self.ffi.CData):
+            given = _spelling(self.ffi.typeof(handle))
+            if "Vk" in given and given != _spelling(self.ffi.typeof(kind)):
+                raise ArgumentTypeError(argument, f"expected a {kind}, got a {given}; pass the {kind} itself.")
+            value = handle
+        else:
+            value = getattr(handle, "value", handle)
+            value = 0 if value is None else value
+            if isinstance(value, int) and not isinstance(value, bool):
+                check_int(argument, value, 0, 64)
+            else:
+                value = None
+        try:
+            return self.ffi.cast(kind, value)
+        except TypeError:
             raise ArgumentTypeError(
-                argument or kind, f"must be PyPI vulkan's {kind}, or its value as an int; not {type(handle).__name__}."
-            )
-        return self.ffi.cast(kind, value)
+                argument, f"must be PyPI vulkan's {kind}, or its value as an int; not {type(handle).__name__}."
+            ) from None
 
     def address(self, handle: Any) -> int:
         """A handle's value."""

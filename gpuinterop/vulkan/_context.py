@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet, ref
 
 from .. import system
+from .._core.resource import check_timeout
 from ..capabilities import Capabilities
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ..handles import DeviceIdentity
@@ -95,7 +96,9 @@ class VulkanContext:
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
     ArgumentTypeError
-        Something that is no handle.
+        A handle of another kind, where its type tells, or something that is no handle.
+    InvalidArgumentError
+        A handle is null, or the physical device has no such queue family.
     """
 
     def __init__(
@@ -112,12 +115,18 @@ class VulkanContext:
         self.physical_device = self.api.handle("VkPhysicalDevice", physical_device, "physical_device")
         self.device = self.api.handle("VkDevice", device, "device")
         self.queue = None if queue is None else self.api.handle("VkQueue", queue, "queue")
-        if queue_family_index is not None:
-            check_int("queue_family_index", queue_family_index, 0, 32)
-        self.queue_family_index = queue_family_index
         self.instance_functions = self.api.instance_functions(self.instance)
         self.functions = self.api.device_functions(self.instance_functions, self.device)
         self._physical = PhysicalDevice(self.api, self.instance_functions, self.physical_device)
+        if queue_family_index is not None:
+            check_int("queue_family_index", queue_family_index, 0, 32)
+            if queue_family_index >= (count := len(self._physical.queue_families)):
+                raise InvalidArgumentError(
+                    "queue_family_index",
+                    f"expected one of 0 to {count - 1}, got {queue_family_index}: {self._physical.name} has {count}; "
+                    "pass the family that the queue was got from.",
+                )
+        self.queue_family_index = queue_family_index
         self._leases: set[Lease] = set()
         self._natives: dict[Native, None] = {}
         self._closed = False
@@ -127,16 +136,19 @@ class VulkanContext:
     @property
     def identity(self) -> DeviceIdentity:
         """As :func:`gpuinterop.vulkan.identity`."""
+        self.check_open()
         return self._physical.identity
 
     @property
     def capabilities(self) -> Capabilities:
         """As :func:`gpuinterop.vulkan.capabilities`."""
+        self.check_open()
         return self._physical.capabilities
 
     @property
     def is_cpu(self) -> bool:
         """A software device."""
+        self.check_open()
         return self._physical.is_cpu
 
     def close(self, timeout: float = 10.0) -> None:
@@ -156,6 +168,7 @@ class VulkanContext:
             `timeout` passed, and pending work or exported arrays still use something. Its Vulkan half is abandoned:
             memory that is still in use must not be freed. A bridge's streams that wait for it are let go, and fail.
         """
+        check_timeout(timeout)
         if self._closed:
             return
         self._close_leases()

@@ -9,7 +9,7 @@ from .. import system
 from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
-from ._api import check
+from ._api import check, check_int
 from ._context import Lease, VulkanContext, check_context
 
 __all__ = ["TimelineEndpoint"]
@@ -68,6 +68,7 @@ class TimelineEndpoint(Endpoint):
         return False
 
     def signal(self, value: int) -> None:
+        check_int("value", value, 0, 64)
         if (now := self.counter()) >= value:  # drivers take it, and later waits never return
             raise InvalidArgumentError("value", f"{self.label} stands at {now}: it cannot be signalled to {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)

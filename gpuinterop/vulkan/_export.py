@@ -237,8 +237,8 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
     """
     check_context(vk)
     handle_type = semaphore_handle_type(kind)
-    require_exportable_semaphore(vk, handle_type)
     semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
+    require_exportable_semaphore(vk, handle_type)
     info = vk.api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     origin_kind = OriginKind.TIMELINE if kind is Timeline else OriginKind.BINARY
     origin = HandleOrigin(kind=origin_kind, device=vk.identity)

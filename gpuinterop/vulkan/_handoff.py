@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import system
+from .._core.resource import check_timeout
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import (
@@ -108,15 +108,7 @@ class SharedHandoff(_Shared):
         index = self._vk.queue_family_index
         if index is None:
             return None
-        ffi = self._vk.api.ffi
-        query = self._vk.instance_functions.vkGetPhysicalDeviceQueueFamilyProperties
-        count = ffi.new("uint32_t *")
-        query(self._vk.physical_device, count, ffi.NULL)
-        if not 0 <= index < count[0]:
-            raise InvalidArgumentError("queue_family_index", f"{index}: the device has {count[0]} families.")
-        families = ffi.new("VkQueueFamilyProperties[]", count[0])
-        query(self._vk.physical_device, count, families)
-        flags = int(families[index].queueFlags)
+        flags, _ = self._vk._physical.queue_families[index]
         kinds = c.QUEUE_TRANSFER | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE
         return QueueFamily(index=index, flags=flags, transfer_only=flags & kinds == c.QUEUE_TRANSFER)
 
@@ -237,7 +229,7 @@ class SharedHandoff(_Shared):
         self._handoff.release(stream)
         self._stream = stream
 
-    def wait_host(self, timeout: float) -> None:
+    def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
 
         A timeline's counter is polled (``vkGetSemaphoreCounterValue``): ``vkWaitSemaphores`` sleeps in steps of 10 ms
@@ -247,32 +239,31 @@ class SharedHandoff(_Shared):
         Parameters
         ----------
         timeout : float
-            Seconds.
+            Seconds; None for no limit.
 
         Raises
         ------
         SemaphoreTimeoutError
             `timeout` passed.
+        ArgumentTypeError
+            `timeout` is no number.
         ResourceClosedError
             The handoff was closed, or the context.
         """
+        limit = check_timeout(timeout)
         _ = self._to_compute.vk_semaphore  # raises when closed, also where nothing is to be waited for
         wanted = 2 * self._handoff.frame
         if not wanted:
             return
         if not self._timeline:
             if self._stream is not None and not self._stream.closed:
-                self._stream.record().wait(timeout)
+                self._stream.record().wait(limit)
             return
-        deadline = time.monotonic() + timeout
-        pauses = system.pauses()
-        while (counter := self._to_compute.counter()) < wanted:
-            if time.monotonic() >= deadline:
-                raise SemaphoreTimeoutError(
-                    f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: "
-                    f"the timeline is at {counter}, and {wanted} is awaited."
-                )
-            time.sleep(next(pauses))
+        if not system.until(lambda: self._to_compute.counter() >= wanted, limit):
+            raise SemaphoreTimeoutError(
+                f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: "
+                f"the timeline is at {self._to_compute.counter()}, and {wanted} is awaited."
+            )
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`. Vulkan's queue must be done with the semaphores.

@@ -77,6 +77,7 @@ class PhysicalDevice:
         """From a VulkanContext, or from a handle with or without its instance."""
         found = getattr(physical_device, "_physical", None)
         if isinstance(found, PhysicalDevice):
+            physical_device.check_open()
             return found
         api = Api(get_instance_proc_addr)
         handle = api.handle("VkPhysicalDevice", physical_device, "physical_device")
@@ -164,6 +165,16 @@ class PhysicalDevice:
             driver_uuid=driver_uuid if any(driver_uuid) else None,
             is_cpu=self.is_cpu,
         )
+
+    @cached_property
+    def queue_families(self) -> list[tuple[int, int]]:
+        """``VkQueueFlags`` and the number of queues of each family."""
+        ffi, query = self.api.ffi, self.functions.vkGetPhysicalDeviceQueueFamilyProperties
+        count = ffi.new("uint32_t *")
+        query(self.handle, count, ffi.NULL)
+        families = ffi.new("VkQueueFamilyProperties[]", count[0])
+        query(self.handle, count, families)
+        return [(int(families[i].queueFlags), int(families[i].queueCount)) for i in range(count[0])]
 
     # -- what can be shared ------------------------------------------------------------------------------------------
 
@@ -375,6 +386,10 @@ def identity(
     ------
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
+    ArgumentTypeError
+        A handle of another kind, or something that is no handle.
+    ResourceClosedError
+        The context was closed.
     """
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).identity
 
@@ -406,6 +421,10 @@ def capabilities(
     ------
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
+    ArgumentTypeError
+        A handle of another kind, or something that is no handle.
+    ResourceClosedError
+        The context was closed.
     """
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).capabilities
 
@@ -432,6 +451,10 @@ def required_extensions(
     ------
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
+    ArgumentTypeError
+        A handle of another kind, or something that is no handle.
+    ResourceClosedError
+        The context was closed.
     """
     physical = PhysicalDevice.of(physical_device, instance, get_instance_proc_addr)
     return list(_INSTANCE_EXTENSIONS), device_extensions(physical)

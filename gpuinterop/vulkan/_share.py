@@ -351,24 +351,28 @@ def _foreign_family(handle_type: type[MemoryHandle]) -> int:
 
 # -- images ------------------------------------------------------------------------------------------------------------
 
+_NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_FEATURE_", "VK_FORMAT__")
 _FORMAT: Final = re.compile(r"((?:[RGBA]\d+)+)_(UNORM|SNORM|UINT|SINT|SFLOAT|SRGB)")
 _NUMERIC: Final = {"UNORM": "uint", "SNORM": "int", "UINT": "uint", "SINT": "int", "SFLOAT": "float", "SRGB": "uint"}
 
 
 def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
     """A VkFormat by number and by name without its prefix."""
-    module = vk.api.module
+    known = {
+        name.removeprefix("VK_FORMAT_"): value
+        for name, value in sorted(vars(vk.api.module).items())
+        if name.startswith("VK_FORMAT_") and not name.startswith(_NO_FORMATS) and isinstance(value, int)
+    }
     if isinstance(format, str):
         name = format.removeprefix("VK_FORMAT_")
-        value = getattr(module, f"VK_FORMAT_{name}", None)
-        if value is None:
+        if name not in known:
             raise InvalidArgumentError("format", f"{format!r} is no VkFormat.")
-        return int(value), name
+        return known[name], name
     if isinstance(format, bool) or not isinstance(format, int):
         raise ArgumentTypeError("format", f"must be a VkFormat or its name, not {type(format).__name__}.")
-    for name in dir(module):
-        if name.startswith("VK_FORMAT_") and "FEATURE" not in name and getattr(module, name) == format:
-            return format, name.removeprefix("VK_FORMAT_")
+    for name, value in known.items():
+        if value == format:
+            return value, name
     raise InvalidArgumentError("format", f"{format} is no VkFormat that PyPI's vulkan knows.")
 
 

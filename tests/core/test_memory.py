@@ -276,7 +276,14 @@ def test_arrays_are_laid_out_checked_and_copied() -> None:
         bad: list[Call] = [
             lambda: array.level(3),
             lambda: array.level(0).copy_from_host(bytes(4), stream=stream),
+            lambda: array.level("0"),  # type: ignore[arg-type]
+            lambda: array.level(0.0),  # type: ignore[arg-type]
             lambda: memory.map_mipmapped_array("R64_SFLOAT", (4, 4)),
+            lambda: memory.map_mipmapped_array(None, (4, 4)),  # type: ignore[arg-type]
+            lambda: memory.map_mipmapped_array(37, (4, 4)),  # type: ignore[arg-type]
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), levels="1"),  # type: ignore[arg-type]
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), levels=1.0),  # type: ignore[arg-type]
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), layers=None),  # type: ignore[arg-type]
             lambda: memory.map_mipmapped_array("R8_UNORM", (0, 4)),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), levels=9),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), layers=5, usage=gi.ArrayUsage.CUBEMAP),
@@ -285,9 +292,11 @@ def test_arrays_are_laid_out_checked_and_copied() -> None:
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, True)),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), usage=True),  # type: ignore[arg-type]
         ]
+        before = len(backend.calls)
         for call in bad:
             with pytest.raises(gi.InvalidArgumentError):
                 call()
+        assert len(backend.calls) == before
         buffer._mapping._parents[0].close()
     assert not [native for native in backend.live if native[0] == "array"]
 

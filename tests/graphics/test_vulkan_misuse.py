@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.handles import Binary
+from gpuinterop.handles import Binary, Timeline
 from gpuinterop.vulkan._query import ImageSupport, PhysicalDevice
 
 if TYPE_CHECKING:
@@ -92,8 +92,6 @@ def test_null_handles_are_refused(application: Application, device: gi.Device) -
         "vk_semaphore": lambda nothing: gi.vulkan.export_semaphore(vk, nothing, Binary),
         "physical_device": gi.vulkan.identity,
     }
-    if not gi.vulkan.capabilities(vk).supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
-        del calls["vk_semaphore"]  # refused for that
     for nothing in (None, 0, application.api.ffi.NULL):
         for argument, call in calls.items():
             with pytest.raises(gi.InvalidArgumentError) as caught:
@@ -101,6 +99,57 @@ def test_null_handles_are_refused(application: Application, device: gi.Device) -
             assert caught.value.argument == argument
     with gi.vulkan.share_buffer(vk, device, 4096) as shared, pytest.raises(gi.InvalidArgumentError, match="cmd"):
         shared.release(None)
+
+
+@pytest.mark.parametrize("mode", ["timeline", "binary", "bridged"])
+def test_a_bad_timeout_is_refused_at_once(driver: str, application: Application, device: gi.Device, mode: str) -> None:
+    """Also where there is nothing to wait for yet, or nothing any more."""
+    try:
+        handoff = gi.vulkan.share_handoff(application.vk, device, allow=(mode,))
+    except gi.UnsupportedError:
+        semaphores_missing(driver, Timeline if mode == "timeline" else Binary)
+    bad: list[Any] = ["soon", b"1", float("nan"), -1, True]
+    with handoff, device.create_stream() as stream:
+        for _ in range(2):
+            for timeout in bad:
+                for call in (handoff.wait_host, handoff.close, lambda it: handoff.acquire(stream, timeout=it)):
+                    with pytest.raises(gi.InvalidArgumentError) as caught:
+                        call(timeout)
+                    # A frame that nobody submitted is refused for that, before the time-out is looked at.
+                    assert caught.value.argument in ("timeout", "handoff")
+            handoff.submit()
+            handoff.acquire(stream)
+            handoff.release(stream)
+            handoff.wait_host(30)
+            handoff.wait_host(None)
+        application.idle()
+
+
+def test_a_bad_value_does_not_reach_the_driver(application: Application) -> None:
+    vulkan = application.api
+    kind = vulkan.VkSemaphoreTypeCreateInfo(semaphoreType=vulkan.VK_SEMAPHORE_TYPE_TIMELINE, initialValue=0)
+    semaphore = vulkan.vkCreateSemaphore(application.device, vulkan.VkSemaphoreCreateInfo(pNext=kind), None)
+    endpoint = gi.vulkan.TimelineEndpoint(application.vk, semaphore)
+    bad: list[Any] = ["1", None, 1.0, True, -1, 1 << 64]
+    for value in bad:
+        with pytest.raises(gi.InvalidArgumentError, match="value"):
+            endpoint.signal(value)
+    assert endpoint.counter() == 0
+    vulkan.vkDestroySemaphore(application.device, semaphore, None)
+
+
+def test_a_closed_context_asks_the_instance_nothing(application: Application) -> None:
+    """The VkInstance may be gone."""
+    vk = gi.vulkan.VulkanContext(application.instance, application.physical_device, application.device)
+    vk.close()
+    closed(
+        lambda: vk.identity,
+        lambda: vk.capabilities,
+        lambda: vk.is_cpu,
+        lambda: gi.vulkan.identity(vk),
+        lambda: gi.vulkan.capabilities(vk),
+        lambda: gi.vulkan.required_extensions(vk),
+    )
 
 
 def test_null_handles_in_a_submission_are_refused(handoff: Any) -> None:
@@ -174,6 +223,7 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
     g: Any = gi.vulkan
     dev: Any = device
     linear = {"tiling": "linear"}
+    families = len(application.api.vkGetPhysicalDeviceQueueFamilyProperties(application.physical_device))
     calls: list[tuple[str, Callable[[], object]]] = [
         ("vk", lambda: g.share_buffer(application.device, dev, 4096)),
         ("vk", lambda: g.share_semaphore(None, dev)),
@@ -203,6 +253,16 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
         ("allocation", lambda: g.import_allocation(vk, 3)),
         ("size", lambda: g.export_memory(vk, 1, size="1", dedicated=False)),
         ("queue_family_index", lambda: g.VulkanContext(application.instance, vk.physical_device, vk.device, None, "0")),
+        *(
+            ("queue_family_index", lambda it=it: g.VulkanContext(vk.instance, vk.physical_device, vk.device, None, it))
+            for it in (families, 1 << 31, (1 << 32) - 1, -1)
+        ),
+        *(
+            ("format", lambda it=it: g.share_image(vk, dev, (8, 8), it))
+            for it in (None, 0, "UNDEFINED", "FEATURE_SAMPLED_IMAGE_BIT", "_MAX_ENUM", 0x7FFFFFFF, 8.0)
+        ),
+        ("timeout", lambda: vk.close("soon")),
+        ("timeout", lambda: vk.close(float("nan"))),
         ("instance", lambda: g.VulkanContext("x", vk.physical_device, vk.device)),
     ]
     for argument, call in calls:
