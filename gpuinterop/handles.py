@@ -324,12 +324,15 @@ class FdHandle(Handle):
             self._state = _State.CLOSED
             if self._owned:
                 try:
-                    system.close(self._fd)
+                    self._close()
                 except OSError as error:
                     raise HandleError(
                         f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
                         f"({error.strerror}); was it closed elsewhere? detach() hands it over."
                     ) from error
+
+    def _close(self) -> None:
+        (os.close if self.trusted else system.close)(self._fd)  # what came from elsewhere may make close() wait
 
     def detach(self) -> int:
         """Return the fd; it is the caller's to close from now on, and the handle is done."""
@@ -358,7 +361,7 @@ class FdHandle(Handle):
         if self._owned and self._state is _State.OPEN:
             self._state = _State.CLOSED
             try:
-                system.close(self._fd)
+                self._close()
             except OSError:  # the interpreter or the user was faster; nothing of ours is left open
                 return
             warnings.warn(
