@@ -6,6 +6,7 @@
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip uses; .venv has none
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
+#   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
 
 PYTHON ?= python3
@@ -15,6 +16,7 @@ HIP_BINDINGS ?= 10.0.0.0.1.2
 TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
 WITH ?=
+JOBS ?= 4
 VULKAN_FLAGS ?=
 GLSLFLAGS ?= --quiet
 
@@ -22,6 +24,10 @@ SHELL := /bin/sh
 .SHELLFLAGS := -euc
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+# Also under make -j: the first failure of `check` ends it, and the tests have their own processes.
+.NOTPARALLEL:
+# The tests start hundreds of interpreters: each would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,16 +36,22 @@ MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON
 # Another version is another folder.
 SPACE := $(subst ,, )
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
+# Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test test-main test-cuda exchange test-exchange test-hip memcheck lint types check format shaders wheel-check vulkan clean
+.PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-forwarding memcheck lint types check format shaders wheel-check vulkan clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
-	@echo "make test         run the tests: those of test-main, then test-cuda, test-exchange (over sockets) and test-hip"
+	@echo "make test         run the tests: those of test-main, then test-cuda and test-hip"
+	@echo "make test-all     those, and all that takes longer: the others below, and the lowest bindings"
+	@echo "make test-main    the core, the host backend and Vulkan"
 	@echo "make test-cuda    the CUDA backend, on a simulated driver"
-	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI, on the simulated driver"
 	@echo "make test-hip     the HIP backend, on a simulated runtime"
+	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
+	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI, on the simulated driver"
+	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, and import-linter's contracts"
@@ -52,40 +64,45 @@ help:
 demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
-# One after the other, also under make -j: a process has one driver of a vendor, and those of test-main have none.
-# torch is large, and not for every system: it comes with `make test-exchange`, and is used from then on.
-test:
-	@$(MAKE) --no-print-directory test-main
-	@$(MAKE) --no-print-directory test-cuda
-	@$(MAKE) --no-print-directory test-exchange WITH=$(if $(wildcard $(EXCHANGE)),$(WITH),sockets)
-	@$(MAKE) --no-print-directory test-hip
+# A process has one driver of a vendor, and those of test-main have none.
+test: test-main test-cuda test-hip
+
+# torch is large, and not for every system.
+test-all: test test-kit test-exchange test-forwarding
+	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0
+	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip test-forwarding HIP_BINDINGS=7.2.2.562.43
+
+# Of test-main and of test-cuda, what takes long is left to test-kit and test-exchange.
+KIT := tests/meta/test_simulated.py tests/meta/test_toy.py
 
 test-main: $(VENV)/.test vulkan
-	@. .vulkan/env; $(BIN)/python -m pytest $(ARGS) || $(NONE_SELECTED)
+	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
+
+test-kit: $(VENV)/.test vulkan
+	@. .vulkan/env; $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) vulkan
 	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
-	    $(BIN)/python -m pytest tests/cuda_backend --ignore tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
-
-exchange: $(EXCHANGE)
+	    $(PYTEST) tests/cuda_backend --ignore tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
 # Only the processes that the tests start see torch and MPI: other tests behave differently where torch is there.
 test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 	@$(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
-	    $(BIN)/python -m pytest tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
+	    $(PYTEST) -n0 tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
 # hip-python has wheels for Linux on x86-64 only. HIP 5 is what the backend must refuse.
 ifeq ($(shell uname -sm),Linux x86_64)
-test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) vulkan
+test-hip: FOLDER := tests/hip_backend
+test-forwarding: FOLDER := tests/forwarding
+test-hip test-forwarding: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) vulkan
 	@$(PYTHON) tools/fetch_vulkan.py --hip5 $(VULKAN_FLAGS)
 	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
-	    { $(BIN)/python -m pytest tests/hip_backend $(ARGS) || $(NONE_SELECTED); }; \
-	    { $(BIN)/python -m pytest tests/forwarding $(ARGS) || $(NONE_SELECTED); }
+	    $(PYTEST) $(FOLDER) $(ARGS) || $(NONE_SELECTED)
 else
-test-hip:
-	@echo "test-hip: there is no hip-python for this system"
+test-hip test-forwarding:
+	@echo "$@: there is no hip-python for this system"
 endif
 
 # API errors are not reported: the suite provokes them, to see what is refused.
@@ -119,11 +136,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	@$(BIN)/mypy
 
-# One after the other, also under make -j: the first failure ends it.
-check:
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(MAKE) --no-print-directory test
+check: lint types test
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet .

@@ -63,5 +63,5 @@ cd "$work/empty"
 echo "wheel: the conformance suite, from the wheel"
 environment test "$wheel[test,vulkan]"
 "$work/test/bin/python" -m pip check
-"$work/test/bin/python" -m pytest -p no:cacheprovider -W error --timeout 120 --timeout-method thread \
+"$work/test/bin/python" -m pytest -n 4 -p no:cacheprovider -W error --timeout 120 --timeout-method thread \
     --pyargs gpuinterop.testing "$@"

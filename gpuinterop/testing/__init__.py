@@ -31,8 +31,7 @@ The plugin comes with the package and takes part only where such tests are colle
     memory such a driver understands (:data:`gpuinterop.testing.kit.SIMULATED_DRIVERS`). What they do is never reported,
     and no cell is called SUPPORTED for it.
 ``--gpuinterop-report=FILE``
-    Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part, and
-    not with pytest-xdist, whose processes see a part each.
+    Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
 
 Whichever suites a run has, the test ``gpuinterop::environment`` fails it, once, and says why: a required backend does
 not work, a required party is missing, a name in an option or in ``GPUINTEROP_BACKEND`` is that of no installed backend,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import platform
 import sys
 from collections import Counter
@@ -173,7 +174,8 @@ class Kit:
         chosen = os.environ.get("GPUINTEROP_BACKEND")
         if chosen and (not self._named or chosen not in registry.backends()):
             self._required[chosen] = self._named[chosen] = "GPUINTEROP_BACKEND"
-        self.partial = hasattr(config, "workerinput")  # a process of pytest-xdist's has a part of the tests
+        self.partial = False
+        self.summed = False
         self._devices: list[DeviceSpec] | None = None
         self._drivers: DriverList | None = None
         self._exporters: dict[DeviceSpec, list[ExporterSpec]] = {}
@@ -389,9 +391,25 @@ class Kit:
         tally = self._tallies.get(spec)
         return tally.exercised if tally else set()
 
-    def finish(self) -> None:
+    def counts(self) -> bytes:
+        """What this process has counted, for `add` in another."""
+        return pickle.dumps((self.partial, self._tallies, self._driver_tallies, self._parties))
+
+    def add(self, counts: bytes) -> None:
+        """What another process of this run has counted."""
+        partial, tallies, driver_tallies, parties = pickle.loads(counts)
+        self.summed = True
+        self.partial |= partial
+        for ours, theirs in ((self._tallies, tallies), (self._driver_tallies, driver_tallies)):
+            for key, tally in theirs.items():
+                ours.setdefault(key, _Tally()).add(tally)
+        self._parties |= parties
+
+    def close(self) -> None:
         for one in list(self._open):
             self.discard(one)
+
+    def finish(self) -> None:
         if self.partial:
             return
         now = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -472,9 +490,9 @@ class Kit:
         return lines
 
     def summary(self) -> list[str]:
-        lines = []
+        lines = self.header() if self.summed else []  # no worker has printed it
         if self._report and self.partial:
-            lines.append(f"{self._report} was not written: tests were deselected, and the rest would replace the whole")
+            lines.append(f"{self._report} was not written: a part of the tests was run, and would replace the whole")
         elif self._report and self._only_simulated():
             lines.append(f"{self._report} was not written: what simulated devices do proves nothing of real ones")
         if self._report or self._exporter_report:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .kit import Kit
 
 _KIT = pytest.StashKey[Any]()
+_LOST = pytest.StashKey[bool]()
 _OUTCOME = pytest.StashKey[dict[str, pytest.TestReport]]()
 
 
@@ -71,11 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker; refuse reports of which each process would see a part."""
-    for name in ("gpuinterop_report", "gpuinterop_exporter_report"):
-        if config.getoption(name) and config.getoption("dist", "no") != "no":
-            option = "--" + name.replace("_", "-")
-            raise pytest.UsageError(f"{option}: expected one process, got those of pytest-xdist; add -n0.")
+    """Register the marker."""
     config.addinivalue_line(
         "markers", "gpuinterop_requires(*cells): the capabilities that a test of gpuinterop's kit exercises"
     )
@@ -125,7 +122,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """The header, once it is known that our tests take part: versions, drivers, variables."""
     kit: Kit | None = config.stash.get(_KIT, None)
-    return kit.header() if kit is not None else []
+    return kit.header() if kit is not None and not kit.summed else []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -147,10 +144,32 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report, and end what the kit has started."""
-    kit: Kit | None = session.config.stash.get(_KIT, None)
-    if kit is not None:
+    """Write the report, and end what the kit has started.
+
+    A worker of pytest-xdist sends what it has counted to its controller, whose report is that of the run.
+    """
+    config = session.config
+    kit: Kit | None = config.stash.get(_KIT, None)
+    if kit is None:
+        return
+    kit.close()
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["gpuinterop"] = kit.counts()
+    else:
         kit.finish()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add what a worker of pytest-xdist has counted; what one has counted that crashed is lost."""
+    stash = node.config.stash
+    output: dict[str, bytes] | None = getattr(node, "workeroutput", None)
+    if output is None:
+        stash[_LOST] = True
+    elif "gpuinterop" in output:
+        kit_of(node.config).add(output["gpuinterop"])
+    if _KIT in stash:
+        stash[_KIT].partial |= stash.get(_LOST, False)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -13,6 +13,8 @@ from gpuinterop.testing.kit import DeviceSpec, Kit
 from gpuinterop.testing.plugin import kit_of
 from gpuinterop.testing.report import of_suites
 
+pytestmark = pytest.mark.whole_run
+
 
 def is_recorded(kit: Kit, spec: DeviceSpec) -> bool:
     """Whether a run counts for the device: on its platform and, for a GPU, its name; for a stand-in none does."""

@@ -33,10 +33,7 @@ from gpuinterop.exchange import SocketTransport, Team, Transport, delivery, vote
 
 from .fake import FakeMulticast, fake_team
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="abstract names, memfds"),
-    pytest.mark.timeout(60, method="thread"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract names, memfds")
 
 LIMIT = 30.0
 """Seconds for what takes none."""

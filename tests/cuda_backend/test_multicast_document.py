@@ -72,7 +72,6 @@ print(target.tolist())
 """
 
 
-@pytest.mark.timeout(120)
 def test_in_several_processes(simulator: Simulator) -> None:
     """Each rank finds in its own memory what both have stored."""
     assert_simulated()

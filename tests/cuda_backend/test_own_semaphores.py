@@ -27,10 +27,7 @@ from tests.simulated.driver import Simulator
 
 from .parties import open_party
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="memfds"),
-    pytest.mark.timeout(90, method="thread"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
 LIMIT = 20.0
 GRACE = 0.02

@@ -17,6 +17,7 @@ from tests.conformance.test_verified import is_recorded
 from tests.simulated.driver import Simulator
 
 
+@pytest.mark.whole_run
 def test_what_can_be_used_is_what_this_run_has_exercised(request: pytest.FixtureRequest) -> None:
     """After the conformance suite, in the same session; and SUPPORTED, where a run counts for the device.
 

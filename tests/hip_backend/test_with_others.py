@@ -66,7 +66,6 @@ def held(stream: gi.Stream) -> bool:
 
 @OTHERS
 @pytest.mark.parametrize("maker", ["here", "there"])
-@pytest.mark.timeout(90)
 def test_another_process(
     device: gi.Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch, other: str, maker: str
 ) -> None:

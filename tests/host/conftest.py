@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from .software_vulkan import Driver
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = os.path.dirname(__file__)
-    for item in items:
-        if str(item.path).startswith(here) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(60))
-
-
 @pytest.fixture
 def backend() -> HostBackend:
     return HostBackend()

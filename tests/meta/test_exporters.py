@@ -32,7 +32,7 @@ from gpuinterop.exporters.memfd import MemfdSemaphore
 from gpuinterop.exporters.process import ProcessExporter, ProcessSemaphore, _Server, _Wire
 from gpuinterop.handles import Binary, OriginKind, Timeline
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="memfds"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 LIMIT = 20.0
 KINDS = pytest.mark.parametrize("kind", [Binary, Timeline], ids=["binary", "timeline"])
 

@@ -14,8 +14,6 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
 
-pytestmark = pytest.mark.timeout(60)
-
 LEFT = """
 import os, signal
 import gpuinterop as gi

@@ -113,7 +113,6 @@ def test_a_wrong_limit_names_the_variable(run_pytest: Callable[..., Any]) -> Non
 
 def test_what_is_lacking_fails_once_in_several_processes(run_pytest: Callable[..., Any]) -> None:
     """Under pytest-xdist, in whatever order its processes take the tests."""
-    pytest.importorskip("xdist")
     done = run_pytest("--gpuinterop-require=toy", "-n2", kit=False, files={"test_mine.py": SUBCLASSED}, toy=LOCKED)
     assert done.status == 1, done.output
     assert done.failed == {MISSING}, done.output
@@ -382,14 +381,63 @@ def test_a_part_is_not_reported(run_pytest: Callable[..., Any], tmp_path: Path) 
     assert "was not written" in done.output
 
 
-@pytest.mark.parametrize("option", ["report", "exporter-report"])
-def test_several_processes_report_nothing(run_pytest: Callable[..., Any], tmp_path: Path, option: str) -> None:
-    """Each has seen a part: a cell would be recorded whose test has failed in another."""
-    pytest.importorskip("xdist")
+# -- pytest-xdist --------------------------------------------------------------------------------------------------
+
+SIDE_BY_SIDE = """
+import os
+from pathlib import Path
+import pytest
+from gpuinterop import OpaqueFd, Operation, TimelineFd
+from gpuinterop.testing import requires
+from gpuinterop.testing.suites import Suite
+
+class TestOne(Suite):
+    @requires((Operation.IMPORT_MEMORY, OpaqueFd))
+    def test_alone(self, device):
+        Path(os.environ["PYTEST_XDIST_WORKER"]).touch()
+
+    @requires((Operation.IMPORT_SEMAPHORE, TimelineFd))
+    def test_that_passes(self, device):
+        pass
+
+class TestAnother(Suite):
+    @requires((Operation.MAP_BUFFER, OpaqueFd))
+    def test_alone(self, device):
+        Path(os.environ["PYTEST_XDIST_WORKER"]).touch()
+
+    @requires((Operation.IMPORT_SEMAPHORE, TimelineFd))
+    def test_that_does_not(self, device):
+        {does}
+"""
+
+
+def test_side_by_side(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """There is one report and one summary, of what all workers of pytest-xdist have done."""
     report = tmp_path / "verified.toml"
-    options = ("--gpuinterop-backend=toy", f"--gpuinterop-{option}={report}", "-n2")
-    done = run_pytest(*options, kit=False, files={"test_fails.py": FAILS})
-    assert done.status == 4, done.output
-    assert f"--gpuinterop-{option}: " in done.output
-    assert "-n0" in done.output
+    options = ("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", "-n2", "--dist=loadscope")
+    done = run_pytest(*options, kit=False, files={"test_side.py": SIDE_BY_SIDE.format(does="assert False")})
+    assert {file.name for file in (tmp_path / "work").glob("gw*")} == {"gw0", "gw1"}
+    assert done.failed == {"TestAnother::test_that_does_not"}, done.output
+    counts = "3 passed, 1 failed, 0 skipped as declared, 0 unexpected skips; 2 cells exercised"
+    assert f"toy:0: {counts}\n" in done.output
+    assert "gpuinterop device toy:0: Toy (toy 0.1)" in done.output
+    (run,) = read_verified(report)
+    assert {str(cell) for cell in run.cells} == {"import_memory:opaque_fd", "map_buffer:opaque_fd"}
+    assert (run.tests["passed"], run.tests["failed"]) == (3, 1)
+
+
+def test_a_worker_that_crashes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """What it has counted is lost, and the rest is not reported; in other people's runs nothing of ours is printed."""
+    report = tmp_path / "verified.toml"
+    options = ("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", "-n2")
+    done = run_pytest(*options, kit=False, files={"test_side.py": SIDE_BY_SIDE.format(does="os._exit(1)")})
+    assert done.status == 1
     assert not report.exists()
+    assert f"{report} was not written" in done.output
+    assert "(a part of the suite)" in done.output
+    done = run_pytest(
+        "-n2", "test_others.py", kit=False, files={"test_others.py": "import os; test_it = lambda: os._exit(1)"}
+    )
+    assert done.status == 1
+    assert "crashed while running" in done.output
+    assert "conformance" not in done.output

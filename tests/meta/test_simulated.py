@@ -16,7 +16,7 @@ from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.handles import Binary, DeviceIdentity
 from gpuinterop.testing.required import give_up
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="memfds"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
 GPU = "toybackend:ToyGpu"
 SIMULATED = ("--gpuinterop-require=toy", "--gpuinterop-simulated=toy")
@@ -28,6 +28,7 @@ def _need_swiftshader() -> None:
         give_up("there is no SwiftShader")
 
 
+@pytest.mark.timeout(300)
 def test_the_simulated_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """Every suite, with every party, in this process and in others; and it is not reported."""
     _need_swiftshader()

@@ -1,0 +1,36 @@
+"""Of all the tests."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator, Iterator
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "whole_run: looks at what the tests before it have done, in whichever process")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The workers of pytest-xdist leave to their controller what looks at all that they have done."""
+    if hasattr(config, "workerinput"):
+        items[:] = [item for item in items if not item.get_closest_marker("whole_run")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    done = yield
+    if session.config.getoption("dist", "no") != "no":
+        for item in session.perform_collect():
+            if item.get_closest_marker("whole_run"):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+    return done
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_arrive() -> Iterator[None]:
+    """A shell without job control starts its background jobs with SIGINT ignored, and their children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
