@@ -151,14 +151,14 @@ class HandleOrigin:
     dedicated : bool, optional
         Whether the exporting allocation was a dedicated one.
     trusted : bool
-        False when it came from another process: then it can refuse, but never vouch.
+        True where an exporter or backend of this process made the handle; else the origin can refuse, but never vouch.
     """
 
     kind: OriginKind
     device: DeviceIdentity | None = None
     size: int | None = None
     dedicated: bool | None = None
-    trusted: bool = True
+    trusted: bool = False
 
     def untrusted(self) -> HandleOrigin:
         return replace(self, trusted=False)
@@ -251,8 +251,8 @@ class FdHandle(Handle):
         Borrowed: it stays the caller's until an import consumes the handle.
     origin : HandleOrigin, optional
         Where it came from.
-    trusted : bool
-        The caller vouches for everybody who holds the object: see `trusted`.
+    trusted : bool, optional
+        True: the caller vouches for all who hold the object; see `trusted`. By default what the origin says.
 
     Raises
     ------
@@ -262,7 +262,7 @@ class FdHandle(Handle):
         `fd` is not open, or a number that no descriptor has.
     """
 
-    def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool = False) -> None:
+    def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
         self._owned = False
         self._state = _State.CLOSED  # until the checks below have passed: __del__ may see us
         if isinstance(fd, bool) or not isinstance(fd, int):
@@ -275,7 +275,9 @@ class FdHandle(Handle):
             raise HandleError(f"fd: {fd} is not open ({error.strerror}); was it closed or consumed already?") from None
         super().__init__(origin=origin)
         self._fd = fd
-        self._trusted = trusted
+        self._trusted: bool | None = None
+        if trusted is not None:
+            self.trusted = trusted
 
     @classmethod
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
@@ -306,10 +308,14 @@ class FdHandle(Handle):
         ``trusted=True``, or by setting it on a handle that :mod:`gpuinterop.ipc` brought. The host backend asks for it:
         who holds SwiftShader's memory or semaphore can end this process (SIGBUS) or make its signals fail.
         """
-        return self._trusted or (self.origin is not None and self.origin.trusted)
+        if self._trusted is not None:
+            return self._trusted
+        return self.origin is not None and self.origin.trusted
 
     @trusted.setter
     def trusted(self, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise ArgumentTypeError("trusted", f"expected a bool, got {value!r}; say True if you trust its holders.")
         self._trusted = value
 
     def close(self) -> None:
@@ -354,7 +360,7 @@ class FdHandle(Handle):
         except OSError as error:
             raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}); was it closed elsewhere?") from error
         twin = type(self).adopt(second, origin=self.origin)
-        twin.trusted = self._trusted
+        twin._trusted = self._trusted
         return twin
 
     def __del__(self) -> None:

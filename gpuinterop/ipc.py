@@ -213,11 +213,11 @@ def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -
             raise PeerError(f"the peer closed the connection after {len(data)} of {size} bytes.")
         data += part
         if len(data) >= _HEADER.size:
-            magic, version, count = _HEADER.unpack_from(data)
+            magic, version, sent = _HEADER.unpack_from(data)
             if magic != _MAGIC or version != _VERSION:
                 raise PeerError(f"the peer sent no gpuinterop handles (magic {magic!r}, version {version}).")
-            if _HEADER.size + _ENTRY.size * count != size:
-                raise PeerError(f"the peer sent {count} handle(s), {(size - _HEADER.size) // _ENTRY.size} expected.")
+            if _HEADER.size + _ENTRY.size * sent != size:
+                raise PeerError(f"the peer sent {sent} handle(s), {(size - _HEADER.size) // _ENTRY.size} expected.")
     return bytes(data)
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from .errors import DriverError, OutOfMemoryError
@@ -40,6 +41,7 @@ SEAL_WRITE: Final = 0x8 | 0x10  # F_SEAL_WRITE, F_SEAL_FUTURE_WRITE
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE_FLAG: other processes take part
 _ALL = 0x7FFFFFFF
+_CLOSE_LIMIT = 1.0
 
 
 def pauses() -> Iterator[float]:
@@ -99,10 +101,10 @@ _STRONGLY_ORDERED: Final = platform.machine() in ("x86_64", "AMD64")
 
 SYS_FUTEX: Final = (
     {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-    if sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8
+    if sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 and os.path.isdir("/proc/self/fd")
     else None
 )
-"""The number of the system call; None on a machine whose number was not looked up: no timelines of ours there."""
+"""The number of the system call; None where it was not looked up, and without /proc: no timelines of ours there."""
 
 if sys.platform == "linux":
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -160,9 +162,10 @@ def seals(fd: int) -> int | None:
 
 
 def close(*fds: int) -> None:
-    """Close descriptors that may be anybody's: what is no memfd in a thread, which is waited for `SLICE` at most.
+    """Close descriptors that came from elsewhere. A file that a process may have to answer for is closed in a thread.
 
-    A thread that waits longer is left behind; the process cannot end before it.
+    That thread is waited for `_CLOSE_LIMIT` seconds. One that takes longer is left behind: its descriptor is open until
+    then, and the process cannot end before it.
 
     Raises
     ------
@@ -172,13 +175,21 @@ def close(*fds: int) -> None:
     closing = []
     for fd in fds:
         os.get_inheritable(fd)  # F_GETFD: raises here, not in the thread
-        if seals(fd) is None:
-            closing.append(_close_aside(fd))
-        else:
+        if seals(fd) is not None or _is_kernels(fd):
             os.close(fd)
-    deadline = time.monotonic() + SLICE
+        else:
+            closing.append(_close_aside(fd))
+    deadline = time.monotonic() + _CLOSE_LIMIT
     for done in closing:
         done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def _is_kernels(fd: int) -> bool:
+    """Whether it is an eventfd, a pipe, a socket or their like: a file has a path, which begins with a slash."""
+    try:
+        return not os.readlink(f"/proc/self/fd/{fd}").startswith("/")
+    except OSError:
+        return False
 
 
 def _close_aside(fd: int) -> _thread.LockType:
@@ -241,6 +252,11 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
 
 
 def futex_wake_all(address: int) -> None:
-    """Wake whoever sleeps in `futex_wait` there."""
+    """Wake all who sleep in `futex_wait` there."""
+    futex_waker(address)()
+
+
+def futex_waker(address: int) -> Callable[[], object]:
+    """`futex_wake_all` of an address, as one call of C's: no interrupt comes before it has woken them."""
     assert SYS_FUTEX is not None
-    _syscall(SYS_FUTEX, address, _FUTEX_WAKE, _ALL, None, None, 0)
+    return partial(_syscall, SYS_FUTEX, address, _FUTEX_WAKE, _ALL, None, None, 0)

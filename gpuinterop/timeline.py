@@ -55,8 +55,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 from . import system
@@ -183,7 +182,19 @@ class Page:
         PeerError
             Another process holds the signallers' lock, and does not let go.
         """
-        with self._alone():
+        path = f"/proc/self/fd/{self._fd}"
+        own: list[int] = []  # an open file description of this call's own: other threads and forks have others
+        try:
+            try:
+                # Stored by C: no interrupt comes between the call and the store.
+                own.extend(map(os.open, (path,), (os.O_RDWR | os.O_CLOEXEC,)))
+            except OSError as error:
+                raise system.driver_error(f"open({path})", error.errno or 0) from error
+            if not system.until(lambda: _lock(own[0]), LOCK_LIMIT):
+                raise PeerError(
+                    f"expected the signallers' lock of {self.label} within {LOCK_LIMIT:g} s, got none: another process "
+                    "holds it. Let that process go on, or end it."
+                )
             current = self._value.value
             if value <= current:
                 raise DriverError(
@@ -202,6 +213,12 @@ class Page:
             system.fence()  # what the value announces is there before it
             self._value.value = value  # one aligned 8-byte store
             self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
+        finally:  # each call is C's: what an interrupt behind one raises leaves none out
+            for fd in own:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the description too
+                finally:
+                    os.close(fd)
         self.wake()
 
     def wait(self, value: int, deadline: float | None, check: Callable[[], None]) -> bool:
@@ -244,28 +261,6 @@ class Page:
     def wake(self) -> None:
         """Let all who wait look again."""
         system.futex_wake_all(self._futex)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the signallers' lock, on an open file description of this call's own: threads and forks are others."""
-        path = f"/proc/self/fd/{self._fd}"
-        own: list[int] = []
-        try:
-            try:
-                # Stored by C: no interrupt comes between the call and the store.
-                own.extend(map(os.open, (path,), (os.O_RDWR | os.O_CLOEXEC,)))
-            except OSError as error:
-                raise system.driver_error(f"open({path})", error.errno or 0) from error
-            if not system.until(lambda: _lock(own[0]), LOCK_LIMIT):
-                raise PeerError(
-                    f"expected the signallers' lock of {self.label} within {LOCK_LIMIT:g} s, got none: another process "
-                    "holds it. Let that process go on, or end it."
-                )
-            yield
-        finally:
-            for fd in own:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the description too
-                os.close(fd)
 
 
 def _lock(fd: int) -> bool:

@@ -22,6 +22,7 @@ gives none back.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import threading
@@ -239,7 +240,10 @@ class BinarySemaphore(Semaphore):
                 self._page.broadcast()
 
         thread = threading.Thread(target=broadcast, name="gpuinterop broadcast", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            raise system.driver_error("pthread_create", errno.EAGAIN, "no further thread can be started") from None
         thread.join(LOCK_LIMIT)
         if thread.is_alive():
             raise self._unusable(
@@ -296,7 +300,7 @@ class TimelineSemaphore(Semaphore):
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> TimelineSemaphore:
-        """Import; `fd` is ours on success, and left alone on an exception. The page is safe, whoever holds it."""
+        """Import; `fd` is ours on success, and left alone on an exception. Any peer may hold the other end."""
         found = memory.examine(fd, "a timeline semaphore", ())
         if not found.fixed:
             raise HandleError(_no_timeline("it is not sealed against shrinking and growing"))

@@ -128,5 +128,7 @@ class Allocation(Resource):
             )
         with self._in_use():
             handle = self._backend.export_allocation(self._native)
-        handle.origin = HandleOrigin(kind=OriginKind.ALLOCATION, device=self._device.identity, size=self._size)
+        handle.origin = HandleOrigin(
+            kind=OriginKind.ALLOCATION, device=self._device.identity, size=self._size, trusted=True
+        )
         return handle

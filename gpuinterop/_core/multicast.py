@@ -571,7 +571,7 @@ class MulticastObject(Resource):
             )
         with self._in_use():
             handle = self._backend.export_multicast(self._native, handle_type)
-        handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size)
+        handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
         return handle
 
     # -- inside ------------------------------------------------------------------------------------------------

@@ -357,7 +357,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 handle = self._calls.export(self._native)
         # One of our own lies in no device's memory: any device takes it.
         device = self._device.identity if self._calls is None else None
-        handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device)
+        handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device, trusted=True)
         return handle
 
     def close(self, timeout: float | None = None) -> None:

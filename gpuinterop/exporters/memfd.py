@@ -312,7 +312,11 @@ class MemfdMemory(ExporterMemory):
         if self._imported:
             raise InvalidArgumentError("memory", "was imported; export it where it was allocated.")
         origin = HandleOrigin(
-            kind=OriginKind.MEMORY, device=self._exporter.identity, size=self.size, dedicated=self.dedicated
+            kind=OriginKind.MEMORY,
+            device=self._exporter.identity,
+            size=self.size,
+            dedicated=self.dedicated,
+            trusted=True,
         )
         return OpaqueFd.adopt(self._object.duplicate(), origin=origin)
 
@@ -370,9 +374,9 @@ class MemfdSemaphore(ExporterSemaphore):
     def export(self) -> AnySemaphoreHandle:
         device = self._exporter.identity
         if self.kind is Binary:
-            origin = HandleOrigin(kind=OriginKind.BINARY, device=device)
+            origin = HandleOrigin(kind=OriginKind.BINARY, device=device, trusted=True)
             return OpaqueFd.adopt(self._object.duplicate(), origin=origin)
-        origin = HandleOrigin(kind=OriginKind.TIMELINE, device=device)
+        origin = HandleOrigin(kind=OriginKind.TIMELINE, device=device, trusted=True)
         return TimelineFd.adopt(self._object.duplicate(), origin=origin)
 
     def signal(self, value: int = 0) -> None:

@@ -178,7 +178,7 @@ def export_memory(
         raise InvalidArgumentError("handle_type", f"must be OpaqueFd or DmaBufFd, not {handle_type!r}.")
     memory = vk.api.handle("VkDeviceMemory", vk_memory, "vk_memory")
     info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
-    origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated)
+    origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated, trusted=True)
     fd = vk.api.ffi.new("int *")
     vk.call("vkGetMemoryFdKHR", vk.device, info, fd)
     kind = DmaBufFd if handle_type is DmaBufFd else OpaqueFd
@@ -241,7 +241,7 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
     require_exportable_semaphore(vk, handle_type)
     info = vk.api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     origin_kind = OriginKind.TIMELINE if kind is Timeline else OriginKind.BINARY
-    origin = HandleOrigin(kind=origin_kind, device=vk.identity)
+    origin = HandleOrigin(kind=origin_kind, device=vk.identity, trusted=True)
     fd = vk.api.ffi.new("int *")
     vk.call("vkGetSemaphoreFdKHR", vk.device, info, fd)
     return handle_type.adopt(fd[0], origin=origin)

@@ -247,6 +247,27 @@ def test_a_flood_of_descriptors_is_left_to_the_kernel(first: int, passes_credent
     assert max(most) <= 2
 
 
+def test_the_count_of_a_message_makes_no_room() -> None:
+    """The peer's header says 64 handles, which here have no descriptors; none is let in behind it."""
+    here, there = socket.socketpair()
+    there.settimeout(10)
+    body, number, most = message(64), memfd(), list[int]()
+    here.send(body[:8])
+    before = set(os.listdir("/proc/self/fd"))
+
+    def seen() -> None:
+        most.append(len(set(os.listdir("/proc/self/fd")) - before))
+        if len(most) == 1:  # the header was read, alone
+            socket.send_fds(here, [body[8:]], [number] * 60)
+
+    with Watched(there) as watched, here:
+        watched.seen = seen
+        with pytest.raises(gi.PeerError, match="more descriptors came than the 0 expected"):
+            ipc.receive_handles(watched, [gi.FabricHandle] * 64)
+    os.close(number)
+    assert max(most) == 0
+
+
 def test_a_socket_that_passes_credentials(pair: Pair) -> None:
     """They come in the place of descriptors."""
     pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)

@@ -822,7 +822,7 @@ def test_export(team: Team) -> None:
     devices, backend = team
     with gi.create_multicast(devices, SIZE, gi.VmmFd) as multicast, multicast.export() as handle:
         assert isinstance(handle, gi.VmmFd)
-        assert handle.origin == HandleOrigin(kind=OriginKind.MULTICAST, size=SIZE)
+        assert handle.origin == HandleOrigin(kind=OriginKind.MULTICAST, size=SIZE, trusted=True)
         refused(backend, lambda: multicast.export(gi.FabricHandle), "handle_type", "VmmFd")
         wrong: Any = 3
         refused(backend, lambda: multicast.export(wrong), "handle_type")

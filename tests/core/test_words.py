@@ -345,7 +345,7 @@ def test_what_cannot_be_pinned_is_not_made(device: Device, backend: FakeWords) -
 def test_export_and_import(device: Device, backend: FakeWords, stream: Any) -> None:
     with made_by(device) as made:
         handle = made.export()
-        assert handle.origin == HandleOrigin(kind=OriginKind.TIMELINE)
+        assert handle.origin == HandleOrigin(kind=OriginKind.TIMELINE, trusted=True)
         look = os.dup(handle.fd)
         try:
             assert mapped(look) == 1

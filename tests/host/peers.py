@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -52,8 +53,8 @@ def die_in_lock(handle: OpaqueFd | TimelineFd, value: int | None) -> None:
 
     if isinstance(semaphore, BinarySemaphore):
         semaphore._page.mutex.run(die, LIMIT)
-    with semaphore._page._alone():
-        die()
+    fcntl.flock(os.open(f"/proc/self/fd/{semaphore.fd}", os.O_RDWR), fcntl.LOCK_EX)
+    die()
 
 
 def sleep_on_condition(handle: OpaqueFd, ready: TimelineFd) -> None:

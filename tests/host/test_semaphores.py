@@ -8,6 +8,7 @@ import os
 import random
 import re
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -806,6 +807,47 @@ def test_interrupted_between_lock_and_result(create: Any, monkeypatch: pytest.Mo
             with pytest.raises(KeyboardInterrupt):
                 semaphore.signal(1)
         semaphore.signal(1)
+
+
+@BOTH
+def test_interrupted_at_each_step(create: Any, kind: Kind) -> None:
+    """A Ctrl-C wherever Python looks for one leaves no lock and no descriptor behind, and the next signal works."""
+    semaphore: Any = create(kind)
+    files = {swiftshader.__file__, timeline.__file__, system.__file__, semaphores.__file__}
+
+    def signal_interrupted_at(step: int) -> bool:
+        left = step
+
+        def profile(frame: Any, event: str, argument: Any) -> None:
+            nonlocal left
+            code = frame.f_code
+            if (
+                event in ("call", "c_return")
+                and code.co_filename in files
+                and code.co_name not in ("_in_use", "pauses")
+            ):
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+
+        value = semaphore.value + 1 if kind is TimelineFd else 0
+        sys.setprofile(profile)
+        try:
+            semaphore.signal(value)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    before, step = sorted(os.listdir("/proc/self/fd")), 1
+    while signal_interrupted_at(step):
+        if kind is OpaqueFd:
+            assert not semaphore._page.mutex.held, step
+        assert sorted(os.listdir("/proc/self/fd")) == before, step
+        step += 1
+    assert step > 8
+    semaphore.signal(semaphore.value + 1 if kind is TimelineFd else 0)
 
 
 def test_ctypes_sees_the_page(create: Any, export: Any) -> None:

@@ -86,6 +86,7 @@ class Mutex:
         self._address = address
         self._word = ctypes.c_uint32.from_address(address)
         self._owner = ctypes.c_int32.from_address(address + _OWNER)
+        self._wake = system.futex_waker(address)
 
     @property
     def held(self) -> bool:
@@ -128,11 +129,15 @@ class Mutex:
             self._owner.value = threading.get_native_id()  # for those who find it held
             return action()
         finally:
-            if 0 in before:
-                self._owner.value = 0
-                system.fence()
-                self._word.value = 0
-                system.futex_wake_all(self._address)  # libc's waiters set the word to 2 and sleep; they look again
+            if 0 in before:  # whatever interrupts one step, those after it are done
+                try:
+                    self._owner.value = 0
+                    system.fence()
+                finally:
+                    try:
+                        self._word.value = 0
+                    finally:
+                        self._wake()  # libc's waiters set the word to 2 and sleep; they look again
 
 
 class Page:
