@@ -226,7 +226,7 @@ class VulkanImage(ExporterImage):
     def close(self) -> None:
         exporter = self._exporter
         if self._image is not None and exporter._settle(self):
-            image, self._image = self._image, None  # first, as in ExportableBuffer.close()
+            image, self._image = self._image, None  # first, as in Native.close()
             staging, self._staging = self._staging, None
             if staging is not None:
                 staging.close()

@@ -480,7 +480,7 @@ class VulkanMemory(ExporterMemory):
             raise DriverError("vkWaitForFences", c.TIMEOUT, c.result_name(c.TIMEOUT), "a copy took over 30 s")
 
     def _check(self, offset: int = 0, size: int = 0) -> None:
-        if self._buffer.buffer is None:
+        if self._buffer.closed:
             raise ResourceClosedError("the exporter's memory was closed.")
         if offset < 0 or size < 0 or offset + size > self.size:
             raise InvalidArgumentError(
@@ -488,9 +488,9 @@ class VulkanMemory(ExporterMemory):
             )
 
     def close(self) -> None:
-        if self._buffer.buffer is not None and self._exporter._settle(self):
+        if not self._buffer.closed and self._exporter._settle(self):
             self._bytes = None  # freeing the memory unmaps it
-            staging, self._staging = self._staging, None  # first, as in ExportableBuffer.close()
+            staging, self._staging = self._staging, None  # first, as in Native.close()
             if staging is not None:
                 staging.close()
             self._buffer.close()
@@ -697,7 +697,7 @@ class VulkanSemaphore(ExporterSemaphore):
     def close(self) -> None:
         exporter = self._exporter
         if self._semaphore is not None and exporter._settle(self):
-            semaphore, self._semaphore = self._semaphore, None  # first, as in ExportableBuffer.close()
+            semaphore, self._semaphore = self._semaphore, None  # first, as in Native.close()
             exporter._vk.destroy("vkDestroySemaphore", semaphore)
         if self._payload is not None:
             self._payload.close()

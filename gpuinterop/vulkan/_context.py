@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet, ref
@@ -14,39 +13,27 @@ from weakref import WeakSet, ref
 from .. import system
 from .._core.resource import check_timeout
 from ..capabilities import Capabilities
-from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ..handles import DeviceIdentity
-from ._api import Api, check_call, check_int
+from ._api import NOT_READY, Api, check_call, check_int
 from ._query import PhysicalDevice
 
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.resource import Resource
 
-__all__ = ["Lease", "Native", "VulkanContext", "check_context"]
+__all__ = ["Native", "VulkanContext", "check_context"]
 
-
-class Lease:
-    """A Vulkan object that the compute side uses: freed when that has let go, whoever dropped what in between."""
-
-    def __init__(self, vk: VulkanContext, resource: Resource, device: Device, free: Callable[[], None]) -> None:
-        self.resource = ref(resource)
-        self.device = device
-        self.label = resource.label
-        self._vk = vk
-        self._free = free
-        vk._leases.add(self)
-        resource.on_released(self._released)
-
-    def _released(self) -> None:
-        self._vk._leases.discard(self)
-        self._free()
+_GRACE_S = 1.0
+"""Seconds that Vulkan's work gets where an exception leaves the block. A frame ends in that time; what waits for a
+signal that the exception has prevented never does."""
 
 
 class Native:
-    """Vulkan objects that only Vulkan uses. The context holds them: they outlive whoever drops their owner.
+    """Vulkan objects that were made to be shared. The context holds them: they outlive whoever drops their owner.
 
-    A finalizer may not free them, because a queue may still be at work with them.
+    A finalizer may not destroy them, because a queue may still be at work with them. The compute side may be: what it
+    has imported keeps the payload, on every driver (docs/vulkan.md).
 
     Parameters
     ----------
@@ -61,30 +48,46 @@ class Native:
         self._vk = vk
         self._objects = list(objects)
         self._keep = keep
+        self._other: ref[Resource] | None = None
+        self.label = ""
         self.closed = False
         vk._natives[self] = None
 
+    def pair(self, other: Resource) -> None:
+        """Name the compute side's half. Its use ends with the context."""
+        self.label = other.label
+        self._other = ref(other)
+
+    def end_use(self) -> None:
+        """Close the compute side's half."""
+        other = None if self._other is None else self._other()
+        if other is not None and not other.closed:
+            other.close()
+
     def close(self) -> None:
-        """Destroy them; idempotent."""
-        self.closed = True
-        while self._objects:
-            self._vk.destroy(*self._objects.pop(0))
-        self._keep = None
-        self._vk._natives.pop(self, None)
+        """Destroy the objects; idempotent. Vulkan's own work with them must be done."""
+        with self._vk._calling:
+            self.closed = True
+            while self._objects:  # forgotten first: Ctrl-C raises right after the call, and the next close comes here
+                self._vk.destroy(*self._objects.pop(0))
+            self._keep = None
+            self._vk._natives.pop(self, None)
+            self._vk._watched.pop(self, None)
 
 
 class VulkanContext:
     """The application's Vulkan objects, as everything in :mod:`gpuinterop.vulkan` takes them.
 
-    It owns none of them. What is shared through it uses them until the compute side has let go, which can be after
-    its `close`: call `close` here, or leave its ``with`` block, before the VkDevice is destroyed.
+    It owns none of them. Call `close` here, or leave its ``with`` block, before the VkDevice is destroyed: that
+    destroys what was made through it to be shared. Arrays, and work that is pending on the compute side, stay.
 
     Parameters
     ----------
     instance, physical_device, device : VkInstance, VkPhysicalDevice, VkDevice
         PyPI vulkan's handles, or their values as ints.
     queue : VkQueue, optional
-        For ``submit`` of a shared handoff.
+        For ``submit`` of a shared handoff; and `close` waits for its work. It must not be used by another thread
+        during either.
     queue_family_index : int, optional
         Of the queue that uses what is shared: ownership is transferred from and to this family. A transfer-only
         family makes a handoff to CUDA a fortieth as dear as a graphics or compute family, on NVIDIA.
@@ -127,8 +130,9 @@ class VulkanContext:
                     "pass the family that the queue was got from.",
                 )
         self.queue_family_index = queue_family_index
-        self._leases: set[Lease] = set()
         self._natives: dict[Native, None] = {}
+        self._watched: dict[Native, Device] = {}  # those that a bridge of this device calls Vulkan for
+        self._fences: list[Any] = []  # behind the queue's work, once `close` was called
         self._closed = False
         self._calling = threading.RLock()  # a finalizer may come in between
         _contexts.add(self)
@@ -151,55 +155,75 @@ class VulkanContext:
         self.check_open()
         return self._physical.is_cpu
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Close whatever was shared or bridged through it, and wait until the compute side has let go. Idempotent.
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Close whatever was shared or bridged through it, and destroy Vulkan's half. Idempotent.
 
-        Afterwards this library calls nothing of the VkDevice any more; the application may destroy it. Vulkan's own
-        work with what was shared must be done before.
+        Waits for what Vulkan needs: for the work of the context's queue, and for streams whose waits and signals a
+        bridge carries, because it calls Vulkan. Not for exported arrays, nor for other work of the compute side: an
+        import keeps the payload by itself. Work that other queues do with what was shared must be done before.
+
+        Afterwards this library calls nothing of the VkDevice any more; the application may destroy it.
 
         Parameters
         ----------
-        timeout : float
-            Seconds to wait.
+        timeout : float, optional
+            Seconds to wait; None for no limit. A ``with`` block that an exception ends waits for one second.
 
         Raises
         ------
+        ArgumentTypeError
+            `timeout` is no number.
         ResourceBusyError
-            `timeout` passed, and pending work or exported arrays still use something. Its Vulkan half is abandoned:
-            memory that is still in use must not be freed. A bridge's streams that wait for it are let go, and fail.
+            `timeout` passed. What the queue may still use is left undestroyed to the VkDevice; streams that wait
+            through a bridge are let go, and fail.
         """
-        check_timeout(timeout)
-        if self._closed:
-            return
-        self._close_leases()
-        for native in list(self._natives):
-            native.close()
-        deadline = time.monotonic() + timeout
-        pauses = system.pauses()
-        while not self._end(time.monotonic() >= deadline):
-            self._close_leases()  # another thread may have bridged one more meanwhile
-            for device in {lease.device for lease in list(self._leases)}:
-                device.drain()
-            time.sleep(next(pauses))
-        if self._leases:
-            names = ", ".join(sorted({lease.label for lease in self._leases}))
-            self._leases.clear()
+        limit = check_timeout(timeout)
+        self._fence_queue()
+        system.until(self._is_unused, limit)
+        with self._calling:  # behind the calls that are under way; from here on there are none
+            if self._closed:
+                return
+            idle, streams = self._is_idle(), sorted({native.label for native in self._watched})
+            if idle:
+                for native in list(self._natives):
+                    native.close()
+            self._closed = True
+        if not idle:
             raise ResourceBusyError(
-                f"the compute side still uses {names} {timeout:g} s after close(): work is pending, or an exported "
-                "array is alive. The Vulkan half is abandoned."
+                f"Vulkan's queue is still at work {timeout:g} s after close(): what was shared through the context is "
+                "not destroyed, because the queue may use it. Wait for the queue before the context is closed."
+            )
+        if streams:
+            raise ResourceBusyError(
+                f"a stream still uses {', '.join(streams)} {timeout:g} s after close(): it is let go, and fails."
             )
 
-    def _close_leases(self) -> None:
-        for lease in list(self._leases):
-            if (resource := lease.resource()) is not None and not resource.closed:
-                resource.close()
+    def _fence_queue(self) -> None:
+        """Put a fence behind the queue's work, unless there is no queue, or nothing that it could be at work with."""
+        with self._calling:  # another thread may be closing, too
+            if self._closed or self.queue is None or not self._natives:
+                return
+            fence = self.create("vkCreateFence", "VkFence", self.api.new("VkFenceCreateInfo"))
+            Native(self, [("vkDestroyFence", fence)])
+            # A queue that takes nothing any more is a lost device's, and does nothing any more.
+            if self.functions.vkQueueSubmit(self.queue, 0, self.api.ffi.NULL, fence) >= 0:
+                self._fences.append(fence)
 
-    def _end(self, late: bool) -> bool:
-        """Take no more calls, if nothing is lent any more or it is late; behind those that are under way."""
+    def _is_idle(self) -> bool:
+        """Whether the queue has come to its fences, or never will."""
         with self._calling:
-            if not self._leases or late:
-                self._closed = True
-            return self._closed
+            status = self.functions.vkGetFenceStatus
+            return self._closed or all(status(self.device, fence) != NOT_READY for fence in self._fences)
+
+    def _is_unused(self) -> bool:
+        """End use on the compute side, also of what another thread has shared meanwhile; and look at the queue."""
+        if self._closed:
+            return True
+        for native in list(self._natives):
+            native.end_use()
+        for device in set(self._watched.values()):
+            device.drain()
+        return not self._watched and self._is_idle()
 
     def __enter__(self) -> Self:
         self.check_open()
@@ -208,11 +232,11 @@ class VulkanContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        if error is None:
             self.close()
-        except ResourceBusyError:
-            if error is None:  # never hide what went wrong first
-                raise
+            return
+        with suppress(GpuInteropError):  # never hide what went wrong first
+            self.close(_GRACE_S)
 
     # -- for the rest of the package ---------------------------------------------------------------------------------
 
@@ -241,9 +265,9 @@ class VulkanContext:
 
     def destroy(self, name: str, handle: Any) -> None:
         """A ``vkDestroy*`` or ``vkFreeMemory`` of the usual form; nothing once the VkDevice may be gone."""
-        if self._closed:
-            return
-        getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL)
+        with self._calling:
+            if not self._closed:
+                getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL)
 
     def memory_type(self, bits: int, *preferences: int) -> int:
         """The first memory type of `bits` that has all flags of the earliest preference; then any of them."""

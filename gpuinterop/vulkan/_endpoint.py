@@ -10,7 +10,7 @@ from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
 from ._api import check, check_int
-from ._context import Lease, VulkanContext, check_context
+from ._context import Native, VulkanContext, check_context
 
 __all__ = ["TimelineEndpoint"]
 
@@ -80,4 +80,7 @@ class TimelineEndpoint(Endpoint):
 
     def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
         with self._vk.calling():
-            Lease(self._vk, semaphore, semaphore.device, lambda: None)
+            native = Native(self._vk, ())
+            native.pair(semaphore)
+            self._vk._watched[native] = semaphore.device
+        semaphore.on_released(native.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, overload
 
 from ..capabilities import Operation
@@ -19,7 +18,7 @@ from ..handles import (
     TimelineFd,
 )
 from . import _api as c
-from ._context import VulkanContext, check_context
+from ._context import Native, VulkanContext, check_context
 from ._query import MEMORY_BITS
 
 __all__ = ["ExportableBuffer", "create_buffer", "create_semaphore", "export_memory", "export_semaphore"]
@@ -34,8 +33,7 @@ def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
     raise ArgumentTypeError("kind", f"must be gpuinterop.handles.Binary or Timeline, not {kind!r}.")
 
 
-@dataclass(slots=True)
-class ExportableBuffer:
+class ExportableBuffer(Native):
     """A VkBuffer with memory of its own that can be exported.
 
     Attributes
@@ -49,30 +47,29 @@ class ExportableBuffer:
         ``VkMemoryPropertyFlags`` of the memory's type.
     """
 
-    vk: VulkanContext
-    buffer: Any
-    memory: Any
-    size: int
-    dedicated: bool
-    flags: int
-    handle_type: type[MemoryHandle]
+    def __init__(
+        self,
+        vk: VulkanContext,
+        buffer: Any,
+        memory: Any,
+        size: int,
+        dedicated: bool,
+        flags: int,
+        handle_type: type[MemoryHandle],
+    ) -> None:
+        super().__init__(vk, [("vkDestroyBuffer", buffer), ("vkFreeMemory", memory)])
+        self.buffer = buffer
+        self.memory = memory
+        self.size = size
+        self.dedicated = dedicated
+        self.flags = flags
+        self.handle_type = handle_type
 
     def export(self) -> MemoryHandle:
         """A new handle that the caller owns."""
         return export_memory(
-            self.vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
+            self._vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
         )
-
-    def close(self) -> None:
-        """Destroy both; idempotent."""
-        # Forgotten first, here and wherever something is destroyed: Ctrl-C raises right after the call too, and the
-        # next close must not destroy it again.
-        buffer, self.buffer = self.buffer, None
-        if buffer is not None:
-            self.vk.destroy("vkDestroyBuffer", buffer)
-        memory, self.memory = self.memory, None
-        if memory is not None:
-            self.vk.destroy("vkFreeMemory", memory)
 
 
 def memory_types(vk: VulkanContext, bits: int) -> int:

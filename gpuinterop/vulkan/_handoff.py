@@ -93,6 +93,8 @@ class SharedHandoff(_Shared):
         self._handoff = Handoff(to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
         self._stream: Stream | None = None
         self._bridge = bridge
+        if bridge is not None:  # ours, for this one semaphore, which the context closes too
+            to_compute.semaphore.on_released(bridge.close)
         self._timeline = self._handoff.mode == "timeline"
         self.mode = self._handoff.mode if not isinstance(to_compute.semaphore, BridgedSemaphore) else "bridged"
 

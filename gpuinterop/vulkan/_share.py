@@ -8,12 +8,13 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
 
-from ..bridge import Bridge
+from .._core.resource import check_timeout
+from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import ArrayUsage, Binary, DmaBufFd, MemoryHandle, OpaqueFd, SemaphoreHandle, Timeline
 from . import _api as c
-from ._context import Lease, VulkanContext, check_context
+from ._context import Native, VulkanContext, check_context
 from ._endpoint import TimelineEndpoint
 from ._export import (
     ExportableBuffer,
@@ -90,7 +91,7 @@ def memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequen
 
 
 class _Shared:
-    """Closes the compute side first, and Vulkan's when that has let go."""
+    """Ends use on the compute side, and destroys Vulkan's half."""
 
     def __init__(self, vk: VulkanContext) -> None:
         self._vk = vk
@@ -100,6 +101,14 @@ class _Shared:
         self._vk.check_open()
         if resource.closed:
             raise ResourceClosedError(f"the {type(self).__name__} was closed.")
+
+    def _close(self, resource: Resource, native: Native, timeout: float | None) -> None:
+        """Both, whether or not the compute side is done in time: its import keeps the payload."""
+        check_timeout(timeout)  # what is refused destroys nothing
+        try:
+            resource.close(timeout)
+        finally:
+            native.close()
 
     def close(self, timeout: float | None = None) -> None:
         raise NotImplementedError
@@ -210,6 +219,7 @@ class SharedBuffer(_Shared, BufferTransfer):
 
     def __init__(self, vk: VulkanContext, native: ExportableBuffer, memory: ExternalMemory, size: int) -> None:
         super().__init__(vk)
+        native.pair(memory)
         self._native = native
         self.memory = memory
         self.handle_type = native.handle_type
@@ -270,20 +280,20 @@ class SharedBuffer(_Shared, BufferTransfer):
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides. Idempotent; never blocks unless `timeout` is given.
 
-        The VkBuffer and its memory are destroyed when the compute side has let go, which pending work and exported
-        arrays delay. Vulkan's own work with them must be done before.
+        The VkBuffer and its memory are destroyed: Vulkan's own work with them must be done before. Pending work of the
+        compute side and exported arrays keep the bytes, and may outlive even the VkDevice.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for that. Give it before the VkDevice is destroyed.
+            Seconds to wait for the compute side to let go of the bytes too.
 
         Raises
         ------
         ResourceBusyError
             `timeout` passed, and the compute side still uses the memory; it is released later all the same.
         """
-        self.memory.close(timeout)
+        self._close(self.memory, self._native, timeout)
 
 
 def share_buffer(
@@ -332,8 +342,6 @@ def share_buffer(
     with ExitStack() as undo:
         undo.callback(native.close)
         memory = _import(device, native.export(), native.size, native.dedicated)
-        undo.pop_all()
-        Lease(vk, memory, device, native.close)
         undo.callback(memory.close)
         shared = SharedBuffer(vk, native, memory, size)
         undo.pop_all()
@@ -409,6 +417,7 @@ class SharedImage(_Shared):
 
     def __init__(self, vk: VulkanContext, native: _NativeImage, imported: ExternalMemory, make: _ImagePlan) -> None:
         super().__init__(vk)
+        native.pair(imported)
         self._native = native
         self.memory = imported
         self.format = make.name
@@ -534,24 +543,16 @@ class SharedImage(_Shared):
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`."""
-        self.memory.close(timeout)
+        self._close(self.memory, self._native, timeout)
 
 
-class _NativeImage:
+class _NativeImage(Native):
     """A VkImage and its VkDeviceMemory."""
 
     def __init__(self, vk: VulkanContext, image: Any, memory: Any) -> None:
-        self._vk = vk
+        super().__init__(vk, [("vkDestroyImage", image), ("vkFreeMemory", memory)])
         self.image = image
         self.memory = memory
-
-    def close(self) -> None:
-        image, self.image = self.image, None  # forgotten first, as in ExportableBuffer
-        if image is not None:
-            self._vk.destroy("vkDestroyImage", image)
-        memory, self.memory = self.memory, None
-        if memory is not None:
-            self._vk.destroy("vkFreeMemory", memory)
 
 
 class _ImagePlan:
@@ -594,8 +595,14 @@ class _ImagePlan:
             "VkImageSubresourceRange", aspectMask=c.ASPECT_COLOR, levelCount=levels, layerCount=layers
         )
 
-    def create(self, vk: VulkanContext, undo: ExitStack) -> _NativeImage:
-        """Make it; `undo` takes it apart."""
+    def create(self, vk: VulkanContext) -> _NativeImage:
+        """Make it."""
+        with ExitStack() as undo:
+            native = self._create(vk, undo)
+            undo.pop_all()
+        return native
+
+    def _create(self, vk: VulkanContext, undo: ExitStack) -> _NativeImage:
         new = vk.api.new
         support = vk._physical.image_support(self.handle_type, self.format, self.tiling, self.usage)
         features = support.features
@@ -708,14 +715,13 @@ def share_image(
     operation = Operation.MAP_BUFFER if plan.linear else Operation.MAP_MIPMAPPED_ARRAY
     plan.handle_type = agree(vk, device, (Operation.IMPORT_MEMORY, operation), memory_types_of(handle_types))
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
+    native = plan.create(vk)
     with ExitStack() as undo:
-        native = plan.create(vk, undo)
+        undo.callback(native.close)
         handle = export_memory(
             vk, native.memory, size=plan.size, dedicated=plan.dedicated, handle_type=plan.handle_type
         )
         imported = _import(device, handle, plan.size, plan.dedicated)
-        undo.pop_all()
-        Lease(vk, imported, device, native.close)
         undo.callback(imported.close)
         shared = SharedImage(vk, native, imported, plan)
         undo.pop_all()
@@ -736,9 +742,12 @@ class SharedSemaphore(_Shared, Generic[K]):
         ``Binary`` or ``Timeline``.
     """
 
-    def __init__(self, vk: VulkanContext, vk_semaphore: Any, semaphore: ExternalSemaphore[K], kind: type[K]) -> None:
+    def __init__(
+        self, vk: VulkanContext, native: _NativeSemaphore, semaphore: ExternalSemaphore[K], kind: type[K]
+    ) -> None:
         super().__init__(vk)
-        self._vk_semaphore = vk_semaphore
+        native.pair(semaphore)
+        self._native = native
         self.semaphore = semaphore
         self.kind = kind
 
@@ -746,7 +755,7 @@ class SharedSemaphore(_Shared, Generic[K]):
     def vk_semaphore(self) -> Any:
         """The VkSemaphore, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
         self._require_open(self.semaphore)
-        return self._vk_semaphore
+        return self._native.semaphore
 
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
@@ -757,8 +766,19 @@ class SharedSemaphore(_Shared, Generic[K]):
         return int(value[0])
 
     def close(self, timeout: float | None = None) -> None:
-        """End use on both sides; as `SharedBuffer.close`."""
-        self.semaphore.close(timeout)
+        """End use on both sides; as `SharedBuffer.close`. One that is bridged goes when no stream uses it any more."""
+        if isinstance(self.semaphore, BridgedSemaphore):
+            self.semaphore.close(timeout)
+        else:
+            self._close(self.semaphore, self._native, timeout)
+
+
+class _NativeSemaphore(Native):
+    """A VkSemaphore."""
+
+    def __init__(self, vk: VulkanContext, semaphore: Any) -> None:
+        super().__init__(vk, [("vkDestroySemaphore", semaphore)])
+        self.semaphore = semaphore
 
 
 @overload
@@ -808,15 +828,14 @@ def share_semaphore(
     if bridge is not None:
         return _bridge_semaphore(vk, device, kind, bridge)
     agree(vk, device, (Operation.IMPORT_SEMAPHORE,), (semaphore_handle_type(kind),))
+    native = _NativeSemaphore(vk, create_semaphore(vk, kind))
     with ExitStack() as undo:
-        vk_semaphore = create_semaphore(vk, kind)
-        undo.callback(vk.destroy, "vkDestroySemaphore", vk_semaphore)
+        undo.callback(native.close)
         # Exported at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
-        with export_semaphore(vk, vk_semaphore, kind) as handle:
+        with export_semaphore(vk, native.semaphore, kind) as handle:
             semaphore = device.import_semaphore(cast(SemaphoreHandle[Any], handle))
         undo.pop_all()
-    Lease(vk, semaphore, device, lambda: vk.destroy("vkDestroySemaphore", vk_semaphore))
-    return SharedSemaphore(vk, vk_semaphore, semaphore, kind)
+    return SharedSemaphore(vk, native, semaphore, kind)
 
 
 def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
@@ -826,10 +845,10 @@ def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge
         raise InvalidArgumentError("bridge", f"is of {bridge.device.name}, not of {device.name}.")
     if kind is not Timeline:
         raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host: Timeline.")
+    native = _NativeSemaphore(vk, create_semaphore(vk, kind, exportable=False))
     with ExitStack() as undo:
-        vk_semaphore = create_semaphore(vk, kind, exportable=False)
-        undo.callback(vk.destroy, "vkDestroySemaphore", vk_semaphore)
-        semaphore = bridge.from_endpoint(TimelineEndpoint(vk, vk_semaphore))
+        undo.callback(native.close)
+        semaphore = bridge.from_endpoint(TimelineEndpoint(vk, native.semaphore))
         undo.pop_all()
-    Lease(vk, semaphore, device, lambda: vk.destroy("vkDestroySemaphore", vk_semaphore))
-    return SharedSemaphore(vk, vk_semaphore, semaphore, kind)
+    semaphore.on_released(native.close)
+    return SharedSemaphore(vk, native, semaphore, kind)

@@ -78,11 +78,10 @@ def test_a_closed_handoff_submits_nothing(application: Application, handoff: Any
 
 
 def test_a_closed_timeline_is_not_looked_at(application: Application, device: gi.Device) -> None:
-    class Closed:
-        closed = True
-
-    shared = gi.vulkan.SharedSemaphore(application.vk, 1, Closed(), gi.handles.Timeline)  # type: ignore[arg-type]
-    closed(shared.counter, lambda: shared.vk_semaphore)
+    with gi.bridge.Bridge(device) as bridge:
+        shared = gi.vulkan.share_semaphore(application.vk, device, Timeline, bridge=bridge)
+        shared.close()
+        closed(shared.counter, lambda: shared.vk_semaphore)
 
 
 def test_null_handles_are_refused(application: Application, device: gi.Device) -> None:

@@ -1,0 +1,463 @@
+"""Leaving a VulkanContext's block: Vulkan's objects go at once, and what the compute side has imported stays.
+
+The shared bytes are read and written through a mapping of the payload's own file descriptor, which neither Vulkan nor
+the host's backend has made.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.handles import Binary, Timeline
+from gpuinterop.vulkan import VulkanContext
+
+if TYPE_CHECKING:
+    from tests.graphics.test_readme_sample import SHAPE, SIZE, SlowRenderer, sample
+    from tests.graphics.vulkan_application import Application, match, require_allocations, semaphores_missing
+else:
+    from test_readme_sample import SHAPE, SIZE, SlowRenderer, sample
+    from vulkan_application import Application, match, require_allocations, semaphores_missing
+
+LIMIT = 30.0
+AT_ONCE = 5.0
+"""Seconds that tell whoever returned from whoever waited until `VulkanContext.close` gave up, which takes ten."""
+FRAMES = 20
+MODES = pytest.mark.parametrize("mode", ["timeline", "binary", "bridged"])
+
+
+class Program:
+    """An application, its context and the compute device; the validation layer has to stay silent."""
+
+    def __init__(self, driver: str) -> None:
+        self.driver = driver
+        self.application = Application(driver)
+        self.application.vk.close()  # this one's is:
+        self.vk = self.context()
+        self.device = match(self.vk)
+        self.ended = False
+
+    def context(self, *, queue: bool = True) -> VulkanContext:
+        a = self.application
+        return VulkanContext(a.instance, a.physical_device, a.device, a.queue if queue else None, 0)
+
+    def handoff(self, mode: str) -> Any:
+        """Or a skip, where the driver is known to have none of this mode."""
+        try:
+            return gi.vulkan.share_handoff(self.vk, self.device, allow=(mode,))
+        except gi.UnsupportedError:
+            semaphores_missing(self.driver, {"binary": Binary, "timeline": Timeline}[mode])
+
+    def bytes_of(self, shared: Any) -> mmap.mmap:
+        """A shared buffer's, mapped by the test."""
+        if not self.vk.is_cpu:
+            pytest.skip("a GPU's bytes cannot be mapped by their file descriptor")
+        with gi.vulkan.export_memory(
+            self.vk, shared.vk_memory, size=shared.allocation_size, dedicated=shared.dedicated
+        ) as handle:
+            assert isinstance(handle, gi.OpaqueFd)
+            start = 0
+            if self.driver == "lavapipe":  # its payload begins with a header, which says where the data does
+                start = int(struct.unpack("<Q", os.pread(handle.fd, 8, 8))[0])
+            return mmap.mmap(handle.fd, shared.size, offset=start)
+
+    def end(self) -> None:
+        """Destroy the VkDevice and the VkInstance."""
+        if not self.ended:
+            self.ended = True
+            self.application.close()
+
+
+@pytest.fixture
+def program(driver: str) -> Iterator[Program]:
+    program = Program(driver)
+    yield program
+    program.vk.close()
+    program.end()
+    assert program.application.messages == []
+
+
+def stays_right(array: Any, mapped: mmap.mmap) -> None:
+    """Every byte, both ways, several times."""
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        wanted = random.bytes(array.nbytes)
+        array.view(np.uint8).reshape(-1)[:] = np.frombuffer(wanted, np.uint8)
+        assert mapped[: array.nbytes] == wanted
+        mapped[: array.nbytes] = wanted = random.bytes(array.nbytes)
+        assert array.tobytes() == wanted
+
+
+def released(device: gi.Device, *resources: Any) -> bool:
+    """Whether the compute side lets go, now that nothing holds it any more."""
+    left = list(resources)
+    for resource in resources:
+        resource.on_released(lambda resource=resource: left.remove(resource))
+    deadline = time.monotonic() + LIMIT
+    while left and time.monotonic() < deadline:
+        device.drain()
+    return not left
+
+
+# -- the README's sample -----------------------------------------------------------------------------------------------
+
+
+class Oops(Exception):
+    """The user's own."""
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["leaves", "raises"])
+def test_the_readmes_loop_in_a_block(program: Program, failing: bool) -> None:
+    """Its array is alive at the end, and nobody waits for Vulkan's queue; or the loop raises halfway."""
+    cpu = program.vk.is_cpu
+    if not cpu:
+        import torch as _torch  # noqa: F401 - the README's sample uses it on a GPU: without it this fails
+    setup, loop = sample(torch=not cpu)
+    if program.driver == "lavapipe":  # as the README says for a driver that shares no semaphores
+        setup = setup.replace(
+            "share_handoff(vk, device)", 'share_handoff(vk, device, allow=("timeline", "binary", "bridged"))'
+        )
+    renderer = SlowRenderer(program.application, FRAMES, hold=False)
+    names = renderer.names = {
+        "instance": program.application.instance,
+        "physical_device": program.application.physical_device,
+        "vk_device": program.application.device,
+        "queue": program.application.queue,
+        "queue_family": 0,
+        "size": SIZE,
+        "shape": SHAPE,
+        "frames": renderer.numbers(),
+        "commands": None,
+        "submit": renderer.submit,
+    }
+
+    left = 0.0
+
+    def stop(frame: int) -> None:
+        nonlocal left
+        left = time.monotonic()
+        if failing and frame == FRAMES // 2:
+            raise Oops
+
+    def user() -> None:
+        exec(setup, names)
+        program.vk = names["vk"]
+        with names["vk"]:
+            renderer.buffer = names["buffer"]
+            if cpu:
+                names["mapped"] = program.bytes_of(names["buffer"])
+            exec(loop.replace("field *= 0.5", "field *= 0.5; stop(frame)"), names)
+
+    names["stop"] = stop
+    if failing:
+        with pytest.raises(Oops):
+            user()
+    else:
+        user()
+    assert time.monotonic() - left < AT_ONCE
+    last = FRAMES // 2 if failing else FRAMES - 1
+    renderer.close()
+    program.end()
+    field = names["field"]
+    assert (field == (last + 1) / 2).all()  # half of what Vulkan wrote
+    field *= 2
+    assert (field == last + 1).all()
+    if cpu:
+        assert names["mapped"][:SIZE] == np.full(SHAPE, last + 1, np.float32).tobytes()
+        stays_right(field, names["mapped"])
+    memory = names["buffer"].memory
+    del field
+    names.pop("field")
+    assert released(program.device, memory)
+
+
+# -- what is pending ---------------------------------------------------------------------------------------------------
+
+
+def test_work_that_is_pending_goes_on_without_vulkan(program: Program) -> None:
+    """A stream is held, by a timeline that has nothing to do with Vulkan, before it writes into the shared buffer."""
+    device = program.device
+    hold = device.create_semaphore(gi.TimelineFd)
+    with device.create_stream() as stream:
+        with program.vk as vk:
+            shared = gi.vulkan.share_buffer(vk, device, 1 << 16)
+            mapped = program.bytes_of(shared)
+            hold.wait(stream, 1)
+            shared.fill(0x5A, stream=stream)
+            left = time.monotonic()
+        assert time.monotonic() - left < AT_ONCE
+        program.end()
+        assert not stream.query()
+        assert bytes(mapped) == bytes(1 << 16)
+        hold.host_signal(1)
+        stream.synchronize(LIMIT)
+        assert bytes(mapped) == b"\x5a" * (1 << 16)
+    assert released(device, shared.memory)
+    hold.close()
+
+
+@pytest.mark.parametrize("what", ["wait", "signal"])
+def test_a_semaphore_that_a_stream_still_uses(program: Program, what: str) -> None:
+    """The VkSemaphore goes; the wait still ends when another party signals the payload, and the signal reaches it."""
+    device = program.device
+    if not gi.vulkan.capabilities(program.vk).supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
+        semaphores_missing(program.driver, Binary)
+    hold = device.create_semaphore(gi.TimelineFd)
+    with device.create_stream() as stream, device.create_stream() as another:
+        with program.vk as vk:
+            shared = gi.vulkan.share_semaphore(vk, device, Binary)
+            other = device.import_semaphore(gi.vulkan.export_semaphore(vk, shared.vk_semaphore, Binary))
+            if what == "wait":
+                shared.semaphore.wait(stream)
+            else:
+                hold.wait(stream, 1)
+                shared.semaphore.signal(stream)
+            left = time.monotonic()
+        assert time.monotonic() - left < AT_ONCE
+        program.end()
+        assert not stream.query()
+        if what == "wait":
+            other.signal(another)
+        else:
+            hold.host_signal(1)
+            other.wait(another)
+        stream.synchronize(LIMIT)
+        another.synchronize(LIMIT)
+    assert released(device, shared.semaphore)
+    other.close()
+    hold.close()
+
+
+def test_an_exception_is_not_held_up_by_a_wait_that_never_ends(program: Program) -> None:
+    """Bridged: a thread of ours calls Vulkan as long as a stream waits. It is given a moment, and the stream fails."""
+    with program.device.create_stream() as stream:
+        handoff = program.handoff("bridged")
+        with pytest.raises(Oops), program.vk:
+            handoff.vulkan_submit()  # and nothing is submitted
+            handoff.acquire(stream)
+            left = time.monotonic()
+            raise Oops
+        assert time.monotonic() - left < AT_ONCE
+        program.end()
+        with pytest.raises(gi.ResourceClosedError):
+            stream.synchronize(LIMIT)
+        handoff.close()
+
+
+# -- Vulkan's own queue ------------------------------------------------------------------------------------------------
+
+
+class HeldQueue:
+    """The application's queue, at work with a shared buffer until it is let go: by hand, or at the block's end."""
+
+    def __init__(self, program: Program, shared: Any) -> None:
+        application = self._application = program.application
+        vulkan = self._vulkan = application.api
+        kind = vulkan.VkSemaphoreTypeCreateInfo(semaphoreType=vulkan.VK_SEMAPHORE_TYPE_TIMELINE, initialValue=0)
+        info = vulkan.VkSemaphoreCreateInfo(pNext=kind)
+        self._semaphore = vulkan.vkCreateSemaphore(application.device, info, None)
+        commands = application.record(
+            lambda commands: vulkan.vkCmdFillBuffer(commands, shared.vk_buffer, 0, shared.size, 0x01010101)
+        )
+        submit = vulkan.VkSubmitInfo(
+            pNext=vulkan.VkTimelineSemaphoreSubmitInfo(pWaitSemaphoreValues=[1], pSignalSemaphoreValues=[]),
+            pWaitSemaphores=[self._semaphore],
+            pWaitDstStageMask=[vulkan.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT],
+            pCommandBuffers=[commands],
+        )
+        vulkan.vkQueueSubmit(application.queue, 1, [submit], vulkan.VK_NULL_HANDLE)
+        self._held = True
+
+    def let_go(self) -> None:
+        if self._held:
+            self._held = False
+            info = self._vulkan.VkSemaphoreSignalInfo(semaphore=self._semaphore, value=1)
+            self._vulkan.vkSignalSemaphore(self._application.device, info)
+
+    def __enter__(self) -> HeldQueue:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.let_go()
+        self._application.idle()
+        self._vulkan.vkDestroySemaphore(self._application.device, self._semaphore, None)
+
+
+def test_vulkans_own_queue_is_waited_for(program: Program) -> None:
+    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    mapped = program.bytes_of(shared)
+    array = np.asarray(shared.view(4096))
+    ended = threading.Event()
+
+    def close() -> None:
+        program.vk.close(LIMIT)
+        ended.set()
+
+    with HeldQueue(program, shared) as held:
+        closing = threading.Thread(target=close)
+        closing.start()
+        assert not ended.wait(0.2), "the queue is at work with the buffer"
+        held.let_go()
+        assert ended.wait(LIMIT)
+        closing.join()
+    program.end()
+    assert bytes(mapped) == b"\1" * 4096
+    stays_right(array, mapped)
+
+
+def test_two_threads_close_one_context(program: Program) -> None:
+    """Each has a fence behind the queue's work, and whoever comes first destroys both."""
+    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    status = program.vk.functions.vkGetFenceStatus
+    looking: set[int] = set()
+
+    def look(device: Any, fence: Any) -> int:
+        looking.add(threading.get_ident())
+        return int(status(device, fence))
+
+    program.vk.functions.__dict__["vkGetFenceStatus"] = look
+    with HeldQueue(program, shared) as held:
+        closing = [threading.Thread(target=program.vk.close, args=(LIMIT,)) for _ in range(2)]
+        for thread in closing:
+            thread.start()
+        deadline = time.monotonic() + LIMIT
+        while len(looking) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(looking) == 2
+        held.let_go()
+        for thread in closing:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+    assert shared._native.closed
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: bool) -> None:
+    """They are destroyed neither under it nor later: who does not know when it ends must not."""
+    vulkan, device = program.application.api, program.application.device
+    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    objects = shared.vk_buffer, shared.vk_memory
+    mapped = program.bytes_of(shared)
+    with HeldQueue(program, shared):
+        left = time.monotonic()
+        if raises:
+            with pytest.raises(Oops), program.vk:
+                raise Oops
+            assert time.monotonic() - left < AT_ONCE
+        else:
+            with pytest.raises(gi.ResourceBusyError, match="queue is still at work"):
+                program.vk.close(timeout=0.05)
+        shared.close()
+        program.vk.close()
+    assert bytes(mapped) == b"\1" * 4096
+    # What the library left is destroyed by the test, and the layer would say so if it had been before.
+    vulkan.vkDestroyBuffer(device, objects[0], None)
+    vulkan.vkFreeMemory(device, objects[1], None)
+    ((_, fence),) = (pair for native in program.vk._natives for pair in native._objects)
+    vulkan.vkDestroyFence(device, fence, None)
+
+
+@pytest.mark.parametrize("call", ["vkQueueSubmit", "vkGetFenceStatus"])
+def test_a_lost_device_is_not_waited_for(program: Program, call: str) -> None:
+    """And what was shared is destroyed, as Vulkan wants it before the VkDevice is."""
+
+    def lost(*_: object) -> int:
+        program.application.idle()  # in truth it is not lost
+        return -4  # VK_ERROR_DEVICE_LOST
+
+    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    program.vk.functions.__dict__[call] = lost
+    program.vk.close()
+    assert shared._native.closed
+
+
+def test_a_context_without_a_queue_leaves_that_to_the_application(program: Program) -> None:
+    with program.context(queue=False) as vk:
+        shared = gi.vulkan.share_buffer(vk, program.device, 4096)
+        mapped = program.bytes_of(shared)
+        with HeldQueue(program, shared):
+            pass
+    assert bytes(mapped) == b"\1" * 4096
+
+
+# -- one at a time -----------------------------------------------------------------------------------------------------
+
+
+def test_closing_one_thing_destroys_vulkans_half_at_once(program: Program) -> None:
+    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    image = gi.vulkan.share_image(program.vk, program.device, (64, 16), "R8_UNORM", tiling="linear")
+    mapped = program.bytes_of(shared)
+    array, texels = np.asarray(shared.view(1024, "uint32")), np.asarray(image.view())
+    for thing in (shared, image):
+        thing.close()
+        assert thing._native.closed
+        with pytest.raises(gi.ResourceBusyError, match="array"):
+            thing.close(timeout=0)
+    with pytest.raises(gi.ResourceClosedError):
+        shared.view(1)
+    assert not program.vk._natives, "each would be kept as long as the context"
+    program.vk.close()
+    program.end()
+    stays_right(array, mapped)
+    texels[:] = 7
+    assert (texels == 7).all()
+    del array, texels
+    assert released(program.device, shared.memory, image.memory)
+    shared.close(timeout=LIMIT)
+
+
+def test_what_was_dropped_goes_with_the_context(program: Program) -> None:
+    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    mapped = program.bytes_of(shared)
+    array = np.asarray(shared.view(4096))
+    del shared
+    with program.vk:
+        pass
+    program.end()
+    stays_right(array, mapped)
+
+
+# -- the other way round: Vulkan stands on our bytes -------------------------------------------------------------------
+
+
+def test_our_bytes_outlive_vulkans_object_on_them(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lavapipe takes the address of our mapping: the VkDeviceMemory goes first, whatever is closed first."""
+    require_allocations(program.application, program.device)
+    allocation = program.device.allocate(1 << 16)
+    imported = gi.vulkan.import_allocation(program.vk, allocation)
+    address = allocation.buffer.ptr
+    free = program.vk.functions.vkFreeMemory
+    seen: list[bool] = []
+
+    def watched(*arguments: Any) -> None:
+        seen.append(mapped_at(address))
+        free(*arguments)
+
+    monkeypatch.setitem(program.vk.functions.__dict__, "vkFreeMemory", watched)
+    allocation.close()
+    program.device.drain()
+    if program.driver == "lavapipe":
+        program.application.run(
+            lambda commands: program.application.api.vkCmdFillBuffer(
+                commands, imported.vk_buffer, 0, imported.size, 0x01010101
+            )
+        )
+    program.vk.close()
+    assert seen == [program.driver == "lavapipe"]
+    assert released(program.device, allocation)
+    assert not mapped_at(address)
+
+
+def mapped_at(address: int) -> bool:
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        spans = (line.split()[0].split("-") for line in lines)
+        return any(int(start, 16) <= address < int(end, 16) for start, end in spans)
