@@ -369,7 +369,7 @@ def read_verified(file: Traversable) -> list[VerifiedRun]:
         return []
     try:
         return [_run(entry) for entry in tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InvalidArgumentError(
             "file", f"expected runs as `gpuinterop selftest --report` writes them, got {file}: {error}"
         ) from error
@@ -396,6 +396,9 @@ def _run(entry: object) -> VerifiedRun:
     for name, kind in _RUN.items():
         if not isinstance(run.get(name), kind):
             raise TypeError(f"the {name} of a run cannot be {run.get(name)!r}")
+    for name, kind in (("versions", str), ("tests", int)):
+        if not all(isinstance(value, kind) for value in run[name].values()):
+            raise TypeError(f"the {name} of a run must each be of type {kind.__name__}, not {run[name]!r}")
     return VerifiedRun(
         date=str(run["date"]),
         platform=run["platform"],

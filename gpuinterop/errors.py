@@ -193,12 +193,12 @@ class _Unraisable:
 
 
 def report(error: BaseException) -> None:
-    """Show an exception that nobody here can be raised to."""
+    """Show an exception that no caller here can catch."""
     _Unraisable(error)
 
 
 def warn_leak(message: str, source: object = None) -> None:
-    """A LeakedResourceWarning that is raised to nobody when warnings are errors."""
+    """Warn of a leak; where warnings are errors, show the error instead of raising it."""
     try:
         warnings.warn(message, LeakedResourceWarning, stacklevel=3, source=source)
     except LeakedResourceWarning as error:

@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from .. import system
@@ -34,6 +35,7 @@ from ..errors import (
     BackendNotFoundError,
     BackendUnavailableError,
     DeviceNotFoundError,
+    GpuInteropError,
 )
 from ..handles import DeviceIdentity, TimelineFd
 from . import stand_ins
@@ -64,7 +66,7 @@ class LoadedBackend:
     def __init__(self, native: Backend) -> None:
         self._native = native
         self._rank = -native.priority
-        native.devices()  # asked of every backend where one is chosen: one that cannot say does not work
+        self._infos()  # asked of every backend where one is chosen: one that cannot say does not work
         self._devices: dict[int, Device] = {}
 
     @property
@@ -74,16 +76,26 @@ class LoadedBackend:
     @property
     def versions(self) -> Mapping[str, str]:
         """Of driver, runtime and bindings."""
-        return self._native.versions()
+        with _guarded(f"{self.name}: versions() failed"):
+            return {str(name): str(version) for name, version in self._native.versions().items()}
 
     @property
     def libraries(self) -> Mapping[str, str]:
         """Paths of the native libraries."""
-        return self._native.libraries()
+        with _guarded(f"{self.name}: libraries() failed"):
+            return {str(name): str(path) for name, path in self._native.libraries().items()}
+
+    def _infos(self) -> tuple[DeviceInfo, ...]:
+        with _guarded(f"{self.name}: devices() failed"):
+            infos = tuple(self._native.devices())
+            for info in infos:
+                if not isinstance(info, DeviceInfo):
+                    raise TypeError(f"expected DeviceInfo objects, got {info!r}")
+            return infos
 
     def devices(self) -> Sequence[Device]:
         """Every device, in the backend's order."""
-        return [self.device(info.ordinal) for info in self._native.devices()]
+        return [self.device(info.ordinal) for info in self._infos()]
 
     def device(self, ordinal: int = 0) -> Device:
         """One device; the same object every time.
@@ -98,7 +110,7 @@ class LoadedBackend:
         with _lock:
             device = self._devices.get(number)
             if device is None:
-                infos = {info.ordinal: info for info in self._native.devices()}
+                infos = {info.ordinal: info for info in self._infos()}
                 if number not in infos:
                     known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
                     raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
@@ -112,7 +124,8 @@ class LoadedBackend:
 
     def _table(self, info: DeviceInfo, patterns: str) -> Capabilities:
         """The backend's word, made total, promoted by what runs have shown, less what the user turned off."""
-        said = {capability.cell: capability for capability in self._native.capabilities(info.ordinal)}
+        with _guarded(f"{self.name}: capabilities() failed"):
+            said = {capability.cell: capability for capability in self._native.capabilities(info.ordinal)}
         if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
                 f"the backend {self.name!r} claims SUPPORTED for {', '.join(bold)}: only verified.toml can say that; "
@@ -215,6 +228,17 @@ class BrokenBackendError(BackendUnavailableError):
     """It raised what tells nothing of this machine: the conformance kit fails for it, and does not skip."""
 
 
+@contextmanager
+def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError) -> Iterator[None]:
+    """Turn what a third party's code raises into a `BrokenBackendError`: it ends neither the others nor the program."""
+    try:
+        yield
+    except (KeyboardInterrupt, let_through):
+        raise
+    except BaseException as error:
+        raise BrokenBackendError(f"{failure}: {error!r}.") from error
+
+
 def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
     name = rivals[0].name
     with _lock:
@@ -226,15 +250,10 @@ def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableErr
 
 def _try_load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
     try:
-        return LoadedBackend(_class_of(rivals)())
+        with _guarded(f"{rivals[0].name} = {rivals[0].value!r} failed to start", BackendUnavailableError):
+            return LoadedBackend(_class_of(rivals)())
     except BackendUnavailableError as error:
         return error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a third party takes neither the others down nor the program; its reason is shown
-        failure = BrokenBackendError(f"{rivals[0].name} = {rivals[0].value!r} failed to start: {error!r}.")
-        failure.__cause__ = error
-        return failure
 
 
 def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
@@ -245,9 +264,11 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
             f"{' and '.join(one.value for one in rivals)}.",
             fix="Uninstall one of them.",
         )
+    if EntryPoint.pattern.match(entry_point.value) is None:
+        raise ValueError("expected an entry point such as 'module:Class'")
     cls = entry_point.load()
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
-        raise BackendUnavailableError(f"{entry_point.value} is no subclass of gpuinterop.backend.Backend.")
+        raise BackendUnavailableError(f"{entry_point.value} must be a subclass of gpuinterop.backend.Backend.")
     if getattr(cls, "name", None) != entry_point.name:
         raise BackendUnavailableError(
             f"{entry_point.value} calls itself {getattr(cls, 'name', None)!r}, its entry point {entry_point.name!r}."
@@ -283,7 +304,7 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     if name:
         return _by_name(name, source)
     for loaded in _by_priority():
-        if loaded._native.devices():
+        if loaded._infos():
             return loaded
     raise BackendUnavailableError(
         f"no installed backend works here: {_reasons() or 'none is installed'}",
@@ -319,7 +340,7 @@ def _warn_of_failures(fallback: str) -> None:
         if isinstance(found, BackendUnavailableError) and not found.absent and name not in _warned:
             _warned.add(name)
             warnings.warn(
-                f"falling back to the backend {fallback!r}: {name!r} is not available. {found}. "
+                f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
                 f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
                 RuntimeWarning,
                 stacklevel=5,
@@ -367,7 +388,14 @@ def match_device(identity: DeviceIdentity) -> Device:
     chosen = os.environ.get(_BACKEND_VARIABLE)
     seen = []
     for loaded in [get_backend()] if chosen else _working():
-        for candidate in loaded.devices():
+        try:
+            candidates = loaded.devices()
+        except BackendUnavailableError as error:
+            if chosen:
+                raise
+            seen.append(str(error).rstrip("."))
+            continue
+        for candidate in candidates:
             if candidate.identity.matches(identity):
                 return candidate
             note = f" ({candidate.info.note})" if candidate.info.note else ""

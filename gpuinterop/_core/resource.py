@@ -66,7 +66,10 @@ def check_timeout(timeout: float | None) -> float | None:
         raise ArgumentTypeError("timeout", f"must be seconds or None, not {type(timeout).__name__}.")
     if not timeout >= 0:
         raise InvalidArgumentError("timeout", f"must be 0 or more seconds, not {timeout!r}.")
-    return None if timeout == float("inf") else float(timeout)
+    try:
+        return None if timeout == float("inf") else float(timeout)
+    except OverflowError:
+        raise InvalidArgumentError("timeout", "is too large for a float; None sets no limit.") from None
 
 
 _kept_off: set[int] = set()

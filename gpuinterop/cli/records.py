@@ -37,14 +37,14 @@ def verified_file(backend: str) -> Path:
     Raises
     ------
     BackendUnavailableError
-        There is no such package: it is a single module, or none.
+        The backend is a single module, or cannot be found.
     """
     value = next(iter(entry_points(group=GROUP, name=backend))).value
     package = value.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(package) if package else None
     if spec is None or not spec.submodule_search_locations:
         raise BackendUnavailableError(
-            f"expected {backend} = {value!r} to be in a package, which its record of runs lies in; {package!r} is none."
+            f"expected {backend} = {value!r} to be in a package, which its record of runs lies in, got {package!r}."
         )
     return Path(next(iter(spec.submodule_search_locations))) / "verified.toml"
 

@@ -18,6 +18,7 @@ from gpuinterop import system
 from gpuinterop._core import registry
 from gpuinterop.backend import Backend, DeviceInfo, pci_bus_id
 from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support, VerifiedRun, read_verified
+from gpuinterop.cli.info import collect
 
 from . import fake
 from .fake import FakeBackend, FakeWords
@@ -89,6 +90,13 @@ class Writing(FakeWords, Usable):
 
 class Misnamed(High):
     name = "somebody"
+
+
+class Processor(Low):
+    name = "processor"
+
+    def devices(self) -> list[DeviceInfo]:
+        return [dataclasses.replace(info, is_cpu=True) for info in super().devices()]
 
 
 class NoBackend:
@@ -178,7 +186,7 @@ def test_what_is_broken_is_shown_and_takes_nobody_down(install: Install) -> None
     reasons = {name: str(backend.error) for name, backend in found.items()}
     assert "undefined symbol" in reasons["crashing"]
     assert "no_such_module_at_all" in reasons["missing"]
-    assert "no subclass" in reasons["nobackend"]
+    assert "subclass" in reasons["nobackend"]
     assert "somebody" in reasons["nobody"]
     with pytest.raises(gi.BackendUnavailableError) as caught:
         gi.get_backend("crashing")
@@ -222,6 +230,9 @@ HIGH = f"from {__name__} import High\nclass Plugin(High):"
         f"{HIGH}\n    name = 'plugin'\n    def __init__(self): raise SystemExit",
         f"{HIGH}\n    name = 'plugin'\n    def __init__(self, must): pass",
         f"{HIGH}\n    name = 'plugin'\n    def devices(self): return {{}}['gpu']",
+        f"{HIGH}\n    name = 'plugin'\n    def devices(self): return None",
+        f"{HIGH}\n    name = 'plugin'\n    def devices(self): return [1]",
+        f"{HIGH}\n    name = 'plugin'\n    def devices(self): return (1 / 0 for _ in 'x')",
     ],
 )
 def test_a_third_partys_backend_takes_nobody_down(
@@ -237,15 +248,40 @@ def test_a_third_partys_backend_takes_nobody_down(
     assert "plugin" in error.reason.lower()
     with pytest.raises(gi.BackendUnavailableError, match="plugin"):
         gi.get_backend("plugin")
-    with pytest.warns(RuntimeWarning, match="'plugin' is not available"):
+    with pytest.warns(RuntimeWarning, match=r"'plugin' is not available.*[^.]\. Set"):
         assert gi.device().backend == "low"
+
+
+@pytest.mark.parametrize("outcome", ["return None", "return [7]", "raise RuntimeError(3)", "raise SystemExit(3)"])
+@pytest.mark.parametrize("question", ["capabilities(self, ordinal)", "versions(self)", "libraries(self)"])
+def test_what_a_third_partys_backend_fails_to_answer_is_its_own_defect(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, question: str, outcome: str
+) -> None:
+    """The others are found as ever; `gpuinterop info` says the reason."""
+    plugin = f"{HIGH}\n    name = 'plugin'\n    def {question}: {outcome}\n"
+    (tmp_path / "thirdparty.py").write_text(plugin)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "thirdparty", raising=False)
+    install(Processor, extra=[EntryPoint("plugin", "thirdparty:Plugin", registry.GROUP)])
+    asked = question.partition("(")[0]
+    with pytest.raises(registry.BrokenBackendError, match=f"plugin: {asked}"):
+        _ = (gi.get_backend("plugin").devices(), gi.get_backend("plugin").versions)
+    assert gi.match_device(identity(is_cpu=True)).backend == "processor"
+    if asked != "versions":
+        with pytest.raises(gi.DeviceNotFoundError, match=f"plugin: {asked}"):
+            gi.match_device(identity(uuid=b"1" * 16))
+    entries = {entry["name"]: entry for entry in collect().backends}
+    assert entries["processor"]["available"]
+    assert not entries["plugin"]["available"]
+    assert f"plugin: {asked}() failed" in entries["plugin"]["reason"]
 
 
 @pytest.mark.parametrize("value", ["", ":", "foo:bar:baz", "thirdparty", "thirdparty:Missing", "no such module", "."])
 def test_an_entry_point_that_names_nothing(install: Install, value: str) -> None:
     install(Low, extra=[EntryPoint("plugin", value, registry.GROUP)])
-    with pytest.raises(gi.BackendUnavailableError, match="plugin"):
+    with pytest.raises(gi.BackendUnavailableError, match="plugin") as caught:
         gi.get_backend("plugin")
+    assert "NoneType" not in str(caught.value)
     with pytest.warns(RuntimeWarning, match="'plugin' is not available"):
         assert gi.device().backend == "low"
 
@@ -394,6 +430,9 @@ def test_a_run_that_is_recorded_promotes(recorded: Callable[[bytes], Path]) -> N
         (RUN.replace('"graph_capture"', "7").encode(), "7"),
         (RUN.encode() + b"versions = 3\n", "versions"),
         (RUN.encode() + b"tests = 'all'\n", "tests"),
+        (RUN.encode() + b"versions = {a = 1}\n", "versions"),
+        (RUN.encode() + b"tests = {b = [2]}\n", "tests"),
+        (b"run = " + b"[" * 5000 + b"]" * 5000, "recursion"),
     ],
 )
 def test_a_broken_record_of_runs_promotes_nothing_and_says_so(
