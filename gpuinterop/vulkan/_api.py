@@ -201,6 +201,10 @@ _stypes: dict[str, int] = {}
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])")
 
 
+_INTEGER: Final = re.compile(r"u?int\w*_t|s?size_t|(unsigned )?(short|int|long|long long)")
+"""cffi's primitive types that hold an address, or a handle of 64 bits."""
+
+
 @cache
 def _spelling(kind: Any) -> str:
     """A C type, its handles named as Vulkan names them: ``struct VkQueue_T *`` is a ``VkQueue``."""
@@ -281,17 +285,22 @@ class Api:
         return found
 
     def cast(self, kind: str, handle: Any, argument: str = "") -> Any:
-        """A handle or pointer of `kind` from an int, a ctypes value or any cffi pointer, also another cffi's.
+        """A handle or pointer of `kind` from an int, a ctypes value, or cffi's `kind`, ``void *`` or integer.
 
-        None and 0 are null. `argument` is what the caller calls it, for messages. A driver looks at no handle's kind:
-        it crashes over a wrong one, or hands out rubbish. So a kind that cffi knows is checked here; an int has none.
+        The cffi may be another one. None and 0 are null. `argument` is what the caller calls it, for messages. A driver
+        looks at no handle's kind: it crashes over a wrong one, or hands out rubbish. So a kind that cffi knows is
+        checked here; an integer and a ``void *`` have none.
         """
         argument = argument or kind
         if isinstance(handle, self.ffi.CData):
-            given = _spelling(self.ffi.typeof(handle))
-            if "Vk" in given and given != _spelling(self.ffi.typeof(kind)):
+            kept = self.ffi.typeof(handle)
+            given = _spelling(kept)
+            if kept.kind == "primitive" and _INTEGER.fullmatch(given):
+                value = check_int(argument, int(handle), 0, 64)
+            elif given in (_spelling(self.ffi.typeof(kind)), "void *"):
+                value = handle
+            else:
                 raise ArgumentTypeError(argument, f"expected a {kind}, got a {given}; pass the {kind} itself.")
-            value = handle
         else:
             value = getattr(handle, "value", handle)
             value = 0 if value is None else value

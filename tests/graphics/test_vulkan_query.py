@@ -167,7 +167,7 @@ def test_a_run_on_this_driver_promotes_its_cells(exporter: VulkanExporter, monke
         cells=frozenset({cell}),
     )
     for runs, support in (([run], Support.SUPPORTED), ([replace(run, device="another")], Support.UNVERIFIED)):
-        monkeypatch.setattr(_query, "read_verified", lambda file, runs=runs: runs)
+        monkeypatch.setattr(_query, "recorded", lambda file, runs=runs: runs)
         assert gi.vulkan.capabilities(exporter._physical.handle).of(cell).support is support
 
 

@@ -125,6 +125,11 @@ class Objects:
         if not kind.startswith("PFN"):
             yield "PFN_vkGetInstanceProcAddr", vulkan.lib.vkGetInstanceProcAddr
         yield "PFN_vkGetDeviceProcAddr", vulkan.lib.vkGetDeviceProcAddr
+        yield "char[4096]", ffi.new("char[4096]")
+        yield "int *", ffi.new("int *")
+        yield "double", ffi.cast("double", 1.5)
+        yield "_Bool", ffi.cast("_Bool", 1)
+        yield "int -1", ffi.cast("int", -1)
         yield "str", "handle"
         yield "bytes", b"handle"
         yield "float", 1.5
