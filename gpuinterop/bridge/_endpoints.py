@@ -197,8 +197,7 @@ class EventFdEndpoint(Endpoint):
 
     def __init__(self, handle: EventFd) -> None:
         self._fd = fd = handle.fd
-        if (link := _link(fd)) != "anon_inode:[eventfd]":
-            raise HandleError(f"handle: this is no eventfd but {link}; os.eventfd() makes one.")
+        _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes")
         self._credits = 0
         """Signals that a read has taken, and no wait yet."""
         self.label = f"eventfd {fd}"
@@ -272,8 +271,7 @@ class SyncFdEndpoint(Endpoint):
 
     def __init__(self, handle: SyncFd) -> None:
         self._fd = fd = handle.fd
-        if (link := _link(fd)) != "anon_inode:sync_file":
-            raise HandleError(f"handle: this is no sync file but {link}.")
+        _check_link(fd, "anon_inode:sync_file", "a sync file")
         self._signalled = False
         self.label = f"sync file {fd}"
 
@@ -317,12 +315,16 @@ def _polls(fd: int, wanted: int, timeout: float) -> bool:
     return False
 
 
-def _link(fd: int) -> str:
-    """What /proc calls it: nothing else tells without asking whoever serves the file, who need not answer."""
+def _check_link(fd: int, wanted: str, what: str) -> None:
+    """Refuse a descriptor that /proc calls otherwise: any other question may go to a process that never answers."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return "unknown, without /proc"
+        link = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError as error:
+        mounted = os.path.isdir("/proc/self/fd")
+        why = f"it cannot be read: {error}" if mounted else "/proc is not mounted, which alone can tell; mount it"
+        raise HandleError(f"handle: expected {what}, got descriptor {fd}, of an unknown kind: {why}.") from error
+    if link != wanted:
+        raise HandleError(f"handle: expected {what}, got {link}.")
 
 
 class SyncobjEndpoint(Endpoint):

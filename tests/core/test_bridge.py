@@ -273,7 +273,7 @@ class SyncFiles:
 @pytest.fixture
 def sync_files(monkeypatch: pytest.MonkeyPatch) -> SyncFiles:
     files = SyncFiles()
-    monkeypatch.setattr(_endpoints, "_link", lambda fd: "anon_inode:sync_file")
+    monkeypatch.setattr(_endpoints, "_check_link", lambda *_: None)
     monkeypatch.setattr(_endpoints, "fcntl", SimpleNamespace(ioctl=files.ioctl))
     return files
 
@@ -493,6 +493,28 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(_endpoints, "_NODES", os.devnull)
     monkeypatch.setattr("gpuinterop.bridge._bridge.render_nodes", lambda: [os.devnull])
     return kernel
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+@pytest.mark.parametrize(
+    ("endpoint", "handle", "wanted"),
+    [(gi.bridge.EventFdEndpoint, gi.EventFd, "eventfd"), (gi.bridge.SyncFdEndpoint, gi.SyncFd, "sync file")],
+)
+def test_what_a_descriptor_is_cannot_be_told_without_proc(
+    monkeypatch: pytest.MonkeyPatch, endpoint: Any, handle: Any, wanted: str, mounted: bool
+) -> None:
+    """Of a closed one /proc tells nothing either."""
+
+    def readlink(path: str) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    monkeypatch.setattr(os.path, "isdir", lambda path: mounted)
+    with handle.adopt(os.eventfd(0)) as given:
+        with pytest.raises(gi.HandleError, match=wanted) as caught:
+            endpoint(given)
+        assert ("/proc is not mounted" in str(caught.value)) != mounted
+        assert "this is no" not in str(caught.value)
 
 
 def test_the_calls_of_a_syncobj(kernel: Kernel) -> None:
