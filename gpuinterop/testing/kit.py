@@ -6,6 +6,7 @@ import datetime
 import os
 import pickle
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ _TIMEOUT: Final = 90
 """Seconds after which a test has hung: it is ended, and every thread's stack shown. No test takes a tenth of it."""
 
 _DECLARED: Final = "declared: "
+_PARTY: Final = re.compile(r"(memfd|vulkan(:.+)?)?(@(here|process)?)?")
 _HOME: Final = Path(__file__).parent
 # Which cells need somebody on the other side who can do the like.
 _BOTH_SIDES: Final = frozenset(
@@ -234,6 +236,16 @@ class Kit:
     def lacking(self) -> list[str]:
         """What fails a run, whichever of the suites it has: what it requires and has not, and wrong names."""
         found = [spec.problem for spec in self.devices() if spec.fails]
+        installed = registry.backends()
+        found += [
+            f"--gpuinterop-simulated: there is no backend {name!r}; installed: {', '.join(installed)}."
+            for name in sorted(self._simulated - installed.keys())
+        ]
+        found += [
+            f"--gpuinterop-exporter: expected memfd, vulkan[:DRIVER], with @here, @process or neither, got {wanted!r}."
+            for wanted in self._only
+            if not _PARTY.fullmatch(wanted)
+        ]
         try:
             disable((), os.environ.get("GPUINTEROP_DISABLE", ""))
         except InvalidArgumentError as error:

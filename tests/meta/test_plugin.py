@@ -77,6 +77,9 @@ LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
         LOCKED,
         "_DISABLE: .*'map_bufer'",
     ),
+    "simulated wrongly": ((*SELECTED, "--gpuinterop-simulated=tyo"), {}, TOY, "-simulated: there is no backend 'tyo'"),
+    "a party that cannot be": ((*SELECTED, "--gpuinterop-exporter=mefmd"), {}, TOY, "-exporter: .*got 'mefmd'"),
+    "a party's misspelt place": ((*SELECTED, "--gpuinterop-exporter=memfd@proc"), {}, TOY, "-exporter: .*@proc'"),
     "a party": (SELECTED, {"GPUINTEROP_REQUIRE_VULKAN": "1"}, TOY, "vulkan"),
     "broken": (SELECTED, {}, CRASHING, "RuntimeError.*the toy broke"),
 }
