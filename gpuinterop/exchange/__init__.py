@@ -27,8 +27,8 @@ it hears fail in the third round; silence there means nothing. The same knowledg
 - All this is of ranks that die or are slow. One that lies can part the outcome of the others, and blame another: for
   what nobody has heard, and in the third round. In the first two nobody's word counts against a rank that was heard.
 
-After a failure the team is broken: each later call raises the same error again. To go on, make a new transport: the
-ranks may no longer be in the same round on the old one.
+After a failure the team is broken: each later call raises the same error again. To go on, close the transport and
+make a new one: the ranks may no longer be in the same round on the old one.
 """
 
 from __future__ import annotations

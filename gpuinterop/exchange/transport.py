@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import hashlib
 import os
 import queue
+import secrets
 import selectors
 import socket
 import stat
@@ -16,7 +18,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import system
 from .._core.resource import check_int, check_timeout
@@ -82,32 +84,48 @@ class SocketTransport(Transport):
     ----------
     path : str
         A directory that all ranks can read and write, or ``@name`` for an abstract name, which needs no files. The same
-        on every rank, and not used by another team at the same time. In a directory each rank has a socket,
-        ``.gpuinterop-rank-0``, while it waits for the others; nothing else there is touched.
+        on every rank, and this team's alone until it is closed. In a directory each rank has a socket,
+        ``.gpuinterop-rank-0``; one that was killed leaves it, and the next takes it over. Nothing else there is
+        touched.
     rank, size : int
         This rank, and how many there are.
     timeout : float
         Seconds to wait for the others to come.
+    job : str
+        Tells the ranks of this job from those of another that uses the path by mistake. The same on every rank, such as
+        the launcher's ``SLURM_JOB_ID``.
 
     Raises
     ------
     PeerError
-        Not all have come in time; the message names those.
+        Not all have come in time, and the message names those; or a rank is of another job, or another version of
+        gpuinterop, or has met another rank 0 than this one.
     InvalidArgumentError
         Another process has this rank at this path; or something is there that is no socket.
 
     A peer that has ended is found at once, unless a process that it has forked still holds its connections: then at the
     time-out.
+
+    A path has one team at a time, whose ranks have all met the same rank 0. When two jobs use it, every rank outside
+    that team gets an error. Without `job` a rank in the team may be the other job's: two ranks that come first cannot
+    tell.
     """
 
-    def __init__(self, path: str | os.PathLike[str], rank: int, size: int, timeout: float = 30.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], rank: int, size: int, timeout: float = 30.0, *, job: str = ""
+    ) -> None:
         self.rank = check_int(rank, "rank")
         self.size = check_int(size, "size")
         if not 0 <= self.rank < self.size:
             raise InvalidArgumentError("rank", f"must be 0 to {size - 1}, not {rank}.")
         limit = check_seconds(timeout)
+        if not isinstance(job, str):
+            raise ArgumentTypeError("job", f"must be a str, not {type(job).__name__}.")
         self._round = 0
-        self._peers = _mesh(os.fspath(path), self.rank, self.size, time.monotonic() + limit, limit)
+        mine = _Hello.of(self.rank, self.size, job)
+        with contextlib.ExitStack() as scope:
+            self._peers = _mesh(scope, os.fspath(path), mine, time.monotonic() + limit, limit)
+            self._place = scope.pop_all()
 
     def exchange(self, payload: bytes, deadline: float) -> list[bytes | None]:
         _check_payload(payload)
@@ -146,6 +164,7 @@ class SocketTransport(Transport):
         for peer in self._peers.values():
             peer.socket.close()
             peer.gone = True
+        self._place.close()
 
     def __enter__(self) -> SocketTransport:
         return self
@@ -223,23 +242,82 @@ class _Peer:
         self.socket.close()
 
 
-_HELLO: Final = struct.Struct("<4sHII")
+_HELLO: Final = struct.Struct("<4sHII16s16s")
+_HEAD: Final = struct.Struct("<4sH")
 _MAGIC: Final = b"GIPX"
+_VERSION: Final = 2
 
 
-def _mesh(path: str, rank: int, size: int, deadline: float, timeout: float) -> dict[int, _Peer]:
-    """Connect to the ranks below, and let those above connect."""
+class _Hello(NamedTuple):
+    """What ranks tell each other first, both ways: each finds out by the same comparison what the other does."""
+
+    rank: int
+    size: int
+    job: bytes
+    token: bytes
+    """The team's, which rank 0 has made up. A rank has it from rank 0, and nothing to show before."""
+
+    @classmethod
+    def of(cls, rank: int, size: int, job: str) -> _Hello:
+        digest = hashlib.sha256(job.encode("utf-8", "surrogatepass")).digest()
+        return cls(rank, size, digest[:16], bytes(16) if rank else secrets.token_bytes(16))
+
+    def send(self, connection: socket.socket) -> bool:
+        """False where the other has ended."""
+        try:
+            connection.sendall(_HELLO.pack(_MAGIC, _VERSION, *self))
+        except ConnectionError:
+            return False
+        return True
+
+    @classmethod
+    def receive(cls, connection: socket.socket, deadline: float) -> _Hello | None:
+        """None from one that ends before it has said it."""
+        data = b""
+        while len(data) < _HELLO.size:
+            connection.settimeout(_left(deadline))
+            try:
+                part = connection.recv(_HELLO.size - len(data))
+            except ConnectionError:
+                part = b""
+            if not part:
+                return None
+            data += part
+            if len(data) >= _HEAD.size:
+                magic, version = _HEAD.unpack_from(data)
+                if magic != _MAGIC:
+                    raise PeerError("what has connected is no rank of a gpuinterop team.")
+                if version != _VERSION:
+                    raise PeerError(
+                        f"a rank speaks version {version} of the exchange, and this one {_VERSION}; all need the "
+                        "same gpuinterop."
+                    )
+        return cls(*_HELLO.unpack(data)[2:])
+
+    def stranger(self, other: _Hello) -> str | None:
+        """Why the other is of another team, though it may be as good as this one; None where it is not."""
+        if other.job != self.job:
+            return "is of another job than this rank"
+        if 0 not in (self.rank, other.rank) and other.token != self.token:
+            return "has met another rank 0 than this rank"
+        return None
+
+
+def _mesh(scope: contextlib.ExitStack, path: str, mine: _Hello, deadline: float, timeout: float) -> dict[int, _Peer]:
+    """Connect to the ranks below, and let those above connect. The name is kept in `scope`."""
     connections: dict[int, socket.socket] = {}
+    rank, size = mine.rank, mine.size
     try:
-        with _listen(path, rank, size, deadline) as listener:
-            for peer in range(rank):
-                connections[peer] = _connect(path, peer, rank, size, deadline)
-            while len(connections) < size - 1:
-                peer, connection = _accept(listener, rank, size, deadline)
-                if peer in connections:
-                    connection.close()
-                    raise PeerError(f"two processes say that they are rank {peer}; each rank is one.")
-                connections[peer] = connection
+        listener = scope.enter_context(_listen(path, rank, size, deadline))
+        for peer in range(rank):
+            connections[peer], theirs = _connect(path, peer, mine, deadline)
+            mine = mine._replace(token=theirs.token)
+        while len(connections) < size - 1:
+            peer, connection = _accept(listener, mine, deadline)
+            if peer in connections:
+                connection.close()
+                raise PeerError(f"two processes say that they are rank {peer}; each rank is one.")
+            connections[peer] = connection
     except BaseException as error:
         for connection in connections.values():
             connection.close()
@@ -260,7 +338,7 @@ def _address(path: str, rank: int) -> str:
 
 @contextlib.contextmanager
 def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket.socket]:
-    address = _address(path, rank)
+    address, process = _address(path, rank), os.getpid()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         ours = None
         try:
@@ -273,12 +351,14 @@ def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket
             raise
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise InvalidArgumentError("rank", f"another process is rank {rank} at this path already.") from error
+                problem = f"another process is rank {rank} at this path already; each job needs a path of its own."
+                raise InvalidArgumentError("rank", problem) from error
             raise InvalidArgumentError("path", f"{address!r} cannot be bound: {error.strerror or error}.") from error
         try:
             yield listener
         finally:
-            if ours is not None and _file(address) == ours:  # else it was removed, and is somebody else's by now
+            # Else it was removed, and is somebody else's by now; or it is still that of the process that has forked.
+            if ours is not None and _file(address) == ours and os.getpid() == process:
                 with contextlib.suppress(OSError):
                     os.unlink(address)
 
@@ -324,7 +404,7 @@ def _bind(listener: socket.socket, address: str) -> None:
         listener.bind(address)
 
 
-def _connect(path: str, peer: int, rank: int, size: int, deadline: float) -> socket.socket:
+def _connect(path: str, peer: int, mine: _Hello, deadline: float) -> tuple[socket.socket, _Hello]:
     pauses = system.pauses()
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -333,53 +413,48 @@ def _connect(path: str, peer: int, rank: int, size: int, deadline: float) -> soc
             connection.connect(_address(path, peer))
             if not is_our_user(connection):
                 raise PeerError("a process of another user is at this path.")
-            connection.sendall(_HELLO.pack(_MAGIC, 1, rank, size))
-            return connection
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):  # it is not there yet
-            connection.close()
-            time.sleep(min(next(pauses), _left(deadline)))
+            if mine.send(connection) and (theirs := _Hello.receive(connection, deadline)):
+                if why := mine.stranger(theirs):
+                    raise PeerError(f"rank {peer} at {path!r} {why}. Each job needs a path of its own.")
+                if (theirs.rank, theirs.size) != (peer, mine.size):
+                    raise PeerError(_odd(theirs, mine))
+                return connection, theirs
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            pass
         except BaseException:
             connection.close()
             raise
+        connection.close()  # it is not there yet, or has gone
+        time.sleep(min(next(pauses), _left(deadline)))
 
 
-def _accept(listener: socket.socket, rank: int, size: int, deadline: float) -> tuple[int, socket.socket]:
-    """The next rank above; what ends without a word was only looking whether anybody is here."""
+def _accept(listener: socket.socket, mine: _Hello, deadline: float) -> tuple[int, socket.socket]:
+    """The next rank above.
+
+    What ends without a word was only looking whether anybody is here. What is of another team hears so, and is let be.
+    """
     while True:
         listener.settimeout(_left(deadline))
         connection, _ = listener.accept()
         try:
-            if is_our_user(connection) and (hello := _greeting(connection, deadline)):  # anybody can connect
-                break
+            if (
+                is_our_user(connection)  # anybody can connect
+                and (theirs := _Hello.receive(connection, deadline))
+                and mine.send(connection)
+                and not mine.stranger(theirs)
+            ):
+                if theirs.size != mine.size or not mine.rank < theirs.rank < mine.size:
+                    raise PeerError(_odd(theirs, mine))
+                return theirs.rank, connection
         except BaseException:
             connection.close()
             raise
         connection.close()
-    try:
-        magic, version, peer, theirs = _HELLO.unpack(hello)
-        if magic != _MAGIC or version != 1:
-            raise PeerError("what has connected is no rank of a gpuinterop team.")
-        if theirs != size or not rank < peer < size:
-            raise PeerError(f"what has connected says that it is rank {peer} of {theirs}; this is {rank} of {size}.")
-    except BaseException:
-        connection.close()
-        raise
-    return peer, connection
 
 
-def _greeting(connection: socket.socket, deadline: float) -> bytes:
-    """What a rank says first; empty from one that ends before it has said it."""
-    hello = b""
-    while len(hello) < _HELLO.size:
-        connection.settimeout(_left(deadline))
-        try:
-            part = connection.recv(_HELLO.size - len(hello))
-        except ConnectionError:
-            part = b""
-        if not part:
-            return b""
-        hello += part
-    return hello
+def _odd(theirs: _Hello, mine: _Hello) -> str:
+    says = f"that it is rank {theirs.rank} of {theirs.size}; this is {mine.rank} of {mine.size}"
+    return f"what has connected says {says}."
 
 
 def _left(deadline: float) -> float:

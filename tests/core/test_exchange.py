@@ -10,10 +10,12 @@ import contextlib
 import errno
 import fcntl
 import gc
+import hashlib
 import itertools
 import json
 import os
 import re
+import select
 import socket
 import struct
 import subprocess
@@ -29,7 +31,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.errors import again
-from gpuinterop.exchange import SocketTransport, Team, Transport, delivery, votes
+from gpuinterop.exchange import SocketTransport, Team, Transport, delivery, transport as transports, votes
 
 from .fake import FakeMulticast, fake_team
 
@@ -984,8 +986,13 @@ def _knock(place: Any, tmp_path: Path) -> socket.socket:
             os.sched_yield()
 
 
+HELLO = struct.Struct("<4sHII16s16s")
+"""Magic, version, rank, size, the job, and the token of rank 0."""
+NO_JOB = hashlib.sha256(b"").digest()[:16]
+
+
 def test_two_that_say_that_they_are_the_same_rank(tmp_path: Path) -> None:
-    hello = struct.pack("<4sHII", b"GIPX", 1, 1, 3)
+    hello = HELLO.pack(b"GIPX", 2, 1, 3, NO_JOB, bytes(16))
 
     def twice() -> None:
         with _knock(None, tmp_path) as one, _knock(None, tmp_path) as other:
@@ -1019,11 +1026,99 @@ def test_a_place_that_is_taken(place: Any, tmp_path: Path) -> None:
     assert sockets(place, 2, lambda team, _: team.vote("x")) == [None, None]
 
 
+def test_another_job_is_refused_by_name(place: Any) -> None:
+    """On the side that has come; the other waits on for its own ranks."""
+    first: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: first.append(SocketTransport(place, 0, 2, timeout=LIMIT, job="a")), daemon=True
+    )
+    thread.start()
+    for job in ("", "b", "\udc80"):
+        with pytest.raises(gi.PeerError, match=r"rank 0 at .* is of another job than this rank"):
+            SocketTransport(place, 1, 2, timeout=LIMIT, job=job)
+    with SocketTransport(place, 1, 2, timeout=LIMIT, job="a") as second:
+        thread.join(LIMIT)
+        assert second.exchange(b"x", deadline(0)) == [None, b"x"]
+        first[0].close()
+
+
+def test_a_path_is_one_teams_until_it_is_closed(place: Any) -> None:
+    """Another's ranks are refused by name, though all of the first have come."""
+
+    def body(team: Team, _: SocketTransport) -> None:
+        team.vote("there")
+        with pytest.raises(gi.InvalidArgumentError, match=f"another process is rank {team.rank} at this path already"):
+            SocketTransport(place, team.rank, 2, timeout=LIMIT)
+        team.vote("refused")
+
+    for _ in range(2):
+        assert sockets(place, 2, body) == [None, None]
+
+
+def test_a_rank_may_come_again_before_the_others_have_closed(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits at the old rank 0, which says nothing, and then for the new one."""
+    listeners: dict[int, socket.socket] = {}
+    real = transports._listen
+
+    @contextlib.contextmanager
+    def listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket.socket]:
+        with real(path, rank, size, deadline) as listener:
+            listeners.setdefault(rank, listener)
+            yield listener
+
+    monkeypatch.setattr(transports, "_listen", listen)
+
+    def body(_: Team, transport: SocketTransport) -> list[bytes | None]:
+        if transport.rank == 0:
+            assert select.select([listeners[0]], [], [], LIMIT)[0] == [listeners[0]]
+        transport.close()
+        with SocketTransport(place, transport.rank, 2, timeout=LIMIT) as again:
+            return again.exchange(b"%d" % again.rank, deadline())
+
+    assert sockets(place, 2, body) == [[b"0", b"1"]] * 2
+
+
+def test_a_forked_process_leaves_the_place_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = SocketTransport(tmp_path, 0, 1)
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    transport.close()
+    assert (tmp_path / ".gpuinterop-rank-0").is_socket()
+
+
+def test_a_rank_0_of_another_version(tmp_path: Path) -> None:
+    """Or one that is none, or of another size: refused by who has come to it."""
+    for answer, match in (
+        (HELLO.pack(b"GIPX", 3, 0, 2, NO_JOB, bytes(16)), "version 3 of the exchange, and this one 2"),
+        (HELLO.pack(b"GIPX", 2, 0, 3, NO_JOB, bytes(16)), "rank 0 of 3; this is 1 of 2"),
+        (HELLO.pack(b"GIPX", 2, 1, 2, NO_JOB, bytes(16)), "rank 1 of 2; this is 1 of 2"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "no rank of a gpuinterop team"),
+        (b"", "rank 0 did not come"),
+        (HELLO.pack(b"GIPX", 2, 0, 2, NO_JOB, bytes(16))[:-1], "rank 0 did not come"),
+    ):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"\0gpuinterop-exchange/{tmp_path}/0")
+            listener.listen(1)
+
+            def serve(listener: socket.socket = listener, answer: bytes = answer) -> None:
+                with listener.accept()[0] as connection:
+                    connection.recv(100)
+                    connection.sendall(answer)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            with pytest.raises(gi.PeerError, match=match):
+                SocketTransport(f"@{tmp_path}", 1, 2, timeout=LIMIT if "come" not in match else 0.3)
+            thread.join(LIMIT)
+
+
 def test_arguments_of_sockets(tmp_path: Path) -> None:
     with pytest.raises(gi.InvalidArgumentError, match=r"path: .*cannot be bound: No such file"):
         SocketTransport(tmp_path / "missing", 0, 2, timeout=0.1)
     with pytest.raises(gi.InvalidArgumentError, match=r"path: .*cannot be bound"):
         SocketTransport(tmp_path / ("x" * 200), 0, 2, timeout=0.1)
+    with pytest.raises(gi.ArgumentTypeError, match="job: must be a str, not int"):
+        SocketTransport(tmp_path, 0, 2, job=7)  # type: ignore[arg-type]
     for rank in (-1, 2):
         with pytest.raises(gi.InvalidArgumentError, match="rank: must be 0 to 1"):
             SocketTransport(tmp_path, rank, 2)
@@ -1033,15 +1128,17 @@ def test_arguments_of_sockets(tmp_path: Path) -> None:
     ("hello", "match"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", "no rank of a gpuinterop team"),
-        (struct.pack("<4sHII", b"GIPX", 9, 1, 2), "no rank of a gpuinterop team"),
-        (struct.pack("<4sHII", b"GIPX", 1, 1, 3), "rank 1 of 3; this is 0 of 2"),
-        (struct.pack("<4sHII", b"GIPX", 1, 0, 2), "rank 0 of 2; this is 0 of 2"),
+        (struct.pack("<4sHII", b"GIPX", 1, 1, 2), "version 1 of the exchange, and this one 2"),
+        (HELLO.pack(b"GIPX", 9, 1, 2, NO_JOB, bytes(16)), "version 9 of the exchange, and this one 2"),
+        (HELLO.pack(b"GIPX", 2, 1, 3, NO_JOB, bytes(16)), "rank 1 of 3; this is 0 of 2"),
+        (HELLO.pack(b"GIPX", 2, 0, 2, NO_JOB, bytes(16)), "rank 0 of 2; this is 0 of 2"),
     ],
 )
 def test_what_is_no_rank_is_not_let_in(tmp_path: Path, hello: bytes, match: str) -> None:
     def stranger() -> None:
-        with _knock(None, tmp_path) as connection:
+        with _knock(None, tmp_path) as connection, contextlib.suppress(ConnectionError):
             connection.sendall(hello)
+            connection.recv(100)  # a rank waits for an answer
 
     thread = threading.Thread(target=stranger)
     thread.start()
@@ -1076,7 +1173,7 @@ def test_another_users_rank_is_not_let_in(tmp_path: Path, monkeypatch: pytest.Mo
 
     def stranger() -> None:
         with _knock(None, tmp_path) as connection, contextlib.suppress(BrokenPipeError):
-            connection.sendall(struct.pack("<4sHII", b"GIPX", 1, 1, 2))
+            connection.sendall(HELLO.pack(b"GIPX", 2, 1, 2, NO_JOB, bytes(16)))
 
     thread = threading.Thread(target=stranger, daemon=True)
     thread.start()
