@@ -24,8 +24,6 @@ SHELL := /bin/sh
 .SHELLFLAGS := -euc
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-# Also under make -j: the first failure of `check` ends it, and the tests have their own processes.
-.NOTPARALLEL:
 # The tests start hundreds of interpreters: each would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -40,7 +38,8 @@ EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-forwarding memcheck lint types check format shaders wheel-check vulkan clean
+.PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-forwarding test-lowest-cuda \
+    test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
@@ -68,20 +67,24 @@ demo: $(VENV)/.test vulkan
 test: test-main test-cuda test-hip
 
 # torch is large, and not for every system.
-test-all: test test-kit test-exchange test-forwarding
+test-all: test test-kit test-exchange test-forwarding test-lowest-cuda test-lowest-hip
+
+test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0
+
+test-lowest-hip: $(VENV)/.test drivers
 	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip test-forwarding HIP_BINDINGS=7.2.2.562.43
 
-# Of test-main and of test-cuda, what takes long is left to test-kit and test-exchange.
+# What takes long: test-main leaves it to test-kit, as test-cuda leaves the exchange to test-exchange.
 KIT := tests/meta/test_simulated.py tests/meta/test_toy.py
 
-test-main: $(VENV)/.test vulkan
+test-main: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
 
-test-kit: $(VENV)/.test vulkan
+test-kit: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
 
-test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) vulkan
+test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) drivers
 	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
 	    $(PYTEST) tests/cuda_backend --ignore tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
@@ -91,12 +94,11 @@ test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 	@$(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
 	    $(PYTEST) -n0 tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
-# hip-python has wheels for Linux on x86-64 only. HIP 5 is what the backend must refuse.
+# hip-python has wheels for Linux on x86-64 only.
 ifeq ($(shell uname -sm),Linux x86_64)
 test-hip: FOLDER := tests/hip_backend
 test-forwarding: FOLDER := tests/forwarding
-test-hip test-forwarding: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) vulkan
-	@$(PYTHON) tools/fetch_vulkan.py --hip5 $(VULKAN_FLAGS)
+test-hip test-forwarding: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers
 	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
 	    $(PYTEST) $(FOLDER) $(ARGS) || $(NONE_SELECTED)
@@ -147,6 +149,10 @@ wheel-check: vulkan
 
 vulkan:
 	@$(PYTHON) tools/fetch_vulkan.py $(VULKAN_FLAGS)
+
+# HIP 5 is what the backend must refuse. It comes before any test, for it replaces the folder that their drivers are in.
+drivers: vulkan
+	@[ "$$(uname -sm)" != "Linux x86_64" ] || $(PYTHON) tools/fetch_vulkan.py --hip5 $(VULKAN_FLAGS)
 
 shaders: $(SHADERS:.comp=.spv)
 

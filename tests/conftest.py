@@ -1,4 +1,4 @@
-"""Of all the tests."""
+"""What holds for all tests: they are interrupted as in a shell, and may run side by side."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "whole_run: looks at what the tests before it have done, in whichever process")
+    config.addinivalue_line("markers", "whole_run: the test looks at what those before it did, in whichever process")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The workers of pytest-xdist leave to their controller what looks at all that they have done."""
+    """A worker of pytest-xdist knows its own part of the run, and leaves such tests to the controller."""
     if hasattr(config, "workerinput"):
         items[:] = [item for item in items if not item.get_closest_marker("whole_run")]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """When all workers have ended, their controller's kit has counted what they have done."""
     done = yield
-    if session.config.getoption("dist", "no") != "no":
+    if session.config.pluginmanager.hasplugin("dsession"):
         for item in session.perform_collect():
             if item.get_closest_marker("whole_run"):
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)

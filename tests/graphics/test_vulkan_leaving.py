@@ -431,6 +431,8 @@ def test_what_was_dropped_goes_with_the_context(program: Program) -> None:
 
 def test_our_bytes_outlive_vulkans_object_on_them(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """lavapipe takes the address of our mapping: the VkDeviceMemory goes first, whatever is closed first."""
+    if not program.vk.is_cpu:
+        pytest.skip("a GPU's addresses stay reserved: /proc does not tell what is mapped there")
     require_allocations(program.application, program.device)
     allocation = program.device.allocate(1 << 16)
     imported = gi.vulkan.import_allocation(program.vk, allocation)

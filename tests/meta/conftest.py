@@ -44,6 +44,7 @@ def run_pytest(tmp_path: Path) -> Callable[..., Outcome]:
         environment: dict[str, str] | None = None,
         kit: bool = True,
         limit: str = "1",
+        seconds: int = 100,
     ) -> Outcome:
         site, work = tmp_path / "site", tmp_path / "work"
         work.mkdir(exist_ok=True)
@@ -63,7 +64,7 @@ def run_pytest(tmp_path: Path) -> Callable[..., Outcome]:
         if kit:
             command += ["--pyargs", "gpuinterop.testing"]
         done = subprocess.run(
-            command, cwd=work, env=variables, capture_output=True, text=True, timeout=250, check=False
+            command, cwd=work, env=variables, capture_output=True, text=True, timeout=seconds, check=False
         )
         output = done.stdout + done.stderr
         failed = {match[1] for match in re.finditer(r"^(?:FAILED|ERROR) (?:\S*::)?(\w+::\w+)", output, re.MULTILINE)}

@@ -23,7 +23,7 @@ HERE = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd@here")
 def test_the_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """In one process and across processes, with no skip but the gaps that it declares; and it is reported."""
     report = tmp_path / "verified.toml"
-    done = run_pytest(*ONLY_TOY, f"--gpuinterop-report={report}", limit="20")
+    done = run_pytest(*ONLY_TOY, f"--gpuinterop-report={report}", limit="20", seconds=280)
     assert done.status == 0, done.output[-4000:]
     assert "0 unexpected skips" in done.output
     assert done.counts["passed"] > 150
