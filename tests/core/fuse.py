@@ -68,7 +68,7 @@ def _call(function: str, *arguments: object) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def served(folder: str, server: Server) -> int:
+def served(folder: str) -> tuple[Server, int]:
     """The file, opened; its mount is gone already, so that /proc calls it ``/dmabuf:``, like a GPU's memory."""
     user, group = os.geteuid(), os.getegid()
     _call("unshare", _NEWNS if user == 0 else _NEWNS | _NEWUSER)
@@ -77,18 +77,18 @@ def served(folder: str, server: Server) -> int:
             with open(f"/proc/self/{file}", "w", encoding="ascii") as mapping:
                 mapping.write(line)
     _call("mount", None, b"/", None, ctypes.c_ulong(_PRIVATE), None)
+    server = Server()
     options = f"fd={server.device},rootmode=40000,user_id=0,group_id=0".encode()
     _call("mount", b"test", folder.encode(), b"fuse", ctypes.c_ulong(0), options)
     threading.Thread(target=server.run, daemon=True).start()
     fd = os.open(f"{folder}/dmabuf:", os.O_RDWR | os.O_CLOEXEC)
     _call("umount2", folder.encode(), _DETACH)
-    return fd
+    return server, fd
 
 
 def main(control: socket.socket, folder: str) -> None:
     try:
-        server = Server()
-        fd = served(folder, server)
+        server, fd = served(folder)
     except OSError as error:
         control.sendall(str(error).encode())
         return

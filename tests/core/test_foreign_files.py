@@ -62,6 +62,7 @@ def _fuse(folder: Path) -> Iterator[Mute]:
         fds: list[int] = []
         try:
             word, fds, _, _ = socket.recv_fds(mine, 100, 1)
+            assert word, "the server has died"
             if not fds:
                 pytest.skip(f"FUSE cannot be used here: {word.decode()}")
             assert mine.recv(4) == b"mute"
@@ -235,7 +236,7 @@ def test_it_is_received_in_place_of_something_else(mute: Mute) -> None:
 
 
 def test_a_dropped_handle(mute: Mute) -> None:
-    """A finalizer waits for nobody either."""
+    """A finalizer does not wait either."""
     handles = [returns(lambda: gi.OpaqueFd.adopt(os.dup(mute.fd)))]
     with pytest.warns(gi.LeakedResourceWarning):
         returns(handles.clear)

@@ -131,7 +131,7 @@ def message(count: int = 1) -> bytes:
 
 
 class Watched(socket.socket):
-    """One whose time-out nobody may change, and after each receive of which `seen` is called."""
+    """One whose time-out may not be changed, and after each receive of which `seen` is called."""
 
     seen: Callable[[], object] = staticmethod(lambda: None)
 

@@ -632,7 +632,7 @@ def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch
     assert shown == (("steps passed, with 2 devices", len(multicast.Life([]).steps())),)
     assert "Tests: 19 steps passed, with 2 devices." in format_document({"cuda": read_verified(file)})
     assert "cuda-bindings" in read_verified(file)[1].versions
-    monkeypatch.setattr(registry, "read_verified", lambda _file: read_verified(file))
+    monkeypatch.setattr(registry, "recorded", lambda _file: read_verified(file))
     for ordinal, cells in enumerate((first, last)):
         backend = registry.get_backend("cuda")
         table = backend._table(backend.device(ordinal).info, "")
