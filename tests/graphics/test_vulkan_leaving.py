@@ -186,8 +186,7 @@ def test_the_readmes_loop_in_a_block(program: Program, failing: bool) -> None:
 def test_work_that_is_pending_goes_on_without_vulkan(program: Program) -> None:
     """A stream is held, by a timeline that has nothing to do with Vulkan, before it writes into the shared buffer."""
     device = program.device
-    hold = device.create_semaphore(gi.TimelineFd)
-    with device.create_stream() as stream:
+    with device.create_semaphore(gi.TimelineFd) as hold, device.create_stream() as stream:
         with program.vk as vk:
             shared = gi.vulkan.share_buffer(vk, device, 1 << 16)
             mapped = program.bytes_of(shared)
@@ -202,7 +201,6 @@ def test_work_that_is_pending_goes_on_without_vulkan(program: Program) -> None:
         stream.synchronize(LIMIT)
         assert bytes(mapped) == b"\x5a" * (1 << 16)
     assert released(device, shared.memory)
-    hold.close()
 
 
 @pytest.mark.parametrize("what", ["wait", "signal"])

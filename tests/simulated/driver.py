@@ -224,7 +224,7 @@ class Simulator:
     @contextlib.contextmanager
     def kept_rules(self, backend: str) -> Iterator[None]:
         """Round a test of the backend: no fault outlives it, nothing is left over or against the documentation."""
-        assert self.violations() == [], "before the test"
+        assert (found := self.violations()) == [], found, "before the test"
         self.forget_log()
         self.forget_descriptors()
         before = self.live()
@@ -235,7 +235,7 @@ class Simulator:
         gc.collect()
         for device in gi.get_backend(backend).devices():
             device.drain()
-        assert self.violations() == []
+        assert (found := self.violations()) == [], found
         after = self.live()
         assert {kind: after[kind] for kind in _KEPT} == {kind: before[kind] for kind in _KEPT}
 
