@@ -224,7 +224,7 @@ class Simulator:
     @contextlib.contextmanager
     def kept_rules(self, backend: str) -> Iterator[None]:
         """Round a test of the backend: no fault outlives it, nothing is left over or against the documentation."""
-        assert (found := self.violations()) == [], found, "before the test"
+        assert self.violations() == [], "before the test"
         self.forget_log()
         self.forget_descriptors()
         before = self.live()
