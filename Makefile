@@ -64,10 +64,15 @@ demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
 # A process has one driver of a vendor, and those of test-main have none.
-test: test-main test-cuda test-hip
+# One group alone leaves processors idle, because its tests wait; and of three at a time the output would be mixed.
+test: $(VENV)/.test drivers
+	@echo "The core, CUDA and HIP are tested side by side. Each prints what it did when it has ended."
+	@$(MAKE) --no-print-directory -j3 --output-sync=target $(if $(filter file,$(origin JOBS)),JOBS=3) \
+	    test-main test-cuda test-hip
+
 
 # torch is large, and not for every system.
-test-all: test test-kit test-exchange test-forwarding test-lowest-cuda test-lowest-hip
+test-all: test-main test-cuda test-hip test-kit test-exchange test-forwarding test-lowest-cuda test-lowest-hip
 
 test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0

@@ -30,8 +30,11 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _interrupts_arrive() -> Iterator[None]:
-    """A shell without job control starts its background jobs with SIGINT ignored, and their children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _signals_arrive() -> Iterator[None]:
+    """A shell without job control starts background jobs with SIGINT ignored, nohup with SIGHUP; children inherit that."""
+    before = [(signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))]
+    if hasattr(signal, "SIGHUP"):
+        before.append((signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL)))
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before:
+        signal.signal(number, handler)
