@@ -70,7 +70,6 @@ test: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(if $(filter file,$(origin JOBS)),JOBS=3) \
 	    test-main test-cuda test-hip
 
-
 # torch is large, and not for every system.
 test-all: test-main test-cuda test-hip test-kit test-exchange test-forwarding test-lowest-cuda test-lowest-hip
 

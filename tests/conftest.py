@@ -31,7 +31,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_arrive() -> Iterator[None]:
-    """A shell without job control starts background jobs with SIGINT ignored, nohup with SIGHUP; children inherit that."""
+    """A shell without job control ignores SIGINT in background jobs, nohup SIGHUP; children inherit that."""
     before = [(signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))]
     if hasattr(signal, "SIGHUP"):
         before.append((signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL)))
