@@ -127,11 +127,14 @@ def is_ours(fd: int) -> bool:
     """
     if system.SYS_FUTEX is None:
         return False
+    seals = system.seals(fd)
+    if seals is None or seals & _FIXED != _FIXED:
+        return False
     try:
-        if fcntl.fcntl(fd, system.F_GET_SEALS) & _FIXED != _FIXED or os.fstat(fd).st_size != system.PAGE:
+        if os.fstat(fd).st_size != system.PAGE:
             return False
         page = os.pread(fd, system.PAGE, 0)
-    except OSError:  # no memfd, or not readable
+    except OSError:  # not readable
         return False
     if not page.startswith(MAGIC):
         return False

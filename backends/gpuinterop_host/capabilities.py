@@ -17,7 +17,7 @@ _SEMAPHORE = {
 }
 _SHAREABLE = {Operation.EXPORT_ALLOCATION, Operation.IMPORT_ALLOCATION}
 
-_NO_FUTEX = "futexes are known here for x86-64 and aarch64 Linux; this is another machine."
+_NO_FUTEX = "futexes are known here for x86-64 and aarch64 Linux; this is another machine, or /proc is not mounted."
 _RULE = "gpuinterop_host.memory: which objects are taken"
 
 

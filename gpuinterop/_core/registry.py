@@ -165,7 +165,7 @@ class LoadedBackend:
         if system.SYS_FUTEX is None:
             return cell.gap(
                 Scope.PLATFORM,
-                "our own timelines stand on memfds and futexes, which are known here for x86-64 and aarch64 Linux.",
+                "our own timelines stand on memfds, /proc and futexes, known here for x86-64 and aarch64 Linux.",
                 "gpuinterop.timeline",
                 "one that Vulkan or Direct3D has made.",
             )

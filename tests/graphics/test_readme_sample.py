@@ -117,6 +117,22 @@ class SlowRenderer:
         if not self.hold:
             self.let_go()
 
+    def give(self) -> dict[str, Any]:
+        """The names that the README's sample uses without making them."""
+        self.names = {
+            "instance": self.application.instance,
+            "physical_device": self.application.physical_device,
+            "vk_device": self.application.device,
+            "queue": self.application.queue,
+            "queue_family": 0,
+            "size": SIZE,
+            "shape": SHAPE,
+            "frames": self.numbers(),
+            "commands": None,
+            "submit": self.submit,
+        }
+        return self.names
+
     def numbers(self) -> Iterator[int]:
         """The sample's `frames`. Held: a frame is submitted when the consumer has done all that it does for it."""
         for frame in range(self.frames):
@@ -159,18 +175,7 @@ def run(
         import torch as _torch  # noqa: F401 - the README's sample uses it on a GPU: without it this fails
     setup, loop = sample(torch=torch)
     renderer = SlowRenderer(application, frames, hold=hold)
-    names = renderer.names = {
-        "instance": application.instance,
-        "physical_device": application.physical_device,
-        "vk_device": application.device,
-        "queue": application.queue,
-        "queue_family": 0,
-        "size": SIZE,
-        "shape": SHAPE,
-        "frames": renderer.numbers(),
-        "commands": None,
-        "submit": renderer.submit,
-    }
+    names = renderer.give()
     exec(compile(setup, str(README), "exec"), names)
     renderer.buffer = names["buffer"]
     try:

@@ -127,18 +127,7 @@ def test_the_readmes_loop_in_a_block(program: Program, failing: bool) -> None:
             "share_handoff(vk, device)", 'share_handoff(vk, device, allow=("timeline", "binary", "bridged"))'
         )
     renderer = SlowRenderer(program.application, FRAMES, hold=False)
-    names = renderer.names = {
-        "instance": program.application.instance,
-        "physical_device": program.application.physical_device,
-        "vk_device": program.application.device,
-        "queue": program.application.queue,
-        "queue_family": 0,
-        "size": SIZE,
-        "shape": SHAPE,
-        "frames": renderer.numbers(),
-        "commands": None,
-        "submit": renderer.submit,
-    }
+    names = renderer.give()
 
     left = 0.0
 
