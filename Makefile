@@ -24,8 +24,9 @@ SHELL := /bin/sh
 .SHELLFLAGS := -euc
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-# The tests start hundreds of interpreters: each would compile anew what it imports.
+# The tests start hundreds of interpreters: each would compile anew what it imports, and start NumPy's threads.
 unexport PYTHONDONTWRITEBYTECODE
+export OPENBLAS_NUM_THREADS = 1
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Generator, Iterator
 
@@ -16,6 +17,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """A worker of pytest-xdist knows its own part of the run, and leaves such tests to the controller."""
     if hasattr(config, "workerinput"):
         items[:] = [item for item in items if not item.get_closest_marker("whole_run")]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Hundreds of tests collect garbage: else each goes through all that was loaded before the first."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -228,8 +228,6 @@ class Simulator:
         self.forget_log()
         self.forget_descriptors()
         before = self.live()
-        if not gc.get_freeze_count():
-            gc.freeze()  # else every test's collection goes through all that was loaded before the first
         yield
         self.reset()
         gc.collect()
