@@ -230,8 +230,12 @@ class Backend(ABC):
     def import_memory(self, device: Native, handle: MemoryHandle, *, size: int, dedicated: bool) -> Native: ...
 
     @abstractmethod
-    def map_buffer(self, memory: Native, *, offset: int, size: int) -> tuple[Native, Address]:
-        """Returns the mapping and the address of its first byte."""
+    def map_buffer(self, memory: Native, *, size: int) -> tuple[Native, Address]:
+        """Map all of it, which is `size` bytes; called again only after `unmap_buffer`.
+
+        Returns the mapping and the address of its first byte. Parts are the core's: two mappings of the same bytes are
+        not coherent on CUDA, and HIP's runtimes of 6.x and 7.x write to offset 0 of the object, whatever a mapping's.
+        """
 
     @abstractmethod
     def unmap_buffer(self, mapping: Native) -> None: ...

@@ -38,11 +38,11 @@ def load(driver: Driver, context: Context, handle: MemoryHandle, *, size: int, d
     return Memory(context, native)
 
 
-def map_buffer(driver: Driver, memory: Memory, *, offset: int, size: int) -> tuple[Mapping, Address]:
+def map_buffer(driver: Driver, memory: Memory, *, size: int) -> tuple[Mapping, Address]:
     """``cuExternalMemoryGetMappedBuffer``."""
     api = driver.api
     desc = api.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
-    desc.offset, desc.size, desc.flags = offset, size, 0
+    desc.offset, desc.size, desc.flags = 0, size, 0
     with memory.context.aside():
         pointer = driver.call("cuExternalMemoryGetMappedBuffer", memory.handle, desc)
     return Mapping(memory.context, pointer), int(pointer)

@@ -106,8 +106,8 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     def import_memory(self, device: Gpu, handle: MemoryHandle, *, size: int, dedicated: bool) -> memory.Memory:
         return memory.load(self._driver, device, handle, size=size, dedicated=dedicated)
 
-    def map_buffer(self, memory_: memory.Memory, *, offset: int, size: int) -> tuple[memory.Mapping, Address]:
-        return memory.map_buffer(self._driver, memory_, offset=offset, size=size)
+    def map_buffer(self, memory_: memory.Memory, *, size: int) -> tuple[memory.Mapping, Address]:
+        return memory.map_buffer(self._driver, memory_, size=size)
 
     def unmap_buffer(self, mapping: memory.Mapping) -> None:
         memory.unmap_buffer(self._driver, mapping)

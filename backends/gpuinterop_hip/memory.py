@@ -43,14 +43,13 @@ def load(driver: Driver, gpu: Gpu, handle: MemoryHandle, *, size: int, dedicated
     return Memory(gpu, native)
 
 
-def map_buffer(driver: Driver, memory: Memory, *, offset: int, size: int) -> tuple[Mapping, Address]:
-    """``hipExternalMemoryGetMappedBuffer``.
+def map_buffer(driver: Driver, memory: Memory, *, size: int) -> tuple[Mapping, Address]:
+    """``hipExternalMemoryGetMappedBuffer``, from offset 0.
 
-    What it returns is the object's address plus the offset, whatever is mapped already: two mappings from one offset
-    are one pointer, which can be freed once. The core maps a range once.
+    With another one, stream writes, fills and copies of runtimes before rocm-systems #1749 go to the object's start.
     """
     desc = driver.api.hipExternalMemoryBufferDesc_st()
-    desc.offset, desc.size, desc.flags = offset, size, 0
+    desc.offset, desc.size, desc.flags = 0, size, 0
     with memory.gpu.aside():
         pointer = int(driver.call("hipExternalMemoryGetMappedBuffer", memory.handle, desc))
     return Mapping(memory.gpu, pointer), pointer

@@ -134,12 +134,8 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
     def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> memory.Memory:
         return memory.import_memory(_fd(handle, OpaqueFd), size, trusted=_trusted(handle))
 
-    def map_buffer(self, memory: memory.Memory, *, offset: int, size: int) -> tuple[memory.Memory, Address]:
-        if offset + size > memory.size:
-            raise InvalidArgumentError(
-                "size", f"{offset} + {size} is beyond the memory, which has {memory.size} bytes."
-            )
-        return memory, memory.data + offset
+    def map_buffer(self, memory: memory.Memory, *, size: int) -> tuple[memory.Memory, Address]:
+        return memory, memory.data
 
     def unmap_buffer(self, mapping: memory.Memory) -> None:
         """The object is mapped as a whole, until it is destroyed."""

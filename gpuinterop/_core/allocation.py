@@ -114,9 +114,7 @@ class Allocation(Resource):
             backend, devices = self._backend, self._devices
             native, address = backend.map_allocation(self._native, [one._native for one in devices])
             unmap = functools.partial(backend.unmap_allocation, native)
-            self._mapping = Mapping(
-                self, self._device, address, unmap, offset=0, size=self._size, blocks=False, devices=devices
-            )
+            self._mapping = Mapping(self, self._device, address, unmap, blocks=False, devices=devices)
         return self._mapping
 
     def export(self) -> AllocationHandle:

@@ -103,7 +103,6 @@ class ArrayLevel:
     def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream) -> None:
         """Enqueue a copy of the level into a buffer, from `offset`."""
         self._copy_buffer(target, offset, stream, to_array=False)
-        target._mapping.used_on(stream)
 
     def _copy_host(self, host: HostArray, argument: str, stream: Stream, *, to_array: bool) -> None:
         if host.nbytes != self.nbytes:
@@ -117,6 +116,7 @@ class ArrayLevel:
         start = buffer._range(offset, self.nbytes, "offset")
         check_stream(self._array._device, stream)
         self._enqueue(buffer._address + start, stream, to_array=to_array)
+        buffer._used_on(stream, start, self.nbytes)
         if stream._graph is not None:
             stream._graph.hold(buffer._mapping)
 

@@ -16,6 +16,7 @@ from .resource import _sweeps, check_int
 
 if TYPE_CHECKING:
     from .memory import Buffer
+    from .stream import Stream
 
 # -- dtypes: DLPack's (code, bits) and the array interface's typestr ------------------------------------------------
 
@@ -314,21 +315,22 @@ class View:
     def _order(self, stream: int | None, device_type: int) -> None:
         if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
             raise ArgumentTypeError("stream", f"must be an int or None, not {type(stream).__name__}.")
-        last = self._buffer._mapping.last_stream()
+        users = self._buffer._users()
         if device_type == _CPU:
             if stream not in (None, -1):
                 raise InvalidArgumentError("stream", "a CPU array has no stream; pass None.")
-            if last is not None and stream is None:
-                last.synchronize()
+            for user in users if stream is None else ():
+                user.synchronize()
             return
         refused = (0,) if device_type in (_CUDA, _CUDA_HOST) else (1, 2) if device_type == _ROCM else ()
         if stream in refused:
             raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
-        if stream == -1 or last is None:
+        if stream == -1 or not users:
             return
         default = 1 if device_type in (_CUDA, _CUDA_HOST) else 0
         consumer = self._buffer._device.wrap_stream(default if stream is None else stream)
-        consumer.wait_stream(last)
+        for user in users:
+            consumer.wait_stream(user)
 
     def _interface(self) -> dict[str, Any]:
         # NumPy and CuPy keep this very object as the array's base, so the view's life is the export's, from the first
@@ -343,6 +345,15 @@ class View:
             "data": (self._pointer, False),
             "version": 3,
         }
+
+    def _behind(self, users: list[Stream]) -> Stream:
+        """The one stream that the interface has room for."""
+        if len(users) == 1:
+            return users[0]
+        with self._buffer._device._copy_stream() as ours:
+            for user in users:
+                ours.wait_stream(user)
+        return ours
 
     def _refuse_numpy(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise ArgumentTypeError(
@@ -360,11 +371,12 @@ class View:
             info = self.__dict__["_buffer"]._device.info
             if name == info.array_interface:
                 interface = self._interface()
-                last = self._buffer._mapping.last_stream()
-                if last is not None and name == "__cuda_array_interface__":
-                    interface["stream"] = last._ptr or 1
-                elif last is not None:
-                    last.synchronize()  # its consumers know no streams
+                users = self._buffer._users()
+                if name != "__cuda_array_interface__":
+                    for user in users:
+                        user.synchronize()  # its consumers know no streams
+                elif users:
+                    interface["stream"] = self._behind(users)._ptr or 1
                 return interface
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError
+from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
 from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
-from .resource import Exports, Resource, check_int, link, work_of
+from .resource import Exports, Resource, Retirement, check_int, link, work_of
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -37,8 +39,18 @@ def round_up(size: int, step: int) -> int:
     return check_size_argument(-(-size // step) * step)
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What a stream was given to do with a mapping: one hull of all its bytes. The stream may be dropped meanwhile."""
+
+    stream: weakref.ref[Stream]
+    retirement: Retirement
+    start: int
+    end: int
+
+
 class Mapping(Resource):
-    """A mapped range: as long as one of its buffers is open."""
+    """A whole object, mapped: as long as one of its buffers is open."""
 
     _noun = "Mapping"
     _warns = False  # its buffers do
@@ -50,8 +62,6 @@ class Mapping(Resource):
         address: int,
         unmap: Callable[[], None],
         *,
-        offset: int,
-        size: int,
         blocks: bool,
         devices: Sequence[Device] = (),
     ) -> None:
@@ -68,22 +78,31 @@ class Mapping(Resource):
         )
         self._device = device
         self.address = address
-        self.offset = offset
-        self.size = size
-        self._last: Stream | None = None
+        self._uses: dict[int, _Use] = {}
+        self._using = threading.Lock()
 
-    def used_on(self, stream: Stream) -> None:
-        self._last = stream
+    def used_on(self, stream: Stream, start: int = 0, end: int = _MAX_SIZE) -> None:
+        """Note that the stream was given work with these bytes."""
+        with self._using:
+            for pointer, use in list(self._uses.items()):
+                if use.retirement.done:
+                    del self._uses[pointer]
+                elif pointer == stream._ptr:
+                    start, end = min(start, use.start), max(end, use.end)
+            self._uses[stream._ptr] = _Use(weakref.ref(stream), stream._retirement, start, end)
 
-    def last_stream(self) -> Stream | None:
-        """The stream whose work others must be ordered behind; None when there is none pending."""
-        last = self._last
-        if last is None or not last.closed:
-            # What is being captured does not run: nobody can be ordered behind it.
-            return None if last is None or last.capturing else last
-        self._reclaimer.wait(last._retirement, None)  # a closed stream cannot be waited for otherwise
-        self._last = None
-        return None
+    def users(self, start: int, end: int) -> list[Stream]:
+        """The streams that others must be ordered behind before they use these bytes."""
+        found: list[Stream] = []
+        for use in list(self._uses.values()):
+            if end <= use.start or start >= use.end:
+                continue
+            stream = use.stream()
+            if stream is None or stream.closed:
+                self._reclaimer.wait(use.retirement, None)  # a closed stream cannot be waited for otherwise
+            elif not stream.capturing:  # what is being captured does not run: others cannot be ordered behind it
+                found.append(stream)
+        return found
 
     def buffer(self, offset: int, size: int, device: Device | None = None) -> Buffer:
         return Buffer(self, device or self._device, offset, size)
@@ -91,23 +110,6 @@ class Mapping(Resource):
     def buffer_closed(self) -> None:
         if not self._open_children():
             self._retire()
-
-
-class MappedRange:
-    """What a memory remembers of a mapping, until that is released: also when nobody holds the `Mapping` any more."""
-
-    def __init__(self, mapping: Mapping) -> None:
-        self.start = mapping.offset
-        self.end = mapping.offset + mapping.size
-        self.exports = mapping.exports
-        self.retirement = mapping._retirement
-        self._mapping = weakref.ref(mapping)
-
-    @property
-    def mapping(self) -> Mapping | None:
-        """None when it is closed."""
-        mapping = self._mapping()
-        return None if mapping is None or mapping.closed else mapping
 
 
 class Buffer(Resource):
@@ -124,7 +126,7 @@ class Buffer(Resource):
         super().__init__(device._reclaimer, None, parents=(mapping,), streams=lambda: ((), ()))
         self._device = device
         self._backend = device._backend
-        self._address = mapping.address + offset - mapping.offset
+        self._address = mapping.address + offset
         self._offset = offset
         self._size = size
 
@@ -231,6 +233,8 @@ class Buffer(Resource):
         start = self._range(offset, array.nbytes, "source")
         self._on(
             stream,
+            start,
+            array.nbytes,
             lambda native: self._backend.copy(native, self._address + start, array.ptr, array.nbytes),
             array=array,
         )
@@ -241,6 +245,8 @@ class Buffer(Resource):
         start = self._range(offset, array.nbytes, "target")
         self._on(
             stream,
+            start,
+            array.nbytes,
             lambda native: self._backend.copy(native, array.ptr, self._address + start, array.nbytes),
             array=array,
         )
@@ -253,7 +259,13 @@ class Buffer(Resource):
         start = check_size_argument(offset, "offset", minimum=0)
         count = check_size_argument(self._size - start if size is None else size)
         self._range(start, count, "size")
-        self._on(stream, lambda native: self._backend.fill(native, self._address + start, value, count), array=None)
+        self._on(
+            stream,
+            start,
+            count,
+            lambda native: self._backend.fill(native, self._address + start, value, count),
+            array=None,
+        )
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -266,7 +278,19 @@ class Buffer(Resource):
             )
         return start
 
-    def _on(self, stream: Stream | None, enqueue: Callable[[Native], None], *, array: HostArray | None) -> None:
+    def _used_on(self, stream: Stream, start: int, size: int) -> None:
+        first = self._offset + start
+        self._mapping.used_on(stream, first, first + size)
+
+    def _users(self, start: int = 0, size: int | None = None) -> list[Stream]:
+        """As `Mapping.users`, of a part of the buffer."""
+        first = self._offset + start
+        return self._mapping.users(first, first + (self._size if size is None else size))
+
+    def _on(
+        self, stream: Stream | None, start: int, size: int, enqueue: Callable[[Native], None],
+        *, array: HostArray | None,
+    ) -> None:  # fmt: skip
         """Enqueue on the given stream, or on our own and wait for it."""
         with self._mapping._in_use():
             if stream is not None:
@@ -274,18 +298,18 @@ class Buffer(Resource):
                 if array is not None:
                     stream.check_host_copy(array)
                 enqueue(stream._native)
-                self._mapping.used_on(stream)
+                self._used_on(stream, start, size)
                 if stream._graph is not None:
                     stream._graph.hold(self._mapping)
                 if array is not None:
                     stream.keep_until_done(array)
                 return
             with self._device._copy_stream() as copier:
-                last = self._mapping.last_stream()
-                if last is not None:
-                    copier.wait_stream(last)
-                    if array is not None:
-                        copier.check_host_copy(array)
+                users = self._users(start, size)
+                for user in users:
+                    copier.wait_stream(user)
+                if array is not None and users:
+                    copier.check_host_copy(array)
                 enqueue(copier._native)
                 if array is not None:
                     copier.keep_until_done(array)  # the caller may be interrupted while the copy is still to come
@@ -333,8 +357,10 @@ class ExternalMemory(Resource):
         self._backend = backend
         self._native = native
         self._size = size
-        self._ranges: dict[int, MappedRange] = {}
-        self._mapping_lock = threading.RLock()  # two threads must not map one range twice
+        self._mapping_lock = threading.RLock()  # two threads must not map it twice
+        self._mapping: weakref.ref[Mapping] | None = None
+        self._mapped: Retirement | None = None
+        """The mapping's release: what is mapped twice is not coherent (CUDA), or freed twice (HIP)."""
         self.handle_type = handle_type
         self.dedicated = dedicated
 
@@ -350,7 +376,7 @@ class ExternalMemory(Resource):
     def map_buffer(self, offset: int = 0, size: int | None = None) -> Buffer:
         """Map bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
-        A range is mapped once: one that lies within a mapped range becomes a sub-buffer of it.
+        The driver maps the whole object, once; a buffer is a range of that. Ranges may overlap.
 
         Parameters
         ----------
@@ -360,10 +386,9 @@ class ExternalMemory(Resource):
         Raises
         ------
         InvalidArgumentError
-            The range reaches outside the memory, or overlaps a mapped range without lying in it: two mappings of the
-            same bytes are not coherent. The message names the range to map instead.
+            The range reaches outside the memory.
         ResourceBusyError
-            The range was mapped, and closed, and pending work or arrays still use it.
+            All buffers were closed, and pending work or arrays still use one of them.
         UnsupportedError
             The device cannot (`Operation.MAP_BUFFER`).
         """
@@ -381,42 +406,30 @@ class ExternalMemory(Resource):
         with self._mapping_lock, self._in_use():
             self._reclaimer.drain()
             self._check_open()  # what drained may have called back, and closed it
-            mapping = self._find_mapping(start, end)
-            if mapping is None:
-                native, address = self._backend.map_buffer(self._native, offset=start, size=count)
-                backend = self._backend
-                unmap = functools.partial(backend.unmap_buffer, native)
-                mapping = Mapping(self, self._device, address, unmap, offset=start, size=count, blocks=True)
-                self._ranges[mapping._retirement.serial] = MappedRange(mapping)
-            return mapping.buffer(start, count)
+            while True:
+                mapping = self._open_mapping() or self._map()
+                with contextlib.suppress(ResourceClosedError):  # another thread has closed its last buffer meanwhile
+                    return mapping.buffer(start, count)
 
-    def _find_mapping(self, start: int, end: int) -> Mapping | None:
-        """The mapping that has these bytes; None when they are free."""
-        for serial, mapped in list(self._ranges.items()):
-            if mapped.retirement.done:
-                self._ranges.pop(serial, None)
-                continue
-            if end <= mapped.start or start >= mapped.end:
-                continue
-            mapping = mapped.mapping
-            if mapping is None:
-                # Where nothing but events is left, the driver may only need a moment to see them as done.
-                if not len(mapped.exports) and self._reclaimer.wait(mapped.retirement, MOMENT_S):
-                    continue
+    def _open_mapping(self) -> Mapping | None:
+        mapping = None if self._mapping is None else self._mapping()
+        return None if mapping is None or mapping.closed else mapping
+
+    def _map(self) -> Mapping:
+        before = self._mapped
+        if before is not None and not before.done:
+            exported = before.exports is not None and len(before.exports)
+            # Where nothing but events is left, the driver may only need a moment to see them as done.
+            if exported or not self._reclaimer.wait(before, MOMENT_S):
                 raise ResourceBusyError(
-                    f"bytes {mapped.start} to {mapped.end} of {self._label} were mapped and closed, and are still in "
-                    f"use ({mapped.retirement.blockers()}); call close(timeout=...) on that buffer, or drop its arrays."
+                    f"{self._label} was mapped, and its buffers are closed and still in use ({before.blockers()}); "
+                    "call close(timeout=...) on the last of them, or drop its arrays."
                 )
-            if mapped.start <= start and end <= mapped.end:
-                return mapping
-            union = min(mapped.start, start), max(mapped.end, end)
-            raise InvalidArgumentError(
-                "offset",
-                f"bytes {start} to {end} partly overlap the mapped bytes {mapped.start} to {mapped.end}, and two "
-                f"mappings of the same bytes are not coherent: map offset={union[0]}, size={union[1] - union[0]} once, "
-                "first, and take sub-buffers of it.",
-            )
-        return None
+        native, address = self._backend.map_buffer(self._native, size=self._size)
+        unmap = functools.partial(self._backend.unmap_buffer, native)
+        mapping = Mapping(self, self._device, address, unmap, blocks=True)
+        self._mapping, self._mapped = weakref.ref(mapping), mapping._retirement
+        return mapping
 
     def map_mipmapped_array(
         self,

@@ -116,10 +116,10 @@ class FakeBackend(ArrayBackend):
             self.on_import(handle)
         return self._new("memory")
 
-    def map_buffer(self, memory: Native, *, offset: int, size: int) -> tuple[Native, int]:
-        self.calls.append(("map_buffer", offset, size))
+    def map_buffer(self, memory: Native, *, size: int) -> tuple[Native, int]:
+        self.calls.append(("map_buffer", size))
         self.on_map()
-        return self._new("mapping"), ctypes.addressof(self.memory) + offset
+        return self._new("mapping"), ctypes.addressof(self.memory)
 
     def unmap_buffer(self, mapping: Native) -> None:
         self._drop(mapping)

@@ -1,7 +1,10 @@
 """Mapping rules, views, copies, arrays."""
 
 import contextlib
+import ctypes
+import gc
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,29 +25,81 @@ def memory_of(device: Device, size: int = SIZE) -> gi.ExternalMemory:
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 63), st.integers(1, 64)), max_size=12))
-def test_live_mappings_never_overlap(ranges: list[tuple[int, int]]) -> None:
-    """A model of the rule: contained ranges share a mapping, partial overlaps raise, the rest is mapped."""
+def test_whatever_the_ranges_the_driver_maps_once(ranges: list[tuple[int, int]]) -> None:
     device, backend = fake_device()
     with memory_of(device, 64) as memory:
-        mapped: list[tuple[int, int]] = []
-        keep = []
+        open_ones = []
         for offset, size in ranges:
-            end = offset + size
-            touching = [(low, high) for low, high in mapped if not (end <= low or offset >= high)]
-            inside = any(low <= offset and end <= high for low, high in mapped)
-            before = len(backend.calls)
-            if end > 64:
+            if offset + size > 64:
                 with pytest.raises(gi.InvalidArgumentError, match="outside"):
                     memory.map_buffer(offset, size)
-            elif touching and not inside:
-                with pytest.raises(gi.InvalidArgumentError, match="map offset="):
-                    memory.map_buffer(offset, size)
             else:
-                keep.append(memory.map_buffer(offset, size))
-                if not inside:
-                    mapped.append((offset, end))
-                    assert backend.calls[-1] == ("map_buffer", offset, size)
-            assert len(backend.calls) - before == (1 if not inside and not touching and end <= 64 else 0)
+                open_ones.append(memory.map_buffer(offset, size))
+                assert open_ones[-1].ptr == ctypes.addressof(backend.memory) + offset
+        made = [call for call in backend.calls if call[0] == "map_buffer"]
+        assert made == [("map_buffer", 64)] * bool(open_ones)
+
+
+def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes() -> None:
+    """Not behind one that used others, and not only behind the latest."""
+    device, backend = fake_device()
+    out = np.zeros(16, np.uint8)
+
+    def waited_for(call: Call) -> set[object]:
+        start = len(backend.calls)
+        call()
+        return {entry[2] for entry in backend.calls[start:] if entry[0] == "wait_event"}
+
+    with memory_of(device) as memory, device.create_stream() as first, device.create_stream() as second:
+        low, high, whole = memory.map_buffer(0, 16), memory.map_buffer(16, 16), memory.map_buffer()
+        low.fill(1, stream=first)
+        high.fill(2, stream=second)
+        assert waited_for(lambda: low.copy_to_host(out)) == {first._native}
+        assert waited_for(lambda: high.copy_to_host(out)) == {second._native}
+        assert waited_for(lambda: whole.copy_to_host(out, offset=32)) == set()
+        assert waited_for(lambda: whole.copy_to_host(out, offset=8)) == {first._native, second._native}
+        whole.fill(3, offset=100, size=4, stream=first)  # of one stream all that lies between counts
+        assert waited_for(lambda: whole.copy_to_host(out, offset=48)) == {first._native}
+        assert waited_for(lambda: np.from_dlpack(whole.view(32))) == set()  # for the CPU: synchronized
+        assert {call[1] for call in backend.calls if call[0] == "synchronize"} >= {first._native, second._native}
+
+
+def test_an_interface_has_one_stream_which_is_behind_all() -> None:
+    device, backend = fake_device()
+    device.info = replace(device.info, array_interface="__cuda_array_interface__", dlpack=(2, 0))
+    with memory_of(device) as memory, device.create_stream() as first, device.create_stream() as second:
+        buffer = memory.map_buffer()
+        buffer.fill(1, size=16, stream=first)
+        assert buffer.view(16).__cuda_array_interface__["stream"] == first.ptr
+        buffer.fill(2, size=16, stream=second)
+        found = buffer.view(16).__cuda_array_interface__["stream"]
+        waits = [call for call in backend.calls if call[0] == "wait_event" and call[1][1] == found]
+        assert {call[2] for call in waits} == {first._native, second._native}
+
+
+def test_a_stream_that_was_dropped_is_waited_for_once() -> None:
+    """Whatever is left of it: its work may still be to come."""
+    device, backend = fake_device()
+    out = np.zeros(16, np.uint8)
+    with memory_of(device) as memory, memory.map_buffer() as buffer:
+        stream = device.wrap_stream(40)
+        buffer.fill(1, stream=stream)
+        backend.blocked.add(40)
+        del stream
+        gc.collect()
+        looks = []
+
+        def look() -> None:
+            looks.append(1)
+            if len(looks) == 3:
+                backend.blocked.clear()
+
+        backend.on_is_done = look
+        buffer.copy_to_host(out)
+        assert len(looks) >= 3, "the copy did not wait for the stream's work"
+        with device.create_stream() as other:
+            buffer.fill(2, stream=other)
+        assert [use.retirement.label for use in buffer._mapping._uses.values()] == [other.label]
 
 
 @pytest.mark.parametrize(

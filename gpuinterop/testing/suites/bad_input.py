@@ -258,7 +258,7 @@ class BadMemorySuite(Suite):
             assert not wrong.closed
 
     def test_ranges(self, bench: Bench) -> None:
-        """A mapping of zero bytes, outside the memory or overflowing is refused; so is a partial overlap."""
+        """A mapping of zero bytes, outside the memory or overflowing is refused."""
         theirs, memory = bench.memory(4 * 4096)
         whole = memory.size
         for offset, size, argument in (
@@ -279,9 +279,6 @@ class BadMemorySuite(Suite):
             )
         raises(ArgumentTypeError, lambda: memory.map_buffer(0.5), argument="offset")  # type: ignore[arg-type]
         raises(ArgumentTypeError, lambda: memory.map_buffer(0, "4"), argument="size")  # type: ignore[arg-type]
-        part = memory.map_buffer(4096, 4096)
-        raises(InvalidArgumentError, lambda: memory.map_buffer(0, 4097), argument="offset")
-        part.close(timeout=LIMIT)
         with memory.map_buffer() as buffer:
             buffer.fill(1)
         assert theirs.read(0, 1) == b"\x01"

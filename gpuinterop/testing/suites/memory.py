@@ -10,7 +10,7 @@ from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError
 from ...handles import OpaqueFd
 from ..kit import requires
-from .base import LIMIT, Bench, Suite, fds, leaves_nothing, pattern, raises, read, write
+from .base import LIMIT, Bench, Suite, differ, fds, leaves_nothing, pattern, raises, read, write
 from .libraries import libraries, read_capsule
 
 PAGE = 4096
@@ -95,23 +95,28 @@ class MemorySuite(Suite):
             second.fill(0x5B)
             assert theirs.read(2 * PAGE, PAGE) == b"\x5b" * PAGE
 
-    def test_sub_buffer(self, bench: Bench) -> None:
-        """A range within a mapped one is a sub-buffer: the same bytes, at the same address."""
+    def test_ranges_at_random(self, bench: Bench) -> None:
+        """100 ranges of one import, which overlap as they like: each fill, copy and view hits its own bytes only."""
         theirs, memory = bench.memory(4 * PAGE)
-        with memory.map_buffer() as whole, memory.map_buffer(PAGE + 8, 16) as part:
-            assert part.ptr == whole.ptr + PAGE + 8
-            part.fill(0x77)
-            assert theirs.read(PAGE + 7, 18)[1:17] == b"\x77" * 16
-
-    def test_partial_overlap_is_refused(self, bench: Bench) -> None:
-        """A range that overlaps a mapped one, and does not lie in it, is refused; the message names the union."""
-        theirs, memory = bench.memory(4 * PAGE)
-        with memory.map_buffer(PAGE, PAGE) as first:
-            error = raises(InvalidArgumentError, lambda: memory.map_buffer(0, 2 * PAGE), argument="offset")
-            assert f"offset=0, size={2 * PAGE}" in str(error)
-            raises(InvalidArgumentError, lambda: memory.map_buffer(PAGE + 4, PAGE), argument="offset")
-            first.fill(9)
-            assert theirs.read(PAGE, PAGE) == b"\x09" * PAGE
+        model = bytearray(pattern(theirs.size, 4))
+        theirs.write(0, bytes(model))
+        whole = bench.scope.enter_context(memory.map_buffer())
+        random = np.random.default_rng(5)
+        for turn in range(100):
+            offset = int(random.integers(0, 4 * PAGE))
+            size = int(random.integers(1, 4 * PAGE - offset + 1))
+            ours = bench.scope.enter_context(memory.map_buffer(offset, size))
+            assert ours.ptr == whole.ptr + offset
+            if turn % 3:
+                model[offset : offset + size] = data = pattern(size, turn)
+                write(ours, data)
+            else:
+                model[offset : offset + size] = bytes([turn]) * size
+                ours.fill(turn)
+            assert not differ(read(ours), bytes(model[offset : offset + size]))
+            assert not differ(theirs.read(0, len(model)), bytes(model)), f"round {turn}: {size} bytes at {offset}"
+            view = getattr(ours.view(1, offset=size - 1), bench.device.info.array_interface)
+            assert view["data"][0] == whole.ptr + offset + size - 1
 
     def test_map_again(self, bench: Bench) -> None:
         """A range that was closed can be mapped again, also as a part of a larger one."""

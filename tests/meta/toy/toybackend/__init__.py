@@ -282,8 +282,8 @@ class ToyBackend(Backend):
         os.close(handle.fd)
         return memory
 
-    def map_buffer(self, memory: Any, *, offset: int, size: int) -> tuple[Any, int]:
-        return memory, memory.address + offset
+    def map_buffer(self, memory: Any, *, size: int) -> tuple[Any, int]:
+        return memory, memory.address
 
     def unmap_buffer(self, mapping: Any) -> None:
         pass

@@ -90,13 +90,6 @@ class ExactWait(ToyBackend):
         return semaphore
 
 
-class WrongOffset(ToyBackend):
-    """A mapping begins where the memory does."""
-
-    def map_buffer(self, memory: Any, *, offset: int, size: int) -> tuple[Any, int]:
-        return memory, memory.address
-
-
 class PrivateMapping(ToyBackend):
     """What the device writes stays with it."""
 
@@ -115,8 +108,8 @@ class NeverUnmap(ToyBackend):
         pass
 
 
-class UnmapEarly(ToyBackend):
-    """Closing one buffer takes the memory from the others."""
+class UnmapForGood(ToyBackend):
+    """What was unmapped once is other memory when it is mapped again."""
 
     def unmap_buffer(self, mapping: Any) -> None:
         # Other memory in its place, where a plain munmap would take the whole test run along.
