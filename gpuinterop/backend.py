@@ -119,6 +119,9 @@ class Backend(ABC):
     other call of the process waits for them (CUDA: ``cuMemFree``, ``cuDestroyExternalSemaphore``). Behind a semaphore
     wait whose signal is still to be submitted that deadlocks: the core calls them only while none is pending."""
 
+    releases_block_for_all: ClassVar[bool] = False
+    """They wait for work of other devices, too (HIP: ``hipFree`` waits for device 0's)."""
+
     @abstractmethod
     def __init__(self) -> None:
         """Load the driver, or raise `BackendUnavailableError` saying why not. Creates no context."""
@@ -150,8 +153,8 @@ class Backend(ABC):
     # -- streams and events --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def create_stream(self, device: Native) -> Native:
-        """A stream of its own that does not block on the default one."""
+    def create_stream(self, device: Native, *, high_priority: bool = False) -> Native:
+        """A stream that does not block on the default one; of the highest priority, where there are several."""
 
     @abstractmethod
     def adopt_stream(self, device: Native, pointer: int) -> Native:

@@ -236,7 +236,7 @@ class SeveralDevices:
         allocation = first.allocate(1, access=[second])
         gate.wait(stream, 1)
         allocation.buffer_on(second).fill(1, stream=stream)
-        calls = tuple(f"{self.prefix}Mem{what}" for what in ("Unmap", "AddressFree", "Release"))
+        calls = tuple(f"{self.prefix}Mem{what}" for what in ("Unmap", "Release"))
         simulator.forget_log()
         allocation.close()
         with pytest.raises(gi.ResourceBusyError):

@@ -68,8 +68,8 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
 
     # -- streams and events --------------------------------------------------------------------------------------
 
-    def create_stream(self, device: Context) -> streams.Stream:
-        return streams.create(self._driver, device)
+    def create_stream(self, device: Context, *, high_priority: bool = False) -> streams.Stream:
+        return streams.create(self._driver, device, high_priority=high_priority)
 
     def adopt_stream(self, device: Context, pointer: int) -> streams.Stream:
         return streams.adopt(self._driver, device, pointer)

@@ -16,6 +16,7 @@ from gpuinterop.errors import InvalidArgumentError
 from .driver import NOT_READY, Context, Driver
 
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
+_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the end of the range
 _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
@@ -43,10 +44,11 @@ class Stream:
                 yield
 
 
-def create(driver: Driver, context: Context) -> Stream:
-    """``cuStreamCreate`` with ``CU_STREAM_NON_BLOCKING``: one that blocks stalls the default stream while it waits."""
+def create(driver: Driver, context: Context, *, high_priority: bool) -> Stream:
+    """``cuStreamCreateWithPriority`` with ``CU_STREAM_NON_BLOCKING``: one that blocks stalls the default stream."""
     with context.aside():
-        return Stream(driver, context, int(driver.call("cuStreamCreate", _NON_BLOCKING)))
+        priority = _HIGHEST if high_priority else _NORMAL
+        return Stream(driver, context, int(driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority)))
 
 
 def adopt(driver: Driver, context: Context, pointer: int) -> Stream:

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuinterop.backend import Address
-from gpuinterop.errors import ArgumentTypeError, DriverError
+from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
 from .driver import Driver, Gpu
+from .memory import knows
 
 TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, OpaqueWin32Kmt: 4, FabricHandle: 8}
 """``hipMemAllocationHandleType`` by number."""
 _BY_VALUE: Final = 70_100_000
 """From 7.1 on the descriptor itself is passed, before a pointer to it (so does torch tell them apart)."""
 _FABRIC_BYTES: Final = 64
+_LEAST: Final = 2 << 20
+"""RDNA4 says 4 KiB, and its kernels fault in what is mapped in smaller steps than this (rocm-systems #9360)."""
 _PINNED, _DEVICE, _READ_WRITE = 1, 1, 3  # hipMemAllocationTypePinned, hipMemLocationTypeDevice, ...ProtReadWrite
 
 
@@ -68,11 +71,10 @@ def granularity(driver: Driver, gpu: Gpu, kind: type[AllocationHandle]) -> Granu
     flags = driver.api.hipMemAllocationGranularity_flags
     properties = _properties(gpu, kind)
     place = ctypes.addressof(properties)
+    options = flags.hipMemAllocationGranularityMinimum, flags.hipMemAllocationGranularityRecommended
     with gpu.aside():  # HIP answers for the current device, whatever the properties say
-        return Granularity(
-            int(driver.call("hipMemGetAllocationGranularity", place, flags.hipMemAllocationGranularityMinimum)),
-            int(driver.call("hipMemGetAllocationGranularity", place, flags.hipMemAllocationGranularityRecommended)),
-        )
+        found = [int(driver.call("hipMemGetAllocationGranularity", place, option)) for option in options]
+    return Granularity(*(max(_LEAST, size) for size in found))
 
 
 def allocate(driver: Driver, gpu: Gpu, size: int, kind: type[AllocationHandle]) -> Allocation:
@@ -139,29 +141,54 @@ def can_access(driver: Driver, ordinal: int, peer: int) -> bool:
     return bool(driver.call("hipDeviceCanAccessPeer", ordinal, peer))
 
 
-def map_allocation(driver: Driver, allocation: Allocation, gpus: Sequence[Gpu]) -> tuple[Reservation, Address]:
-    """``hipMemAddressReserve``, ``hipMemMap`` (of offset 0, as HIP wants it), ``hipMemSetAccess`` for every device."""
+class Ranges:
+    """Address ranges, which are reserved once and used again: by size.
+
+    AMD's runtime frees a range with the last command that used it, after it was given back. Where the system has
+    given the same addresses out again meanwhile, the new range is taken for the old (rocm-systems #2980).
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._free: dict[int, list[Address]] = {}
+
+    def take(self, size: int) -> Address:
+        """One that is mapped nowhere (``hipMemAddressReserve``)."""
+        try:
+            return self._free[size].pop()
+        except LookupError:
+            return int(self._driver.call("hipMemAddressReserve", size, 0, 0, 0))
+
+    def give_back(self, pointer: Address, size: int) -> None:
+        self._free.setdefault(size, []).append(pointer)
+
+
+def map_allocation(
+    driver: Driver, ranges: Ranges, allocation: Allocation, gpus: Sequence[Gpu]
+) -> tuple[Reservation, Address]:
+    """``hipMemMap`` (of offset 0, as HIP wants it), ``hipMemSetAccess`` for every device."""
     size = allocation.size
     with allocation.gpu.aside():
-        pointer = int(driver.call("hipMemAddressReserve", size, 0, 0, 0))
+        pointer = ranges.take(size)
         try:
             driver.call("hipMemMap", pointer, size, 0, allocation.handle, 0)
             access = (_Access * len(gpus))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in gpus))
             driver.call("hipMemSetAccess", pointer, size, ctypes.addressof(access), len(gpus))
-        except BaseException as error:
-            refused = isinstance(error, DriverError) and error.call == "hipMemMap"
-            if not refused:  # also where Ctrl-C has struck behind the map
+        except BaseException:
+            # A map that has failed says success, and to unmap what is not mapped ends the process (hip_vm.cpp).
+            if knows(driver, allocation.gpu, pointer):
                 driver.undo("hipMemUnmap", pointer, size)
-            driver.undo("hipMemAddressFree", pointer, size)
+            if not knows(driver, allocation.gpu, pointer):
+                ranges.give_back(pointer, size)
             raise
     return Reservation(allocation.gpu, pointer, size), pointer
 
 
-def unmap(driver: Driver, mapping: Reservation) -> None:
-    """``hipMemUnmap``, ``hipMemAddressFree``."""
+def unmap(driver: Driver, ranges: Ranges, mapping: Reservation) -> None:
+    """``hipMemUnmap``."""
     with mapping.gpu.aside():
         driver.call("hipMemUnmap", mapping.pointer, mapping.size)
-        driver.call("hipMemAddressFree", mapping.pointer, mapping.size)
+    ranges.give_back(mapping.pointer, mapping.size)
 
 
 def release(driver: Driver, allocation: Allocation) -> None:

@@ -25,12 +25,14 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     priority = 10
     pageable_copies_block: ClassVar[bool] = True
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
-    releases_block: ClassVar[bool] = True  # hipFree synchronises the device
+    releases_block: ClassVar[bool] = True
+    releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, whichever has imported the memory
 
     def __init__(self) -> None:
         self._driver = Driver()
         self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 lets go of it
         self._semaphores = semaphores.Semaphores(self._driver)
+        self._ranges = allocations.Ranges(self._driver)
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
@@ -59,8 +61,8 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
 
     # -- streams and events --------------------------------------------------------------------------------------
 
-    def create_stream(self, device: Gpu) -> streams.Stream:
-        return streams.create(self._driver, device)
+    def create_stream(self, device: Gpu, *, high_priority: bool = False) -> streams.Stream:
+        return streams.create(self._driver, device, high_priority=high_priority)
 
     def adopt_stream(self, device: Gpu, pointer: int) -> streams.Stream:
         return streams.adopt(self._driver, device, pointer)
@@ -99,7 +101,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         memory.fill(self._driver, stream, target, byte, size)
 
     def is_pageable(self, device: Gpu, address: Address) -> bool:
-        return memory.is_pageable(self._driver, device, address)
+        return not memory.knows(self._driver, device, address)
 
     # -- external memory -----------------------------------------------------------------------------------------
 
@@ -176,10 +178,10 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     def map_allocation(
         self, allocation: allocations.Allocation, devices: Sequence[Gpu]
     ) -> tuple[allocations.Reservation, Address]:
-        return allocations.map_allocation(self._driver, allocation, devices)
+        return allocations.map_allocation(self._driver, self._ranges, allocation, devices)
 
     def unmap_allocation(self, mapping: allocations.Reservation) -> None:
-        allocations.unmap(self._driver, mapping)
+        allocations.unmap(self._driver, self._ranges, mapping)
 
     def release_allocation(self, allocation: allocations.Allocation) -> None:
         allocations.release(self._driver, allocation)

@@ -40,7 +40,6 @@ _VMM_SUPPORTED, _FABRIC, _WAIT_VALUE = 89, 95, 10013
 
 _MAPPING: Final = (
     "hipMemAddressReserve",
-    "hipMemAddressFree",
     "hipMemMap",
     "hipMemUnmap",
     "hipMemSetAccess",

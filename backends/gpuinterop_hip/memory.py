@@ -56,8 +56,13 @@ def map_buffer(driver: Driver, memory: Memory, *, size: int) -> tuple[Mapping, A
 
 
 def unmap_buffer(driver: Driver, mapping: Mapping) -> None:
-    """``hipFree``: ``hipDestroyExternalMemory`` drops the handle only, and leaves what is mapped."""
+    """``hipFree``: ``hipDestroyExternalMemory`` drops the handle only, and leaves what is mapped.
+
+    It waits for the work of device 0, whichever has imported the memory (hip_memory.cpp, ihipFree).
+    """
     with mapping.gpu.aside():
+        if mapping.gpu.ordinal:
+            driver.call("hipDeviceSynchronize")
         driver.call("hipFree", mapping.pointer)
 
 
@@ -79,10 +84,10 @@ def fill(driver: Driver, stream: Stream, target: Address, byte: int, size: int) 
         driver.call("hipMemsetD8Async", target, byte, size, stream.handle)
 
 
-def is_pageable(driver: Driver, gpu: Gpu, address: Address) -> bool:
-    """Whether HIP knows nothing of an address: it says so by an error, or by a type of its own from ROCm 6 on."""
+def knows(driver: Driver, gpu: Gpu, address: Address) -> bool:
+    """Whether HIP knows an address: else it answers with an error, or from ROCm 6 on with a type of its own."""
     attribute = driver.api.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_MEMORY_TYPE
     found = ctypes.c_uint(_UNREGISTERED)
     with gpu.aside():
         (code,) = driver.status("hipPointerGetAttribute", ctypes.addressof(found), attribute, address)
-    return bool(code) or found.value == _UNREGISTERED
+    return not code and found.value != _UNREGISTERED

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuinterop.capabilities import Cell, Operation
-from gpuinterop.errors import UnsupportedError
+from gpuinterop.errors import InvalidArgumentError, UnsupportedError
 from gpuinterop.handles import AnySemaphoreHandle, Win32Handle
 
 from . import descriptors
 from .capabilities import nameless
 from .driver import Driver, Gpu, unnamed
-from .streams import Stream
+from .streams import Stream, is_capturing
 
 
 class _Params(ctypes.Structure):
@@ -106,6 +106,11 @@ class Semaphores:
     def _call(
         self, name: str, function: Any, pool: list[Any], batch: Batch, stream: Stream, values: Sequence[int]
     ) -> None:
+        if is_capturing(self._driver, stream):  # HIP would not record it, but do it at once (hip_stream_ops.cpp)
+            raise InvalidArgumentError(
+                "stream", "expected one that is not being captured: HIP's graphs hold no semaphores; signal and wait "
+                "before and after their launches.",
+            )  # fmt: skip
         slot = batch.slot(pool, values)
         try:
             if stream.relative:

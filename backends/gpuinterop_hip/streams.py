@@ -7,6 +7,7 @@ stream's own device.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
@@ -17,13 +18,18 @@ from .driver import CAPTURE_IMPLICIT, NOT_READY, Driver, Gpu
 
 _NON_BLOCKING: Final = 1  # hipStreamNonBlocking
 _DISABLE_TIMING: Final = 2  # hipEventDisableTiming
+_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the end of the range
 _NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
 
 
 class Stream:
-    """A stream of one device."""
+    """A stream of one device.
 
-    __slots__ = ("gpu", "handle", "pointer", "relative")
+    The native one goes after the last of its events: AMD's runtime asks an event's stream whether it captures, and
+    reads freed memory where that was destroyed (hip_event.cpp, ROCm/clr #157).
+    """
+
+    __slots__ = ("_holders", "_lock", "gpu", "handle", "pointer", "relative")
 
     def __init__(self, gpu: Gpu, pointer: int) -> None:
         self.gpu = gpu
@@ -31,6 +37,18 @@ class Stream:
         self.relative = pointer <= _PER_THREAD
         # The name for the legacy stream is newer than the number 0, which every runtime knows.
         self.handle = _NULL if pointer == _LEGACY else pointer
+        self._lock = threading.Lock()
+        self._holders = 1  # the owner, and the events
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+
+    def let_go(self) -> bool:
+        """Whether that was the last holder."""
+        with self._lock:
+            self._holders -= 1
+            return not self._holders
 
     @contextmanager
     def on_device(self) -> Generator[None]:
@@ -42,13 +60,11 @@ class Stream:
             yield
 
 
-def create(driver: Driver, gpu: Gpu) -> Stream:
-    """``hipStreamCreateWithFlags`` with ``hipStreamNonBlocking``.
-
-    One that blocks stalls the default stream while it waits.
-    """
+def create(driver: Driver, gpu: Gpu, *, high_priority: bool) -> Stream:
+    """``hipStreamCreateWithPriority`` with ``hipStreamNonBlocking``: one that blocks stalls the default stream."""
     with gpu.aside():
-        return Stream(gpu, int(driver.call("hipStreamCreateWithFlags", _NON_BLOCKING)))
+        priority = _HIGHEST if high_priority else _NORMAL
+        return Stream(gpu, int(driver.call("hipStreamCreateWithPriority", _NON_BLOCKING, priority)))
 
 
 def adopt(driver: Driver, gpu: Gpu, pointer: int) -> Stream:
@@ -82,8 +98,10 @@ def is_capturing(driver: Driver, stream: Stream) -> bool:
 
 
 def destroy(driver: Driver, stream: Stream) -> None:
-    with stream.gpu.aside():
-        driver.call("hipStreamDestroy", stream.handle)
+    """``hipStreamDestroy``, now or with the last event."""
+    if stream.let_go():
+        with stream.gpu.aside():
+            driver.call("hipStreamDestroy", stream.handle)
 
 
 def synchronize(driver: Driver, stream: Stream) -> None:
@@ -98,23 +116,25 @@ def is_idle(driver: Driver, stream: Stream) -> bool:
 
 
 class Event:
-    """A point in a stream's work."""
+    """A point in a stream's work; it holds the stream."""
 
-    __slots__ = ("gpu", "handle")
+    __slots__ = ("handle", "stream")
 
-    def __init__(self, gpu: Gpu, handle: int) -> None:
-        self.gpu = gpu
+    def __init__(self, stream: Stream, handle: int) -> None:
+        self.stream = stream
         self.handle = handle
+        stream.hold()
 
 
 def record(driver: Driver, stream: Stream) -> Event:
     """``hipEventCreateWithFlags``, ``hipEventRecord``."""
     with stream.gpu.current():
-        event = Event(stream.gpu, int(driver.call("hipEventCreateWithFlags", _DISABLE_TIMING)))
+        event = Event(stream, int(driver.call("hipEventCreateWithFlags", _DISABLE_TIMING)))
         try:
             driver.call("hipEventRecord", event.handle, stream.handle)
         except BaseException:
             driver.undo("hipEventDestroy", event.handle)
+            stream.let_go()
             raise
     return event
 
@@ -131,8 +151,11 @@ def is_done(driver: Driver, event: Event) -> bool:
 
 
 def destroy_event(driver: Driver, event: Event) -> None:
-    with event.gpu.aside():
-        driver.call("hipEventDestroy", event.handle)
+    try:
+        with event.stream.gpu.aside():
+            driver.call("hipEventDestroy", event.handle)
+    finally:
+        destroy(driver, event.stream)
 
 
 def _reached(driver: Driver, call: str, code: int) -> bool:

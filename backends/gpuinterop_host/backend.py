@@ -82,7 +82,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
 
     # -- streams and events --------------------------------------------------------------------------------------
 
-    def create_stream(self, device: Device) -> streams.Stream:
+    def create_stream(self, device: Device, *, high_priority: bool = False) -> streams.Stream:
         return streams.Stream()
 
     def adopt_stream(self, device: Device, pointer: int) -> streams.AnyStream:

@@ -381,10 +381,18 @@ class Device:
             raise ArgumentTypeError("handle_type", f"{self.backend} makes timelines (TimelineFd) only.")
         return cast("ExternalSemaphore[K]", self._own_timelines().create())
 
-    def create_stream(self) -> Stream:
-        """A new stream that does not block on the default one (``cuStreamCreate`` with ``NON_BLOCKING``)."""
+    def create_stream(self, *, high_priority: bool = False) -> Stream:
+        """A new stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
+
+        Parameters
+        ----------
+        high_priority : bool
+            The highest priority that the device has. Give it to streams that wait for long: on AMD a waiting stream
+            stalls others that share its hardware queue, of which each priority has four.
+        """
         self._reclaimer.drain()
-        return Stream(self, self._backend.create_stream(self._native), owned=True)
+        native = self._backend.create_stream(self._native, high_priority=bool(high_priority))
+        return Stream(self, native, owned=True)
 
     def wrap_stream(self, stream: object) -> Stream:
         """Use another library's stream.

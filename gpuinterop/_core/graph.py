@@ -239,7 +239,7 @@ class Graph(Resource):
                 "stream", "is being captured: a graph inside a graph could not be given values; launch both one by one."
             )
         assert self._semaphores is not None
-        with self._in_use(), self._reclaimer.enqueuing_wait():
+        with self._in_use(), self._reclaimer.gate.enqueuing_wait():
             self._backend.launch(executable, stream._native)
             self._used[stream._ptr] = stream
             for step in self._semaphores.waits:

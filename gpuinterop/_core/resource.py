@@ -175,6 +175,8 @@ class Retirement:
         self._parents: list[Retirement] = []
         self._streams = streams
         self._events: dict[int, Native] | None = None
+        self._owners: list[object] = []
+        """Of wrapped streams: on HIP an event must not outlive its stream."""
         self._recording = [True]
         self._after: list[Retirement] = []
         self._callbacks: list[Callable[[], None]] = []
@@ -204,6 +206,7 @@ class Retirement:
         events: dict[int, Native] = {}
         for native in natives:
             record_on(backend, native, events)
+        self._owners = [stream._keepalive for stream in streams]
         self._events = events
 
     def _work(self) -> tuple[list[Stream], list[Retirement]]:
@@ -263,6 +266,7 @@ class Retirement:
             problem = error
         finally:
             self._streams = None
+            self._owners.clear()
             for parent in self._parents:
                 parent.gates.pop(self.serial, None)
             self._parents.clear()
@@ -315,6 +319,57 @@ def undo(what: str, release: Callable[[], None]) -> None:
         warn_leak(f"releasing {what} failed: {error}")
 
 
+class Gate:
+    """Between releases that block and waits that are being enqueued: each announces itself, then looks for the other.
+
+    One a device, or for all of a backend's whose releases wait for one another's work. A wait takes no lock, unless a
+    release is under way.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, None] = {}
+        """The threads that are enqueuing a wait just now."""
+        self.releasing = False
+        """A release that blocks is under way, or about to be."""
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def closed(self) -> Generator[None]:
+        """Round a release that blocks, and the look for pending waits before it."""
+        with self._lock:
+            self.releasing = True
+            try:
+                yield
+            finally:
+                self.releasing = False
+
+    @contextmanager
+    def enqueuing_wait(self) -> Generator[None]:
+        """Round a call that enqueues waits, and the note of them in the stream."""
+        thread = threading.get_ident()
+        self.waiting[thread] = None
+        try:
+            if self.releasing:
+                self.let_release_end()
+            yield
+        finally:
+            self.waiting.pop(thread, None)
+
+    def let_release_end(self) -> None:
+        """Block until the release that is under way has ended; no wait holds that up."""
+        with self._lock:
+            pass
+
+    def forked(self) -> None:
+        """In a child: the parent's threads are gone."""
+        self._lock = threading.RLock()
+        self.releasing = False
+        self.waiting.clear()
+
+
+_gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # of all devices together
+
+
 class Reclaimer:
     """The retired releases of one device, and its live streams."""
 
@@ -323,13 +378,7 @@ class Reclaimer:
         self._pending: dict[int, Retirement] = {}
         self._draining = threading.Lock()
         self._streams: dict[int, weakref.ref[Stream]] = {}
-        # A release that blocks, and a wait that is being enqueued, never overlap: each announces itself before it looks
-        # for the other. No lock is taken by a wait, unless a release is under way.
-        self.waiting: dict[int, None] = {}
-        """The threads that are enqueuing a wait just now."""
-        self.releasing = False
-        """A release that blocks is under way, or about to be."""
-        self._release_lock = threading.RLock()
+        self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
         self.peers: tuple[Reclaimer, ...] = ()
         """Those of other devices whose releases wait for ours, or ours for theirs: drained together (`link`)."""
         self.failures: dict[int, GpuInteropError] = {}
@@ -440,15 +489,11 @@ class Reclaimer:
         problem = None
         try:
             if entry.blocks:
-                with self._release_lock:
-                    self.releasing = True
-                    try:
-                        entry.held_by = self._pending_wait()
-                        if entry.held_by:
-                            return entry.held_by
-                        problem = entry.finish()
-                    finally:
-                        self.releasing = False
+                with self.gate.closed():
+                    entry.held_by = self._pending_wait()
+                    if entry.held_by:
+                        return entry.held_by
+                    problem = entry.finish()
             else:
                 problem = entry.finish()
         finally:
@@ -459,29 +504,15 @@ class Reclaimer:
 
     def _pending_wait(self) -> str:
         """The label of a stream that may be waiting for a semaphore; empty when none is."""
-        if self.waiting:
+        if self.gate.waiting:
             return "another thread's stream"
-        for retirement in (*(stream._retirement for stream in self.streams()), *self.closed_streams()):
-            if isinstance(retirement, StreamRetirement) and retirement.may_wait(self.backend):
-                return retirement.label
+        for one in list(_reclaimers):
+            if one.gate is not self.gate:
+                continue
+            for retirement in (*(stream._retirement for stream in one.streams()), *one.closed_streams()):
+                if isinstance(retirement, StreamRetirement) and retirement.may_wait(self.backend):
+                    return retirement.label
         return ""
-
-    @contextmanager
-    def enqueuing_wait(self) -> Generator[None]:
-        """Round a call that enqueues waits, and the note of them in the stream."""
-        thread = threading.get_ident()
-        self.waiting[thread] = None
-        try:
-            if self.releasing:
-                self.let_release_end()
-            yield
-        finally:
-            self.waiting.pop(thread, None)
-
-    def let_release_end(self) -> None:
-        """Block until the release that is under way has ended; it waits for nobody's wait."""
-        with self._release_lock:
-            pass
 
     def wait(self, retirement: Retirement, timeout: float | None) -> bool:
         """Drain until `retirement` is done; False when `timeout` seconds passed."""
@@ -501,9 +532,7 @@ class Reclaimer:
     def forked(self) -> None:
         """In a child: what the parent has retired is the parent's to release."""
         self._draining = threading.Lock()
-        self._release_lock = threading.RLock()
-        self.releasing = False
-        self.waiting.clear()
+        self.gate.forked()
         self._pending.clear()
 
 

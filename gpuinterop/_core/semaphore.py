@@ -226,11 +226,11 @@ class ExternalSemaphore(Resource, Generic[K]):
         # Before the call: whatever interrupts this thread behind it, the release waits for the stream.
         if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:
             self._used[stream._ptr] = (stream, self._last_value(stream))
-        reclaimer, thread = self._reclaimer, get_ident()
-        reclaimer.waiting[thread] = None  # before the look at `releasing`: see Reclaimer
+        gate, thread = self._reclaimer.gate, get_ident()
+        gate.waiting[thread] = None  # before the look at `releasing`: see Gate
         try:
-            if reclaimer.releasing:
-                reclaimer.let_release_end()
+            if gate.releasing:
+                gate.let_release_end()
             if self._calls is None:
                 self._backend.wait(self._batch, stream._native, (number,), milliseconds)
             else:
@@ -240,7 +240,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             stream._waits.append((self._label, value))
             raise
         finally:
-            reclaimer.waiting.pop(thread, None)
+            gate.waiting.pop(thread, None)
         if stream._graph is not None:
             stream._graph.hold(self)
 
@@ -485,7 +485,7 @@ class SemaphoreBatch:
             for semaphore in self._semaphores:
                 milliseconds = semaphore._milliseconds(timeout)
         self._note_use(stream)
-        with self._device._reclaimer.enqueuing_wait():
+        with self._device._reclaimer.gate.enqueuing_wait():
             waits = [
                 (semaphore._label, number if semaphore._takes_value else None)
                 for semaphore, number in zip(self._semaphores, numbers, strict=True)

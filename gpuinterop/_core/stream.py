@@ -210,7 +210,7 @@ class Stream(Resource):
         event = self._backend.record(other._native)
         try:
             other._reclaimer.note_follower(other._ptr, (self._reclaimer, self._ptr), next(order))
-            with self._reclaimer.enqueuing_wait():  # the other device's waits are not looked for here
+            with self._reclaimer.gate.enqueuing_wait():
                 self._backend.wait_event(self._native, event)
                 self._waits.extend(other._waits)
         finally:

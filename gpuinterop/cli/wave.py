@@ -394,7 +394,7 @@ class _Run:
             self.shared = cleanup.enter_context(_bridged(self.bridge, wave)), None
         elif sync.name != "host":
             self.shared = self._import_semaphores(cleanup)
-        self.stream: Stream = cleanup.enter_context(device.create_stream())
+        self.stream: Stream = cleanup.enter_context(device.create_stream(high_priority=True))
         buffer = cleanup.enter_context(memory.map_buffer(offset=0, size=wave.parameters.size))
         self.consumer: Consumer = open_consumer(self.stream, buffer, wave.parameters, sources)
         cleanup.callback(self.consumer.close)

@@ -70,7 +70,8 @@ class FakeBackend(ArrayBackend):
     def open_device(self, ordinal: int) -> Native:
         return ordinal
 
-    def create_stream(self, device: Native) -> Native:
+    def create_stream(self, device: Native, *, high_priority: bool = False) -> Native:
+        self.calls.append(("create_stream", high_priority))
         return self._new("stream")
 
     def adopt_stream(self, device: Native, pointer: int) -> Native:

@@ -144,7 +144,7 @@ def test_every_call_that_fails_is_named(simulator: Simulator, device: gi.Device,
     with memfd.create_memory(4096) as theirs, device.import_memory(theirs.export(), size=4096) as memory:
         buffer, stream = memory.map_buffer(), device.create_stream()
         calls: dict[str, Callable[[], object]] = {
-            "cuStreamCreate": device.create_stream,
+            "cuStreamCreateWithPriority": device.create_stream,
             "cuStreamQuery": stream.query,
             **({} if device._backend.holds_gil else {"cuStreamSynchronize": stream.synchronize}),
             "cuEventRecord": stream.record,
@@ -165,7 +165,7 @@ def test_a_code_that_the_bindings_do_not_know(simulator: Simulator, device: gi.D
     stream = device.create_stream()
     event = stream.record()
     calls: dict[str, Callable[[], object]] = {
-        "cuStreamCreate": device.create_stream,
+        "cuStreamCreateWithPriority": device.create_stream,
         "cuStreamQuery": stream.query,
         "cuEventQuery": lambda: event.done,
     }

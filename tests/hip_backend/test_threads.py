@@ -248,12 +248,13 @@ OBJECTS = textwrap.dedent(
         "hipGetDevice", "hipSetDevice", "hipGetLastError", "hipGetErrorString", "hipDeviceGetAttribute",
         "hipMemGetAllocationGranularity", "hipStreamGetDevice", "hipEventQuery", "hipStreamWriteValue64",
         "hipStreamWaitValue64", "hipDeviceGetName", "hipDeviceGetPCIBusId", "hipGetDeviceCount",
+        "hipMemAddressReserve",
     }
     THERE = {
         "hipImportExternalMemory", "hipExternalMemoryGetMappedBuffer", "hipFree", "hipDestroyExternalMemory",
-        "hipHostRegister", "hipHostGetDevicePointer", "hipHostUnregister", "hipMemCreate", "hipMemAddressReserve",
-        "hipMemMap", "hipMemSetAccess", "hipMemUnmap", "hipMemAddressFree", "hipMemRelease",
-        "hipMemExportToShareableHandle", "hipMemImportFromShareableHandle", "hipStreamCreateWithFlags",
+        "hipHostRegister", "hipHostGetDevicePointer", "hipHostUnregister", "hipMemCreate", "hipMemMap",
+        "hipMemSetAccess", "hipMemUnmap", "hipMemRelease",
+        "hipMemExportToShareableHandle", "hipMemImportFromShareableHandle", "hipStreamCreateWithPriority",
         "hipStreamDestroy", "hipEventCreateWithFlags", "hipEventRecord", "hipEventDestroy", "hipMemsetD8Async",
         "hipMemcpyAsync", "hipStreamQuery",
     }

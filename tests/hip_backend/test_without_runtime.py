@@ -198,7 +198,7 @@ def test_looking_at_what_there_is_makes_no_device_current(tmp_path: Path) -> Non
         "assert device.capabilities.supports((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)); "
         "assert gi.match_device(device.identity) is device; "
         "simulator = Simulator.attach('hip'); "
-        "print(sum(map(simulator.calls, ('hipSetDevice', 'hipStreamCreateWithFlags', 'hipMalloc'))))"
+        "print(sum(map(simulator.calls, ('hipSetDevice', 'hipStreamCreateWithPriority', 'hipMalloc'))))"
     )
     libraries = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]}
     done = python(program, tmp_path, path=os.pathsep.join([str(ROOT), BINDINGS]), **libraries)

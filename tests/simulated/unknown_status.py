@@ -183,12 +183,12 @@ class Check:
                 yield scope.enter_context(self.device.create_semaphore(gi.TimelineFd))
 
     @contextmanager
-    def memory(self) -> Iterator[gi.ExternalMemory]:
-        with (
-            self.exporter.create_memory(SIZE) as theirs,
-            self.device.import_memory(theirs.export(), size=theirs.size) as memory,
-        ):
-            yield memory
+    def memory(self, device: gi.Device | None = None) -> Iterator[gi.ExternalMemory]:
+        with self.exporter.create_memory(SIZE) as theirs:
+            handle = theirs.export()
+            handle.origin = None  # the other device may have it, too
+            with (device or self.device).import_memory(handle, size=theirs.size) as memory:
+                yield memory
 
     def memories(self) -> None:
         with self.memory() as memory, memory.map_buffer() as buffer, self.device.create_stream() as stream:
@@ -196,6 +196,11 @@ class Check:
             buffer.copy_from_host(np.zeros(16, np.uint8))
             buffer.copy_to_host(np.zeros(16, np.uint8))
             self.device._backend.is_pageable(self.device._native, buffer.ptr)
+
+    def peers_memory(self) -> None:
+        """What is freed on a device other than 0."""
+        with self.memory(self.peer) as memory, memory.map_buffer() as buffer:
+            buffer.fill(7)
 
     def arrays(self) -> None:
         with (
@@ -283,6 +288,7 @@ class Check:
     def run(self) -> None:
         steps: list[Callable[[], None]] = [
             self.table, self.error, self.streams, self.other_stream, self.default_stream, self.memories,
+            self.peers_memory,
             self.arrays, self.semaphores, self.fences, self.own_semaphores, self.allocations,
         ]  # fmt: skip
         if self.vendor == "cuda":
@@ -318,7 +324,6 @@ class Check:
             }
         return {
             ("hipEventRecord", "hipEventDestroy"): self.streams,
-            ("hipMemMap", "hipMemAddressFree"): self.allocations,
             ("hipMemSetAccess", "hipMemUnmap"): self.allocations,
             ("hipHostGetDevicePointer", "hipHostUnregister"): self.own_semaphores,
         }
@@ -409,6 +414,9 @@ class Check:
             self.simulator.settle(device.ordinal, LIMIT)
         for device in (self.device, self.peer):
             device.drain()
+        if self.vendor == "hip":
+            backend: Any = self.device._backend
+            backend._ranges._free.clear()  # else the first has reserved what all others need
         live = self.simulator.live()
         live["stream"] -= sum(len(device._copiers) for device in (self.device, self.peer))  # kept for later copies
         if "module" in live:  # those that are loaded stay; each has two functions

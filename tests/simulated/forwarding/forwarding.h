@@ -85,7 +85,7 @@ _Static_assert(sizeof(cuda_allocation_prop) == 32, "CUmemAllocationProp");
     X(cuCtxSynchronize, (void))                                                                                 \
     X(cuCtxEnablePeerAccess, (void *peer, uint32_t flags))                                                      \
     X(cuCtxDisablePeerAccess, (void *peer))                                                                     \
-    X(cuStreamCreate, (void **stream, uint32_t flags))                                                          \
+    X(cuStreamCreateWithPriority, (void **stream, uint32_t flags, int priority))                                \
     X(cuStreamDestroy, (void *stream))                                                                          \
     X(cuStreamQuery, (void *stream))                                                                            \
     X(cuStreamSynchronize, (void *stream))                                                                      \

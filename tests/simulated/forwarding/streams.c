@@ -7,11 +7,15 @@
 
 /* A stream is CUDA's handle; 0, 1 and 2 are the default streams of the current device on both sides. */
 
-HIP_CALL(hipStreamCreateWithFlags, (void **stream, uint32_t flags), (stream, flags)) {
+HIP_CALL(hipStreamCreateWithPriority, (void **stream, uint32_t flags, int priority), (stream, flags, priority)) {
     NEED(stream && flags <= 1);
     ON_CURRENT;
-    CUDA(cuda.cuStreamCreate(stream, flags));
+    CUDA(cuda.cuStreamCreateWithPriority(stream, flags, priority));
     return hipSuccess;
+}
+
+HIP_CALL(hipStreamCreateWithFlags, (void **stream, uint32_t flags), (stream, flags)) {
+    return hipStreamCreateWithPriority_forwarded(stream, flags, 0);
 }
 
 HIP_CALL(hipStreamCreate, (void **stream), (stream)) { return hipStreamCreateWithFlags_forwarded(stream, 0); }

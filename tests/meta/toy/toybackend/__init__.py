@@ -228,7 +228,7 @@ class ToyBackend(Backend):
 
     # -- streams -------------------------------------------------------------------------------------------------
 
-    def create_stream(self, device: int) -> Stream:
+    def create_stream(self, device: int, *, high_priority: bool = False) -> Stream:
         self._next += 1
         stream = self._streams[self._next] = Stream(self._next)
         return stream

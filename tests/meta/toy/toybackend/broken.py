@@ -67,7 +67,7 @@ class NoStreamOrder(ToyBackend):
 class OneStream(ToyBackend):
     """All streams are one."""
 
-    def create_stream(self, device: int) -> Stream:
+    def create_stream(self, device: int, *, high_priority: bool = False) -> Stream:
         return self._streams.setdefault(16, Stream(16)) if 16 not in self._streams else self._streams[16]
 
     def destroy_stream(self, stream: Stream) -> None:
