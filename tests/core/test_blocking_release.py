@@ -236,3 +236,55 @@ def test_a_backend_whose_releases_do_not_block_is_not_held_up() -> None:
         other.close()
         assert backend.count("semaphore") == 1
         gate.close()
+
+
+@pytest.mark.parametrize("for_all", [True, False])
+def test_a_release_may_wait_for_other_devices_too(monkeypatch: pytest.MonkeyPatch, for_all: bool) -> None:
+    """HIP's waits for device 0, whichever has imported the memory; CUDA's for its own device alone."""
+    monkeypatch.setattr(BlockingBackend, "releases_block_for_all", for_all)
+    backend = BlockingBackend()
+    (first, _), (second, _) = fake_device(backend=backend), fake_device(backend=backend)
+    gate, memory = semaphore_of(first), memory_of(second)
+    _held = memory.map_buffer()
+    with first.create_stream() as stream:
+        gate.wait(stream, 1)
+        memory.close()
+        second.drain()
+        assert backend.count("mapping") == int(for_all)
+        backend.waiting.clear()
+        second.drain()
+        assert backend.count("mapping") == 0
+    gate.close()
+    assert bool(backend.deadlocks) is not for_all
+
+
+def test_no_wait_of_another_device_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is enqueued while the release is under way is enqueued behind it."""
+    monkeypatch.setattr(BlockingBackend, "releases_block_for_all", True)
+    backend = BlockingBackend()
+    (first, _), (second, _) = fake_device(backend=backend), fake_device(backend=backend)
+    gate, memory = semaphore_of(first), memory_of(second)
+    _held = memory.map_buffer()
+    stream = first.create_stream()
+    inside, threads = threading.Event(), list[threading.Thread]()
+
+    def wait() -> None:
+        inside.set()
+        gate.wait(stream, 1)
+
+    def start() -> None:
+        backend.on_release = lambda: None
+        threads.append(threading.Thread(target=wait))
+        threads[0].start()
+        assert inside.wait(LIMIT)
+        threads[0].join(0.05)  # it gets its chance
+        assert not backend.waiting
+
+    backend.on_release = start
+    memory.close(timeout=LIMIT)
+    threads[0].join(LIMIT)
+    assert backend.waiting
+    assert backend.deadlocks == []
+    backend.waiting.clear()
+    stream.close()
+    gate.close()
