@@ -78,18 +78,19 @@ class Mapping(Resource):
         )
         self._device = device
         self.address = address
-        self._uses: dict[int, _Use] = {}
+        self._uses: dict[tuple[int, int], _Use] = {}  # by device and native stream: 0 is one of every device
         self._using = threading.Lock()
 
     def used_on(self, stream: Stream, start: int = 0, end: int = _MAX_SIZE) -> None:
         """Note that the stream was given work with these bytes."""
+        key = stream._device.ordinal, stream._ptr
         with self._using:
-            for pointer, use in list(self._uses.items()):
+            for other, use in list(self._uses.items()):
                 if use.retirement.done:
-                    del self._uses[pointer]
-                elif pointer == stream._ptr:
+                    del self._uses[other]
+                elif other == key:
                     start, end = min(start, use.start), max(end, use.end)
-            self._uses[stream._ptr] = _Use(weakref.ref(stream), stream._retirement, start, end)
+            self._uses[key] = _Use(weakref.ref(stream), stream._retirement, start, end)
 
     def users(self, start: int, end: int) -> list[Stream]:
         """The streams that others must be ordered behind before they use these bytes."""

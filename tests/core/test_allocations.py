@@ -194,6 +194,17 @@ def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -
         assert called(backend, "wait_event")[-1][2] == theirs._native
 
 
+def test_the_default_streams_of_two_devices_are_two(team: Team) -> None:
+    devices, backend = team
+    with devices[0].allocate(SIZE, access=[devices[1]]) as allocation:
+        streams = [device.wrap_stream(0) for device in devices[:2]]
+        for device, stream in zip(devices, streams, strict=False):
+            allocation.buffer_on(device).fill(7, stream=stream)
+        before = len(called(backend, "wait_event"))
+        allocation.buffer.copy_to_host(bytearray(1))
+        assert len(called(backend, "wait_event")) == before + 2
+
+
 def test_a_peer_without_access_is_named_before_anything_is_allocated(team: Team) -> None:
     devices, backend = team
     backend.strangers = {(2, 0)}
