@@ -214,6 +214,8 @@ struct gis_range {
     size_t offset;     /* VMM: of the first byte, in what is mapped */
     uint32_t access;   /* VMM: bit n: device n may touch it */
     bool signal;       /* HIP: memory for the command processor to wait on */
+    uintptr_t lands;   /* HIP: where in the address space work on `base` lands */
+    int settles;       /* the device whose work a release waits for */
     gis_object *owner; /* the external memory, the VMM handle */
     gis_range *next;
 };
@@ -256,14 +258,14 @@ bool gis_is_freed(uintptr_t address); /* an address of ours that nothing is mapp
 gis_status gis_allocate(gis_context *context, size_t size, uintptr_t *address);
 gis_status gis_allocate_host(gis_context *context, size_t size, uintptr_t *address);
 gis_status gis_register_host(gis_context *context, uintptr_t address, size_t size);
-void gis_settle(gis_object *object); /* as releases do: wait for the work of the object's device */
+void gis_settle(int device); /* as releases do: wait for the device's work */
 gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address);
 
 /* Take over `fd` on success; *closed says whether it was closed on a failure. */
 gis_status gis_import_memory(gis_context *context, int fd, size_t size, gis_external_memory **memory, bool *closed);
 gis_status gis_import_anonymous(gis_context *context, size_t size, gis_external_memory **memory);
 gis_status gis_map_buffer(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address);
-/* AMD's way: the object has one address, a buffer is a part of it, and the same part is the same buffer. */
+/* AMD's way: the object has one address, and a buffer is what lies behind its offset there. */
 gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address);
 void gis_destroy_memory(gis_external_memory *memory);
 
@@ -389,7 +391,7 @@ typedef enum {
     GIS_OP_MULTIMEM_ADD,
 } gis_op_kind;
 
-enum { GIS_WAIT_GEQ = 0, GIS_WAIT_EQ = 1, GIS_WAIT_AND = 2, GIS_WAIT_NOR = 3 };
+enum { GIS_WAIT_GEQ = 0, GIS_WAIT_EQ = 1, GIS_WAIT_AND = 2, GIS_WAIT_NOR = 3, GIS_WAIT_UNSIGNED_GEQ = 4 };
 
 typedef struct gis_op {
     struct gis_op *next;
@@ -470,6 +472,7 @@ struct gis_stream {
     pthread_cond_t wake;
     gis_op *head, *tail;
     uint64_t submitted, completed;
+    uint64_t told; /* HIP: how far a marker tells what is done: an event, a synchronisation, a query */
     gis_status error;
     uint64_t fail_at;
     gis_status fail_code;

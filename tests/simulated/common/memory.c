@@ -61,15 +61,13 @@ static size_t round_to_page(size_t size) {
 
 /* -- ranges -------------------------------------------------------------------------------------------------------- */
 
-/* Ranges overlap where one object gives the same addresses for all its buffers: the one that begins there, or else the
- * one that reaches farthest. */
+/* Ranges overlap where one object gives the same addresses for all its buffers: the one that begins last, as CLR's map
+ * of them finds it (rocclr/device/device.cpp, MemObjMap::FindMemObj). */
 gis_range *gis_range_at(uintptr_t address) {
     gis_range *found = NULL;
-    for (gis_range *range = ranges; range; range = range->next) {
-        if (address < range->base || address - range->base >= range->size) continue;
-        if (range->base == address) return range;
-        if (!found || range->base + range->size > found->base + found->size) found = range;
-    }
+    for (gis_range *range = ranges; range; range = range->next)
+        if (address >= range->base && address - range->base < range->size && (!found || range->base > found->base))
+            found = range;
     return found;
 }
 
@@ -88,6 +86,8 @@ static gis_range *new_range(gis_kind kind, gis_context *context, int device, uin
     range->pages = pages;
     range->page_bytes = page_bytes;
     range->access = ~0u;
+    range->lands = base;
+    range->settles = device;
     range->owner = owner;
     if (owner) gis_ref(owner);
     range->next = ranges;
@@ -146,9 +146,9 @@ gis_status gis_register_host(gis_context *context, uintptr_t address, size_t siz
  */
 #define SETTLE_SECONDS 10.0
 
-void gis_settle(gis_object *object) {
+void gis_settle(int device) {
     gis_settling++;
-    if (!gis_device_settle(object->device, SETTLE_SECONDS))
+    if (!gis_device_settle(device, SETTLE_SECONDS))
         gis_violation("work was pending for %g s: the driver would block until it is done, and with it every call",
                       SETTLE_SECONDS);
     gis_settling--;
@@ -166,7 +166,7 @@ gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address) {
     gis_note_if_used(&range->object, "");
     gis_ref(&range->object);
     end_range(range);
-    gis_settle(&range->object); /* measured of cuMemHostUnregister as well */
+    gis_settle(range->settles); /* measured of cuMemHostUnregister as well */
     gis_unref(&range->object);
     return GIS_OK;
 }
@@ -269,7 +269,7 @@ gis_status gis_map_buffer(gis_external_memory *memory, uint64_t offset, uint64_t
 }
 
 gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address) {
-    if (!size || offset > memory->size || size > memory->size - offset) return GIS_INVALID_VALUE;
+    if (offset + size > memory->size) return GIS_INVALID_VALUE; /* also where the sum wraps */
     memory->outlived = true;
     if (!memory->whole) {
         size_t bytes = round_to_page(memory->size);
@@ -281,16 +281,20 @@ gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t
         memory->whole = start;
         memory->whole_bytes = bytes;
     }
-    if (offset + size > memory->real)
+    if (offset > memory->real || size > memory->real - offset)
         gis_violation("%llu bytes are mapped of an object that has %zu: nobody checks it, and what lies behind is lost",
                       (unsigned long long)(offset + size), memory->real);
     *address = memory->whole + offset;
     for (gis_range *range = ranges; range; range = range->next) {
         if (range->base != *address || range->owner != &memory->object) continue;
-        if (range->size < size) range->size = size;
+        gis_violation("%#llx is mapped already: its object stays mapped for ever", (unsigned long long)*address);
+        gis_ref(&memory->object);
         return GIS_OK;
     }
-    new_range(GIS_MAPPING, memory->object.context, memory->object.device, *address, size, 0, 0, &memory->object);
+    gis_range *range = new_range(GIS_MAPPING, memory->object.context, memory->object.device, *address, memory->size, 0,
+                                 0, &memory->object);
+    range->lands = memory->whole;
+    range->settles = 0;
     memory->mappings++;
     return GIS_OK;
 }
@@ -352,7 +356,7 @@ void gis_destroy_array(gis_array *array) {
     array->memory->mappings--;
     gis_ref(&array->object);
     gis_retire(&array->object);
-    gis_settle(&array->object);
+    gis_settle(array->object.device);
     gis_unref(&array->object);
 }
 

@@ -9,6 +9,7 @@ typedef enum { PAGEABLE, PINNED, DEVICE } place;
 typedef struct {
     place place;
     int device;
+    uintptr_t at; /* where the work lands */
 } operand;
 
 static unsigned long long hex(uintptr_t address) { return (unsigned long long)address; }
@@ -17,6 +18,7 @@ static gis_status touch(gis_op *op, gis_stream *stream, uintptr_t address, size_
     gis_range *range = gis_range_at(address);
     found->place = PAGEABLE;
     found->device = stream->object.device;
+    found->at = range ? range->lands + (address - range->base) : address;
     if (!range) {
         if (gis_is_freed(address)) {
             gis_violation("%#llx is used after its memory was freed or unmapped", hex(address));
@@ -87,8 +89,8 @@ gis_status gis_copy(gis_stream *stream, uintptr_t target, uintptr_t source, size
     if (!status) status = touch(op, stream, source, size, &from);
     if (status) return reject(op, status);
     check_peers(stream, &to, target, &from, source);
-    op->copy.target = target;
-    op->copy.source = source;
+    op->copy.target = to.at;
+    op->copy.source = from.at;
     op->copy.size = size;
     /* Memory that the device cannot reach by itself: the call returns when the stream has got there. */
     return gis_submit(stream, op, block || to.place == PAGEABLE || from.place == PAGEABLE);
@@ -103,7 +105,7 @@ gis_status gis_fill(gis_stream *stream, uintptr_t target, uint32_t value, uint32
     if (!status && to.place == PAGEABLE) status = GIS_INVALID_VALUE;
     if (status) return reject(op, status);
     if (!reachable(stream, &to)) note_foreign(stream, &to, target);
-    op->fill.target = target;
+    op->fill.target = to.at;
     op->fill.value = value;
     op->fill.width = width;
     op->fill.count = count;
@@ -119,7 +121,7 @@ gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uin
     if (!status && to.place == PAGEABLE) status = GIS_INVALID_VALUE;
     if (status) return reject(op, status);
     if (!reachable(stream, &to)) note_foreign(stream, &to, address);
-    op->word.address = address;
+    op->word.address = to.at;
     op->word.value = value;
     op->word.mask = mask;
     op->word.bits = bits;
@@ -217,7 +219,9 @@ static gis_status resolve(gis_op *op, gis_stream *stream, const gis_end *end, co
     *slice = row * rows;
     *start = end->address + end->z * *slice + end->y * row + end->x;
     uint64_t last = (block->depth - 1) * *slice + (block->height - 1) * row + block->width;
-    return touch(op, stream, *start, last, found);
+    gis_status status = touch(op, stream, *start, last, found);
+    *start = found->at;
+    return status;
 }
 
 gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end *source, const gis_block *size,

@@ -210,6 +210,8 @@ static bool word_reached(const gis_op *op) {
     switch (op->word.condition) {
     case GIS_WAIT_GEQ: /* cyclic: half the circle counts as ahead */
         return op->word.bits == 64 ? (int64_t)(now - value) >= 0 : (int32_t)((uint32_t)now - (uint32_t)value) >= 0;
+    case GIS_WAIT_UNSIGNED_GEQ:
+        return now >= value;
     case GIS_WAIT_EQ:
         return now == value;
     case GIS_WAIT_AND:
@@ -526,6 +528,7 @@ static bool done_at_once(gis_stream *stream, gis_op *op) {
     }
     gis_log(op_names[op->kind], stream, 0, 0, 0);
     stream->completed = ++stream->submitted;
+    if (op->kind == GIS_OP_EVENT_RECORD) stream->told = stream->submitted;
     gis_op_free(op);
     return true;
 }
@@ -550,6 +553,7 @@ gis_status gis_submit(gis_stream *stream, gis_op *op, bool block) {
         stream->head = op;
     stream->tail = op;
     uint64_t position = ++stream->submitted;
+    if (block || op->kind == GIS_OP_EVENT_RECORD) stream->told = position;
     pthread_cond_signal(&stream->wake);
     if (!block) return GIS_OK;
     gis_ref(&stream->object);
@@ -576,6 +580,7 @@ gis_status gis_stream_synchronize(gis_stream *stream) {
     uint64_t position = stream->submitted;
     gis_ref(&stream->object);
     while (stream->completed < position) pthread_cond_wait(&gis_progress, &gis_mutex);
+    if (stream->told < position) stream->told = position;
     for (uint32_t i = 0; i < probe.marks; i++) wait_for_mark(&probe.after[i]);
     for (uint32_t i = 0; i < probe.marks; i++) gis_unref(&probe.after[i].stream->object);
     free(probe.after);
@@ -617,6 +622,8 @@ gis_status gis_context_synchronize(gis_context *context) {
     each_working(gather_busy, &it);
     for (uint32_t i = 0; i < it.probe.marks; i++) {
         wait_for_mark(&it.probe.after[i]);
+        gis_stream *stream = it.probe.after[i].stream;
+        if (stream->told < it.probe.after[i].position) stream->told = it.probe.after[i].position;
         if (!status) status = it.probe.after[i].stream->error;
     }
     drop_marks(&it.probe);

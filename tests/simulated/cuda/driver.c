@@ -980,7 +980,7 @@ static result destroy_semaphore(handle semaphore) {
     gis_note_if_used(&found->object, "");
     gis_ref(&found->object);
     gis_retire(&found->object);
-    gis_settle(&found->object);
+    gis_settle(found->object.device);
     gis_unref(&found->object);
     return SUCCESS;
 }

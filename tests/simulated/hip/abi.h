@@ -21,6 +21,7 @@ enum {
     hipErrorInvalidHandle = 400,
     hipErrorNotReady = 600,
     hipErrorPeerAccessAlreadyEnabled = 704,
+    hipErrorContextIsDestroyed = 709,
     hipErrorLaunchFailure = 719,
     hipErrorNotSupported = 801,
     hipErrorUnknown = 999,

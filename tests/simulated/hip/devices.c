@@ -25,13 +25,10 @@ static int number_of(const char *variable, int otherwise) {
 
 int hip_version(void) { return number_of("GPUINTEROP_SIM_HIP_VERSION", VERSION); }
 
-/*
- * Without a device hipInit says 101 where hipGetDeviceCount says 100, as Debian's HIP 5.2 does.
- * GPUINTEROP_SIM_INIT: a runtime that does not work.
- */
+/* GPUINTEROP_SIM_INIT: a runtime that does not work, or another code for no device (101 of Debian's HIP 5.2). */
 static hip_error init(void) {
     int code = number_of("GPUINTEROP_SIM_INIT", 0);
-    if (!code && !gis_device_count) code = hipErrorInvalidDevice;
+    if (!code && !gis_device_count) code = hipErrorNoDevice;
     if (!code) gis_initialize();
     return code;
 }

@@ -13,9 +13,9 @@ enum { D3D12_FENCE = 4 };                                         /* hipExternal
 /* -- memory -------------------------------------------------------------------------------------------------------- */
 
 /*
- * CLR (hip_memory.cpp, hipImportExternalMemory) checks type, flags and descriptor, and calls whatever fails behind that
- * out of memory. On Linux the descriptor is taken for a dma-buf, whatever the type; it is not closed, neither on success
- * nor on failure (the kernel's import of a dma-buf leaves it), and its size is not looked at.
+ * CLR (hip_memory.cpp:98-132) checks type, flags and size, and calls whatever fails behind that out of memory. On Linux
+ * the descriptor, 0 too, is taken for a dma-buf, whatever the type; it is not closed, neither on success nor on failure
+ * (the kernel's import of a dma-buf leaves it), and its size is not looked at.
  */
 HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memory, desc)) {
     ENTER(hipImportExternalMemory);
@@ -32,8 +32,6 @@ HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memo
         NEED(d.type != OPAQUE_FD && (d.handle.win32.handle || name));
         if (gis_import_anonymous(hip_context(), d.size, &made)) return hipErrorOutOfMemory;
     } else {
-        NEED(d.handle.fd);
-        if (d.type != OPAQUE_FD) return hipErrorOutOfMemory;
         bool closed;
         int mine = fcntl(d.handle.fd, F_DUPFD_CLOEXEC, 3);
         gis_status status = mine < 0 ? GIS_UNKNOWN : gis_import_memory(hip_context(), mine, d.size, &made, &closed);
@@ -46,8 +44,9 @@ HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memo
 }
 
 /*
- * What is mapped is the object's address plus the offset: the same offset gives the same pointer, and the second hipFree
- * of it finds nothing (CLR, hipExternalMemoryGetMappedBuffer).
+ * What is mapped is the object's address plus the offset, kept as the place where the object begins: work on it lands
+ * at the object's first bytes (CLR, hip_memory.cpp:155; mended by rocm-systems #1749). The same offset gives the same
+ * pointer, and keeps the object mapped for ever. A sum of offset and size that wraps is taken (hip_memory.cpp:151).
  */
 HIP(hipExternalMemoryGetMappedBuffer, (void **pointer, void *memory, const hip_buffer_desc *desc),
     (pointer, memory, desc)) {
@@ -171,20 +170,25 @@ HIP(hipImportExternalSemaphore, (void **semaphore, const hip_semaphore_desc *des
 
 HIP(hipDestroyExternalSemaphore, (void *semaphore), (semaphore)) {
     ENTER(hipDestroyExternalSemaphore);
+    NEED(semaphore);
+    if (!gis_windows) { /* CLR, rocclr/device/rocm/rocdevice.hpp:264: ShouldNotReachHere */
+        if (aborts) abort();
+        return hipSuccess;
+    }
     gis_semaphore *found = gis_check(GIS_EXTERNAL_SEMAPHORE, (uint64_t)semaphore);
     NEED(found);
     gis_note_if_used(&found->object, "");
     gis_ref(&found->object);
     gis_retire(&found->object);
-    gis_settle(&found->object);
+    gis_settle(found->object.device);
     gis_unref(&found->object);
     return hipSuccess;
 }
 
 /*
  * Entry by entry: one in the middle that is no semaphore fails the call, behind those before it. Of the parameters only
- * the fence's value is read. On Linux the function is empty, and says success (HIP's documentation of all four calls:
- * not supported on Linux).
+ * the fence's value and the flags are read. On Linux the function behind it is empty: whatever is no null pointer is
+ * taken, and nothing done (CLR, hip_memory.cpp:203-280; HIP's documentation of all four calls: not supported on Linux).
  */
 static hip_error batch(const char *call, gis_op_kind kind, void *const *semaphores, const hip_semaphore_params *params,
                        uint32_t count, void *which) {
@@ -196,9 +200,10 @@ static hip_error batch(const char *call, gis_op_kind kind, void *const *semaphor
     memcpy(head + 1, semaphores, count * sizeof *head);
     gis_record(call, head, (count + 1) * sizeof *head, params, count * sizeof *params, count);
     free(head);
-    if (!gis_windows) return hipSuccess;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t id = (uint64_t)semaphores[i];
+        NEED(id && !params[i].flags);
+        if (!gis_windows) continue;
         gis_status status = GIS_INVALID_VALUE;
         gis_op *op = gis_find(GIS_EXTERNAL_SEMAPHORE, id)
                          ? gis_semaphore_op(kind, 1, &id, &params[i].value, &params[i], sizeof *params, &status)

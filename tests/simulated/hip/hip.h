@@ -25,7 +25,7 @@ bool hip_is_device(int device);
 gis_context *hip_context(void); /* of the thread's current device */
 gis_context *hip_context_of(int device);
 int hip_current(void);
-gis_stream *hip_stream(const void *handle, gis_status *status);
+gis_stream *hip_stream(const void *handle);
 
 /* Make a call that blocks, and let those of other threads wait for it. */
 hip_error hip_alone(gis_status (*call)(void *), void *argument);
@@ -56,8 +56,7 @@ hip_error hip_alone(gis_status (*call)(void *), void *argument);
     TYPE *VARIABLE = gis_check(KIND, (uint64_t)HANDLE); \
     if (!VARIABLE) return hipErrorInvalidHandle
 #define NEED_STREAM(HANDLE)                              \
-    gis_status found_;                                   \
-    gis_stream *stream = hip_stream(HANDLE, &found_);    \
-    if (!stream) return gis_code(found_)
+    gis_stream *stream = hip_stream(HANDLE);             \
+    if (!stream) return hipErrorContextIsDestroyed
 
 #endif

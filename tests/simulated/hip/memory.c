@@ -29,12 +29,17 @@ HIP(hipExtMallocWithFlags, (void **address, size_t size, uint32_t flags), (addre
     return allocate(address, size, flags == SIGNAL_MEMORY);
 }
 
-/* It waits for the device, and every other call of the process waits for it: as cuMemFree does. */
+/*
+ * It waits for the device, and every other call of the process waits for it: as cuMemFree does. Of imported memory it
+ * waits for device 0, whichever imported it (CLR, hip_memory.cpp:79), and the second hipFree of such an address says
+ * success too. Of an address within memory CLR aborts (rocclr/device/device.cpp:329), which is a violation here.
+ */
 HIP(hipFree, (void *address), (address)) {
     ENTER(hipFree);
     TRY(gis_unsafe());
     if (!address) return hipSuccess;
-    return gis_code(gis_free(GIS_ALLOCATION, GIS_MAPPING, (uintptr_t)address));
+    gis_status status = gis_free(GIS_ALLOCATION, GIS_MAPPING, (uintptr_t)address);
+    return gis_is_freed((uintptr_t)address) ? hipSuccess : gis_code(status);
 }
 
 HIP(hipHostMalloc, (void **address, size_t size, uint32_t flags), (address, size, flags)) {
@@ -55,10 +60,12 @@ HIP(hipHostFree, (void *address), (address)) {
     return gis_code(gis_free(GIS_HOST_ALLOCATION, GIS_HOST_ALLOCATION, (uintptr_t)address));
 }
 
+/* Memory that is registered is registered again, and given back once (CLR, hip_memory.cpp:1304). */
 HIP(hipHostRegister, (void *address, size_t size, uint32_t flags), (address, size, flags)) {
     ENTER(hipHostRegister);
-    (void)flags;
-    return gis_code(gis_register_host(hip_context(), (uintptr_t)address, size));
+    NEED(flags <= 15);
+    gis_status status = gis_register_host(hip_context(), (uintptr_t)address, size);
+    return status == GIS_HOST_ALREADY_REGISTERED ? hipSuccess : gis_code(status);
 }
 
 HIP(hipHostUnregister, (void *address), (address)) {
@@ -159,9 +166,11 @@ HIP(hipMemcpyAsync, (void *target, const void *source, size_t size, uint32_t kin
 static hip_error fill(void *target, uint32_t value, uint32_t width, size_t count, void *which, bool block) {
     NEED_STREAM(which);
     TRY(gis_fill(stream, (uintptr_t)target, value, width, count));
-    return block ? gis_code(gis_stream_synchronize(stream)) : hipSuccess;
+    gis_range *range = gis_range_at((uintptr_t)target);
+    return block && range && is_host(range) ? gis_code(gis_stream_synchronize(stream)) : hipSuccess;
 }
 
+/* Of the device's memory it does not wait for the end (HIP's documentation of hipMemset). */
 HIP(hipMemset, (void *target, int value, size_t count), (target, value, count)) {
     ENTER(hipMemset);
     TRY(gis_unsafe());

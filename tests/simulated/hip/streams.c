@@ -5,8 +5,7 @@
 #include <string.h>
 
 /* 0 and 1 are the current device's default stream, 2 is that of the thread. */
-gis_stream *hip_stream(const void *handle, gis_status *status) {
-    *status = GIS_INVALID_HANDLE;
+gis_stream *hip_stream(const void *handle) {
     if ((uintptr_t)handle > 2) return gis_check(GIS_STREAM, (uint64_t)handle);
     gis_context *context = hip_context();
     return (uintptr_t)handle == 2 ? gis_thread_stream(context) : gis_legacy_stream(context);
@@ -35,20 +34,29 @@ HIP(hipStreamCreateWithPriority, (void **stream, uint32_t flags, int priority), 
     return create(stream, flags, priority);
 }
 
+/* It waits for what the stream has to do. */
 HIP(hipStreamDestroy, (void *which), (which)) {
     ENTER(hipStreamDestroy);
     if ((uintptr_t)which <= 2) return hipErrorInvalidHandle;
-    FIND(gis_stream, stream, GIS_STREAM, which);
+    NEED_STREAM(which);
     if (stream->implicit) return hipErrorInvalidHandle;
-    gis_stream_destroy(stream);
+    if (!stream->capture) gis_stream_synchronize(stream);
+    if (stream->object.live) gis_stream_destroy(stream);
     return hipSuccess;
 }
 
+/*
+ * Of work that was not synchronised with the first query says that it is not done, although it is: the query itself
+ * enqueues the marker that would tell (CLR, hip_stream.cpp:522).
+ */
 HIP(hipStreamQuery, (void *which), (which)) {
     ENTER(hipStreamQuery);
     NEED_STREAM(which);
     TRY(gis_not_capturing(stream));
-    return gis_code(gis_stream_query(stream));
+    TRY(gis_stream_query(stream));
+    if (stream->told == stream->submitted) return hipSuccess;
+    stream->told = stream->submitted;
+    return hipErrorNotReady;
 }
 
 /*
@@ -178,6 +186,12 @@ HIP(hipGraphExecDestroy, (void *executable), (executable)) {
 
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
+/* CLR reads the stream that the event was recorded in, whether it is still there or not (hip_event.cpp:439, 461). */
+static void note_if_orphaned(const gis_event *event) {
+    if (event->mark.stream && !event->mark.stream->object.live)
+        gis_violation("the event %#llx is asked for after its stream was destroyed", (unsigned long long)event->object.id);
+}
+
 HIP(hipEventCreateWithFlags, (void **event, uint32_t flags), (event, flags)) {
     ENTER(hipEventCreateWithFlags);
     NEED(event && !(flags & ~0xe0000007u));
@@ -206,6 +220,7 @@ HIP(hipEventRecord, (void *event, void *which), (event, which)) {
 HIP(hipEventQuery, (void *event), (event)) {
     ENTER(hipEventQuery);
     FIND(gis_event, found, GIS_EVENT, event);
+    note_if_orphaned(found);
     if (!found->capture) TRY(gis_unsafe());
     return gis_code(gis_event_query(found, false));
 }
@@ -215,6 +230,7 @@ static gis_status wait_for_event(void *event) { return gis_event_query(event, tr
 HIP(hipEventSynchronize, (void *event), (event)) {
     ENTER(hipEventSynchronize);
     FIND(gis_event, found, GIS_EVENT, event);
+    note_if_orphaned(found);
     if (!found->capture) TRY(gis_unsafe());
     return hip_alone(wait_for_event, found);
 }
@@ -246,9 +262,15 @@ static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t val
     if (!allowed) return hipErrorNotSupported;
     gis_range *range = gis_range_at(address);
     NEED(range);
-    NEED(kind == GIS_OP_WRITE_VALUE ? !flags : flags <= 3);
-    NEED(kind == GIS_OP_WRITE_VALUE || !only_signals() || range->signal);
-    return gis_code(gis_word(stream, kind, address, value, mask, bits, flags));
+    if (kind == GIS_OP_WAIT_VALUE) { /* of a write CLR looks at no flags */
+        NEED(flags <= 3 && (!only_signals() || range->signal));
+        if (flags == GIS_WAIT_GEQ) flags = GIS_WAIT_UNSIGNED_GEQ; /* CLR's kernel, __amd_streamOpsWait */
+    }
+    gis_capture *capture = stream->capture; /* a word is recorded in none: it is enqueued at once (hip_stream_ops.cpp:26) */
+    stream->capture = NULL;
+    gis_status status = gis_word(stream, kind, address, value, mask, bits, flags);
+    stream->capture = capture;
+    return gis_code(status);
 }
 
 HIP(hipStreamWaitValue64, (void *which, void *pointer, uint64_t value, uint32_t flags, uint64_t mask),

@@ -109,18 +109,25 @@ HIP(hipMemAddressFree, (void *address, size_t size), (address, size)) {
     return hipSuccess;
 }
 
-/* An offset must be 0 (HIP's documentation of the argument). */
+/*
+ * An offset must be 0 (HIP's documentation of the argument). What cannot be mapped is not mapped, and the call says
+ * success all the same: hipMemSetAccess is the first to fail (CLR, hip_vm.cpp:252-272).
+ */
 HIP(hipMemMap, (void *address, size_t size, size_t offset, void *allocation, uint64_t flags),
     (address, size, offset, allocation, flags)) {
     ENTER(hipMemMap);
     gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, (uint64_t)allocation);
     NEED(found && !flags && !offset);
-    TRY(gis_vmm_map((uintptr_t)address, size, 0, found));
+    gis_vmm_map((uintptr_t)address, size, 0, found);
     return hipSuccess;
 }
 
+/* It goes through the null stream of the memory's device, and so waits for the blocking ones (CLR, hip_vm.cpp:353). */
 HIP(hipMemUnmap, (void *address, size_t size), (address, size)) {
     ENTER(hipMemUnmap);
+    gis_range *range = gis_range_at((uintptr_t)address);
+    if (range && hip_is_device(range->object.device))
+        TRY(gis_stream_synchronize(gis_legacy_stream(hip_context_of(range->object.device))));
     TRY(gis_vmm_unmap((uintptr_t)address, size));
     return hipSuccess;
 }
