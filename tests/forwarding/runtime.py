@@ -158,8 +158,9 @@ class Runtime:
 
     def __init__(self, path: Path | str) -> None:
         self.library = ctypes.CDLL(str(path))
-        self.library.gfw_calls.restype = ctypes.c_uint64
-        self.library.gfw_driver.restype = ctypes.c_char_p
+        if self.has("gfw_calls"):  # the forwarding one
+            self.library.gfw_calls.restype = ctypes.c_uint64
+            self.library.gfw_driver.restype = ctypes.c_char_p
         self.library.hipGetErrorName.restype = self.library.hipGetErrorString.restype = ctypes.c_char_p
 
     def has(self, name: str) -> bool:

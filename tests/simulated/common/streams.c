@@ -616,17 +616,21 @@ bool gis_device_settle(int device, double seconds) {
     return settled;
 }
 
+static void tell(gis_object *object, void *context) {
+    gis_stream *stream = (gis_stream *)object;
+    if (object->context == context) stream->told = stream->completed;
+}
+
 gis_status gis_context_synchronize(gis_context *context) {
     census it = {.device = context->object.device, .context = context};
     gis_status status = GIS_OK;
     each_working(gather_busy, &it);
     for (uint32_t i = 0; i < it.probe.marks; i++) {
         wait_for_mark(&it.probe.after[i]);
-        gis_stream *stream = it.probe.after[i].stream;
-        if (stream->told < it.probe.after[i].position) stream->told = it.probe.after[i].position;
         if (!status) status = it.probe.after[i].stream->error;
     }
     drop_marks(&it.probe);
+    each_working(tell, context);
     return status;
 }
 
