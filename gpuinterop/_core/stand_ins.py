@@ -1,4 +1,4 @@
-"""Whether what a backend calls is one of our test doubles: it is asked itself, by a symbol that each one exports."""
+"""Whether what a backend calls is one of our test doubles, or stands on one: each exports a symbol that says so."""
 
 from __future__ import annotations
 
@@ -14,19 +14,28 @@ __all__ = ["simulated_driver", "stand_in"]
 
 _SIMULATED: Final = "gpuinterop_simulated_driver"
 _FORWARDING: Final = "gpuinterop_forwarding_hip"
+_DEVICE: Final = "gpuinterop_stand_in_device"
 
 
 def stand_in(libraries: Mapping[str, str]) -> str:
-    """The file of the driver that a backend calls, if it may be one of ours for tests; else empty.
+    """What stands in for the driver that a backend calls or for the device below it; empty where nothing does.
 
     No recorded run counts for it, and no run on it is recorded. One of ours that is loaded beside another is enough.
+    A driver of ours is named by its file. AMD's own runtime is linked with the library below it, and a symbol of that
+    one is found through it.
 
     Parameters
     ----------
     libraries : Mapping
         The backend's (`LoadedBackend.libraries`).
     """
-    return next((path for path in _drivers(libraries) if _exports(path, _SIMULATED) or _exports(path, _FORWARDING)), "")
+    for path in _drivers(libraries):
+        if _exports(path, _SIMULATED) or _exports(path, _FORWARDING):
+            return path
+        if _exports(path, _DEVICE):
+            version = ".".join(os.path.realpath(path).partition(".so.")[2].split(".")[:2])
+            return f"AMD's runtime {version} on a stand-in device"
+    return ""
 
 
 def simulated_driver(libraries: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from .. import __version__
+from .._core import stand_ins
 from .._core.device import Device
 from .._core.registry import InstalledBackend, backends, get_backend
 from ..capabilities import Capabilities, Capability, Operation, Support
@@ -109,7 +110,8 @@ def collect() -> Findings:
 
 def _backend(entry: InstalledBackend, found: Findings) -> dict[str, Any]:
     result: dict[str, Any] = {
-        "name": entry.name, "available": False, "reason": None, "versions": {}, "libraries": {}, "devices": [],
+        "name": entry.name, "available": False, "reason": None, "versions": {}, "libraries": {}, "stand_in": None,
+        "devices": [],
     }  # fmt: skip
     try:
         if (error := entry.error) is not None:
@@ -118,6 +120,7 @@ def _backend(entry: InstalledBackend, found: Findings) -> dict[str, Any]:
         backend = get_backend(entry.name)
         result["versions"] = dict(backend.versions)
         result["libraries"] = dict(backend.libraries)
+        result["stand_in"] = stand_ins.stand_in(backend.libraries) or None
         result["devices"] = [_device(device, found) for device in backend.devices()]
         result["available"] = True
     except GpuInteropError as error:  # a wrong GPUINTEROP_DISABLE, a driver that fails when asked
@@ -213,10 +216,11 @@ def _backend_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
         count = len(entry["devices"])
         details = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
         paths = "\n".join(f"{name}: {path}" for name, path in entry["libraries"].items())
+        stand_in = f"\n[yellow]no hardware: {escape(entry['stand_in'])}[/yellow]" if entry["stand_in"] else ""
         table.add_row(
             entry["name"],
             "[green]works[/green]",
-            f"{count} device{'' if count == 1 else 's'}; {escape(details)}"
+            f"{count} device{'' if count == 1 else 's'}; {escape(details)}{stand_in}"
             + (f"\n[dim]{escape(paths)}[/dim]" if paths else ""),
         )
     return table

@@ -48,7 +48,7 @@ def test_the_shape() -> None:
     found = parsed()
     assert list(found) == ["backends", "exporters"]
     for backend in found["backends"]:
-        assert list(backend) == ["name", "available", "reason", "versions", "libraries", "devices"]
+        assert list(backend) == ["name", "available", "reason", "versions", "libraries", "stand_in", "devices"]
         assert backend["available"] or backend["reason"]
         for device in backend["devices"]:
             assert list(device) == ["ordinal", "name", "uuid", "pci_bus_id", "luid", "capabilities"]

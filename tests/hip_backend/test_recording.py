@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -59,6 +60,41 @@ def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tup
     assert f"{backend}:0: 1 passed" in done.stdout
     assert f"{backend}: nothing was recorded: {paths[0]} only stands in for a driver" in done.stdout
     assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
+
+
+def test_amds_runtime_on_a_stand_in_device_is_called_that(tmp_path: Path) -> None:
+    """Nothing is recorded of it, and `gpuinterop info` says so: here our runtime, marked as theirs."""
+    ours = build("hip", extra=("-Dgpuinterop_simulated_driver=gpuinterop_stand_in_device",))
+    (tmp_path / "libamdhip64.so.6.3.42").write_bytes(ours.read_bytes())
+    (tmp_path / "libamdhip64.so").symlink_to("libamdhip64.so.6.3.42")
+    (tmp_path / "test_mine.py").write_text(SUITE)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
+    clean |= {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": BINDINGS, "COLUMNS": "400"}
+    report = tmp_path / "verified.toml"
+    told = []
+    for command in (
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpuinterop-require=hip", f"--gpuinterop-report={report}"],
+        ["-m", "gpuinterop", "info", "--json"],
+        ["-m", "gpuinterop", "info"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command, *([str(tmp_path)] if "pytest" in command else [])],
+            env=clean,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        told.append(done.stdout)
+    what = "AMD's runtime 6.3 on a stand-in device"
+    assert f"hip: nothing was recorded: {what} only stands in for a driver" in told[0]
+    assert [run for run in read_verified(report) if run.device.startswith("Simulated")] == []
+    found = {one["name"]: one["stand_in"] for one in json.loads(told[1])["backends"]}
+    assert found["hip"] == what
+    assert found["host"] is None
+    assert f"no hardware: {what}" in told[2]
 
 
 def test_a_stand_in_has_no_array_library() -> None:
