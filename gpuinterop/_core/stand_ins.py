@@ -15,6 +15,7 @@ __all__ = ["simulated_driver", "stand_in"]
 _SIMULATED: Final = "gpuinterop_simulated_driver"
 _FORWARDING: Final = "gpuinterop_forwarding_hip"
 _DEVICE: Final = "gpuinterop_stand_in_device"
+_EMULATOR: Final = "librocjitsu_kmd"  # AMD's, which preloads it
 
 
 def stand_in(libraries: Mapping[str, str]) -> str:
@@ -35,7 +36,8 @@ def stand_in(libraries: Mapping[str, str]) -> str:
         if _exports(path, _DEVICE):
             version = ".".join(os.path.realpath(path).partition(".so.")[2].split(".")[:2])
             return f"AMD's runtime {version} on a stand-in device"
-    return ""
+    names = {_name(path) for _, path in system.mapped_files()} if "libamdhip64" in libraries else set()
+    return "AMD's emulator rocjitsu" if _EMULATOR in names else ""
 
 
 def simulated_driver(libraries: Mapping[str, str]) -> str:

@@ -62,14 +62,25 @@ def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tup
     assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
 
 
-def test_amds_runtime_on_a_stand_in_device_is_called_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("marker", "preloaded", "what"),
+    [
+        ("gpuinterop_stand_in_device", False, "AMD's runtime 6.3 on a stand-in device"),
+        ("gpuinterop_no_marker", True, "AMD's emulator rocjitsu"),
+    ],
+)
+def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, marker: str, preloaded: bool, what: str) -> None:
     """Nothing is recorded of it, and `gpuinterop info` says so: here our runtime, marked as theirs."""
-    ours = build("hip", extra=("-Dgpuinterop_simulated_driver=gpuinterop_stand_in_device",))
+    ours = build("hip", extra=(f"-Dgpuinterop_simulated_driver={marker}",))
     (tmp_path / "libamdhip64.so.6.3.42").write_bytes(ours.read_bytes())
     (tmp_path / "libamdhip64.so").symlink_to("libamdhip64.so.6.3.42")
     (tmp_path / "test_mine.py").write_text(SUITE)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
     clean |= {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": BINDINGS, "COLUMNS": "400"}
+    if preloaded:
+        emulator = tmp_path / "librocjitsu_kmd.so"
+        subprocess.run([os.environ.get("CC", "cc"), "-shared", "-o", emulator, "-xc", os.devnull], check=True)
+        clean["LD_PRELOAD"] = str(emulator)
     report = tmp_path / "verified.toml"
     told = []
     for command in (
@@ -88,7 +99,6 @@ def test_amds_runtime_on_a_stand_in_device_is_called_that(tmp_path: Path) -> Non
         )
         assert done.returncode == 0, done.stdout + done.stderr
         told.append(done.stdout)
-    what = "AMD's runtime 6.3 on a stand-in device"
     assert f"hip: nothing was recorded: {what} only stands in for a driver" in told[0]
     assert [run for run in read_verified(report) if run.device.startswith("Simulated")] == []
     found = {one["name"]: one["stand_in"] for one in json.loads(told[1])["backends"]}
