@@ -141,6 +141,13 @@ def _memory(cell: Cell, probe: _Probe) -> Capability:
         return gap
     if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
         return _array(cell, probe)
+    if cell.operation is Operation.MAP_BUFFER and not probe.windows:
+        return _usable(
+            cell,
+            "ROCm 6.3 sends work on a mapping at an offset to the object's first bytes, and its hipFree waits for "
+            "device 0 alone: gpuinterop maps whole objects at offset 0, and synchronises the device itself",
+            f"ROCm/rocm-systems #1749; ROCm/clr: ihipFree; {_EXTERNAL}",
+        )
     if kind is h.OpaqueFd:
         return _usable(
             cell,
@@ -298,6 +305,12 @@ def _allocation(cell: Cell, probe: _Probe) -> Capability:
             _VMM,
             "memory that Vulkan or Direct3D allocates and exports.",
         )
+    if cell.operation is Operation.IMPORT_ALLOCATION:
+        return _usable(
+            cell,
+            "the device's attribute 89 says so; ROCm 6.3 never gives imported memory back before the process ends",
+            f"ROCm/clr #193; {_VMM}",
+        )
     return _usable(cell, "the device's attribute 89 says so", _VMM)
 
 
@@ -358,8 +371,9 @@ def _stream_words(cell: Cell, probe: _Probe) -> Capability:
     return _usable(
         cell,
         "attribute 10013 says so, and the wait is a kernel that reads whatever HIP knows; AMD documents the address as "
-        "signal memory, and here it is registered host memory",
-        f"{_WORDS}; ROCm/clr: hipStreamWaitValue64",
+        "signal memory, and here it is registered host memory. A stream that waits occupies one of the four hardware "
+        "queues of its priority: four waits at once stall every stream of that priority",
+        f"{_WORDS}; ROCm/clr: hipStreamWaitValue64, roc::Device::acquireQueue",
     )
 
 
