@@ -4,6 +4,7 @@
 #   ARGS="-k timeline"      what is passed on to the demo or to pytest
 #   CUDA_BINDINGS=12.9.0    the version of cuda-bindings that test-cuda uses, installed beside .venv's
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip uses; .venv has none
+#   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
@@ -13,6 +14,7 @@ PYTHON ?= python3
 ARGS ?=
 CUDA_BINDINGS ?=
 HIP_BINDINGS ?= 10.0.0.0.1.2
+SOURCES ?=
 TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
 WITH ?=
@@ -39,8 +41,8 @@ EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
-.PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-forwarding test-lowest-cuda \
-    test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
+.PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-hip-amd test-hip-amd-asan \
+    test-forwarding test-lowest-cuda test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
@@ -49,6 +51,8 @@ help:
 	@echo "make test-main    the core, the host backend and Vulkan"
 	@echo "make test-cuda    the CUDA backend, on a simulated driver"
 	@echo "make test-hip     the HIP backend, on a simulated runtime"
+	@echo "make test-hip-amd SOURCES=DIRECTORY  the same on AMD's own runtime, built from AMD's sources, on a stand-in device"
+	@echo "make test-hip-amd-asan SOURCES=DIRECTORY  that, under AddressSanitizer"
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
 	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI, on the simulated driver"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
@@ -111,6 +115,21 @@ else
 test-hip test-forwarding:
 	@echo "$@: there is no hip-python for this system"
 endif
+
+# Two runs, and each value is in one of them: the build, how many devices, their kind, hip-python.
+test-hip-amd: $(VENV)/.test
+	@$(call ON_AMD,release) GPUINTEROP_STANDIN_DEVICES=2 GPUINTEROP_STANDIN_GFX=gfx1030 \
+	    $(MAKE) --no-print-directory test-hip HIP_BINDINGS=10.0.0.0.1.2
+	@$(call ON_AMD,assert) GPUINTEROP_STANDIN_DEVICES=1 GPUINTEROP_STANDIN_GFX=gfx90a \
+	    $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
+
+test-hip-amd-asan: $(VENV)/.test
+	@$(call ON_AMD,asan) ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so)" \
+	    $(MAKE) --no-print-directory test-hip
+
+ON_AMD = [ -n "$(SOURCES)" ] || { echo "$@: SOURCES names no folder with AMD's sources" >&2; exit 2; }; \
+    library=$$($(BIN)/python -m tests.simulated.amd "$(SOURCES)" $(1)); echo "AMD's runtime, $(1): $$library"; \
+    GPUINTEROP_TEST_HIP=amd GPUINTEROP_TEST_HIP_AMD="$$library"
 
 # API errors are not reported: the suite provokes them, to see what is refused.
 memcheck: $(VENV)/.test

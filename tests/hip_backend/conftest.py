@@ -1,8 +1,10 @@
-"""Tests of HIP: on the simulated runtime, on the forwarding one, or on a real one (GPUINTEROP_TEST_HIP).
+"""Tests of HIP: on the simulated runtime, the forwarding one, AMD's on a stand-in, or a real one (GPUINTEROP_TEST_HIP).
 
 - ``simulated``: our own test double, with AMD's documented behaviour. The default.
 - ``forwarding``: ours as well, and it turns HIP's calls into those of the CUDA driver: the machine's, or with
   ``GPUINTEROP_TEST_CUDA=simulated`` our simulated one. It shows our calls, not AMD's behaviour.
+- ``amd``: AMD's runtime, built from AMD's sources (``python -m tests.simulated.amd``; GPUINTEROP_TEST_HIP_AMD names the
+  library), on a stand-in for the HSA runtime below it, which is ours. It shows AMD's code above HSA, not hardware.
 - ``real``: AMD's runtime and GPU.
 
 A process has one HIP runtime, and keeps it: these run in a process of their own, ``pytest tests/hip_backend``.
@@ -14,6 +16,7 @@ import ctypes
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -22,18 +25,24 @@ import gpuinterop as gi
 from tests.several_devices import first_device_only
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, loaded, preload
+from tests.simulated.stand_in import StandIn
 
 from .parties import ON_CPU
 
 _MODE: Final = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
-_MARKERS: Final = {"simulated": "gpuinterop_simulated_driver", "forwarding": "gpuinterop_forwarding_hip"}
+_MARKERS: Final = {
+    "simulated": "gpuinterop_simulated_driver",
+    "forwarding": "gpuinterop_forwarding_hip",
+    "amd": "gpuinterop_stand_in_device",  # of the library below it, which is loaded with it
+}
 _SIMULATOR = pytest.StashKey[Simulator]()
 _FORWARDING = pytest.StashKey[Any]()
+_STAND_IN = pytest.StashKey[StandIn]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if _MODE not in ("simulated", "forwarding", "real"):
-        pytest.exit(f"GPUINTEROP_TEST_HIP is simulated, forwarding or real, not {_MODE!r}.", 4)
+    if _MODE not in (*_MARKERS, "real"):
+        pytest.exit(f"GPUINTEROP_TEST_HIP is simulated, forwarding, amd or real, not {_MODE!r}.", 4)
     config.option.gpuinterop_backend = ["hip"]
     config.option.gpuinterop_require = ["hip"]
     if _MODE == "real":
@@ -47,23 +56,30 @@ def pytest_configure(config: pytest.Config) -> None:
             "run `pytest tests/hip_backend` by itself.",
             4,
         )
-    os.environ.setdefault("GPUINTEROP_SIM_DEVICES", "2")  # what devices share with their peers is tested as well
+    # What devices share with their peers is tested as well.
+    os.environ.setdefault("GPUINTEROP_SIM_DEVICES", "2")
+    os.environ.setdefault("GPUINTEROP_STANDIN_DEVICES", "2")
     over_simulated = _MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated"
     if over_simulated:
         preload(build("cuda"))
     # AMD's library for Linux has no mipmapped arrays; one run has them, to try the calls.
     extra = ("-DGIP_MIPMAP=1",) if os.environ.get("GPUINTEROP_TEST_HIP_MIPMAP") else ()
-    library = build("hip" if _MODE == "simulated" else "forwarding", extra=extra)
+    if _MODE == "amd":
+        library = Path(os.environ["GPUINTEROP_TEST_HIP_AMD"]).resolve()
+    else:
+        library = build("hip" if _MODE == "simulated" else "forwarding", extra=extra)
     hide_rocm(library.parent)
     preload(library)
     if not hasattr(ctypes.CDLL("libamdhip64.so"), _MARKERS[_MODE]):
         pytest.exit(f"libamdhip64.so is not the {_MODE} one, although that was loaded first.", 4)
     if _MODE == "simulated":
         config.stash[_SIMULATOR] = Simulator(library)
+    elif _MODE == "amd":
+        config.stash[_STAND_IN] = StandIn()
     else:
         config.stash[_FORWARDING] = forwarding = ctypes.CDLL(str(library))
         forwarding.gfw_calls.restype = ctypes.c_uint64
-    if _MODE == "simulated" or over_simulated:
+    if _MODE != "forwarding" or over_simulated:
         config.option.gpuinterop_simulated = ["hip"]
 
 
@@ -121,10 +137,17 @@ def simulator(pytestconfig: pytest.Config) -> Simulator:
 
 @pytest.fixture(autouse=True)
 def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
-    """On the simulated runtime: no fault outlives its test, nothing is left over or against the documentation."""
+    """On the simulated runtime and the stand-in: no fault outlives its test, nothing is left over.
+
+    The simulated one also notes what is against the documentation.
+    """
     simulator = pytestconfig.stash.get(_SIMULATOR, None)
-    if simulator is None:
-        yield
-        return
-    with simulator.kept_rules("hip"):
+    stand_in = pytestconfig.stash.get(_STAND_IN, None)
+    if simulator is not None:
+        with simulator.kept_rules("hip"):
+            yield
+    elif stand_in is not None:
+        with stand_in.kept_rules():
+            yield
+    else:
         yield

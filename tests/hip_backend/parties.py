@@ -14,14 +14,20 @@ from gpuinterop.testing.required import give_up
 
 MODE = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
 SIMULATED = MODE == "simulated"
-ON_CPU = SIMULATED or (MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated")
+WITHOUT_GPU = MODE in ("simulated", "amd")
+ON_CPU = WITHOUT_GPU or (MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated")
+DEVICES = int(os.environ.get("GPUINTEROP_STANDIN_DEVICES", "2"))
+"""How many there are where there is no GPU."""
 PARTIES = ("memfd", "swiftshader") if ON_CPU else ("vulkan",)
 """By the name of `open_party`."""
 
 
 @contextmanager
 def open_party(name: str, device: gi.Device) -> Iterator[Exporter]:
-    """On the simulator it says that it is the simulated GPU: that stands on the CPU's memory, as the party does."""
+    """On the simulator it says that it is the simulated GPU: that stands on the CPU's memory, as the party does.
+
+    So does AMD's runtime on the stand-in, which takes memfds for dma-bufs.
+    """
     if name == "memfd":
         with open_exporter("memfd", identity=device.identity) as exporter:
             yield exporter

@@ -13,13 +13,13 @@ from gpuinterop_hip.backend import HipBackend
 from tests.several_devices import SeveralDevices, content, exported, share_over_fabric
 from tests.simulated.driver import Simulator
 
-from .parties import ON_CPU
+from .parties import DEVICES, ON_CPU
 
 
 class TestSeveralDevices(SeveralDevices):
     name = "hip"
     prefix = "hip"
-    simulated = ON_CPU
+    simulated = ON_CPU and DEVICES > 1
     tells_own = False
 
     def test_a_runtime_that_names_the_importer(

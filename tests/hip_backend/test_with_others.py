@@ -19,7 +19,7 @@ import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
 from tests.simulated.build import build
 
-from .parties import MODE
+from .parties import WITHOUT_GPU
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
@@ -48,8 +48,8 @@ def page_of(handle: Any, scope: ExitStack) -> Any:
 
 
 def start(other: str, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> BackendPeer:
-    """A process with the first device of that backend; on the simulated runtime with the simulated CUDA driver."""
-    if other == "cuda" and MODE == "simulated":
+    """A process with the first device of that backend; where there is no GPU with the simulated CUDA driver."""
+    if other == "cuda" and WITHOUT_GPU:
         entries = os.environ["LD_LIBRARY_PATH"].split(os.pathsep)
         monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(build("cuda").parent), *entries]))
     there: Any = SimpleNamespace(backend=other, ordinal=0)
@@ -102,7 +102,7 @@ def test_another_process(
 @pytest.mark.parametrize("other", ["host", "cuda"])
 def test_the_same_process(device: gi.Device, scope: ExitStack, other: str) -> None:
     """Two backends at once; each has registered a mapping of its own."""
-    if other == "cuda" and MODE == "simulated":
+    if other == "cuda" and WITHOUT_GPU:
         pytest.skip("this process has no CUDA driver")
     there = gi.get_backend(other).device()
     ours: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))

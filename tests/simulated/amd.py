@@ -1,0 +1,130 @@
+"""Build AMD's own HIP runtime, from AMD's sources, on our stand-in for the HSA runtime below it (``hsa/``).
+
+    python -m tests.simulated.amd SOURCES [release|assert|asan] [--fetch]
+
+prints the library that GPUINTEROP_TEST_HIP_AMD is to name. It takes some minutes once; the result is kept under a hash
+of the sources, ours and AMD's. AMD's sources are never in the tree: SOURCES is a folder with the checkouts below, which
+``--fetch`` makes by git. On Debian 12 the packages below are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from .build import HERE
+
+PACKAGES: Final = "cmake ninja-build g++ libamd-comgr-dev rocm-device-libs libelf-dev libnuma-dev libdrm-dev libgl-dev"
+
+CHECKOUTS: Final = {
+    "clr": ("https://github.com/ROCm/clr", "f9f995c6d0aecec28debd3db0f41df0c15ec003d"),
+    "HIP": ("https://github.com/ROCm/HIP", "c5e11fcac8249ce4f7e70157588ff9661a870b59"),
+    "rocr": ("https://github.com/ROCm/ROCR-Runtime", "c7785a6da1c10c25bc8d527c00b1fe79bfbd84c9"),
+}
+"""Each folder of SOURCES: its repository, and the commit that was tried (October 2024, ROCm 6.3)."""
+
+_USED: Final = (
+    "clr/hipamd/include", "clr/hipamd/src", "clr/opencl/amdocl", "clr/opencl/khronos/headers", "clr/rocclr",
+    "HIP/VERSION", "HIP/include", "rocr/runtime/hsa-runtime/inc",
+)  # fmt: skip
+
+VARIANTS: Final = {
+    "release": ("-O1", "-DNDEBUG"),
+    "assert": ("-O1",),
+    "asan": ("-O1", "-g1", "-DNDEBUG", "-fsanitize=address", "-fno-omit-frame-pointer"),
+}
+
+
+class SourcesError(RuntimeError):
+    """AMD's sources or what their build needs is missing, or they do not compile."""
+
+
+def amd_library(sources: Path, variant: str = "release") -> Path:
+    """``libamdhip64.so``, with the stand-in beside it; built if need be."""
+    sources = sources.resolve()
+    if missing := [name for name in _USED if not (sources / name).exists()]:
+        raise SourcesError(
+            f"expected checkouts of AMD's sources in {sources}, got none of {', '.join(missing)}; "
+            f"make them: python -m tests.simulated.amd {sources} --fetch"
+        )
+    target = HERE / ".build" / _digest(sources, variant) / "libamdhip64.so"
+    work = HERE / ".build" / f"amd-{variant}"
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds in one folder would spoil each other
+        if not target.exists():
+            _compile(sources, variant, work)
+            target.parent.mkdir(exist_ok=True)
+            for name in ("libhsa-runtime64.so.1", target.name):  # what shows that it is done comes last
+                shutil.copy(work / name, target.parent / name)
+    return target
+
+
+def _digest(sources: Path, variant: str) -> str:
+    """Of all that is compiled; by content, for a checkout's times are those of the checkout."""
+    digest = hashlib.sha256(repr((variant, VARIANTS[variant], _run("c++", "--version"))).encode())
+    for folder in (HERE / "hsa", *(sources / name for name in _USED)):
+        for file in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
+            if file.is_file():
+                digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(sources: Path, variant: str, work: Path) -> None:
+    """In a folder that is kept: what has not changed since is not compiled again."""
+    flags = " ".join(VARIANTS[variant])
+    linked = " ".join(flag for flag in VARIANTS[variant] if flag.startswith("-fsanitize"))
+    _run(
+        *("cmake", "-S", str(HERE / "hsa"), "-B", str(work), "-G", "Ninja", f"-DSOURCES={sources}"),
+        *("-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", f"-DCMAKE_SHARED_LINKER_FLAGS={linked}"),
+    )
+    _run("ninja", "-C", str(work))
+
+
+def fetch(sources: Path) -> None:
+    """Make the checkouts, each at the commit that was tried."""
+    for name, (repository, commit) in CHECKOUTS.items():
+        folder = sources / name
+        folder.mkdir(parents=True, exist_ok=True)
+        _run("git", "init", "--quiet", str(folder))
+        _run("git", "-C", str(folder), "fetch", "--quiet", "--depth", "1", repository, commit)
+        _run("git", "-C", str(folder), "checkout", "--quiet", "--force", commit)
+
+
+def _run(*command: str) -> str:
+    """What a command has printed; where it is missing or fails, why."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    except FileNotFoundError:
+        raise SourcesError(f"{command[0]} is missing; install what the build needs: apt install {PACKAGES}") from None
+    if done.returncode:
+        raise SourcesError(
+            f"{' '.join(command)} failed:\n{done.stdout[-4000:]}\nOn Debian 12 the build needs: {PACKAGES}"
+        )
+    return done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build AMD's own HIP runtime on a stand-in device.")
+    parser.add_argument("sources", type=Path, help=f"the folder with the checkouts {', '.join(CHECKOUTS)}")
+    parser.add_argument("variant", nargs="?", default="release", choices=VARIANTS)
+    parser.add_argument("--fetch", action="store_true", help="make the checkouts first, by git, where they are missing")
+    given = parser.parse_args()
+    try:
+        if given.fetch:
+            fetch(given.sources)
+        print(amd_library(given.sources, given.variant))
+    except SourcesError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+/* Memory of others, and memory for others: memfds stand for dma-bufs; and the address ranges that it is mapped at. */
+#include "stand_in.h"
+
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <list>
+#include <map>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+static bool shareable(int fd, size_t *size) {
+    struct stat s;
+    if (fstat(fd, &s))
+        return false;
+    char path[64], name[256];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(path, name, sizeof name - 1);
+    name[n > 0 ? n : 0] = 0;
+    if (!strncmp(name, "/dmabuf:", 8))
+        *size = lseek(fd, 0, SEEK_END);
+    else if (!strncmp(name, "/memfd:", 7))
+        *size = s.st_size;
+    else
+        return false; // the kernel's importer takes amdgpu's own dma-bufs only
+    return *size > 0;
+}
+// The thunk's handle is an address range of the allocation's size, which clr's maps rely on: so is this one.
+struct Handle {
+    int fd;
+    size_t size;
+    int references, uses;
+    uint64_t agent;
+    uint64_t id;
+};
+struct Mapping {
+    Handle *handle;
+    size_t size;
+    uintptr_t reserved;
+    std::map<uint64_t, hsa_access_permission_t> allowed;
+};
+static std::map<uintptr_t, std::pair<size_t, int>> reserved; // size, mappings
+static std::map<uintptr_t, Mapping> mapped;
+static std::list<Handle *> handles;
+static Handle *known(uint64_t h) {
+    for (Handle *one : handles)
+        if (one->id == h)
+            return one;
+    return nullptr;
+}
+static uint64_t range(size_t size) {
+    return (uint64_t)mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+static void drop(Handle *h) {
+    if (h->references || h->uses)
+        return;
+    close(h->fd);
+    munmap((void *)h->id, h->size);
+    vram_used -= h->size;
+    handles.remove(h);
+    delete h;
+}
+int64_t count_reservations() { return (int64_t)reserved.size(); }
+int64_t count_handles() { return (int64_t)handles.size(); }
+int64_t count_mappings() { return (int64_t)mapped.size(); }
+
+extern "C" {
+
+hsa_status_t hsa_amd_interop_map_buffer(uint32_t, hsa_agent_t *agents, int fd, uint32_t, size_t *size, void **ptr,
+                                        size_t *metadata_size, const void **metadata) {
+    FAIL_IF_ASKED;
+    size_t length;
+    if (!shareable(fd, &length)) {
+        say("interop map fd %d: refused", fd);
+        return HSA_STATUS_ERROR;
+    }
+    void *p = mmap(nullptr, round_up(length), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+    MemoryLock held(memory_lock);
+    add_region(p, Region{round_up(length), HSA_EXT_POINTER_TYPE_GRAPHICS, agents[0].handle, 4, 0});
+    *size = round_up(length);
+    *ptr = p;
+    if (metadata_size)
+        *metadata_size = 0;
+    if (metadata)
+        *metadata = nullptr;
+    say("interop map fd %d: %p + 0x%zx", fd, p, *size);
+    return OK;
+}
+hsa_status_t hsa_amd_interop_unmap_buffer(void *ptr) {
+    MemoryLock held(memory_lock);
+    Region *region = region_at(ptr);
+    say("interop unmap %p%s", ptr, !region ? ": unknown" : "");
+    if (!region || region->type != HSA_EXT_POINTER_TYPE_GRAPHICS)
+        return BAD;
+    munmap(ptr, region->size);
+    remove_region(ptr);
+    return OK;
+}
+
+hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t address, uint64_t) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    void *p = MAP_FAILED;
+    if (address)
+        p = mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE,
+                 -1, 0);
+    // clr 6.3 keeps a freed range in its map until the commands that used it are retired, and a range that comes again
+    // in between is freed once too often (heap-use-after-free in amd::Memory::~Memory).
+    // GPUINTEROP_STANDIN_FRESH_ADDRESSES: no range comes again.
+    static uintptr_t fresh = 0x100000000000;
+    if (p == MAP_FAILED && option("FRESH_ADDRESSES")) {
+        p = mmap((void *)fresh, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1,
+                 0);
+        fresh += (size + 0x1fffff) / 0x200000 * 0x200000;
+    }
+    if (p == MAP_FAILED)
+        p = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+    reserved[(uintptr_t)p] = {size, 0};
+    *va = p;
+    say("reserve %p + 0x%zx", p, size);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_address_free(void *va, size_t size) {
+    MemoryLock held(memory_lock);
+    auto it = reserved.find((uintptr_t)va);
+    if (it == reserved.end())
+        return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+    if (it->second.first != size)
+        return BAD;
+    if (it->second.second)
+        return HSA_STATUS_ERROR_RESOURCE_FREE;
+    munmap(va, size);
+    reserved.erase(it);
+    say("unreserve %p", va);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_handle_create(hsa_amd_memory_pool_t pool, size_t size, hsa_amd_memory_type_t, uint64_t,
+                                        hsa_amd_vmem_alloc_handle_t *out) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    if (!size || size % GRANULE)
+        return BAD;
+    if (vram_used + size > VRAM_SIZE)
+        return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+    int fd = memfd_create("stand-in-vram", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, size))
+        return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+    vram_used += size;
+    Handle *h = new Handle{fd, size, 1, 0, owner_of(pool.handle), range(size)};
+    handles.push_back(h);
+    out->handle = h->id;
+    say("vmem create 0x%zx: 0x%lx", size, h->id);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_handle_release(hsa_amd_vmem_alloc_handle_t handle) {
+    MemoryLock held(memory_lock);
+    Handle *h = known(handle.handle);
+    say("vmem release %p%s", (void *)handle.handle, h ? "" : ": unknown");
+    if (!h || !h->references)
+        return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+    --h->references;
+    drop(h);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_map(void *va, size_t size, size_t, hsa_amd_vmem_alloc_handle_t handle, uint64_t) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    uintptr_t at = (uintptr_t)va;
+    auto r = reserved.upper_bound(at);
+    if (r == reserved.begin() || (--r, at + size > r->first + r->second.first))
+        return BAD;
+    auto m = mapped.lower_bound(at);
+    if (m != mapped.end() && m->first < at + size)
+        return BAD;
+    if (m != mapped.begin() && (--m, m->first + m->second.size > at))
+        return BAD;
+    Handle *h = known(handle.handle);
+    if (!h)
+        return BAD;
+    if (size > h->size)
+        return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+    if (mmap(va, size, PROT_NONE, MAP_SHARED | MAP_FIXED, h->fd, 0) == MAP_FAILED)
+        return HSA_STATUS_ERROR;
+    mapped[at] = Mapping{h, size, r->first, {}};
+    ++r->second.second;
+    ++h->uses;
+    add_region(va, Region{size, HSA_EXT_POINTER_TYPE_HSA, h->agent, 4, 0});
+    say("vmem map %p + 0x%zx of 0x%lx", va, size, h->id);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_unmap(void *va, size_t size) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    auto m = mapped.find((uintptr_t)va);
+    if (m == mapped.end())
+        return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+    if (m->second.size != size)
+        return BAD;
+    mmap(va, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    --reserved[m->second.reserved].second;
+    Handle *h = m->second.handle;
+    --h->uses;
+    mapped.erase(m);
+    remove_region(va);
+    drop(h);
+    say("vmem unmap %p", va);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_set_access(void *va, size_t size, const hsa_amd_memory_access_desc_t *desc, size_t count) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    uintptr_t at = (uintptr_t)va, end = at + size;
+    std::vector<std::pair<uintptr_t, Mapping *>> found;
+    while (at < end) {
+        auto m = mapped.find(at);
+        if (m == mapped.end()) {
+            say("vmem access %p + 0x%zx: not mapped", va, size);
+            return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+        }
+        found.push_back({at, &m->second});
+        at += m->second.size;
+    }
+    for (auto &one : found) {
+        int protection = 0;
+        for (size_t i = 0; i < count; ++i)
+            one.second->allowed[desc[i].agent_handle.handle] = desc[i].permissions;
+        for (auto &agent : one.second->allowed)
+            protection |= (agent.second & 1 ? PROT_READ : 0) | (agent.second & 2 ? PROT_READ | PROT_WRITE : 0);
+        mprotect((void *)one.first, one.second->size, protection);
+    }
+    say("vmem access %p + 0x%zx: %d", va, size, count ? desc[0].permissions : -1);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_get_access(void *va, hsa_access_permission_t *perms, hsa_agent_t agent) {
+    MemoryLock held(memory_lock);
+    auto m = mapped.upper_bound((uintptr_t)va);
+    *perms = HSA_ACCESS_PERMISSION_NONE;
+    if (m == mapped.begin() || (--m, (uintptr_t)va > m->first + m->second.size))
+        return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+    auto it = m->second.allowed.find(agent.handle);
+    if (it != m->second.allowed.end())
+        *perms = it->second;
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_export_shareable_handle(int *fd, hsa_amd_vmem_alloc_handle_t handle, uint64_t) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    Handle *h = known(handle.handle);
+    *fd = -1;
+    if (!h)
+        return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+    *fd = fcntl(h->fd, F_DUPFD_CLOEXEC, 3);
+    say("vmem export 0x%lx: fd %d", h->id, *fd);
+    return *fd < 0 ? HSA_STATUS_ERROR_OUT_OF_RESOURCES : OK;
+}
+hsa_status_t hsa_amd_vmem_import_shareable_handle(int fd, hsa_amd_vmem_alloc_handle_t *out) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    size_t size;
+    if (!shareable(fd, &size)) {
+        say("vmem import fd %d: refused", fd);
+        return HSA_STATUS_ERROR_INCOMPATIBLE_ARGUMENTS;
+    }
+    Handle *h = new Handle{fcntl(fd, F_DUPFD_CLOEXEC, 3), round_up(size), 1, 0, GPU0, range(round_up(size))};
+    vram_used += h->size;
+    handles.push_back(h);
+    out->handle = h->id;
+    say("vmem import fd %d: 0x%lx + 0x%zx", fd, h->id, h->size);
+    return OK;
+}
+}
