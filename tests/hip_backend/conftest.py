@@ -27,6 +27,7 @@ from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, loaded, preload
 from tests.simulated.stand_in import StandIn
 
+from .amds_own import AMDS_OWN
 from .parties import ON_CPU
 
 _MODE: Final = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
@@ -86,6 +87,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if ON_CPU:
         first_device_only(items, "hip")
+    if _MODE == "amd":
+        for item in items:
+            if reason := AMDS_OWN.get(item.nodeid.partition("::")[2]):
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 def pytest_report_header() -> str:
@@ -132,6 +137,15 @@ def simulator(pytestconfig: pytest.Config) -> Simulator:
     found = pytestconfig.stash.get(_SIMULATOR, None)
     if found is None:
         pytest.skip("needs the simulated runtime")
+    return found
+
+
+@pytest.fixture
+def stand_in(pytestconfig: pytest.Config) -> StandIn:
+    """The control of the stand-in below AMD's runtime."""
+    found = pytestconfig.stash.get(_STAND_IN, None)
+    if found is None:
+        pytest.skip("needs AMD's runtime on the stand-in")
     return found
 
 

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
-#include <list>
 #include <map>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -28,7 +27,9 @@ static bool shareable(int fd, size_t *size) {
         return false; // the kernel's importer takes amdgpu's own dma-bufs only
     return *size > 0;
 }
-// The thunk's handle is an address range of the allocation's size, which clr's maps rely on: so is this one.
+// The kernel driver's library gives a handle a range of its allocation's size, which AMD's maps rely on, of an aperture
+// where no address is (libhsakmt's mem_handle_aperture): the lowest that is free.
+static const uint64_t HANDLES = 1ull << 47;
 struct Handle {
     int fd;
     size_t size;
@@ -44,23 +45,27 @@ struct Mapping {
 };
 static std::map<uintptr_t, std::pair<size_t, int>> reserved; // size, mappings
 static std::map<uintptr_t, Mapping> mapped;
-static std::list<Handle *> handles;
-static Handle *known(uint64_t h) {
-    for (Handle *one : handles)
-        if (one->id == h)
-            return one;
-    return nullptr;
+static std::map<uint64_t, Handle *> handles;
+static Handle *known(uint64_t id) {
+    auto it = handles.find(id);
+    return it == handles.end() ? nullptr : it->second;
 }
-static uint64_t range(size_t size) {
-    return (uint64_t)mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+static Handle *add(int fd, size_t size, uint64_t agent) {
+    uint64_t id = HANDLES;
+    for (auto &one : handles) {
+        if (id + size <= one.first)
+            break;
+        id = one.first + one.second->size;
+    }
+    vram_used += size;
+    return handles[id] = new Handle{fd, size, 1, 0, agent, id};
 }
 static void drop(Handle *h) {
     if (h->references || h->uses)
         return;
     close(h->fd);
-    munmap((void *)h->id, h->size);
     vram_used -= h->size;
-    handles.remove(h);
+    handles.erase(h->id);
     delete h;
 }
 int64_t count_reservations() { return (int64_t)reserved.size(); }
@@ -112,7 +117,7 @@ hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t addre
     // clr 6.3 keeps a freed range in its map until the commands that used it are retired, and a range that comes again
     // in between is freed once too often (heap-use-after-free in amd::Memory::~Memory).
     // GPUINTEROP_STANDIN_FRESH_ADDRESSES: no range comes again.
-    static uintptr_t fresh = 0x100000000000;
+    static uintptr_t fresh = 0x200000000000; // past what AddressSanitizer has for itself
     if (p == MAP_FAILED && option("FRESH_ADDRESSES")) {
         p = mmap((void *)fresh, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1,
                  0);
@@ -150,11 +155,11 @@ hsa_status_t hsa_amd_vmem_handle_create(hsa_amd_memory_pool_t pool, size_t size,
     if (vram_used + size > VRAM_SIZE)
         return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
     int fd = memfd_create("stand-in-vram", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, size))
+    if (fd < 0 || ftruncate(fd, size)) {
+        close(fd);
         return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
-    vram_used += size;
-    Handle *h = new Handle{fd, size, 1, 0, owner_of(pool.handle), range(size)};
-    handles.push_back(h);
+    }
+    Handle *h = add(fd, size, owner_of(pool.handle));
     out->handle = h->id;
     say("vmem create 0x%zx: 0x%lx", size, h->id);
     return OK;
@@ -268,9 +273,10 @@ hsa_status_t hsa_amd_vmem_import_shareable_handle(int fd, hsa_amd_vmem_alloc_han
         say("vmem import fd %d: refused", fd);
         return HSA_STATUS_ERROR_INCOMPATIBLE_ARGUMENTS;
     }
-    Handle *h = new Handle{fcntl(fd, F_DUPFD_CLOEXEC, 3), round_up(size), 1, 0, GPU0, range(round_up(size))};
-    vram_used += h->size;
-    handles.push_back(h);
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (own < 0)
+        return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+    Handle *h = add(own, round_up(size), GPU0);
     out->handle = h->id;
     say("vmem import fd %d: 0x%lx + 0x%zx", fd, h->id, h->size);
     return OK;
