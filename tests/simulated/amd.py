@@ -34,6 +34,8 @@ _USED: Final = (
     "HIP/VERSION", "HIP/include", "rocr/runtime/hsa-runtime/inc",
 )  # fmt: skip
 
+_STAND_IN: Final = "libhsa-runtime64.so.1"
+
 VARIANTS: Final = {
     "release": ("-O1", "-DNDEBUG"),
     "assert": ("-O1",),
@@ -61,9 +63,16 @@ def amd_library(sources: Path, variant: str = "release") -> Path:
         if not target.exists():
             _compile(sources, variant, work)
             target.parent.mkdir(exist_ok=True)
-            for name in ("libhsa-runtime64.so.1", target.name):  # what shows that it is done comes last
-                shutil.copy(work / name, target.parent / name)
+            shutil.copy(work / _STAND_IN, target.parent)
+            versioned = target.with_name(f"{target.name}.{_version(sources)}")
+            shutil.copy(work / target.name, versioned)
+            target.symlink_to(versioned.name)  # last: it shows that all is there
     return target
+
+
+def _version(sources: Path) -> str:
+    """``6.3.0``: each number stands below a line that names it."""
+    return ".".join((sources / "HIP" / "VERSION").read_text(encoding="utf-8").split("\n")[1:6:2])
 
 
 def _digest(sources: Path, variant: str) -> str:

@@ -62,11 +62,14 @@ class StandIn:
         yield
         self.clear_faults()
         gc.collect()
+        # AMD's runtime gives back what a command has used when it retires the command, which a later call finds out.
+        limit = time.monotonic() + _LIMIT
+        while (after := self._settled()) != before and time.monotonic() < limit:
+            time.sleep(0.001)
+        assert after == before, f"expected {before}, got {after}"
+
+    def _settled(self) -> dict[str, int]:
         for device in gi.get_backend("hip").devices():
             device.drain()
             device.synchronize()
-        # AMD's runtime gives back what a command has used when it retires the command, on a thread of its own.
-        limit = time.monotonic() + _LIMIT
-        while (after := {kind: self.live(kind) for kind in _KEPT}) != before and time.monotonic() < limit:
-            time.sleep(0.001)
-        assert after == before, f"expected {before}, got {after}"
+        return {kind: self.live(kind) for kind in _KEPT}
