@@ -8,6 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 AMDS_OWN: Final = {
-    "TestAllocation::test_nothing_is_left_over[hip:0]": "an imported allocation is never given back (hip_vm.cpp:246, clr #193)",
-    "TestSeveralDevices::test_where_imported_memory_is": "of an import AMD names the device that has imported it (hip_vm.cpp:238)",
+    "TestAllocation::test_nothing_is_left_over[hip:0]": "an import is never given back (hip_vm.cpp:246, clr #193)",
+    "TestSeveralDevices::test_where_imported_memory_is": "it names the device that has imported it (hip_vm.cpp:238)",
 }
