@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -514,3 +515,28 @@ os._exit(0)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.stdout.strip() == "7", result.stderr
+
+
+def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(fake: tuple[Device, FakeBackend]) -> None:
+    """HIP looks at the stream of an event that it is asked for, long after all work is done."""
+
+    class Owner:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 64
+
+    device, _ = fake
+    owner = Owner()
+    alive = weakref.ref(owner)
+    memory = memory_of(device)
+    buffer = memory.map_buffer()
+    array = np.from_dlpack(buffer.view(4))
+    with device.wrap_stream(owner) as stream:
+        memory.close()  # records on the stream, and is released after the array
+        stream.close(timeout=5)
+    del owner, stream
+    gc.collect()
+    assert alive() is not None
+    del array
+    memory.close(timeout=5)
+    gc.collect()
+    assert alive() is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.bridge import Bridge
 from tests.simulated.driver import Simulator
+from tests.simulated.stand_in import StandIn
 
 from .parties import PARTIES, open_party
 
@@ -54,12 +56,13 @@ def test_an_address_range_is_reserved_once(simulator: Simulator, device: gi.Devi
     device.allocate(1).close(timeout=LIMIT)
     with device.allocate(1) as first:
         first.buffer.fill(1)
-    before = simulator.count("reservation")
+    calls = "hipMemAddressReserve", "hipMemAddressFree"
+    before = [simulator.calls(call) for call in calls]
     for _ in range(50):
         with device.allocate(1) as allocation:
             allocation.buffer.fill(2)
             allocation.close(timeout=LIMIT)
-    assert simulator.count("reservation") == before
+    assert [simulator.calls(call) for call in calls] == before
 
 
 def test_an_event_is_never_asked_for_after_its_stream(simulator: Simulator, device: gi.Device) -> None:
@@ -86,6 +89,34 @@ def test_the_work_of_a_device_is_waited_for_before_its_memory_goes(simulator: Si
             memory.close(timeout=LIMIT)
             calls = simulator.trace("hipDeviceSynchronize", "hipFree")
             assert calls == ["hipDeviceSynchronize"] * (device.ordinal > 0) + ["hipFree"]
+
+
+@pytest.mark.timeout(60)
+def test_a_release_on_one_device_stands_behind_a_wait_on_device_0(scope: ExitStack) -> None:
+    """Else ``hipFree`` would block until somebody signals."""
+    first, *others = gi.get_backend("hip").devices()
+    if not others:
+        pytest.skip("one device")
+    gate: Any = scope.enter_context(first.create_semaphore(gi.TimelineFd))
+    stream = scope.enter_context(first.create_stream(high_priority=True))
+    exporter = scope.enter_context(open_party("memfd", others[0]))
+    theirs = scope.enter_context(exporter.create_memory(1 << 16))
+    memory = others[0].import_memory(theirs.export(), size=theirs.size)
+    released: list[str] = []
+    memory.on_released(lambda: released.append("memory"))
+    buffer = memory.map_buffer()
+    buffer.fill(1)
+    gate.wait(stream, 1)
+    try:
+        memory.close()
+        others[0].drain()
+        assert released == []
+        assert buffer.closed
+    finally:
+        gate.host_signal(1)
+    stream.synchronize(LIMIT)
+    memory.close(timeout=LIMIT)
+    assert released == ["memory"]
 
 
 def test_streams_that_wait_stall_no_others(device: gi.Device, scope: ExitStack) -> None:
@@ -126,22 +157,49 @@ def test_the_least_granularity(device: gi.Device) -> None:
         assert allocation.size % (2 << 20) == 0
 
 
-@pytest.mark.timeout(60 + ROUNDS // 10)
-def test_round_after_round_leaves_nothing(simulator: Simulator, device: gi.Device, scope: ExitStack) -> None:
+def test_a_map_that_has_failed_is_not_unmapped(device: gi.Device) -> None:
+    """``hipMemMap`` says success of it, and to unmap what is not mapped ends the process (hip_vm.cpp:252, 353)."""
+    backend: Any = device._backend
+    with device.allocate(1) as allocation:
+        too_large = replace(allocation._native, size=2 * allocation.size)
+        for _ in range(3):
+            with pytest.raises(gi.DriverError) as caught:
+                backend.map_allocation(too_large, [device._native])
+            assert caught.value.call == "hipMemSetAccess"
+        allocation.buffer.fill(1)
+        assert allocation.buffer.view(1).nbytes == 1
+
+
+def rounds(device: gi.Device, scope: ExitStack) -> Iterator[int]:
+    """Round after round of all that shares memory; how many imports of allocations there were, every 20 rounds."""
     exporter = scope.enter_context(open_party(PARTIES[0], device))
-    before = None
     for turn in range(ROUNDS):
         with device.allocate(1) as allocation, device.import_allocation(allocation.export(), allocation.size) as again:
             allocation.buffer.fill(turn % 251)
             again.buffer.fill(turn % 251)
+        with exporter.create_memory(1 << 16) as theirs:
+            memory = device.import_memory(theirs.export(), size=theirs.size)
+            with memory.map_buffer() as buffer:
+                buffer.fill(turn % 251)
+                assert theirs.read(0, 1) == bytes([turn % 251])
+            memory.close(timeout=LIMIT)
         if turn % 20 == 0:
-            with exporter.create_memory(1 << 16) as theirs:
-                memory = device.import_memory(theirs.export(), size=theirs.size)
-                with memory.map_buffer() as buffer:
-                    buffer.fill(turn % 251)
-                    assert theirs.read(0, 1) == bytes([turn % 251])
-                memory.close(timeout=LIMIT)
-            device.drain()
-            live = simulator.live()
-            before = before or live
-            assert live == before
+            device.synchronize(LIMIT)
+            allocation.close(timeout=LIMIT)
+            again.close(timeout=LIMIT)
+            yield turn
+
+
+@pytest.mark.timeout(60 + ROUNDS // 10)
+def test_round_after_round_leaves_nothing(simulator: Simulator, device: gi.Device, scope: ExitStack) -> None:
+    live = [simulator.live() for _ in rounds(device, scope)]
+    assert live[1:] == live[:-1]
+
+
+@pytest.mark.timeout(60 + ROUNDS // 10)
+def test_round_after_round_leaves_what_amd_keeps(stand_in: StandIn, device: gi.Device, scope: ExitStack) -> None:
+    """An imported allocation's handle, and nothing else (hip_vm.cpp:246)."""
+    kinds = ("interop_mapping", "mapping", "registration", "reservation", "queue", "handle")
+    live = [[stand_in.live(kind) for kind in kinds] for _ in rounds(device, scope)]
+    first = live[0]
+    assert live == [[*first[:-1], first[-1] + turn] for turn in range(0, ROUNDS, 20)]

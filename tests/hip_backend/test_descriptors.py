@@ -5,6 +5,7 @@ Windows is only here: the simulator's Windows personality takes the types, and k
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 import sys
@@ -151,6 +152,28 @@ def test_a_batch_that_fails_in_the_middle_says_what_was_done(backend: HipBackend
     backend.synchronize(stream)
     windows.violations()
     backend.destroy_semaphore(good)
+    backend.destroy_stream(stream)
+
+
+def test_in_a_capture_semaphores_are_refused(backend: HipBackend, gpu: Gpu, windows: Simulator) -> None:
+    """HIP would signal and wait at once, and its graph would hold neither."""
+    native = backend.import_semaphore(gpu, gi.D3D12Fence(handle=1))
+    batch, stream = backend.prepare([native]), backend.create_stream(gpu)
+    calls = "hipSignalExternalSemaphoresAsync", "hipWaitExternalSemaphoresAsync"
+    before = [windows.calls(call) for call in calls]
+    library = ctypes.CDLL("libamdhip64.so")
+    assert library.hipStreamBeginCapture(ctypes.c_void_p(stream.pointer), 0) == 0
+    with pytest.raises(gi.InvalidArgumentError, match="not being captured"):
+        backend.signal(batch, stream, (1,))
+    with pytest.raises(gi.InvalidArgumentError, match="not being captured"):
+        backend.wait(batch, stream, (1,), None)
+    graph = ctypes.c_void_p()
+    assert library.hipStreamEndCapture(ctypes.c_void_p(stream.pointer), ctypes.byref(graph)) == 0
+    assert library.hipGraphDestroy(graph) == 0
+    assert [windows.calls(call) for call in calls] == before
+    backend.signal(batch, stream, (1,))
+    backend.synchronize(stream)
+    backend.destroy_semaphore(native)
     backend.destroy_stream(stream)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -125,6 +126,28 @@ def test_an_allocation_that_fails_half_way_is_undone(
     assert caught.value.call == call
     device.drain()
     assert simulator.live() == before
+
+
+def test_a_range_that_stays_mapped_is_not_used_again(
+    simulator: Simulator, device: gi.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend: Any = device._backend
+    ranges, size, taken = backend._ranges, 50 << 20, list[int]()
+    take = ranges.take
+
+    def noted(wanted: int) -> int:
+        taken.append(take(wanted))
+        return taken[-1]
+
+    monkeypatch.setitem(vars(ranges), "take", noted)
+    simulator.fail("hipMemSetAccess", code=INVALID_VALUE)
+    simulator.fail("hipMemUnmap", code=INVALID_VALUE)
+    with pytest.warns(gi.LeakedResourceWarning, match="hipMemUnmap"), device.allocate(size) as allocation:
+        with pytest.raises(gi.DriverError, match="hipMemSetAccess"):
+            _ = allocation.buffer
+        allocation.buffer.fill(1)
+    assert len(set(taken)) == 2
+    assert ctypes.CDLL("libamdhip64.so").hipMemUnmap(ctypes.c_void_p(taken[0]), ctypes.c_size_t(size)) == 0
 
 
 @pytest.mark.parametrize("call", ["hipHostRegister", "hipHostGetDevicePointer"])
