@@ -23,7 +23,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A mapped range."""
+    """A mapped object."""
 
     context: Context
     pointer: Any

@@ -26,7 +26,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A mapped range."""
+    """A mapped object."""
 
     gpu: Gpu
     pointer: Address

@@ -279,8 +279,8 @@ class View:
         stream : int, optional
             The consumer's stream. CUDA: None and 1 the legacy default, 2 the per-thread default, -1 no ordering, 0
             is refused. ROCm: None and 0 the default, -1 no ordering, 1 and 2 are refused. CPU: None or -1. The
-            consumer's stream is ordered behind the last stream that wrote the buffer through gpuinterop; on a CPU,
-            whose consumers know no streams, the call waits for it.
+            consumer's stream is ordered behind every stream that used the buffer through gpuinterop; on a CPU,
+            whose consumers know no streams, the call waits for them.
         max_version, dl_device, copy
             As in the array API; a copy is never made.
         """

@@ -223,7 +223,7 @@ class Buffer(Resource):
         offset : int
             Where to, in bytes.
         stream : Stream, optional
-            None: ordered behind the buffer's last stream, and done on return.
+            None: ordered behind every stream that used these bytes, and done on return.
 
         Raises
         ------

@@ -99,7 +99,7 @@ def test_free_comes_before_destroy(simulator: Simulator, device: gi.Device) -> N
 
 
 def test_no_address_is_given_twice(simulator: Simulator, device: gi.Device) -> None:
-    """HIP gives the same pointer for the same offset, and to free it twice is an error: one range is mapped once."""
+    """HIP gives the same pointer for the same offset, and to free it twice is an error: an object is mapped once."""
     with open_party("memfd", device) as exporter, exporter.create_memory(1 << 16) as theirs:
         memory = device.import_memory(theirs.export(), size=theirs.size)
         before = simulator.calls("hipExternalMemoryGetMappedBuffer")

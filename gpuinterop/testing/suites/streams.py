@@ -158,7 +158,7 @@ class StreamWorkSuite(Suite):
         assert theirs.read(0, ours.size) == b"\x04" * ours.size
 
     def test_copy_without_stream_is_ordered(self, bench: Bench) -> None:
-        """A copy without a stream comes after the buffer's last stream, and is done on return."""
+        """A copy without a stream comes after the streams that used its bytes, and is done on return."""
         _, ours = bench.buffer(1 << 22)
         stream = bench.stream()
         for byte in range(1, 9):
@@ -167,7 +167,7 @@ class StreamWorkSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_arrays_are_ordered(self, bench: Bench) -> None:
-        """Taking an array orders it behind the buffer's last stream: nobody sees what that has yet to write."""
+        """Taking an array orders it behind the buffer's streams: it shows what they have yet to write."""
         _, ours = bench.buffer(1 << 22)
         stream = bench.stream()
         for library in libraries(bench.device, simulated=bench.simulated):
@@ -178,7 +178,7 @@ class StreamWorkSuite(Suite):
                 assert library.bytes_of(make(ours.view(1 << 22))) == b"\x08" * (1 << 22)
 
     def test_consumers_stream_is_ordered(self, bench: Bench) -> None:
-        """The stream that a DLPack consumer names waits for the buffer's last stream; with -1 it does not."""
+        """The stream that a DLPack consumer names waits for the buffer's streams; with -1 it does not."""
         theirs, ours = bench.buffer()
         if bench.device.info.dlpack[0] == 1:
             skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
@@ -197,6 +197,24 @@ class StreamWorkSuite(Suite):
         assert theirs.read(0, ours.size) == b"\x02" * ours.size
         stream.synchronize(LIMIT)
         del capsules
+
+    def test_consumers_stream_is_behind_all(self, bench: Bench) -> None:
+        """It waits for every stream that used the buffer, not for the latest alone."""
+        theirs, ours = bench.buffer()
+        if bench.device.info.dlpack[0] == 1:
+            skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
+        gate, first, second, consumer = Gate(bench), bench.stream(), bench.stream(), bench.stream()
+        ours.fill(1)
+        gate.block(first)
+        ours.fill(2, size=16, stream=first)
+        ours.fill(3, offset=16, size=16, stream=second)
+        capsule = ours.view(ours.size).__dlpack__(stream=consumer.ptr)
+        assert held(consumer), "the consumer's stream does not wait for the first"
+        gate.open()
+        consumer.synchronize(LIMIT)
+        assert theirs.read(0, 32) == b"\x02" * 16 + b"\x03" * 16
+        first.synchronize(LIMIT)
+        del capsule
 
     def test_streams_of_another_kind_are_refused(self, bench: Bench) -> None:
         """A bare pointer is no stream: it has to be wrapped."""
