@@ -124,7 +124,7 @@ test-hip-amd: $(VENV)/.test
 	    $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
 
 test-hip-amd-asan: $(VENV)/.test
-	@$(call ON_AMD,asan) ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so)" \
+	@$(call ON_AMD,asan) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so)" \
 	    $(MAKE) --no-print-directory test-hip
 
 ON_AMD = [ -n "$(SOURCES)" ] || { echo "$@: SOURCES names no folder with AMD's sources" >&2; exit 2; }; \

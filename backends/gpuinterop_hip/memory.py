@@ -58,11 +58,12 @@ def map_buffer(driver: Driver, memory: Memory, *, size: int) -> tuple[Mapping, A
 def unmap_buffer(driver: Driver, mapping: Mapping) -> None:
     """``hipFree``: ``hipDestroyExternalMemory`` drops the handle only, and leaves what is mapped.
 
-    It waits for the work of device 0, whichever has imported the memory (hip_memory.cpp, ihipFree).
+    It waits for the work of device 0, whichever has imported the memory (hip_memory.cpp, ihipFree). A byte that was
+    allocated on the device makes it wait for that one: ``hipDeviceSynchronize`` would end every capture of the process.
     """
     with mapping.gpu.aside():
         if mapping.gpu.ordinal:
-            driver.call("hipDeviceSynchronize")
+            driver.call("hipFree", driver.call("hipMalloc", 1))
         driver.call("hipFree", mapping.pointer)
 
 

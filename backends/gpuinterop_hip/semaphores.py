@@ -108,9 +108,10 @@ class Semaphores:
     ) -> None:
         if is_capturing(self._driver, stream):  # HIP would not record it, but do it at once (hip_stream_ops.cpp)
             raise InvalidArgumentError(
-                "stream", "expected one that is not being captured: HIP's graphs hold no semaphores; signal and wait "
-                "before and after their launches.",
-            )  # fmt: skip
+                "stream",
+                "expected one that is not being captured, got one that is; HIP's graphs hold no semaphores: signal and "
+                "wait before and after their launches.",
+            )
         slot = batch.slot(pool, values)
         try:
             if stream.relative:

@@ -134,7 +134,8 @@ def record(driver: Driver, stream: Stream) -> Event:
             driver.call("hipEventRecord", event.handle, stream.handle)
         except BaseException:
             driver.undo("hipEventDestroy", event.handle)
-            stream.let_go()
+            if stream.let_go():
+                driver.undo("hipStreamDestroy", stream.handle)
             raise
     return event
 

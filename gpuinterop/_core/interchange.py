@@ -238,6 +238,7 @@ class View:
         self._dtype = dtype
         self._pointer = buffer._address + offset
         self._token: object = None
+        self._meeting: Stream | None = None
         self.shape = shape
         self.strides = strides
 
@@ -350,10 +351,12 @@ class View:
         """The one stream that the interface has room for."""
         if len(users) == 1:
             return users[0]
-        with self._buffer._device._copy_stream() as ours:
-            for user in users:
-                ours.wait_stream(user)
-        return ours
+        if self._meeting is None:  # of the view's own: work of others must not come behind theirs
+            self._meeting = self._buffer._device.create_stream()
+            self._meeting._warns = False
+        for user in users:
+            self._meeting.wait_stream(user)
+        return self._meeting
 
     def _refuse_numpy(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise ArgumentTypeError(

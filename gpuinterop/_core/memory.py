@@ -1,4 +1,4 @@
-"""External memory, the ranges of it that are mapped, and buffers."""
+"""External memory, how it is mapped, and buffers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Mapping(Resource):
         self._device = device
         self.address = address
         self._uses: dict[tuple[int, int], _Use] = {}  # by device and native stream: 0 is one of every device
-        self._using = threading.Lock()
+        self._using = threading.RLock()  # a finalizer may use the buffer, too
 
     def used_on(self, stream: Stream, start: int = 0, end: int = _MAX_SIZE) -> None:
         """Note that the stream was given work with these bytes."""

@@ -217,9 +217,15 @@ class Retirement:
 
     def ready(self, backend: Backend) -> bool:
         """Whether the release may run; never blocks."""
-        if self.gates:
+        if not self.gates:
+            self.record(backend)
+        # Also where it may not: an event holds its stream, and that what the release waits for.
+        if not self._work_is_done(backend) or self.gates:
             return False
-        self.record(backend)
+        self._after = [earlier for earlier in self._after if not earlier.done]
+        return not self._after
+
+    def _work_is_done(self, backend: Backend) -> bool:
         if self._events is None:
             return False
         for serial, event in list(self._events.items()):
@@ -231,8 +237,8 @@ class Retirement:
                     report(error)
             del self._events[serial]
             backend.destroy_event(event)
-        self._after = [earlier for earlier in self._after if not earlier.done]
-        return not self._after
+        self._owners.clear()
+        return True
 
     @property
     def pending(self) -> bool:
@@ -266,7 +272,6 @@ class Retirement:
             problem = error
         finally:
             self._streams = None
-            self._owners.clear()
             for parent in self._parents:
                 parent.gates.pop(self.serial, None)
             self._parents.clear()
@@ -331,6 +336,7 @@ class Gate:
         """The threads that are enqueuing a wait just now."""
         self.releasing = False
         """A release that blocks is under way, or about to be."""
+        self.members: list[weakref.ref[Reclaimer]] = []
         self._lock = threading.RLock()
 
     @contextmanager
@@ -379,6 +385,7 @@ class Reclaimer:
         self._draining = threading.Lock()
         self._streams: dict[int, weakref.ref[Stream]] = {}
         self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
+        self.gate.members.append(weakref.ref(self))
         self.peers: tuple[Reclaimer, ...] = ()
         """Those of other devices whose releases wait for ours, or ours for theirs: drained together (`link`)."""
         self.failures: dict[int, GpuInteropError] = {}
@@ -506,8 +513,9 @@ class Reclaimer:
         """The label of a stream that may be waiting for a semaphore; empty when none is."""
         if self.gate.waiting:
             return "another thread's stream"
-        for one in list(_reclaimers):
-            if one.gate is not self.gate:
+        for reference in list(self.gate.members):
+            one = reference()
+            if one is None:
                 continue
             for retirement in (*(stream._retirement for stream in one.streams()), *one.closed_streams()):
                 if isinstance(retirement, StreamRetirement) and retirement.may_wait(self.backend):

@@ -34,8 +34,8 @@ def stand_in(libraries: Mapping[str, str]) -> str:
         if _exports(path, _SIMULATED) or _exports(path, _FORWARDING):
             return path
         if _exports(path, _DEVICE):
-            version = ".".join(os.path.realpath(path).partition(".so.")[2].split(".")[:2])
-            return f"AMD's runtime {version} on a stand-in device"
+            version = os.path.basename(os.path.realpath(path)).partition(".so.")[2].split(".")[:2]
+            return " ".join(("AMD's runtime", *filter(None, [".".join(version)]), "on a stand-in device"))
     names = {_name(path) for _, path in system.mapped_files()} if "libamdhip64" in libraries else set()
     return "AMD's emulator rocjitsu" if _EMULATOR in names else ""
 

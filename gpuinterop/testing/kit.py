@@ -509,7 +509,7 @@ class Kit:
             lines.append(f"{self._report} was not written: what simulated devices do proves nothing of real ones")
         if self._report or self._exporter_report:
             lines += [
-                f"{name}: nothing was recorded: {self._stand_in(name)} only stands in for a driver"
+                f"{name}: nothing was recorded, for it ran on {self._stand_in(name)}"
                 for name in self.backends()
                 if self.is_unrecorded(name) and not self.is_simulated(name)
             ]

@@ -517,26 +517,53 @@ os._exit(0)
     assert result.stdout.strip() == "7", result.stderr
 
 
+class Owner:
+    """Of a stream of somebody's, who may keep other things as well."""
+
+    array: object = None
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 64
+
+
 def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(fake: tuple[Device, FakeBackend]) -> None:
-    """HIP looks at the stream of an event that it is asked for, long after all work is done."""
-
-    class Owner:
-        def __cuda_stream__(self) -> tuple[int, int]:
-            return 0, 64
-
-    device, _ = fake
+    """HIP looks at the stream of an event that it is asked for, also when all work is done."""
+    device, backend = fake
     owner = Owner()
     alive = weakref.ref(owner)
     memory = memory_of(device)
-    buffer = memory.map_buffer()
-    array = np.from_dlpack(buffer.view(4))
-    with device.wrap_stream(owner) as stream:
-        memory.close()  # records on the stream, and is released after the array
-        stream.close(timeout=5)
+    stream = device.wrap_stream(owner)
+    backend.blocked.add(64)
+    memory.close()  # it records there
+    looks: list[bool] = []
+
+    def look() -> None:
+        looks.append(alive() is not None)
+        if len(looks) == 2:  # the memory's event was not done yet; that of the stream, which comes next, is
+            backend.blocked.clear()
+
+    stream.on_released(looks.clear)
+    stream.close()
     del owner, stream
-    gc.collect()
-    assert alive() is not None
-    del array
+    backend.on_is_done = look
     memory.close(timeout=5)
+    assert looks, "the stream was not released first"
+    assert all(looks), "an event was asked for after its stream's owner was gone"
     gc.collect()
     assert alive() is None
+
+
+def test_an_owner_that_keeps_an_array_of_the_memory_is_let_go(fake: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake
+    owner = Owner()
+    alive = weakref.ref(owner)
+    memory = memory_of(device)
+    owner.array = np.from_dlpack(memory.map_buffer().view(4))
+    with device.wrap_stream(owner) as stream:
+        memory.close()
+    del owner, stream
+    device.drain()
+    gc.collect()
+    device.drain()
+    assert alive() is None
+    assert (backend.count("mapping"), backend.count("memory")) == (0, 0)

@@ -72,9 +72,14 @@ def test_an_interface_has_one_stream_which_is_behind_all() -> None:
         buffer.fill(1, size=16, stream=first)
         assert buffer.view(16).__cuda_array_interface__["stream"] == first.ptr
         buffer.fill(2, size=16, stream=second)
-        found = buffer.view(16).__cuda_array_interface__["stream"]
+        view = buffer.view(16)
+        found = view.__cuda_array_interface__["stream"]
         waits = [call for call in backend.calls if call[0] == "wait_event" and call[1][1] == found]
         assert {call[2] for call in waits} == {first._native, second._native}
+        with memory_of(device) as other, other.map_buffer() as unrelated:
+            unrelated.copy_to_host(np.zeros(16, np.uint8))
+            (copied,) = [call for call in backend.calls if call[0] == "copy"]
+            assert copied[1][1] != found, "it would stand behind the others' work"
 
 
 def test_a_stream_that_was_dropped_is_waited_for_once() -> None:

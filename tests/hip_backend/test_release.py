@@ -74,7 +74,7 @@ def test_a_wait_that_came_after_the_close(device: gi.Device, exporter: Any) -> N
         gate.host_signal(1)
         using.synchronize(LIMIT)
         device.drain()
-        assert released == [], "hipFree would have blocked until somebody signals"
+        assert released == [], "hipFree would have blocked until a signal"
         gate.host_signal(2)
         buffer.close(timeout=LIMIT)
         assert released == ["buffer"]

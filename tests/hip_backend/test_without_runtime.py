@@ -178,7 +178,7 @@ def test_amds_own_old_runtime_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_runtime_that_lacks_a_library_is_not_taken_for_none(tmp_path: Path) -> None:
-    """It is a broken installation, and a choice by nobody then warns before the host serves.
+    """It is a broken installation: without an explicit choice a warning says so, and the host serves.
 
     No runtime needs that library: AMD's would find what it needs where ROCm's packages are installed.
     """

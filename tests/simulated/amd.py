@@ -100,7 +100,9 @@ def fetch(sources: Path) -> None:
     """Make the checkouts, each at the commit that was tried."""
     for name, (repository, commit) in CHECKOUTS.items():
         folder = sources / name
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            continue
+        folder.mkdir(parents=True)
         _run("git", "init", "--quiet", str(folder))
         _run("git", "-C", str(folder), "fetch", "--quiet", "--depth", "1", repository, commit)
         _run("git", "-C", str(folder), "checkout", "--quiet", "--force", commit)

@@ -187,7 +187,7 @@ HIP(hipDestroyExternalSemaphore, (void *semaphore), (semaphore)) {
 
 /*
  * Entry by entry: one in the middle that is no semaphore fails the call, behind those before it. Of the parameters only
- * the fence's value and the flags are read. On Linux the function behind it is empty: whatever is no null pointer is
+ * the fence's value and the flags are read. On Linux the function behind it is empty: every pointer but null is
  * taken, and nothing done (CLR, hip_memory.cpp:203-280; HIP's documentation of all four calls: not supported on Linux).
  */
 static hip_error batch(const char *call, gis_op_kind kind, void *const *semaphores, const hip_semaphore_params *params,

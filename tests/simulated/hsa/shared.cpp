@@ -247,7 +247,7 @@ hsa_status_t hsa_amd_vmem_get_access(void *va, hsa_access_permission_t *perms, h
     MemoryLock held(memory_lock);
     auto m = mapped.upper_bound((uintptr_t)va);
     *perms = HSA_ACCESS_PERMISSION_NONE;
-    if (m == mapped.begin() || (--m, (uintptr_t)va > m->first + m->second.size))
+    if (m == mapped.begin() || (--m, (uintptr_t)va >= m->first + m->second.size))
         return HSA_STATUS_ERROR_INVALID_ALLOCATION;
     auto it = m->second.allowed.find(agent.handle);
     if (it != m->second.allowed.end())

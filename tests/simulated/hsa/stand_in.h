@@ -37,7 +37,7 @@ const char *option(const char *name);                                    // of t
 void say(const char *format, ...) __attribute__((format(printf, 1, 2))); // where LOG is asked for
 hsa_status_t fault(const char *call);                                    // what this call must fail with, or success
 uint64_t now();                                                          // nanoseconds
-void nap(unsigned &turns);                                               // for who polls: longer with every turn
+void nap(unsigned &turns);                                               // between looks, longer each time
 
 #define FAIL_IF_ASKED                                                                                                  \
     if (hsa_status_t asked = fault(__func__))                                                                          \
