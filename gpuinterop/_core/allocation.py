@@ -110,7 +110,7 @@ class Allocation(Resource):
                 return mapping.buffer(0, self._size, device)
 
     def _mapped(self) -> Mapping:
-        if self._mapping is None or self._mapping.closed:
+        if self._mapping is None or not self._mapping.usable:
             backend, devices = self._backend, self._devices
             native, address = backend.map_allocation(self._native, [one._native for one in devices])
             unmap = functools.partial(backend.unmap_allocation, native)

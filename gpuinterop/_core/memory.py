@@ -80,6 +80,8 @@ class Mapping(Resource):
         self.address = address
         self._uses: dict[tuple[int, int], _Use] = {}  # by device and native stream: 0 is one of every device
         self._using = threading.RLock()  # a finalizer may use the buffer, too
+        self._making = 0
+        self._ending = False
 
     def used_on(self, stream: Stream, start: int = 0, end: int = _MAX_SIZE) -> None:
         """Note that the stream was given work with these bytes."""
@@ -105,12 +107,30 @@ class Mapping(Resource):
                 found.append(stream)
         return found
 
-    def buffer(self, offset: int, size: int, device: Device | None = None) -> Buffer:
-        return Buffer(self, device or self._device, offset, size)
+    @property
+    def usable(self) -> bool:
+        """Whether more buffers may be made of it."""
+        return not (self._closed or self._ending)
 
-    def buffer_closed(self) -> None:
-        if not self._open_children():
-            self._retire()
+    def buffer(self, offset: int, size: int, device: Device | None = None) -> Buffer:
+        with self._using:
+            if self._ending:
+                raise ResourceClosedError(f"{self._label} is closed: its last buffer was; map the memory again.")
+            self._making += 1  # seen by the close of another buffer, as this one is from then on
+        try:
+            return Buffer(self, device or self._device, offset, size)
+        finally:
+            with self._using:
+                self._making -= 1
+            self.end_if_unused()  # another may have been closed meanwhile, and this one not be made
+
+    def end_if_unused(self) -> None:
+        """Called by the last buffer that is closed."""
+        with self._using:
+            if self._making or self._open_children():
+                return
+            self._ending = True
+        self._retire()
 
 
 class Buffer(Resource):
@@ -317,7 +337,7 @@ class Buffer(Resource):
                 copier.synchronize()
 
     def _ended(self) -> None:
-        self._mapping.buffer_closed()
+        self._mapping.end_if_unused()
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; as `Resource.close`.
@@ -414,7 +434,7 @@ class ExternalMemory(Resource):
 
     def _open_mapping(self) -> Mapping | None:
         mapping = None if self._mapping is None else self._mapping()
-        return None if mapping is None or mapping.closed else mapping
+        return mapping if mapping is not None and mapping.usable else None
 
     def _map(self) -> Mapping:
         before = self._mapped

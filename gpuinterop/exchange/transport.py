@@ -381,11 +381,12 @@ def _alone(path: str, deadline: float) -> Iterator[None]:
 
 
 def _file(address: str) -> tuple[int, int] | None:
+    """Which socket that is. What is put in its place just behind the bind is not ours to remove."""
     try:
         found = os.lstat(address)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def _bind(listener: socket.socket, address: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from gpuinterop._core.memory import Mapping
 
 from .fake import FakeBackend, fake_device
 
@@ -38,6 +40,38 @@ def test_whatever_the_ranges_the_driver_maps_once(ranges: list[tuple[int, int]])
                 assert open_ones[-1].ptr == ctypes.addressof(backend.memory) + offset
         made = [call for call in backend.calls if call[0] == "map_buffer"]
         assert made == [("map_buffer", 64)] * bool(open_ones)
+
+
+def test_a_buffer_is_not_closed_by_the_close_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is made just when the last one goes is of a mapping of its own, or refused."""
+    device, _ = fake_device()
+    made: list[gi.Buffer] = []
+    refused: list[gi.ResourceBusyError] = []
+    threads: list[threading.Thread] = []
+    retire = Mapping._retire
+
+    def make() -> None:
+        try:
+            made.append(memory.map_buffer(64, 16))
+        except gi.ResourceBusyError as error:
+            refused.append(error)
+
+    def slowly(mapping: Mapping) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=make))
+            threads[0].start()
+            threads[0].join(0.1)  # it has its chance between the look for others and the end
+        retire(mapping)
+
+    with memory_of(device) as memory:
+        last = memory.map_buffer(0, 16)
+        monkeypatch.setattr(Mapping, "_retire", slowly)
+        last.close()
+        threads[0].join(20)
+        assert len(made) + len(refused) == 1
+        with memory.map_buffer(64, 16) if refused else made[0] as buffer:
+            assert not buffer.closed
+            buffer.fill(1)
 
 
 def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes() -> None:

@@ -62,6 +62,7 @@ SIZE = 65536
 GTE, EQ, AND, NOR = range(4)
 EVERY_BIT = 2**64 - 1
 CONTEXT_IS_DESTROYED, NOT_REGISTERED = 709, 713
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 900, 901
 BY_VALUE = 70100000
 NON_BLOCKING = 1
 
@@ -354,6 +355,15 @@ def test_what_blocks_behind_a_stream_that_waits(runtime: Runtime, party: Any, ca
         runtime.ok("hipMemAddressFree", address, 2 * MIB)
     runtime.ok("hipMemRelease", handle)
     runtime.ok("hipFree", allocated)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "thread", "relaxed"])
+def test_to_synchronize_a_device_ends_every_capture(runtime: Runtime, mode: int) -> None:
+    """hip_internal.hpp:225. Whatever the mode; hipFree keeps to it."""
+    with runtime.stream() as stream:
+        runtime.ok("hipStreamBeginCapture", stream, mode)
+        assert runtime("hipDeviceSynchronize") == CAPTURE_UNSUPPORTED
+        assert runtime("hipStreamEndCapture", stream, ctypes.byref(ctypes.c_size_t())) == CAPTURE_INVALIDATED
 
 
 def test_a_capture_records_no_words_and_a_fill(runtime: Runtime, party: Any) -> None:

@@ -551,6 +551,7 @@ typedef struct {
 /* Asking or waiting for a stream in a capture is no part of it, and ends it. */
 gis_status gis_not_capturing(gis_stream *stream);
 gis_status gis_unsafe(void); /* for calls that a capture forbids: GIS_OK, or the capture is lost */
+gis_status gis_unsafe_in_any(void); /* the same, whatever the capture's mode and the thread's, and whose it is */
 gis_capture_mode gis_exchange_mode(gis_capture_mode mode);
 gis_status gis_capture_begin(gis_stream *stream, gis_capture_mode mode);
 gis_status gis_capture_end(gis_stream *stream, gis_graph **graph);

@@ -130,6 +130,11 @@ gis_status gis_unsafe(void) {
     return status;
 }
 
+gis_status gis_unsafe_in_any(void) {
+    for (gis_capture *it = captures; it; it = it->next) it->invalid = true;
+    return captures ? GIS_CAPTURE_UNSUPPORTED : GIS_OK;
+}
+
 typedef struct {
     gis_context *context;
     gis_capture *found;

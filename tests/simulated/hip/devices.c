@@ -264,6 +264,6 @@ static gis_status synchronize(void *context) { return gis_context_synchronize(co
 
 HIP(hipDeviceSynchronize, (void), ()) {
     ENTER(hipDeviceSynchronize);
-    TRY(gis_unsafe());
+    TRY(gis_unsafe_in_any()); /* CLR, hip_internal.hpp:225 */
     return hip_alone(synchronize, hip_context());
 }
