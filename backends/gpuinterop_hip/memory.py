@@ -59,7 +59,7 @@ def unmap_buffer(driver: Driver, mapping: Mapping) -> None:
     """``hipFree``: ``hipDestroyExternalMemory`` drops the handle only, and leaves what is mapped.
 
     It waits for the work of device 0, whichever has imported the memory (hip_memory.cpp, ihipFree). A byte that was
-    allocated on the device makes it wait for that one: to synchronise the device would end every capture of the process.
+    allocated on the device makes it wait for that one: to synchronise the device would end every capture there is.
     """
     with mapping.gpu.aside():
         if mapping.gpu.ordinal:
