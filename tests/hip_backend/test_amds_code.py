@@ -215,7 +215,7 @@ def test_a_map_that_has_failed_is_not_unmapped(device: gi.Device) -> None:
         for _ in range(3):
             with pytest.raises(gi.DriverError) as caught:
                 backend.map_allocation(too_large, [device._native])
-            assert caught.value.call == "hipMemSetAccess"
+            assert caught.value.call in ("hipMemSetAccess", "hipMemMap")  # the forwarding runtime says it at once
         allocation.buffer.fill(1)
         assert allocation.buffer.view(1).nbytes == 1
 
