@@ -169,6 +169,28 @@ def test_a_release_on_one_device_stands_behind_a_wait_on_device_0(scope: ExitSta
     assert released == ["memory"]
 
 
+def test_in_a_capture_words_are_refused(device: gi.Device, scope: ExitStack) -> None:
+    """HIP would not record them, but write and wait at once (hip_stream_ops.cpp:26)."""
+    hip = Runtime("libamdhip64.so")
+    bridge = scope.enter_context(Bridge(device))
+    event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+    scope.callback(os.close, event)
+    bridged: Any = scope.enter_context(bridge.import_semaphore(gi.EventFd(os.dup(event))))
+    own: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))
+    with device.create_stream() as stream:
+        hip.ok("hipStreamBeginCapture", stream.ptr, 2)
+        for semaphore, values in ((bridged, ()), (own, (1,))):
+            for call in (semaphore.wait, semaphore.signal):
+                with pytest.raises(gi.InvalidArgumentError, match="is being captured"):
+                    call(stream, *values)
+        graph = ctypes.c_size_t()
+        hip.ok("hipStreamEndCapture", stream.ptr, ctypes.byref(graph))
+        hip.ok("hipGraphDestroy", graph.value)
+        own.signal(stream, 1)
+        stream.synchronize(LIMIT)
+    own.host_wait(1, timeout=LIMIT)
+
+
 def test_streams_that_wait_stall_no_others(device: gi.Device, scope: ExitStack) -> None:
     """Three of eight wait for a bridge: the others share hardware queues, and not with streams of high priority."""
     bridge = scope.enter_context(Bridge(device))
