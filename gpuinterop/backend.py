@@ -154,7 +154,10 @@ class Backend(ABC):
 
     @abstractmethod
     def create_stream(self, device: Native, *, high_priority: bool = False) -> Native:
-        """A stream that does not block on the default one; of the highest priority, where there are several."""
+        """A stream that does not block on the default one.
+
+        With `high_priority` it has the device's highest, where there are several; else the normal one.
+        """
 
     @abstractmethod
     def adopt_stream(self, device: Native, pointer: int) -> Native:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..backend import AllocationBackend
-from ..errors import InvalidArgumentError, ResourceClosedError
+from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
-from .memory import Buffer, Mapping
+from .memory import Buffer, Mapping, new_buffer
 from .resource import Resource
 
 if TYPE_CHECKING:
@@ -99,15 +98,9 @@ class Allocation(Resource):
         with self._mapping_lock, self._in_use():
             found = self._buffers.get(device)
             if found is None or found.closed:
-                found = self._buffers[device] = self._new_buffer(device)
+                found = self._buffers[device] = new_buffer(self._mapped, 0, self._size, device)
                 found._warns = False  # it is the allocation's own
             return found
-
-    def _new_buffer(self, device: Device) -> Buffer:
-        while True:
-            mapping = self._mapped()
-            with contextlib.suppress(ResourceClosedError):  # another thread has closed its last buffer meanwhile
-                return mapping.buffer(0, self._size, device)
 
     def _mapped(self) -> Mapping:
         if self._mapping is None or not self._mapping.usable:

@@ -354,6 +354,14 @@ class Buffer(Resource):
         self._mapping.on_released(callback)
 
 
+def new_buffer(mapped: Callable[[], Mapping], offset: int, size: int, device: Device | None = None) -> Buffer:
+    """A buffer of the mapping that `mapped` finds or makes, whatever other threads close meanwhile."""
+    while True:
+        mapping = mapped()
+        with contextlib.suppress(ResourceClosedError):  # another thread has closed its last buffer
+            return mapping.buffer(offset, size, device)
+
+
 class ExternalMemory(Resource):
     """Memory that another API or process exported. Made by `Device.import_memory`.
 
@@ -427,10 +435,7 @@ class ExternalMemory(Resource):
         with self._mapping_lock, self._in_use():
             self._reclaimer.drain()
             self._check_open()  # what drained may have called back, and closed it
-            while True:
-                mapping = self._open_mapping() or self._map()
-                with contextlib.suppress(ResourceClosedError):  # another thread has closed its last buffer meanwhile
-                    return mapping.buffer(start, count)
+            return new_buffer(lambda: self._open_mapping() or self._map(), start, count)
 
     def _open_mapping(self) -> Mapping | None:
         mapping = None if self._mapping is None else self._mapping()

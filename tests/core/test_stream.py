@@ -262,3 +262,10 @@ def test_host_memory_of_an_asynchronous_copy_is_kept_until_it_is_done() -> None:
         assert not stream._kept
     assert device.info.name == "fake"
     assert "fake" in repr(device)
+
+
+def test_the_priority_is_the_users() -> None:
+    device, backend = fake_device()
+    device.create_stream().close()
+    device.create_stream(high_priority=True).close()
+    assert [call[1] for call in backend.calls if call[0] == "create_stream"] == [False, True]

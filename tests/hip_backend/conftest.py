@@ -16,6 +16,7 @@ import ctypes
 import importlib
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,6 +130,17 @@ def _bindings_use_it(pytestconfig: pytest.Config, hip: Any) -> None:
     assert int(hip.hipInit(0)[0]) == 0
     assert calls() == before + 1
     assert len(loaded("/libamdhip64.so")) == 1
+
+
+@pytest.fixture
+def device() -> gi.Device:
+    return gi.get_backend("hip").device()
+
+
+@pytest.fixture
+def scope() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture

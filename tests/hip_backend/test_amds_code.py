@@ -28,17 +28,6 @@ LIMIT = 20.0
 ROUNDS = int(os.environ.get("GPUINTEROP_TEST_ROUNDS", "200"))
 
 
-@pytest.fixture
-def device() -> gi.Device:
-    return gi.get_backend("hip").device()
-
-
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
 def test_address_ranges_come_and_go(device: gi.Device) -> None:
     """A range that comes again while commands of before hold it ends the process (rocm-systems #2980)."""
     out = np.zeros(64, np.uint8)

@@ -22,11 +22,6 @@ INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, NOT_SUPPORTED, UNKNOWN = 1, 2, 70
 
 
 @pytest.fixture
-def device() -> gi.Device:
-    return gi.get_backend("hip").device()
-
-
-@pytest.fixture
 def memfd(device: gi.Device) -> Iterator[Any]:
     with open_party("memfd", device) as exporter:
         yield exporter

@@ -21,11 +21,6 @@ from .parties import PARTIES, open_party
 LIMIT = 20.0
 
 
-@pytest.fixture
-def device() -> gi.Device:
-    return gi.get_backend("hip").device()
-
-
 @pytest.fixture(params=PARTIES)
 def exporter(request: pytest.FixtureRequest, device: gi.Device) -> Iterator[Any]:
     with open_party(request.param, device) as exporter:

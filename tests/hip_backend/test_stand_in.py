@@ -24,11 +24,6 @@ SIZE = 1 << 16
 
 
 @pytest.fixture
-def device() -> gi.Device:
-    return gi.get_backend("hip").device()
-
-
-@pytest.fixture
 def theirs(device: gi.Device) -> Iterator[Any]:
     with open_party("memfd", device) as exporter, exporter.create_memory(SIZE) as memory:
         yield memory

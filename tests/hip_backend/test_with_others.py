@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -28,17 +27,6 @@ SHORT = 0.05
 ROUNDS = 200
 VALUE = 16  # where the page has it
 OTHERS = pytest.mark.parametrize("other", ["host", "cuda", "hip"])
-
-
-@pytest.fixture
-def device() -> gi.Device:
-    return gi.get_backend("hip").device()
-
-
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def page_of(handle: Any, scope: ExitStack) -> Any:

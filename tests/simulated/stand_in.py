@@ -2,7 +2,7 @@
 
 What a process has from its start, by ``GPUINTEROP_STANDIN_...``: ``DEVICES``, how many; ``GFX``, of what kind
 (``gfx1030``); ``LARGE_BAR``: the host sees device memory; ``NO_PEERS``: devices do not see each other's;
-``FRESH_ADDRESSES``: no address range is reserved twice; ``LOG``: every call is printed.
+``LOG``: every call is printed.
 """
 
 from __future__ import annotations

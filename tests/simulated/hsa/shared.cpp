@@ -114,15 +114,6 @@ hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t addre
     if (address)
         p = mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE,
                  -1, 0);
-    // clr 6.3 keeps a freed range in its map until the commands that used it are retired, and a range that comes again
-    // in between is freed once too often (heap-use-after-free in amd::Memory::~Memory).
-    // GPUINTEROP_STANDIN_FRESH_ADDRESSES: no range comes again.
-    static uintptr_t fresh = 0x200000000000; // past what AddressSanitizer has for itself
-    if (p == MAP_FAILED && option("FRESH_ADDRESSES")) {
-        p = mmap((void *)fresh, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1,
-                 0);
-        fresh += (size + 0x1fffff) / 0x200000 * 0x200000;
-    }
     if (p == MAP_FAILED)
         p = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
