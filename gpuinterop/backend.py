@@ -16,7 +16,7 @@ An interface that a backend does not inherit becomes a gap by itself, with the i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -122,6 +122,9 @@ class Backend(ABC):
     releases_block_for_all: ClassVar[bool] = False
     """They wait for work of other devices, too (HIP: ``hipFree`` waits for device 0's)."""
 
+    survives_fork: ClassVar[bool] = False
+    """A child of a fork may use the backend that its parent has loaded, to make things anew: no driver is behind it."""
+
     @abstractmethod
     def __init__(self) -> None:
         """Load the driver, or raise `BackendUnavailableError` saying why not. Creates no context."""
@@ -166,6 +169,10 @@ class Backend(ABC):
     @abstractmethod
     def stream_pointer(self, stream: Native) -> int:
         """The number by which others know the stream."""
+
+    def stream_key(self, stream: Native) -> Hashable:
+        """What tells native streams apart, where pointers come back; two names of one stream have the same."""
+        return self.stream_pointer(stream)
 
     @abstractmethod
     def destroy_stream(self, stream: Native) -> None:

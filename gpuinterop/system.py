@@ -9,6 +9,7 @@ import _thread
 import contextlib
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import platform
@@ -228,6 +229,14 @@ def map_shared(fd: int, size: int) -> int:
 def unmap(address: int, size: int) -> None:
     """End `map_shared`."""
     if _munmap(address, size) != 0:
+        raise driver_error("munmap", ctypes.get_errno())
+
+
+def unmap_each(addresses: Iterator[int], size: int) -> None:
+    """As `unmap`, of each that the iterator has still to give: an interrupt makes no call twice and leaves none out."""
+    results: list[int] = []
+    results.extend(map(_munmap, addresses, itertools.repeat(size)))
+    if any(results):
         raise driver_error("munmap", ctypes.get_errno())
 
 

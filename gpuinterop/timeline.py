@@ -171,6 +171,10 @@ class Page:
     def value(self) -> int:
         return self._value.value
 
+    def reset(self) -> None:
+        """Begin anew at 0; nobody else has it."""
+        self._value.value = 0
+
     def give_to_device(self) -> None:
         """From now on a device's streams may write the value."""
         self._devices.value = 1

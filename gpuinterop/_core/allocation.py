@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
-from .memory import Buffer, Mapping, new_buffer
+from .memory import Buffer, Mapped, Mapping
+from .monitor import locked
+from .native import Native
 from .resource import Resource
 
 if TYPE_CHECKING:
-    from ..backend import Native
     from .device import Device
 
 
@@ -24,32 +23,35 @@ class Allocation(Resource):
     All its devices see it at one address. Unmapping it waits for the work of each of them.
     """
 
-    _noun = "Allocation"
-
     def __init__(
         self,
         devices: Sequence[Device],
         backend: AllocationBackend,
-        native: Native,
         handle_type: type[AllocationHandle],
         *,
         size: int,
         exportable: bool,
-        location: int | None = None,
     ) -> None:
         device = devices[0]
-        super().__init__(device._reclaimer, lambda: backend.release_allocation(native))
-        self._mapping_lock = threading.Lock()
+        super().__init__(Native("Allocation", backend.release_allocation))
         self._devices = tuple(devices)
         self._device = device
         self._backend = backend
-        self._native = native
         self._size = size
         self._exportable = exportable
-        self._location = location  # the ordinal of the device whose memory it is, as far as that is known
-        self._mapping: Mapping | None = None
+        self._location: int | None = device.ordinal  # of the device whose memory it is, as far as that is known
         self._buffers: dict[Device, Buffer] = {}
         self.handle_type = handle_type
+        lifetime = self._lifetime
+        self._mapped = Mapped(
+            self,
+            lambda: Mapping(lifetime, device, backend.unmap_allocation, blocks=False, devices=self._devices),
+            lambda: backend.map_allocation(lifetime.handle, [one._native for one in devices]),
+        )
+
+    @property
+    def _native(self) -> Any:
+        return self._lifetime.handle
 
     @property
     def device(self) -> Device:
@@ -93,33 +95,36 @@ class Allocation(Resource):
         if device not in self._devices:
             known = ", ".join(map(repr, self._devices))
             raise InvalidArgumentError(
-                "device", f"{device!r} has no access to {self._label}, only {known}; give it to access=."
+                "device", f"{device!r} has no access to {self.label}, only {known}; give it to access=."
             )
-        with self._mapping_lock, self._in_use():
-            found = self._buffers.get(device)
-            if found is None or found.closed:
-                found = self._buffers[device] = new_buffer(self._mapped, 0, self._size, device)
-                found._warns = False  # it is the allocation's own
-            return found
-
-    def _mapped(self) -> Mapping:
-        if self._mapping is None or not self._mapping.usable:
-            backend, devices = self._backend, self._devices
-            native, address = backend.map_allocation(self._native, [one._native for one in devices])
-            unmap = functools.partial(backend.unmap_allocation, native)
-            self._mapping = Mapping(self, self._device, address, unmap, blocks=False, devices=devices)
-        return self._mapping
+        self._check_open()
+        found: list[Buffer] = []
+        while not found or found[0].closed:  # another thread may have closed it meanwhile
+            there = self._buffers.get(device)
+            fresh = there if there is not None and not there.closed else self._mapped.buffer(0, self._size, device)
+            fresh._warns = False  # it is the allocation's own
+            found.clear()
+            _choose(self, device, fresh, found)
+        return found[0]
 
     def export(self) -> AllocationHandle:
         """A new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``)."""
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
-                "allocation", f"{self._label} was imported; duplicate() the handle before the import instead."
+                "allocation", f"{self.label} was imported; duplicate() the handle before the import instead."
             )
-        with self._in_use():
-            handle = self._backend.export_allocation(self._native)
+        handle = self._lifetime.use(self._backend.export_allocation)
         handle.origin = HandleOrigin(
             kind=OriginKind.ALLOCATION, device=self._device.identity, size=self._size, trusted=True
         )
         return handle
+
+
+@locked
+def _choose(allocation: Allocation, device: Device, fresh: Buffer, found: list[Buffer]) -> None:
+    """One buffer a device, whichever thread was the first."""
+    known = allocation._buffers.get(device)
+    if known is None or known.closed:
+        known = allocation._buffers[device] = fresh
+    found.append(known)

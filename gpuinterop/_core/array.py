@@ -8,6 +8,7 @@ from ..backend import ArrayBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
 from .interchange import HostArray
+from .native import Native, note_use
 from .resource import Resource, check_int
 from .stream import Stream, check_stream
 
@@ -45,14 +46,15 @@ def texel_bytes(format: str) -> int:
 class MipmappedArray(Resource):
     """An optimally tiled image in external memory. Made by `ExternalMemory.map_mipmapped_array`."""
 
-    _noun = "MipmappedArray"
-
-    def __init__(self, memory: ExternalMemory, backend: ArrayBackend, native: object, layout: ArrayLayout) -> None:
-        super().__init__(memory._reclaimer, lambda: backend.destroy_array(native), parents=(memory,), blocks=True)
+    def __init__(self, memory: ExternalMemory, backend: ArrayBackend, layout: ArrayLayout) -> None:
+        gate = memory._device._gate if backend.releases_block else None
+        super().__init__(
+            Native("MipmappedArray", backend.destroy_array, parents=(memory._lifetime,), gate=gate), memory
+        )
         self._device = memory._device
         self._backend = backend
-        self._native = native
         self.layout = layout
+        self._native = self._lifetime.create(lambda: backend.map_array(memory._lifetime.handle, layout))
 
     def level(self, n: int) -> ArrayLevel:
         """One mip level.
@@ -109,25 +111,30 @@ class ArrayLevel:
             raise InvalidArgumentError(argument, f"has {host.nbytes} bytes, level {self.index} has {self.nbytes}.")
         check_stream(self._array._device, stream)
         stream.check_host_copy(host)
-        self._enqueue(host.ptr, stream, to_array=to_array)
-        stream.keep_until_done(host)
+        self._enqueue(host.ptr, stream, to_array=to_array, host=host)
 
     def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
         start = buffer._range(offset, self.nbytes, "offset")
         check_stream(self._array._device, stream)
-        self._enqueue(buffer._address + start, stream, to_array=to_array)
-        buffer._used_on(stream, start, self.nbytes)
-        if stream._graph is not None:
-            stream._graph.hold(buffer._mapping)
+        buffer._use(stream, start, self.nbytes)
+        self._enqueue(buffer._address + start, stream, buffer._mapping, to_array=to_array)
 
-    def _enqueue(self, address: int, stream: Stream, *, to_array: bool) -> None:
-        array = self._array
-        with array._in_use():
-            array._backend.copy_level(
-                stream._native, array._native, self.index, address, self.nbytes, to_array=to_array
-            )
-            if stream._graph is not None:
-                stream._graph.hold(array)
+    def _enqueue(
+        self, address: int, stream: Stream, *mapping: Native, to_array: bool, host: HostArray | None = None
+    ) -> None:
+        array, native = self._array, stream._known_as()
+        if native.graph is not None:
+            native.graph.hold(array._lifetime)
+        elif native not in array._lifetime.uses:
+            note_use(array._lifetime, native, None)
+        stream.enqueue(
+            lambda handle: array._backend.copy_level(
+                handle, array._native, self.index, address, self.nbytes, to_array=to_array
+            ),
+            array._lifetime,
+            *mapping,
+            host=host,
+        )
 
 
 def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:
@@ -149,4 +156,4 @@ def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> Mipmappe
         )
     backend = memory._backend
     assert isinstance(backend, ArrayBackend)  # otherwise the capability is a gap
-    return MipmappedArray(memory, backend, backend.map_array(memory._native, layout), layout)
+    return MipmappedArray(memory, backend, layout)

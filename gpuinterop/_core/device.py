@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -15,11 +13,14 @@ from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, Str
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
+    GpuInteropError,
     HandleError,
     InvalidArgumentError,
+    ResourceBusyError,
     ResourceClosedError,
     SemaphoreTimeoutError,
     UnsupportedError,
+    again,
 )
 from ..handles import (
     AllocationHandle,
@@ -39,20 +40,28 @@ from ..handles import (
     handle_types,
 )
 from .allocation import Allocation
+from .drain import drain, tidy, wait_for
+from .gate import Gate
 from .memory import ExternalMemory, check_size_argument, round_up
+from .monitor import generation
+from .native import LIVE, RETIRED, alive
+from .native_stream import Streams
 from .ownership import check_size, lend
-from .resource import Reclaimer, check_timeout, undo
-from .semaphore import ExternalSemaphore, origin_kind
+from .resource import check_timeout, undo
+from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
 from .words import OwnTimelines
 
 if TYPE_CHECKING:
-    from ..backend import Backend, DeviceInfo, Native
-    from .graph import Graph
+    from ..backend import Backend, DeviceInfo, Native as Handle
 
 K = TypeVar("K")
+T = TypeVar("T")
+
+_gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # of all devices together
 
 # The APIs know these only as one resource that owns its memory.
+_COPIERS = 4  # streams of ours that wait for the next copy
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
 
@@ -68,25 +77,31 @@ class Device:
     ) -> None:
         self._backend = backend
         self._siblings = siblings
-        self._opened: list[Native] = []
-        self._opening = threading.Lock()
-        self._reclaimer = Reclaimer(backend)
+        self._opened: dict[str, Any] = {}
+        self._born = generation()
+        self._gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
+        self._streams = Streams(backend, self._gate)
         self._copiers: list[Stream] = []
-        self._own: OwnTimelines | None = None
         # By the number under which a graph's nodes know them.
-        self._captures: dict[int, Graph] = {}  # what is being captured by `Stream.capture`, by the stream's pointer
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
         self.info = info
         self.capabilities = capabilities
 
     @property
-    def _native(self) -> Native:
+    def _native(self) -> Handle:
         """The native device; opened when it is first used, so that looking at what there is makes no context."""
-        if not self._opened:
-            with self._opening:
-                if not self._opened:
-                    self._opened.append(self._backend.open_device(self.info.ordinal))
-        return self._opened[0]
+        if self._born != generation() and not self._backend.survives_fork:
+            raise ResourceClosedError(
+                f"expected a device of this process, got {self.name} of its parent: no driver survives a fork; "
+                "start processes by spawn or forkserver, or use the device in the child alone."
+            )
+        native: Handle = self._once("native", lambda: self._backend.open_device(self.info.ordinal))
+        return native
+
+    def _once(self, what: str, make: Callable[[], T]) -> T:
+        """What is made when it is first used; where two threads make it, the first one's stays."""
+        found: T = self._opened[what] if what in self._opened else self._opened.setdefault(what, make())
+        return found
 
     # -- what it is --------------------------------------------------------------------------------------------
 
@@ -176,17 +191,17 @@ class Device:
         self._check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
         check_size(handle, count)
         whole = _dedicated(handle, dedicated)
-        self._reclaimer.drain()
-        native = lend(
+        drain()
+        memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None))
+        device, backend, lifetime = self._native, self._backend, memory._lifetime
+        lend(
             handle,
-            lambda lent: self._backend.import_memory(
-                self._native, cast(MemoryHandle, lent), size=count, dedicated=whole
+            lambda lent: lifetime.create(
+                lambda: backend.import_memory(device, cast(MemoryHandle, lent), size=count, dedicated=whole)
             ),
             user=f"{self.backend} import_memory",
         )
-        return ExternalMemory(
-            self, native, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None)
-        )
+        return memory
 
     def import_semaphore(self, handle: SemaphoreHandle[K]) -> ExternalSemaphore[K]:
         """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``).
@@ -210,13 +225,15 @@ class Device:
             return cast("ExternalSemaphore[K]", self._import_own(handle))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         self._check_origin(handle, (origin_kind(handle.kind),))
-        self._reclaimer.drain()
-        native = lend(
+        drain()
+        semaphore = ExternalSemaphore(self, kind, self._driver, keepalive=getattr(handle, "keepalive", None))
+        device, backend = self._native, self._backend
+        lend(
             handle,
-            lambda lent: self._backend.import_semaphore(self._native, cast(AnySemaphoreHandle, lent)),
+            lambda lent: semaphore._create(lambda: backend.import_semaphore(device, cast(AnySemaphoreHandle, lent))),
             user=f"{self.backend} import_semaphore",
         )
-        return ExternalSemaphore(self, native, kind, keepalive=getattr(handle, "keepalive", None))
+        return semaphore
 
     def import_allocation(self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = ()) -> Allocation:
         """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``).
@@ -255,21 +272,26 @@ class Device:
             raise InvalidArgumentError(
                 "size", f"{count} is no multiple of the granularity, {step}; pass Allocation.size."
             )
-        self._reclaimer.drain()
-        found: list[int | None] = []
+        drain()
+        allocation = Allocation(members, backend, kind, size=count, exportable=False)
+        native_device = self._native
 
-        def load(lent: Handle) -> Native:
-            native = backend.import_allocation(self._native, cast(AllocationHandle, lent), size=count)
+        def load(lent: Handle) -> Any:
+            native = backend.import_allocation(native_device, cast(AllocationHandle, lent), size=count)
             try:
-                found.append(backend.location(native))
-                _check_access(members, found[0], cell)
+                allocation._location = backend.location(native)
+                _check_access(members, allocation._location, cell)
             except BaseException:  # while the handle is still the caller's
                 undo("an imported allocation", lambda: backend.release_allocation(native))
                 raise
             return native
 
-        native = lend(handle, load, user=f"{self.backend} import_allocation")
-        return Allocation(members, backend, native, kind, size=count, exportable=False, location=found[0])
+        lend(
+            handle,
+            lambda lent: allocation._lifetime.create(lambda: load(lent)),
+            user=f"{self.backend} import_allocation",
+        )
+        return allocation
 
     # -- makes -------------------------------------------------------------------------------------------------
 
@@ -301,9 +323,11 @@ class Device:
         _check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
         backend = self._allocations()
         count = round_up(count, backend.granularity(self._native, handle_type).minimum)
-        self._reclaimer.drain()
-        native = backend.allocate(self._native, count, handle_type)
-        return Allocation(members, backend, native, handle_type, size=count, exportable=True, location=self.ordinal)
+        drain()
+        allocation = Allocation(members, backend, handle_type, size=count, exportable=True)
+        native = self._native
+        allocation._lifetime.create(lambda: backend.allocate(native, count, handle_type))
+        return allocation
 
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
         """What sizes of `allocate` are rounded up to (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
@@ -373,10 +397,12 @@ class Device:
         check_handle_type(handle_type, SemaphoreHandle, "handle_type")
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
         backend = self._backend
-        self._reclaimer.drain()
+        drain()
         if isinstance(backend, HostSemaphoreBackend):
-            native = backend.create_semaphore(self._native, handle_type)
-            return ExternalSemaphore(self, native, handle_type, exportable=True)
+            semaphore = ExternalSemaphore(self, handle_type, self._driver, exportable=True)
+            native = self._native
+            semaphore._create(lambda: backend.create_semaphore(native, handle_type))
+            return semaphore
         if handle_type is not TimelineFd:
             raise ArgumentTypeError("handle_type", f"{self.backend} makes timelines (TimelineFd) only.")
         return cast("ExternalSemaphore[K]", self._own_timelines().create())
@@ -390,9 +416,8 @@ class Device:
             The highest priority that the device has. Give it to streams that wait for long: on AMD a waiting stream
             stalls others that share its hardware queue, of which each priority has four.
         """
-        self._reclaimer.drain()
-        native = self._backend.create_stream(self._native, high_priority=bool(high_priority))
-        return Stream(self, native, owned=True)
+        drain()
+        return self._new_stream(high_priority=bool(high_priority))
 
     def wrap_stream(self, stream: object) -> Stream:
         """Use another library's stream.
@@ -410,40 +435,67 @@ class Device:
             return stream
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
-        self._reclaimer.drain()  # a wrapper a frame would otherwise leave its end to nobody
-        native = self._backend.adopt_stream(self._native, pointer)
-        return Stream(self, native, owned=False, keepalive=keepalive)
+        tidy()
+        return Stream(self, *self._streams.adopt(self._backend.adopt_stream(self._native, pointer), keepalive))
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until every stream that this library knows on the device is idle, and release what is retired.
+
+        It waits for each of them, whatever another raises.
 
         Raises
         ------
         SemaphoreTimeoutError
             `timeout` seconds passed, for all of them together; the message names the stream and its waits.
         GpuInteropError
-            An operation on one of the streams has failed.
+            An operation on one of the streams has failed; the last such failure is raised.
         """
         limit = check_timeout(timeout)
         deadline = None if limit is None else time.monotonic() + limit
+        problem: GpuInteropError | None = None
+        drain()
+        for stream in self._streams.known():
+            closed = stream.state is not LIVE
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                done = wait_for(stream, left) if closed else stream.is_capturing() or stream.synchronize(left)
+                if not done:
+                    problem = SemaphoreTimeoutError(
+                        f"{stream.label}{', which is closed,' if closed else ''} is not idle after {timeout:g} s"
+                        f"{stream.waiting_for()}."
+                    )
+                elif (failure := stream.tell_failure()) is not None:
+                    problem = cast(GpuInteropError, again(failure))
+            except GpuInteropError as error:
+                problem = error
+        drain()
+        if problem is not None:
+            raise problem
 
-        def left() -> float | None:
-            return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-        for stream in self._reclaimer.streams():
-            with contextlib.suppress(ResourceClosedError):  # closed by another thread just now: it is among the next
-                stream.synchronize(left())
-        for retirement in self._reclaimer.closed_streams():
-            if not self._reclaimer.wait(retirement, left()):
-                raise SemaphoreTimeoutError(f"{retirement.label}, which is closed, is not idle after {timeout:g} s.")
-        self._reclaimer.drain()
-
-    def drain(self) -> None:
-        """Release what was closed and is no longer in use; never blocks.
+    def drain(self, timeout: float | None = None) -> None:
+        """Release what was closed and is no longer in use, of all devices; never blocks, unless `timeout` is given.
 
         Imports, `close` and `synchronize` do this by themselves.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait until all that was closed is released.
+
+        Raises
+        ------
+        ResourceBusyError
+            `timeout` passed; the message names what is still in use.
         """
-        self._reclaimer.drain()
+        limit = check_timeout(timeout)
+        drain()
+        if timeout is None:
+            return
+        deadline = None if limit is None else time.monotonic() + limit
+        for native in alive():
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if native.state is RETIRED and not wait_for(native, left):
+                raise ResourceBusyError(f"{native.label} is still in use after {timeout:g} s: {native.what_holds()}.")
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -456,14 +508,27 @@ class Device:
         try:
             copier = self._copiers.pop()
         except IndexError:
-            copier = Stream(self, self._backend.create_stream(self._native), owned=True)
-            copier._warns = False  # lives as long as the process
+            copier = self._new_stream(high_priority=False)
+            copier._warns = False
         try:
+            copier._check_open()
             yield copier
         except BaseException:
             copier.close()
             raise
-        self._copiers.append(copier)
+        if len(self._copiers) < _COPIERS:
+            self._copiers.append(copier)
+        else:
+            copier.close()
+
+    def _new_stream(self, *, high_priority: bool) -> Stream:
+        device, backend = self._native, self._backend
+        native = self._streams.create(lambda: backend.create_stream(device, high_priority=high_priority))
+        return Stream(self, native, native)
+
+    @property
+    def _driver(self) -> DriverSemaphores:
+        return self._once("semaphores", lambda: DriverSemaphores(self))
 
     def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember an import: a graph's nodes name semaphores by number."""
@@ -482,14 +547,11 @@ class Device:
     def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
         self._check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # it lies in no device's memory
-        self._reclaimer.drain()
+        drain()
         return self._own_timelines().load(handle)
 
     def _own_timelines(self) -> OwnTimelines:
-        with self._opening:
-            if self._own is None:
-                self._own = OwnTimelines(self)
-            return self._own
+        return self._once("timelines", lambda: OwnTimelines(self))
 
     def _with(self, access: Sequence[Device]) -> list[Device]:
         """Itself and those of `access`, each once."""

@@ -14,16 +14,18 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError
 from ..handles import Fence, Timeline
+from .drain import relieve
+from .native import GONE, Native, hold, note_use
+from .native_stream import NativeStream, Wait
 from .resource import Resource, check_int
 from .semaphore import ExternalSemaphore
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
     from .device import Device
+    from .memory import Mapping
 
 __all__ = ["Graph", "GraphSemaphores", "GraphStep", "capture"]
-
-_IN_A_GRAPH = "a graph that is not closed uses it"
 
 
 class GraphStep:
@@ -46,7 +48,7 @@ class GraphStep:
         self.signals = node.signals
         found = [known.get(pointer) for pointer in node.semaphores]
         self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
-            None if semaphore is None or semaphore._retirement.done else semaphore for semaphore in found
+            None if semaphore is None or semaphore._lifetime.state in GONE else semaphore for semaphore in found
         )
         self.values = node.values
 
@@ -119,8 +121,6 @@ class GraphSemaphores(Resource):
     ...         semaphores.advance(2)
     """
 
-    _noun = "GraphSemaphores"
-
     def __init__(self, device: Device, graph: int, executable: int, *, _parent: Graph | None = None) -> None:
         device.capabilities.require(Operation.GRAPH_CAPTURE)
         backend = device._backend
@@ -131,28 +131,21 @@ class GraphSemaphores(Resource):
         if min(numbers) <= 0:
             raise InvalidArgumentError("graph", "and executable must be pointers, not 0.")
         self._executable = numbers[1]
-        held: list[Resource] = []
-        serial: int
-        launched = None if _parent is None else _parent._used  # where another library launches its graph, nobody tells
-        super().__init__(
-            device._reclaimer,
-            lambda: _let_go(held, serial),
-            parents=() if _parent is None else (_parent,),
-            streams=None if launched is None else lambda: (list(launched.values()), ()),
-        )
+        parents = () if _parent is None else (_parent,)
+        super().__init__(Native("GraphSemaphores", parents=[one._lifetime for one in parents]), *parents)
         self._warns = _parent is None
-        serial = self._retirement.serial
+        self._lifetime.open()
         try:
             self.steps = tuple(GraphStep(self, node) for node in backend.semaphore_nodes(numbers[0]))
+            for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
+                hold(semaphore._lifetime, self._lifetime)
+                if _parent is None:  # that library's launches move its counter, and nobody here sees them
+                    semaphore._forget_values()
+            if _parent is None:
+                self._lifetime.untracked = (device._streams,)
         except BaseException:
             self.close()
             raise
-        for step in self.steps:
-            for semaphore in step.semaphores:
-                if semaphore is not None:
-                    _hold(semaphore, held, serial)
-                    if _parent is None:  # that library's launches move its counter, and nobody here sees them
-                        semaphore._forget_values()
 
     @property
     def waits(self) -> tuple[GraphStep, ...]:
@@ -179,8 +172,8 @@ class GraphSemaphores(Resource):
             step._apply(numbers)
 
     def _set(self, step: GraphStep, semaphores: list[ExternalSemaphore[Any]], values: tuple[int, ...]) -> None:
-        with self._in_use():
-            self._backend.set_node(self._executable, step._node, [one._native for one in semaphores], values)
+        natives = [one._native for one in semaphores]
+        self._lifetime.use(lambda _: self._backend.set_node(self._executable, step._node, natives, values))
 
 
 class Graph(Resource):
@@ -189,39 +182,25 @@ class Graph(Resource):
     Semaphores and mappings that its work uses are not released before it.
     """
 
-    _noun = "Graph"
-
     def __init__(self, device: Device, backend: GraphBackend) -> None:
+        super().__init__(Native("Graph"))
         self._device = device
         self._backend = backend
-        used: dict[int, Stream] = {}
-        held: list[Resource] = []
-        pointers: list[int] = []
-
-        def release() -> None:
-            if pointers:
-                backend.destroy_executable(device._native, pointers[1])
-                backend.destroy_graph(device._native, pointers[0])
-            _let_go(held, serial)
-
-        super().__init__(device._reclaimer, release, streams=lambda: (list(used.values()), ()))
-        serial = self._retirement.serial
-        self._used = used
-        self._held = held
-        self._pointers = pointers
+        self._made: tuple[Native, Native] | None = None  # the driver's graph, and the executable made of it
         self._semaphores: GraphSemaphores | None = None
-        self.joined: list[Stream] = []
-        """The streams whose work goes into it, while it is captured."""
+        self._mappings: dict[Mapping, tuple[int, int]] = {}
+        self._joined: list[NativeStream] = []  # whose work goes into it, while it is captured
+        self._lifetime.open()
 
     @property
     def ptr(self) -> int:
         """The native graph (``CUgraph``) as an integer."""
-        return self._captured()[0]
+        return int(self._captured()[0].handle)
 
     @property
     def executable_ptr(self) -> int:
         """The native executable (``CUgraphExec``) as an integer."""
-        return self._captured()[1]
+        return int(self._captured()[1].handle)
 
     @property
     def semaphores(self) -> GraphSemaphores:
@@ -232,47 +211,76 @@ class Graph(Resource):
 
     def launch(self, stream: Stream) -> None:
         """Enqueue the whole of it (``cuGraphLaunch``). Returns at once."""
-        executable = self.executable_ptr
+        executable = self._captured()[1]
         check_stream(self._device, stream)
         if stream.capturing:
             raise InvalidArgumentError(
                 "stream", "is being captured: a graph inside a graph could not be given values; launch both one by one."
             )
-        assert self._semaphores is not None
-        with self._in_use(), self._reclaimer.gate.enqueuing_wait():
-            self._backend.launch(executable, stream._native)
-            self._used[stream._ptr] = stream
-            for step in self._semaphores.waits:
-                for semaphore, value in zip(step.semaphores, step.values, strict=True):
-                    if semaphore is not None:
-                        stream._waits.append((semaphore._label, value if semaphore._takes_value else None))
-            for step in self._semaphores.signals:
-                for semaphore, value in zip(step.semaphores, step.values, strict=True):
-                    if semaphore is not None:
-                        semaphore._used[stream._ptr] = (stream, max(value, semaphore._last_value(stream)))
-        for resource in list(self._held):
-            note = getattr(resource, "used_on", None)
-            if note is not None:
-                note(stream)
+        native, gate = stream._known_as(), self._device._gate
+        waits = [Wait(one._lifetime, value) for one, value in _values(self.semaphores.waits)]
+        note_use(executable, native, None)
+        for mapping, (first, last) in self._mappings.items():
+            mapping.used_on(native, first, last)
+        if waits and gate.crowded:
+            relieve(gate)
 
-    def _captured(self) -> list[int]:
+        def enqueue(handle: Any) -> None:
+            try:
+                for wait in waits:
+                    native.note(wait)
+                if waits and gate.shut:
+                    gate.let_releases_end()
+                self._backend.launch(executable.handle, handle)
+            finally:
+                for wait in waits:
+                    wait.enqueued = True
+
+        stream.call(native, enqueue, executable)
+        for semaphore, value in _values(self.semaphores.signals):
+            note_use(semaphore._lifetime, native, max(value or 0, semaphore._lifetime.uses.get(native, 0)))
+        native.came_along()
+
+    def _captured(self) -> tuple[Native, Native]:
         self._check_open()
-        if not self._pointers:
+        if self._made is None or self._semaphores is None:
             raise InvalidArgumentError("graph", "is being captured, or its capture failed; use it after the `with`.")
-        return self._pointers
+        return self._made
 
-    def hold(self, resource: Resource) -> None:
+    def hold(self, native: Native) -> None:
         """Keep what captured work uses."""
-        _hold(resource, self._held, self._retirement.serial)
+        hold(native, self._lifetime)
 
-    def _finish(self, graph: int) -> None:
-        try:
-            executable = self._backend.instantiate(self._device._native, graph)
-        except BaseException:
-            self._backend.destroy_graph(self._device._native, graph)
-            raise
-        self._pointers += (graph, executable)
-        self._semaphores = GraphSemaphores(self._device, graph, executable, _parent=self)
+    def note(self, mapping: Mapping, start: int, end: int) -> None:
+        """Each launch will use these bytes."""
+        first, last = self._mappings.get(mapping, (start, end))
+        self._mappings[mapping] = min(first, start), max(last, end)
+
+    def join(self, native: NativeStream) -> None:
+        """Its work goes into the graph from now on."""
+        native.graph = self
+        self._joined.append(native)
+
+    def _leave(self) -> None:
+        for native in self._joined:
+            native.graph = None
+        self._joined.clear()
+
+    def _finish(self, stream: Stream, native: NativeStream) -> None:
+        device, backend = self._device._native, self._backend
+        graph = Native("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self._lifetime,))
+        graph.create(lambda: stream.call(native, backend.end_capture))
+        executable = Native("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
+        executable.create(lambda: backend.instantiate(device, graph.handle))
+        self._made = graph, executable
+        self._semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=self)
+
+
+def _values(steps: tuple[GraphStep, ...]) -> Iterator[tuple[ExternalSemaphore[Any], int | None]]:
+    for step in steps:
+        for semaphore, value in zip(step.semaphores, step.values, strict=True):
+            if semaphore is not None:
+                yield semaphore, value if semaphore._takes_value else None
 
 
 @contextmanager
@@ -285,41 +293,28 @@ def capture(stream: Stream) -> Iterator[Graph]:
     assert isinstance(backend, GraphBackend)  # otherwise the capability is a gap
     if stream.capturing:
         raise InvalidArgumentError("stream", "is being captured already.")
+    native = stream._known_as()
     graph = Graph(device, backend)
     try:
-        backend.begin_capture(stream._native)
-        stream._graph = device._captures[stream._ptr] = graph
-        graph.joined.append(stream)
-        try:
-            yield graph
-        except BaseException:
-            _abort(backend, device, stream)
-            raise
-        finally:
-            device._captures.pop(stream._ptr, None)
-            for joined in graph.joined:
-                joined._graph = None
-            graph.joined.clear()
-        graph._finish(backend.end_capture(stream._native))
+        stream.call(native, backend.begin_capture)
+        graph.join(native)
+        yield graph
+        graph._leave()
+        graph._finish(stream, native)
     except BaseException:
+        graph._leave()
+        _abort(backend, device, native)
         graph.close()
         raise
 
 
-def _abort(backend: GraphBackend, device: Device, stream: Stream) -> None:
-    """End a capture whose body has failed: what failed is what is raised."""
-    try:
-        backend.destroy_graph(device._native, backend.end_capture(stream._native))
-    except Exception:  # it was invalid, and there is no graph
-        return
-
-
-def _hold(resource: Resource, held: list[Resource], serial: int) -> None:
-    if resource not in held:
-        resource._retirement.gates[serial] = _IN_A_GRAPH
-        held.append(resource)
-
-
-def _let_go(held: list[Resource], serial: int) -> None:
-    while held:
-        held.pop()._retirement.gates.pop(serial, None)
+def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
+    """End a capture that has failed, so that the stream runs again: what failed is what is raised."""
+    for _ in range(2):  # the call that was to end it may be what failed
+        if not native.is_capturing():
+            return
+        try:
+            graph = native.ask(backend.end_capture, None)
+            backend.destroy_graph(device._native, graph)
+        except Exception:  # it was invalid, and there is no graph
+            continue

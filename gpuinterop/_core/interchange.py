@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .resource import _sweeps, check_int
+from .drain import sweeps
+from .native import LIVE
+from .resource import check_int
 
 if TYPE_CHECKING:
-    from .memory import Buffer
+    from .memory import Buffer, Hold
+    from .native_stream import NativeStream
     from .stream import Stream
 
 # -- dtypes: DLPack's (code, bits) and the array interface's typestr ------------------------------------------------
@@ -144,6 +147,8 @@ _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
 # Everything a live tensor points at, by the address of its managed struct. The consumer's deleter call drops it.
 _alive: dict[int, list[Any]] = {}
+# Those whose capsule perhaps nobody has taken.
+_untaken: dict[int, list[Any]] = {}
 
 
 def _release(address: int, _pop: Any = _alive.pop) -> None:
@@ -166,8 +171,8 @@ _ONLY_OURS = _references([object()])
 
 
 def _sweep() -> None:
-    for address, entry in list(_alive.items()):
-        if entry[0] is None or _references(entry) > _ONLY_OURS:
+    for address, entry in _untaken.copy().items():
+        if _references(entry) > _ONLY_OURS or _untaken.pop(address, None) is None:
             continue
         if any(_capsule_is_valid(entry[0], name) for name in (_NAME, _NAME_VERSIONED)):
             _alive.pop(address, None)  # nobody took it, and nobody can any more
@@ -175,7 +180,7 @@ def _sweep() -> None:
             entry[0] = None  # renamed by its consumer: the tensor is the consumer's
 
 
-_sweeps.append(_sweep)
+sweeps.append(_sweep)
 
 
 def make_capsule(
@@ -208,7 +213,7 @@ def make_capsule(
     address = ctypes.addressof(managed)
     name = _NAME_VERSIONED if versioned else _NAME
     capsule = _capsule_new(address, name, None)
-    _alive[address] = [capsule, managed, dims, steps, token]
+    _alive[address] = _untaken[address] = [capsule, managed, dims, steps, token]
     return capsule
 
 
@@ -260,7 +265,7 @@ class View:
         return self._pointer
 
     def __repr__(self) -> str:
-        return f"<View {self.dtype}{list(self.shape)} of {self._buffer._label}>"
+        return f"<View {self.dtype}{list(self.shape)} of {self._buffer.label}>"
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer._device.info.dlpack
@@ -302,7 +307,7 @@ class View:
                 f"use {self._buffer._device.info.array_interface}, or a view of bytes."
             )
         token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
-        self._order(stream, device[0])
+        self._order(stream, device[0], token)
         return make_capsule(
             pointer=self._pointer,
             device=device,
@@ -313,25 +318,26 @@ class View:
             versioned=max_version is not None and max_version[0] >= 1,
         )
 
-    def _order(self, stream: int | None, device_type: int) -> None:
+    def _order(self, stream: int | None, device_type: int, token: Hold) -> None:
         if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
             raise ArgumentTypeError("stream", f"must be an int or None, not {type(stream).__name__}.")
-        users = self._buffer._users()
         if device_type == _CPU:
             if stream not in (None, -1):
                 raise InvalidArgumentError("stream", "a CPU array has no stream; pass None.")
-            for user in users if stream is None else ():
-                user.synchronize()
+            if stream is None:
+                self._buffer._wait_for_users()
             return
         refused = (0,) if device_type in (_CUDA, _CUDA_HOST) else (1, 2) if device_type == _ROCM else ()
         if stream in refused:
             raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
-        if stream == -1 or not users:
+        if stream == -1:
             return
         default = 1 if device_type in (_CUDA, _CUDA_HOST) else 0
         consumer = self._buffer._device.wrap_stream(default if stream is None else stream)
-        for user in users:
-            consumer.wait_stream(user)
+        token.keep = (token.keep, consumer)  # known as long as the array: its work there is waited for
+        for user in self._buffer._users(consumer):
+            consumer.follow(user)
+        self._buffer._use(consumer, 0, self._buffer.size)
 
     def _interface(self) -> dict[str, Any]:
         # NumPy and CuPy keep this very object as the array's base, so the view's life is the export's, from the first
@@ -347,16 +353,16 @@ class View:
             "version": 3,
         }
 
-    def _behind(self, users: list[Stream]) -> Stream:
+    def _behind(self, users: list[NativeStream]) -> int:
         """The one stream that the interface has room for."""
-        if len(users) == 1:
-            return users[0]
+        if len(users) == 1 and users[0].state is LIVE:
+            return users[0].pointer
         if self._meeting is None:  # of the view's own: work of others must not come behind theirs
             self._meeting = self._buffer._device.create_stream()
             self._meeting._warns = False
         for user in users:
-            self._meeting.wait_stream(user)
-        return self._meeting
+            self._meeting.follow(user)
+        return self._meeting.ptr
 
     def _refuse_numpy(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise ArgumentTypeError(
@@ -374,12 +380,10 @@ class View:
             info = self.__dict__["_buffer"]._device.info
             if name == info.array_interface:
                 interface = self._interface()
-                users = self._buffer._users()
                 if name != "__cuda_array_interface__":
-                    for user in users:
-                        user.synchronize()  # its consumers know no streams
-                elif users:
-                    interface["stream"] = self._behind(users)._ptr or 1
+                    self._buffer._wait_for_users()  # its consumers know no streams
+                elif users := self._buffer._users(None):
+                    interface["stream"] = self._behind(users) or 1
                 return interface
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

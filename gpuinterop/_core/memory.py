@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import threading
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import system
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
+from .drain import drain, wait_for
 from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
-from .resource import Exports, Resource, Retirement, check_int, link, work_of
+from .monitor import dropped, locked
+from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, note_use
+from .resource import Resource, check_int
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
-    from ..backend import Native
+    from ..backend import Native as Handle
     from .array import MipmappedArray
     from .device import Device
+    from .native_stream import NativeStream
 
 _MAX_SIZE = 2**63 - 1
 MOMENT_S = 0.01
@@ -39,98 +39,139 @@ def round_up(size: int, step: int) -> int:
     return check_size_argument(-(-size // step) * step)
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """What a stream was given to do with a mapping: one hull of all its bytes. The stream may be dropped meanwhile."""
-
-    stream: weakref.ref[Stream]
-    retirement: Retirement
-    start: int
-    end: int
-
-
-class Mapping(Resource):
+class Mapping(Native):
     """A whole object, mapped: as long as one of its buffers is open."""
 
-    _noun = "Mapping"
-    _warns = False  # its buffers do
+    __slots__ = ("address", "device", "devices")
 
     def __init__(
-        self,
-        parent: Resource,
-        device: Device,
-        address: int,
-        unmap: Callable[[], None],
-        *,
-        blocks: bool,
-        devices: Sequence[Device] = (),
+        self, owner: Native, device: Device, unmap: Callable[[Handle], None], *, blocks: bool, devices: Sequence[Device]
     ) -> None:
-        self.exports = Exports()
-        reclaimers = [one._reclaimer for one in devices or (device,)]
-        link(reclaimers)
-        super().__init__(
-            device._reclaimer,
-            unmap,
-            parents=(parent,),
-            streams=functools.partial(work_of, reclaimers),
-            exports=self.exports,
-            blocks=blocks,
-        )
-        self._device = device
-        self.address = address
-        self._uses: dict[tuple[int, int], _Use] = {}  # by device and native stream: 0 is one of every device
-        self._using = threading.RLock()  # a finalizer may use the buffer, too
-        self._making = 0
-        self._ending = False
+        super().__init__("Mapping", unmap, parents=(owner,), gate=device._gate if blocks else None)
+        self.ends_with_children = True
+        self.device = device
+        self.devices = devices
+        self.address = 0
 
-    def used_on(self, stream: Stream, start: int = 0, end: int = _MAX_SIZE) -> None:
-        """Note that the stream was given work with these bytes."""
-        key = stream._device.ordinal, stream._ptr
-        with self._using:
-            for other, use in list(self._uses.items()):
-                if use.retirement.done:
-                    del self._uses[other]
-                elif other == key:
-                    start, end = min(start, use.start), max(end, use.end)
-            self._uses[key] = _Use(weakref.ref(stream), stream._retirement, start, end)
+    def expose(self) -> None:
+        """Its address is out: any stream may use it from now on. A release that blocks waits for that by itself."""
+        if not self.untracked and self.gate is None:
+            self.untracked = tuple(device._streams for device in self.devices)
 
-    def users(self, start: int, end: int) -> list[Stream]:
-        """The streams that others must be ordered behind before they use these bytes."""
-        found: list[Stream] = []
-        for use in list(self._uses.values()):
-            if end <= use.start or start >= use.end:
+    def used_on(self, stream: NativeStream, start: int, end: int) -> None:
+        """Note that a stream is given work with these bytes."""
+        hull = self.uses.get(stream)
+        if hull is None or start < hull[0] or hull[1] < end:
+            _widen(self, stream, start, end)
+
+    def users(self, start: int, end: int, user: Stream | None) -> list[NativeStream]:
+        """The other streams that `user` must be ordered behind before it uses these bytes.
+
+        Raises
+        ------
+        InvalidArgumentError
+            One of them is being captured, and cannot be waited for.
+        GpuInteropError
+            One of them has failed.
+        """
+        found = []
+        mine = None if user is None else user._known_as()
+        for stream, hull in self.uses.copy().items():
+            if end <= hull[0] or hull[1] <= start or stream.state in GONE or stream is mine:
                 continue
-            stream = use.stream()
-            if stream is None or stream.closed:
-                self._reclaimer.wait(use.retirement, None)  # a closed stream cannot be waited for otherwise
-            elif not stream.capturing:  # what is being captured does not run: others cannot be ordered behind it
-                found.append(stream)
+            if (failure := stream.tell_failure()) is not None:
+                raise again(failure)
+            if stream.is_capturing():
+                raise InvalidArgumentError(
+                    "stream",
+                    f"expected streams that can be waited for, got {stream.label}, which used these bytes before its "
+                    "capture began; synchronize it before the capture.",
+                )
+            found.append(stream)
         return found
 
-    @property
-    def usable(self) -> bool:
-        """Whether more buffers may be made of it."""
-        return not (self._closed or self._ending)
 
-    def buffer(self, offset: int, size: int, device: Device | None = None) -> Buffer:
-        with self._using:
-            if self._ending:
-                raise ResourceClosedError(f"{self._label} is closed: its last buffer was; map the memory again.")
-            self._making += 1  # seen by the close of another buffer, as this one is from then on
+@locked
+def _widen(mapping: Mapping, stream: NativeStream, start: int, end: int) -> None:
+    first, last = mapping.uses.get(stream, (start, end))
+    note_use(mapping, stream, (min(first, start), max(last, end)))
+
+
+class Mapped:
+    """What a resource has mapped: the whole of it, once."""
+
+    def __init__(self, owner: Resource, new: Callable[[], Mapping], call: Callable[[], tuple[Handle, int]]) -> None:
+        self._owner = owner
+        self._new = new
+        self._call = call
+        self.mapping: Mapping | None = None
+
+    def buffer(self, offset: int, size: int, device: Device) -> Buffer:
+        """A buffer of what is mapped, or is now; whatever other threads close meanwhile."""
+        while True:
+            drain()
+            self._owner._check_open()
+            mapping = self.mapping
+            if mapping is None or mapping.state is not LIVE:
+                mapping = self._open()
+            if mapping.state is LIVE:
+                try:
+                    return Buffer(self._owner, mapping, device, offset, size)
+                except ResourceClosedError:
+                    continue  # another thread has closed the last buffer
+            if mapping.state is LEAKED or any(how is Standing.HOLDS for how in mapping.standing.copy().values()):
+                self._refuse(mapping)
+            if not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
+                self._refuse(mapping)
+
+    def _open(self) -> Mapping:
+        fresh = self._new()
+        found: list[Mapping] = []
+        making = fresh.calls  # it is marked as long as somebody makes it
+        making += MARK
         try:
-            return Buffer(self, device or self._device, offset, size)
+            _claim_mapping(self, fresh, found)
+            if found[0] is fresh:
+                fresh.create(lambda: self._map(fresh))
         finally:
-            with self._using:
-                self._making -= 1
-            self.end_if_unused()  # another may have been closed meanwhile, and this one not be made
+            del making[-1]
+        mapping = found[0]
+        system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
+        return mapping
 
-    def end_if_unused(self) -> None:
-        """Called by the last buffer that is closed."""
-        with self._using:
-            if self._making or self._open_children():
-                return
-            self._ending = True
-        self._retire()
+    def _map(self, mapping: Mapping) -> Handle:
+        handle, mapping.address = self._call()
+        return handle
+
+    def _refuse(self, mapping: Mapping) -> None:
+        raise ResourceBusyError(
+            f"{self._owner.label} was mapped, and its buffers are closed and still in use ({mapping.what_holds()}); "
+            "call close(timeout=...) on the last of them, or drop its arrays."
+        )
+
+
+@locked
+def _claim_mapping(mapped: Mapped, fresh: Mapping, found: list[Mapping]) -> None:
+    """The mapping there is; else the fresh one, which whoever brings it maps."""
+    known = mapped.mapping
+    if known is None or known.state is RELEASED or (known.state is BORN and not known.calls.copy()):
+        known = mapped.mapping = fresh
+    found.append(known)
+
+
+class Hold:
+    """Keeps bytes mapped as long as it lives."""
+
+    __slots__ = ("_lifetime", "keep")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.keep: object = buffer
+        self._lifetime = Native(EXPORTED, parents=(buffer._mapping,), how=Standing.HOLDS)
+        buffer._mapping.expose()
+        self._lifetime.open()
+
+    def __del__(self) -> None:
+        dropped.append(self._lifetime)
 
 
 class Buffer(Resource):
@@ -140,16 +181,15 @@ class Buffer(Resource):
     mapping unmaps it, once pending work and exported arrays are done with it.
     """
 
-    _noun = "Buffer"
-
-    def __init__(self, mapping: Mapping, device: Device, offset: int, size: int) -> None:
+    def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
+        super().__init__(Native("Buffer", parents=(mapping,)), owner)
         self._mapping = mapping
-        super().__init__(device._reclaimer, None, parents=(mapping,), streams=lambda: ((), ()))
         self._device = device
         self._backend = device._backend
         self._address = mapping.address + offset
         self._offset = offset
         self._size = size
+        self._lifetime.open()
 
     @property
     def device(self) -> Device:
@@ -159,6 +199,7 @@ class Buffer(Resource):
     def ptr(self) -> int:
         """The address of the first byte on the device."""
         self._check_open()
+        self._mapping.expose()
         return self._address
 
     @property
@@ -224,12 +265,12 @@ class Buffer(Resource):
             )
         return View(self, dims, element, start, steps)
 
-    def hold(self) -> object:
+    def hold(self) -> Hold:
         """An object that keeps the bytes mapped as long as it lives, as an exported array does.
 
         For whoever hands `ptr` to another API: that API's use of it cannot be seen from here.
         """
-        token = self._mapping.exports.token(self)  # first: what is checked then stays true
+        token = Hold(self)  # first: what is checked then stays true
         self._check_open()
         return token
 
@@ -299,45 +340,46 @@ class Buffer(Resource):
             )
         return start
 
-    def _used_on(self, stream: Stream, start: int, size: int) -> None:
-        first = self._offset + start
-        self._mapping.used_on(stream, first, first + size)
+    def _use(self, stream: Stream, start: int, size: int) -> None:
+        """Note that a stream is about to be given work with these bytes."""
+        native, first = stream._known_as(), self._offset + start
+        if native.graph is not None:  # its launches use them
+            native.graph.hold(self._mapping)
+            native.graph.note(self._mapping, first, first + size)
+        else:
+            self._mapping.used_on(native, first, first + size)
 
-    def _users(self, start: int = 0, size: int | None = None) -> list[Stream]:
-        """As `Mapping.users`, of a part of the buffer."""
+    def _users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[NativeStream]:
         first = self._offset + start
-        return self._mapping.users(first, first + (self._size if size is None else size))
+        return self._mapping.users(first, first + (self._size if size is None else size), user)
+
+    def _wait_for_users(self) -> None:
+        """Block until all that was given work with the bytes has done it."""
+        for user in self._users(None):
+            user.synchronize(None)
+            if (failure := user.tell_failure()) is not None:
+                raise again(failure)
 
     def _on(
-        self, stream: Stream | None, start: int, size: int, enqueue: Callable[[Native], None],
+        self, stream: Stream | None, start: int, size: int, enqueue: Callable[[Handle], None],
         *, array: HostArray | None,
     ) -> None:  # fmt: skip
         """Enqueue on the given stream, or on our own and wait for it."""
-        with self._mapping._in_use():
-            if stream is not None:
-                check_stream(self._device, stream)
-                if array is not None:
-                    stream.check_host_copy(array)
-                enqueue(stream._native)
-                self._used_on(stream, start, size)
-                if stream._graph is not None:
-                    stream._graph.hold(self._mapping)
-                if array is not None:
-                    stream.keep_until_done(array)
-                return
-            with self._device._copy_stream() as copier:
-                users = self._users(start, size)
-                for user in users:
-                    copier.wait_stream(user)
-                if array is not None and users:
-                    copier.check_host_copy(array)
-                enqueue(copier._native)
-                if array is not None:
-                    copier.keep_until_done(array)  # the caller may be interrupted while the copy is still to come
-                copier.synchronize()
-
-    def _ended(self) -> None:
-        self._mapping.end_if_unused()
+        if stream is not None:
+            check_stream(self._device, stream)
+            if array is not None:
+                stream.check_host_copy(array)
+            self._use(stream, start, size)
+            stream.enqueue(enqueue, self._lifetime, self._mapping, host=array)
+            return
+        with self._device._copy_stream() as copier:
+            users = self._users(copier, start, size)
+            for user in users:
+                copier.follow(user)
+            if array is not None and users:
+                copier.check_host_copy(array)
+            copier.enqueue(enqueue, self._lifetime, self._mapping, host=array)
+            copier.synchronize()
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; as `Resource.close`.
@@ -346,20 +388,12 @@ class Buffer(Resource):
         for.
         """
         super().close()
-        if self._mapping.closed:
-            self._mapping.close(timeout)
+        if self._mapping.state is not LIVE:
+            self._wait(self._mapping, timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
         """As `Resource.on_released`, for the mapping behind the buffer."""
-        self._mapping.on_released(callback)
-
-
-def new_buffer(mapped: Callable[[], Mapping], offset: int, size: int, device: Device | None = None) -> Buffer:
-    """A buffer of the mapping that `mapped` finds or makes, whatever other threads close meanwhile."""
-    while True:
-        mapping = mapped()
-        with contextlib.suppress(ResourceClosedError):  # another thread has closed its last buffer
-            return mapping.buffer(offset, size, device)
+        self._on_released(self._mapping, callback)
 
 
 class ExternalMemory(Resource):
@@ -370,26 +404,20 @@ class ExternalMemory(Resource):
     after that (`on_released`, ``close(timeout=...)``).
     """
 
-    _noun = "ExternalMemory"
-
     def __init__(
-        self, device: Device, native: Native, handle_type: type[MemoryHandle], *, size: int, dedicated: bool,
-        keepalive: object = None,
-    ) -> None:  # fmt: skip
+        self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None
+    ) -> None:
         backend = device._backend
-
-        def release(_keepalive: object = keepalive) -> None:
-            backend.destroy_memory(native)
-
-        super().__init__(device._reclaimer, release)
+        super().__init__(Native("ExternalMemory", backend.destroy_memory, keep=keepalive))
         self._device = device
         self._backend = backend
-        self._native = native
         self._size = size
-        self._mapping_lock = threading.RLock()  # two threads must not map it twice
-        self._mapping: weakref.ref[Mapping] | None = None
-        self._mapped: Retirement | None = None
-        """The mapping's release: what is mapped twice is not coherent (CUDA), or freed twice (HIP)."""
+        lifetime = self._lifetime
+        self._mapped = Mapped(
+            self,
+            lambda: Mapping(lifetime, device, backend.unmap_buffer, blocks=backend.releases_block, devices=(device,)),
+            lambda: backend.map_buffer(lifetime.handle, size=size),
+        )
         self.handle_type = handle_type
         self.dedicated = dedicated
 
@@ -432,30 +460,7 @@ class ExternalMemory(Resource):
                 "size", f"bytes {start} to {end} are outside the memory, which has {self._size}."
             )
         self._device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
-        with self._mapping_lock, self._in_use():
-            self._reclaimer.drain()
-            self._check_open()  # what drained may have called back, and closed it
-            return new_buffer(lambda: self._open_mapping() or self._map(), start, count)
-
-    def _open_mapping(self) -> Mapping | None:
-        mapping = None if self._mapping is None else self._mapping()
-        return mapping if mapping is not None and mapping.usable else None
-
-    def _map(self) -> Mapping:
-        before = self._mapped
-        if before is not None and not before.done:
-            exported = before.exports is not None and len(before.exports)
-            # Where nothing but events is left, the driver may only need a moment to see them as done.
-            if exported or not self._reclaimer.wait(before, MOMENT_S):
-                raise ResourceBusyError(
-                    f"{self._label} was mapped, and its buffers are closed and still in use ({before.blockers()}); "
-                    "call close(timeout=...) on the last of them, or drop its arrays."
-                )
-        native, address = self._backend.map_buffer(self._native, size=self._size)
-        unmap = functools.partial(self._backend.unmap_buffer, native)
-        mapping = Mapping(self, self._device, address, unmap, blocks=True)
-        self._mapping, self._mapped = weakref.ref(mapping), mapping._retirement
-        return mapping
+        return self._mapped.buffer(start, count, self._device)
 
     def map_mipmapped_array(
         self,
@@ -505,5 +510,5 @@ class ExternalMemory(Resource):
             offset=start,
             usage=usage,
         )
-        with self._in_use():
-            return map_mipmapped_array(self, layout)
+        drain()
+        return map_mipmapped_array(self, layout)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 from ..backend import MulticastBackend
 from ..capabilities import Cell, Operation, Scope
@@ -18,20 +18,18 @@ from ..errors import (
     ArgumentTypeError,
     InvalidArgumentError,
     ResourceBusyError,
-    ResourceClosedError,
     UnsupportedError,
 )
 from ..handles import AllocationHandle, Granularity, Handle, HandleOrigin, OriginKind
 from . import registry
 from .allocation import Allocation
 from .device import Device, check_device, check_devices, check_handle, check_handle_type
+from .drain import drain, wait_for
 from .memory import MOMENT_S, Buffer, check_size_argument, round_up
+from .monitor import locked
+from .native import BORN, LEAKED, LIVE, MARK, RELEASED, Native, hold
 from .ownership import lend
-from .resource import Resource, Retirement, check_int, link, undo, work_of
-
-if TYPE_CHECKING:
-    from ..backend import Native
-    from .stream import Stream
+from .resource import Resource, check_int, undo
 
 HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
 Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
@@ -70,12 +68,14 @@ def create_multicast(
     backend = _backend(needs, leader, members)
     size = check_size_argument(size)
     steps = _check_size(backend, count, size, kinds)
-    leader._reclaimer.drain()
-    native = _join(backend, backend.create_multicast(leader._native, count, size, kinds), members)
-    return MulticastObject(
-        leader, backend, native, members, device_count=count, size=size, handle_types=kinds, granularity=steps,
-        needs=needs, exportable=True,
+    drain()
+    multicast = MulticastObject(
+        leader, backend, members, device_count=count, size=size, handle_types=kinds, granularity=steps, needs=needs,
+        exportable=True,
     )  # fmt: skip
+    native = leader._native
+    multicast._lifetime.create(lambda: _join(backend, backend.create_multicast(native, count, size, kinds), members))
+    return multicast
 
 
 def import_multicast(
@@ -111,17 +111,19 @@ def import_multicast(
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"is {handle.origin.size} bytes of the exported object, not {size}.")
     steps = _check_size(backend, count, size, (kind,))
-    leader._reclaimer.drain()
-
-    def load(lent: Handle) -> Native:
-        native = backend.import_multicast(leader._native, cast(AllocationHandle, lent), devices=count, size=size)
-        return _join(backend, native, members)  # where a device cannot be added, the handle is still the caller's
-
-    native = lend(handle, load, user=f"{leader.backend} import_multicast")
-    return MulticastObject(
-        leader, backend, native, members, device_count=count, size=size, handle_types=(kind,), granularity=steps,
-        needs=needs, exportable=False,
+    drain()
+    multicast = MulticastObject(
+        leader, backend, members, device_count=count, size=size, handle_types=(kind,), granularity=steps, needs=needs,
+        exportable=False,
     )  # fmt: skip
+    native = leader._native
+
+    def load(lent: Handle) -> Any:
+        group = backend.import_multicast(native, cast(AllocationHandle, lent), devices=count, size=size)
+        return _join(backend, group, members)  # where a device cannot be added, the handle is still the caller's
+
+    lend(handle, lambda lent: multicast._lifetime.create(lambda: load(lent)), user=f"{leader.backend} import_multicast")
+    return multicast
 
 
 def granularity(
@@ -188,7 +190,7 @@ def _check_size(
     return steps
 
 
-def _join(backend: MulticastBackend, native: Native, members: Iterable[Device]) -> Native:
+def _join(backend: MulticastBackend, native: Any, members: Iterable[Device]) -> Any:
     """Add devices to a new object; where one cannot be, the object goes."""
     try:
         for device in members:
@@ -199,32 +201,6 @@ def _join(backend: MulticastBackend, native: Native, members: Iterable[Device]) 
     return native
 
 
-# -- what releases wait for ------------------------------------------------------------------------------------------
-
-
-class _Unmapping(Retirement):
-    """A multicast mapping's."""
-
-
-class _Team:
-    """The devices added here, whose work every release waits for. Holds none of the object's resources."""
-
-    def __init__(self, devices: Sequence[Device], root: Retirement) -> None:
-        self.devices = tuple(devices)
-        self.ending = False
-        """The object is being closed: what is still mapped will be unmapped."""
-        self._root = root
-
-    def work(self) -> tuple[list[Stream], list[Retirement]]:
-        return work_of([device._reclaimer for device in self.devices])
-
-    def work_before_unbind(self) -> tuple[list[Stream], list[Retirement]]:
-        streams, earlier = self.work()
-        if self.ending:
-            earlier += [gate for gate in list(self._root.gates.values()) if isinstance(gate, _Unmapping)]
-        return streams, earlier
-
-
 class _Range:
     """Bytes of the object that are bound to one device's memory, until they are unbound natively."""
 
@@ -232,8 +208,6 @@ class _Range:
         self.device = device
         self.offset = offset
         self.size = size
-        self.unbinding: Retirement | None = None
-        """Once the binding is closed."""
 
     def __str__(self) -> str:
         return f"device {self.device.ordinal}, offset={self.offset}, size={self.size}"
@@ -244,6 +218,25 @@ class _Range:
             and self.offset < other.offset + other.size
             and other.offset < self.offset + self.size
         )
+
+
+class _Group(Native):
+    """A multicast object."""
+
+    __slots__ = ()
+
+    def ending(self) -> None:
+        """Where the whole of it is closed, what is mapped goes before what is bound."""
+        mappings = [one for one in self.standing if isinstance(one, _Mapping) and one.state is LIVE]
+        for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.state is LIVE]:
+            for mapping in mappings:
+                hold(binding, mapping)
+
+
+class _Mapping(Native):
+    """A mapping of one."""
+
+    __slots__ = ()
 
 
 # -- the object ------------------------------------------------------------------------------------------------------
@@ -259,13 +252,10 @@ class MulticastObject(Resource):
     it keeps it open until everybody has imported it.
     """
 
-    _noun = "MulticastObject"
-
     def __init__(
         self,
         device: Device,
         backend: MulticastBackend,
-        native: Native,
         members: Sequence[Device],
         *,
         device_count: int,
@@ -276,17 +266,15 @@ class MulticastObject(Resource):
         exportable: bool,
     ) -> None:
         # No stream's work touches the object itself, only what is mapped and bound: those wait.
-        super().__init__(device._reclaimer, lambda: backend.release_allocation(native), streams=lambda: ((), ()))
-        self._team = _Team(members, self._retirement)
-        link([device._reclaimer, *(member._reclaimer for member in members)])
+        super().__init__(_Group("MulticastObject", backend.release_allocation))
+        self._members = tuple(members)
         self._lock = threading.Lock()
         # The binds and maps that there were, or are under way: who makes one has said that all devices are there.
         self._seals = 0
-        self._ranges: dict[_Range, None] = {}
-        self._bindings: dict[_Range, MulticastBinding] = {}  # apart: a range outlives its binding, and must not hold it
+        self._bound: dict[_Range, Native] = {}  # until it is unbound natively
+        self._bindings: dict[Native, MulticastBinding] = {}
         self._device = device
         self._backend = backend
-        self._native = native
         self._device_count = device_count
         self._size = size
         self._handle_types = handle_types
@@ -324,7 +312,7 @@ class MulticastObject(Resource):
     @property
     def devices(self) -> tuple[Device, ...]:
         """Those that were added here."""
-        return self._team.devices
+        return self._members
 
     @property
     def complete(self) -> bool:
@@ -334,7 +322,11 @@ class MulticastObject(Resource):
     @property
     def bindings(self) -> tuple[MulticastBinding, ...]:
         """Those that are open."""
-        return tuple(self._bindings.values())
+        return tuple(binding for binding in self._bindings.copy().values() if not binding.closed)
+
+    @property
+    def _native(self) -> Any:
+        return self._lifetime.handle
 
     # -- its life ----------------------------------------------------------------------------------------------
 
@@ -351,9 +343,8 @@ class MulticastObject(Resource):
         self._check_open()
         check_devices((device,), "device", self._backend)
         device.capabilities.require(*self._needs)
-        with self._in_use(), self._lock:
-            team = self._team
-            if device in team.devices:
+        with self._lock:
+            if device in self._members:
                 raise InvalidArgumentError("device", f"{device!r} was added already.")
             if self.complete:
                 raise InvalidArgumentError(
@@ -363,9 +354,9 @@ class MulticastObject(Resource):
                 raise InvalidArgumentError(
                     "device", "devices are added before anything is bound or mapped; make a new multicast object."
                 )
-            link([self._reclaimer, device._reclaimer])
-            self._backend.add_device(self._native, device._native)
-            team.devices = (*team.devices, device)
+            native = device._native
+            self._lifetime.use(lambda group: self._backend.add_device(group, native))
+            self._members = (*self._members, device)
 
     def bind_memory(
         self,
@@ -417,7 +408,7 @@ class MulticastObject(Resource):
         if self._handle_types and not allocation._exportable:
             raise InvalidArgumentError(
                 "allocation",
-                f"{allocation._label} was imported, so it was not allocated here to be shared, and {self._label} is: "
+                f"{allocation.label} was imported, so it was not allocated here to be shared, and {self.label} is: "
                 "bind it where it was made with Device.allocate.",
             )
         at = self._offset(offset, "offset", self._size)
@@ -429,15 +420,13 @@ class MulticastObject(Resource):
                 "size",
                 f"bytes {first} to {first + bound.size} are outside the allocation, which has {allocation.size}.",
             )
-        with allocation._in_use():
-            return self._bind(
-                bound,
-                lambda: self._backend.bind_memory(
-                    self._native, device._native, at, allocation._native, first, bound.size
-                ),
-                allocation,
-                assume_all_added,
-            )
+        native = device._native
+        return self._bind(
+            bound,
+            lambda: self._backend.bind_memory(self._native, native, at, allocation._native, first, bound.size),
+            allocation,
+            assume_all_added,
+        )
 
     def bind_address(
         self,
@@ -482,19 +471,19 @@ class MulticastObject(Resource):
             self._multiple(number, "address")
         else:
             self._check_buffer(device, buffer, bound.size)
-        with contextlib.nullcontext() if buffer is None else buffer._in_use():
-            if self._handle_types and not self._backend.is_shareable(device._native, number):
-                raise InvalidArgumentError(
-                    "address",
-                    f"the memory at {number:#x} was not allocated here to be shared, and {self._label} is: bind memory "
-                    "of Device.allocate.",
-                )
-            return self._bind(
-                bound,
-                lambda: self._backend.bind_address(self._native, device._native, at, number, bound.size),
-                buffer,
-                assume_all_added,
+        native = device._native
+        if self._handle_types and not self._backend.is_shareable(native, number):
+            raise InvalidArgumentError(
+                "address",
+                f"the memory at {number:#x} was not allocated here to be shared, and {self.label} is: bind memory of "
+                "Device.allocate.",
             )
+        return self._bind(
+            bound,
+            lambda: self._backend.bind_address(self._native, native, at, number, bound.size),
+            buffer,
+            assume_all_added,
+        )
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """End a binding (``cuMulticastUnbind``, when pending work is done); as `MulticastBinding.close`.
@@ -541,12 +530,9 @@ class MulticastObject(Resource):
         if not members:
             raise InvalidArgumentError("devices", "no device was added here that could map it; add_device() first.")
         self._check_complete("mapping", assume_all_added)
-        backend = self._backend
-        with self._in_use():
-            with self._sealing():
-                self._reclaimer.drain()
-                native, address = backend.map_allocation(self._native, [device._native for device in members])
-            return MulticastMapping(self, native, address, members)
+        with self._sealing():
+            drain()
+            return MulticastMapping(self, members)
 
     def export(self, handle_type: type[AllocationHandle] | None = None) -> AllocationHandle:
         """A new handle that the caller owns (``cuMemExportToShareableHandle``), for `import_multicast`.
@@ -559,7 +545,7 @@ class MulticastObject(Resource):
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
-                "multicast", f"{self._label} was imported; duplicate() the handle before the import instead."
+                "multicast", f"{self.label} was imported; duplicate() the handle before the import instead."
             )
         names = ", ".join(kind.__name__ for kind in self._handle_types) or "none"
         if handle_type is None and len(self._handle_types) == 1:
@@ -567,18 +553,14 @@ class MulticastObject(Resource):
         if handle_type is None or handle_type not in self._handle_types:
             raise InvalidArgumentError(
                 "handle_type",
-                f"must be one that {self._label} was created with: {names}; give handle_types= to create_multicast.",
+                f"must be one that {self.label} was created with: {names}; give handle_types= to create_multicast.",
             )
-        with self._in_use():
-            handle = self._backend.export_multicast(self._native, handle_type)
+        kind = handle_type
+        handle = self._lifetime.use(lambda group: self._backend.export_multicast(group, kind))
         handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
         return handle
 
     # -- inside ------------------------------------------------------------------------------------------------
-
-    def _retire(self) -> None:
-        self._team.ending = True
-        super()._retire()
 
     def _added(self) -> str:
         return ", ".join(map(repr, self.devices)) or "none"
@@ -586,7 +568,7 @@ class MulticastObject(Resource):
     def _check_added(self, device: Device, argument: str) -> None:
         if device not in self.devices:
             raise InvalidArgumentError(
-                argument, f"{device!r} was not added to {self._label} here: add_device() first; added: {self._added()}."
+                argument, f"{device!r} was not added to {self.label} here: add_device() first; added: {self._added()}."
             )
 
     def _check_complete(self, what: str, assume_all_added: bool) -> None:
@@ -604,15 +586,15 @@ class MulticastObject(Resource):
         if allocation is not None and allocation._location not in (None, device.ordinal):
             raise InvalidArgumentError(
                 argument,
-                f"{allocation._label} lies on device {allocation._location}, and {device!r} binds its own memory only.",
+                f"{allocation.label} lies on device {allocation._location}, and {device!r} binds its own memory only.",
             )
 
     def _check_buffer(self, device: Device, buffer: Buffer, size: int) -> None:
         mapping = buffer._mapping
-        owner = mapping._parents[0]
-        if mapping._device is not device:
+        (owner,) = buffer._parents
+        if mapping.device is not device:
             raise InvalidArgumentError(
-                "address", f"{buffer._label} is memory of {mapping._device!r}, and {device!r} binds its own only."
+                "address", f"{buffer.label} is memory of {mapping.device!r}, and {device!r} binds its own only."
             )
         self._check_home(device, owner if isinstance(owner, Allocation) else None, "address")
         step = self._granularity.minimum
@@ -621,7 +603,7 @@ class MulticastObject(Resource):
                 "address", f"starts at byte {buffer.offset} of its memory, no multiple of {step}."
             )
         if size > buffer.size:
-            raise InvalidArgumentError("size", f"{size} bytes are beyond {buffer._label}, which has {buffer.size}.")
+            raise InvalidArgumentError("size", f"{size} bytes are beyond {buffer.label}, which has {buffer.size}.")
 
     def _multiple(self, value: int, argument: str) -> int:
         step = self._granularity.minimum
@@ -641,7 +623,7 @@ class MulticastObject(Resource):
         count = self._multiple(check_size_argument(size), "size")
         if offset + count > self._size:
             raise InvalidArgumentError(
-                "size", f"bytes {offset} to {offset + count} are outside {self._label}, which has {self._size}."
+                "size", f"bytes {offset} to {offset + count} are outside {self.label}, which has {self._size}."
             )
         return _Range(device, offset, count)
 
@@ -649,23 +631,9 @@ class MulticastObject(Resource):
         self, bound: _Range, call: Callable[[], None], memory: Allocation | Buffer | None, assume_all_added: bool
     ) -> MulticastBinding:
         self._check_complete("binding", assume_all_added)
-        with self._in_use():
-            with self._sealing():
-                self._reserve(bound)
-                try:
-                    # Without the lock: a driver that blocks must not hold up what would let it go on.
-                    call()
-                except Exception:
-                    del self._ranges[bound]
-                    raise
-                except BaseException:
-                    # Ctrl-C strikes behind a call that has blocked: the memory is bound, and to be unbound in its turn.
-                    with contextlib.suppress(ResourceClosedError):
-                        MulticastBinding(self, bound, memory)
-                    with self._lock:
-                        self._seals += 1
-                    raise
-            return MulticastBinding(self, bound, memory)
+        with self._sealing():
+            # Without the lock: a driver that blocks must not hold up what would let it go on.
+            return MulticastBinding(self, bound, memory, call)
 
     @contextlib.contextmanager
     def _sealing(self) -> Generator[None]:
@@ -679,30 +647,38 @@ class MulticastObject(Resource):
                 self._seals -= 1
             raise
 
-    def _reserve(self, wanted: _Range) -> None:
-        self._reclaimer.drain()
-        for there in self._overlapping(wanted):
-            if there.unbinding is not None:  # the driver may only need a moment to see work as done
-                self._reclaimer.wait(there.unbinding, MOMENT_S)
-        with self._lock:
-            for there in self._overlapping(wanted):
-                if there.unbinding is None:
-                    raise InvalidArgumentError(
-                        "offset", f"{wanted} overlaps what is bound: {there}; unbind that first."
-                    )
-                if there.unbinding.done:
-                    raise ResourceBusyError(
-                        f"{there} was bound, and its unbind failed: the driver may still have it so; make a new "
-                        "multicast object."
-                    )
+    def _reserve(self, wanted: _Range, binding: Native) -> None:
+        drain()
+        for there in self._overlapping(wanted).values():
+            if there.state is not LIVE:  # the driver may only need a moment to see work as done
+                wait_for(there, MOMENT_S)
+        taken: dict[_Range, Native] = {}
+        _reserve(self, wanted, binding, taken)
+        for range_, there in taken.items():
+            if there.state in (BORN, LIVE):
+                raise InvalidArgumentError("offset", f"{wanted} overlaps what is bound: {range_}; unbind that first.")
+            if there.state is LEAKED:
                 raise ResourceBusyError(
-                    f"{there} was bound, and is not unbound yet ({there.unbinding.blockers()}); call "
-                    "close(timeout=...) on that binding."
+                    f"{range_} was bound, and its unbind failed: the driver may still have it so; make a new multicast "
+                    "object."
                 )
-            self._ranges[wanted] = None
+            raise ResourceBusyError(
+                f"{range_} was bound, and is not unbound yet ({there.what_holds()}); call close(timeout=...) on that "
+                "binding."
+            )
 
-    def _overlapping(self, wanted: _Range) -> list[_Range]:
-        return [there for there in list(self._ranges) if there.overlaps(wanted)]
+    def _overlapping(self, wanted: _Range) -> dict[_Range, Native]:
+        return {there: native for there, native in self._bound.copy().items() if there.overlaps(wanted)}
+
+
+@locked
+def _reserve(multicast: MulticastObject, wanted: _Range, binding: Native, taken: dict[_Range, Native]) -> None:
+    for there, native in list(multicast._bound.items()):
+        if native.state is RELEASED or (native.state is BORN and not native.calls.copy()):
+            del multicast._bound[there]
+    taken.update(multicast._overlapping(wanted))
+    if not taken:
+        multicast._bound[wanted] = binding
 
 
 class MulticastBinding(Resource):
@@ -713,28 +689,31 @@ class MulticastBinding(Resource):
     process: nobody stores to these bytes any more when it is closed.
     """
 
-    _noun = "MulticastBinding"
     _warns = False  # it is the object's own
 
-    def __init__(self, multicast: MulticastObject, bound: _Range, memory: Allocation | Buffer | None) -> None:
-        backend, ranges = multicast._backend, multicast._ranges
-        group, native = multicast._native, bound.device._native
-        offset, size = bound.offset, bound.size
-
-        def release() -> None:
-            backend.unbind(group, native, offset, size)
-            del ranges[bound]
-
+    def __init__(
+        self, multicast: MulticastObject, bound: _Range, memory: Allocation | Buffer | None, call: Callable[[], None]
+    ) -> None:
+        backend, group = multicast._backend, multicast._lifetime
+        native, offset, size = bound.device._native, bound.offset, bound.size
+        parents = (group,) if memory is None else (group, memory._lifetime)
+        super().__init__(
+            Native("MulticastBinding", lambda _: backend.unbind(group.handle, native, offset, size), parents=parents),
+            multicast,
+            *(() if memory is None else (memory,)),
+        )
+        self._lifetime.untracked = tuple(device._streams for device in multicast.devices)
         self._bound = bound
         self._multicast = multicast
         self._memory = memory
-        multicast._bindings[bound] = self
-        super().__init__(
-            multicast._reclaimer,
-            release,
-            parents=(multicast,) if memory is None else (multicast, memory),
-            streams=multicast._team.work_before_unbind,
-        )
+        making = self._lifetime.calls  # the range is taken as long as it is marked, or bound
+        making += MARK
+        try:
+            multicast._reserve(bound, self._lifetime)
+            self._lifetime.create(call)
+        finally:
+            del making[-1]
+        multicast._bindings[self._lifetime] = self
 
     @property
     def multicast(self) -> MulticastObject:
@@ -760,9 +739,10 @@ class MulticastBinding(Resource):
         """What is bound; None where it was given as a number."""
         return self._memory
 
-    def _ended(self) -> None:
-        self._bound.unbinding = self._retirement
-        self._multicast._bindings.pop(self._bound, None)
+    def close(self, timeout: float | None = None) -> None:
+        """End use at once; as `Resource.close`."""
+        super().close(timeout)
+        self._multicast._bindings.pop(self._lifetime, None)
 
 
 class MulticastMapping(Resource):
@@ -772,21 +752,22 @@ class MulticastMapping(Resource):
     own allocation is one. Unmapped when it is closed and the work so far of the devices added here is done.
     """
 
-    _noun = "MulticastMapping"
-
-    def __init__(self, multicast: MulticastObject, native: Native, address: int, devices: Sequence[Device]) -> None:
-        backend = multicast._backend
-        self._backend = backend
+    def __init__(self, multicast: MulticastObject, devices: Sequence[Device]) -> None:
+        backend, group = multicast._backend, multicast._lifetime
+        super().__init__(_Mapping("MulticastMapping", backend.unmap_allocation, parents=(group,)), multicast)
+        self._lifetime.untracked = tuple(device._streams for device in multicast.devices)
         self._multicast = multicast
-        self._address = address
         self._devices = tuple(devices)
-        super().__init__(
-            multicast._reclaimer,
-            lambda: backend.unmap_allocation(native),
-            parents=(multicast,),
-            streams=multicast._team.work,
-            kind=_Unmapping,
-        )
+        natives = [device._native for device in devices]
+        addresses: list[int] = []
+
+        def map_it() -> Any:
+            native, address = backend.map_allocation(group.handle, natives)
+            addresses.append(address)
+            return native
+
+        self._lifetime.create(map_it)
+        self._address = addresses[0]
 
     @property
     def multicast(self) -> MulticastObject:
@@ -820,7 +801,7 @@ class MulticastMapping(Resource):
                 "CUDA driver API, Multicast Object Management",
                 "pass .ptr to a kernel; each device's own allocation is an ordinary buffer (Allocation.buffer).",
             ),
-            context=self._label,
+            context=self.label,
         )
 
     __dlpack__ = __dlpack_device__ = __array__ = _refuse

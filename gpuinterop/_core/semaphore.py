@@ -1,17 +1,16 @@
 """External semaphores and batches of them.
 
 `wait` and `signal` are the hot path: the driver call and little else. What can be decided at import is decided there
-(capability, kind, the batch of one); what is left is one check that the objects fit together.
+(capability, kind, the batch of one); what is left is the marks, and one look that the objects fit together.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from ..backend import HostSemaphoreBackend
 from ..capabilities import Capability, Operation
@@ -33,18 +32,22 @@ from ..handles import (
     SemaphoreHandle,
     Timeline,
 )
+from .drain import relieve
+from .monitor import dropped
+from .native import LIVE, MARK, Native, note_use
+from .native_stream import MANY_WAITS, NativeStream, Wait
 from .resource import Resource, check_int, check_timeout
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
-    from ..backend import Native
+    from ..backend import Native as Handle
     from .device import Device
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 _MAX_VALUE = 2**64 - 1
 _MAX_MILLISECONDS = 2**31 - 1
-_NOWHERE = object()
 _ORIGINS: dict[type, OriginKind] = {
     Binary: OriginKind.BINARY,
     Timeline: OriginKind.TIMELINE,
@@ -60,43 +63,107 @@ _VALUE_NAMES: dict[type, str] = {
 
 
 class SemaphoreCalls(ABC):
-    """What stands in for the driver where a semaphore is not the driver's: stream words, or the bridge.
+    """What makes a semaphore's calls: the driver, stream words, or the bridge.
 
-    Natives are whatever it has made its semaphores of; a batch is a sequence of them.
+    Handles are whatever it has made; a batch is what `prepare` gives for several.
     """
 
     max_value: int = _MAX_VALUE
     """The largest value that streams can wait for."""
-    timeout_gap: Capability | None = None
-    """Why a stream's wait takes no time-out."""
+    blocks: bool = False
+    """`destroy` waits for the whole device."""
 
     @abstractmethod
-    def wait(self, batch: Sequence[Native], stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
+    def prepare(self, handles: Sequence[Handle]) -> Any:
+        """A batch for `wait` and `signal`."""
+
+    @abstractmethod
+    def wait(self, batch: Any, stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]) -> None:
         """Enqueue."""
 
     @abstractmethod
-    def signal(self, batch: Sequence[Native], stream: Stream, values: Sequence[int]) -> None:
+    def signal(self, batch: Any, stream: NativeStream, values: Sequence[int]) -> None:
         """Enqueue."""
 
     @abstractmethod
-    def destroy(self, native: Native) -> None:
+    def destroy(self, handle: Handle) -> None:
         """Release; no stream uses it any more."""
 
     @abstractmethod
-    def abandon(self, native: Native) -> None:
+    def abandon(self, handle: Handle) -> None:
         """Cancel what is pending, where that can be."""
 
-    def export(self, native: Native) -> AnySemaphoreHandle:
-        """A new handle that the caller owns; asked only where semaphores are made exportable."""
-        raise NotImplementedError
+    @abstractmethod
+    def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
+        """Why streams cannot signal, wait, or wait with a time-out."""
+
+    def looker(self, handle: Handle, value: int) -> Callable[[], bool] | None:
+        """What tells whether a value is there; None where only the driver knows."""
+        return None
+
+    def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
+        """Why the calling thread can neither wait nor signal."""
+        return None
 
     @abstractmethod
-    def host_signal(self, native: Native, value: int) -> None:
+    def host_signal(self, handle: Handle, value: int) -> None:
         """Signal from the calling thread."""
 
     @abstractmethod
-    def host_wait(self, native: Native, value: int, deadline: float | None) -> bool:
-        """Block the calling thread; False when ``time.monotonic()`` has reached `deadline`."""
+    def host_wait(self, handle: Handle, value: int, timeout: float | None) -> bool:
+        """Block the calling thread; False when `timeout` seconds passed."""
+
+    def export(self, handle: Handle) -> AnySemaphoreHandle:
+        """A new handle that the caller owns; asked only where semaphores are made exportable."""
+        raise NotImplementedError
+
+    def know(self, semaphore: ExternalSemaphore[Any]) -> None:  # noqa: B027 - only the driver's graphs name them
+        """Remember one that was made."""
+
+
+class DriverSemaphores(SemaphoreCalls):
+    """The driver's own, of one device."""
+
+    def __init__(self, device: Device) -> None:
+        backend = device._backend
+        self._device = device
+        self._backend = backend
+        self._wait, self._signal = backend.wait, backend.signal
+        self.blocks = backend.releases_block
+        self.know = device._know  # type: ignore[method-assign]
+
+    def prepare(self, handles: Sequence[Handle]) -> Any:
+        return self._backend.prepare(handles)
+
+    def wait(self, batch: Any, stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]) -> None:
+        self._wait(batch, stream.handle, values, ms)
+
+    def signal(self, batch: Any, stream: NativeStream, values: Sequence[int]) -> None:
+        self._signal(batch, stream.handle, values)
+
+    def destroy(self, handle: Handle) -> None:
+        self._backend.destroy_semaphore(handle)
+
+    def abandon(self, handle: Handle) -> None:
+        self._backend.abandon_semaphore(handle)
+
+    def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
+        found = self._device.capabilities.of(cell)
+        return None if found else found
+
+    def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
+        if isinstance(self._backend, HostSemaphoreBackend):
+            return None
+        return self._device.capabilities.of((Operation.CREATE_SEMAPHORE, handle_type))
+
+    def host_signal(self, handle: Handle, value: int) -> None:
+        cast(HostSemaphoreBackend, self._backend).host_signal(handle, value)
+
+    def host_wait(self, handle: Handle, value: int, timeout: float | None) -> bool:
+        return cast(HostSemaphoreBackend, self._backend).host_wait(handle, value, timeout)
+
+    def export(self, handle: Handle) -> AnySemaphoreHandle:
+        return cast(HostSemaphoreBackend, self._backend).export_semaphore(handle)
 
 
 class ExternalSemaphore(Resource, Generic[K]):
@@ -110,66 +177,42 @@ class ExternalSemaphore(Resource, Generic[K]):
     thread in `host_wait` is cancelled by `close()` at once.
     """
 
-    _noun = "ExternalSemaphore"
-
     def __init__(
         self,
         device: Device,
-        native: Native,
         handle_type: type[SemaphoreHandle[K]],
+        calls: SemaphoreCalls,
         *,
         exportable: bool = False,
         keepalive: object = None,
-        calls: SemaphoreCalls | None = None,
-        parent: Resource | None = None,
+        parents: Sequence[Native] = (),
         label: str = "",
     ) -> None:
-        backend = device._backend
-        destroy = backend.destroy_semaphore if calls is None else calls.destroy
-        # The streams that used it, by pointer: the latest wrapper of each, and the last value signalled there.
-        used: dict[int, tuple[Stream, int]] = {}
-
-        def release(_keepalive: object = keepalive) -> None:
-            destroy(native)
-
-        # Before the rest: a parent that another thread has closed meanwhile ends this one in its constructor.
-        self._used = used
+        noun = label or f"{handle_type.type_name} semaphore"
+        gate = device._gate if calls.blocks else None
+        super().__init__(Native(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive))
+        self._lifetime.on_retired = functools.partial(_let_threads_go, self._lifetime, calls)
         self._device = device
-        self._backend = backend
-        self._native = native
+        self._gate = device._gate
+        self._calls = calls
+        self._native: Handle = None
+        self._batch: Any = None
         self._exportable = exportable
-        self._host_waits: dict[int, None] = {}
         self.handle_type = handle_type
         self.kind: type = handle_type.kind
-        self._calls = calls
-        super().__init__(
-            device._reclaimer,
-            release,
-            parents=() if parent is None else (parent,),
-            label=label or f"{handle_type.type_name} semaphore",
-            streams=lambda: ([stream for stream, _ in list(used.values())], ()),
-            blocks=True,
-        )
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
-        self._cannot_signal: Capability | None = None
-        self._cannot_wait: Capability | None = None
-        if calls is None:
-            self._batch = backend.prepare([native])
-            self._max_value = _MAX_VALUE
-            device._know(self)
-            self._cannot_signal = _gap(device, Operation.SIGNAL_SEMAPHORE, handle_type)
-            self._cannot_wait = _gap(device, Operation.WAIT_SEMAPHORE, handle_type)
-            self._cannot_time_out = _gap(device, Operation.WAIT_TIMEOUT, handle_type)
-        else:  # who has made it has seen that it can do both
-            self._batch = [native]
-            self._max_value = calls.max_value
-            self._cannot_time_out = calls.timeout_gap
-        # What a stream's `_open_on` is compared with: one look says that both are open, of one device, and able.
-        self._signal_on: object = device if self._cannot_signal is None else _NOWHERE
-        self._wait_on: object = device if self._cannot_wait is None else _NOWHERE
-        if self._closed:  # before these two were set: its parent was, by another thread
-            self._signal_on = self._wait_on = _NOWHERE
+        self._max_value = calls.max_value
+        self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
+            calls.gap((operation, handle_type))
+            for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
+        )
+
+    def _create(self, call: Callable[[], Handle]) -> None:
+        """Make or import it."""
+        self._native = self._lifetime.create(call)
+        self._batch = self._calls.prepare([self._native])
+        self._calls.know(self)
 
     @property
     def device(self) -> Device:
@@ -216,33 +259,46 @@ class ExternalSemaphore(Resource, Generic[K]):
         UnsupportedError
             The device cannot wait for this kind, or not with a time-out.
         """
-        if type(stream) is not Stream or stream._open_on is not self._wait_on:
-            self._refuse(stream, self._cannot_wait)
-        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
-            number = value
-        else:
-            number = self._check_value(value)
-        milliseconds = None if timeout is None else self._milliseconds(timeout)
-        # Before the call: whatever interrupts this thread behind it, the release waits for the stream.
-        if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:
-            self._used[stream._ptr] = (stream, self._last_value(stream))
-        gate, thread = self._reclaimer.gate, get_ident()
-        gate.waiting[thread] = None  # before the look at `releasing`: see Gate
+        if type(stream) is not Stream:
+            check_stream(self._device, stream)
+        lifetime, native = self._lifetime, stream._stream or stream._known_as()
+        pending: Wait | None = None
+        calls, streams = lifetime.calls, native.calls
+        calls += MARK
+        streams += MARK
         try:
-            if gate.releasing:
-                gate.let_release_end()
-            if self._calls is None:
-                self._backend.wait(self._batch, stream._native, (number,), milliseconds)
+            if (
+                lifetime.state is not LIVE
+                or stream._lifetime.state is not LIVE
+                or stream._device is not self._device
+                or native.failure is not None
+                or self._cannot_wait is not None
+            ):
+                self._refuse(stream, self._cannot_wait)
+            if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
+                number = value
             else:
-                self._calls.wait(self._batch, stream, (number,), milliseconds)
-            stream._waits.append((self._label, value))
-        except KeyboardInterrupt:  # behind the call, perhaps
-            stream._waits.append((self._label, value))
-            raise
+                number = self._check_value(value)
+            ms = None if timeout is None else self._milliseconds(timeout)
+            if native not in lifetime.uses:  # before the call: whatever strikes behind it, the release waits
+                note_use(lifetime, native, 0)
+            pending = Wait(lifetime, value, self._calls.looker(self._native, number))
+            if native.graph is not None:  # it waits when the graph is launched
+                native.graph.hold(lifetime)
+            else:
+                gate = self._gate
+                if gate.crowded:
+                    relieve(gate)
+                native.note(pending)  # before the look at the gate: see `gate`
+                if gate.shut:
+                    gate.let_releases_end()
+            self._calls.wait(self._batch, native, (number,), ms, [pending])
         finally:
-            gate.waiting.pop(thread, None)
-        if stream._graph is not None:
-            stream._graph.hold(self)
+            if pending is not None:
+                pending.enqueued = True
+            del calls[-1], streams[-1]
+        if native.thread is not None or len(native.waits) > MANY_WAITS:
+            native.came_along()
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -274,26 +330,41 @@ class ExternalSemaphore(Resource, Generic[K]):
         UnsupportedError
             The device cannot signal this kind.
         """
-        if type(stream) is not Stream or stream._open_on is not self._signal_on:
-            self._refuse(stream, self._cannot_signal)
-        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
-            number = value
-        else:
-            number = self._check_value(value)
-        if self._grows and number <= (last := self._last_value(stream)) and not stream.capturing:
-            raise InvalidArgumentError(
-                "value", f"{number} after {last} on the same stream: a timeline only grows; signal {last + 1} or more."
-            )
-        if (entry := self._used.get(stream._ptr)) is None or entry[0] is not stream:  # as for a wait
-            self._used[stream._ptr] = (stream, self._last_value(stream))
-        if self._calls is None:
-            self._backend.signal(self._batch, stream._native, (number,))
-        else:
-            self._calls.signal(self._batch, stream, (number,))
-        if stream._graph is not None:  # signalled by its launches, not now
-            stream._graph.hold(self)
-            number = self._last_value(stream)
-        self._used[stream._ptr] = (stream, number)
+        if type(stream) is not Stream:
+            check_stream(self._device, stream)
+        lifetime, native = self._lifetime, stream._stream or stream._known_as()
+        calls, streams = lifetime.calls, native.calls
+        calls += MARK
+        streams += MARK
+        try:
+            if (
+                lifetime.state is not LIVE
+                or stream._lifetime.state is not LIVE
+                or stream._device is not self._device
+                or native.failure is not None
+                or self._cannot_signal is not None
+            ):
+                self._refuse(stream, self._cannot_signal)
+            if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
+                number = value
+            else:
+                number = self._check_value(value)
+            last = lifetime.uses.get(native)
+            if last is None:
+                note_use(lifetime, native, last := 0)
+            if self._grows and number <= last and not native.is_capturing():
+                self._refuse_smaller(number, last)
+            if native.graph is not None:  # signalled by its launches, not now
+                native.graph.hold(lifetime)
+                number_now = last
+            else:
+                number_now = number
+            self._calls.signal(self._batch, native, (number,))
+            lifetime.uses[native] = number_now
+        finally:
+            del calls[-1], streams[-1]
+        if native.thread is not None:
+            native.came_along()
 
     # -- on the calling thread -----------------------------------------------------------------------------------
 
@@ -309,21 +380,9 @@ class ExternalSemaphore(Resource, Generic[K]):
         """
         number = self._check_value(value)
         limit = check_timeout(timeout)
-        with self._in_use():
-            serial = threading.get_ident()
-            self._host_waits[serial] = None
-            try:
-                self._check_open()  # again: a close() of just before has not seen this thread, one from now on does
-                if self._calls is None:
-                    done = self._host_backend().host_wait(self._native, number, limit)
-                else:
-                    deadline = None if limit is None else time.monotonic() + limit
-                    done = self._calls.host_wait(self._native, number, deadline)
-            finally:
-                del self._host_waits[serial]
-        if not done:
+        if not self._on_host(lambda: self._calls.host_wait(self._native, number, limit)):
             raise SemaphoreTimeoutError(
-                f"{self._label} was not signalled{f' to {value}' if self._takes_value else ''} in {timeout:g} s; "
+                f"{self.label} was not signalled{f' to {value}' if self._takes_value else ''} in {timeout:g} s; "
                 "is the other side alive?"
             )
 
@@ -336,11 +395,17 @@ class ExternalSemaphore(Resource, Generic[K]):
             The backend's semaphores cannot be signalled without a stream.
         """
         number = self._check_value(value)
-        with self._in_use():
-            if self._calls is None:
-                self._host_backend().host_signal(self._native, number)
-            else:
-                self._calls.host_signal(self._native, number)
+        self._on_host(lambda: self._calls.host_signal(self._native, number))
+
+    def _on_host(self, call: Callable[[], T]) -> T:
+        calls = self._lifetime.calls
+        calls += MARK
+        try:
+            self._check_open()
+            self.check_host_side()
+            return call()
+        finally:
+            del calls[-1]
 
     def export(self) -> SemaphoreHandle[K]:
         """A new handle that the caller owns; only of semaphores made by `Device.create_semaphore`."""
@@ -348,15 +413,11 @@ class ExternalSemaphore(Resource, Generic[K]):
         if not self._exportable:
             raise InvalidArgumentError(
                 "semaphore",
-                f"{self._label} was imported; duplicate() the handle before the import, or create the semaphore here.",
+                f"{self.label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
-        with self._in_use():
-            if self._calls is None:
-                handle: AnySemaphoreHandle = self._host_backend().export_semaphore(self._native)
-            else:
-                handle = self._calls.export(self._native)
+        handle = self._lifetime.use(self._calls.export)
         # One of our own lies in no device's memory: any device takes it.
-        device = self._device.identity if self._calls is None else None
+        device = self._device.identity if isinstance(self._calls, DriverSemaphores) else None
         handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device, trusted=True)
         return handle
 
@@ -365,21 +426,15 @@ class ExternalSemaphore(Resource, Generic[K]):
         try:
             super().close(timeout)
         except ResourceBusyError:
-            self._abandon()
+            self._lifetime.ask(self._calls.abandon, None)
             raise
 
     def check_host_side(self) -> None:
         """Raise `UnsupportedError` where `host_wait` and `host_signal` would."""
-        if self._calls is None:
-            self._host_backend()
+        if (gap := self._calls.host_gap(self.handle_type)) is not None:
+            raise UnsupportedError(gap, context=f"{self._device.name}, without a stream")
 
     # -- inside ------------------------------------------------------------------------------------------------
-
-    def _host_backend(self) -> HostSemaphoreBackend:
-        if not isinstance(self._backend, HostSemaphoreBackend):
-            found = self._device.capabilities.of((Operation.CREATE_SEMAPHORE, self.handle_type))
-            raise UnsupportedError(found, context=f"{self._device.name}, without a stream")
-        return self._backend
 
     def _check_value(self, value: int | None) -> int:
         if not self._takes_value:
@@ -397,7 +452,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         number = check_int(value, "value")
         if not 0 <= number <= self._max_value:
             raise InvalidArgumentError(
-                "value", f"must be 0 to 2**{self._max_value.bit_length()} - 1 for {self._label}, not {number}."
+                "value", f"must be 0 to 2**{self._max_value.bit_length()} - 1 for {self.label}, not {number}."
             )
         return number
 
@@ -413,37 +468,28 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise UnsupportedError(gap, context=self._device.name)
         check_stream(self._device, stream)
 
-    def _last_value(self, stream: Stream) -> int:
-        """The last value signalled on this stream, by whatever wrapper; 0, where a timeline starts, before that."""
-        entry = self._used.get(stream._ptr)
-        # A closed stream's number may be another stream's by now.
-        return 0 if entry is None or (entry[0] is not stream and entry[0].closed and entry[0]._owned) else entry[1]
+    def _refuse_smaller(self, number: int, last: int) -> None:
+        raise InvalidArgumentError(
+            "value",
+            f"{number} after {last} on the same stream for {self.label}: a timeline only grows; signal {last + 1} or "
+            "more.",
+        )
 
     def _forget_values(self) -> None:
         """Begin anew with what grows: a capture noted values here that nobody has signalled."""
-        for pointer, (stream, _) in list(self._used.items()):
-            self._used[pointer] = (stream, 0)
+        for stream in self._lifetime.uses.copy():
+            self._lifetime.uses[stream] = 0
 
-    def _ended(self) -> None:
-        self._signal_on = self._wait_on = _NOWHERE
-        if self._host_waits:  # threads that only wait for what will not be used any more
-            self._abandon()
 
-    def _abandon(self) -> None:
-        if self._calls is None:
-            self._backend.abandon_semaphore(self._native)
-        else:
-            self._calls.abandon(self._native)
+def _let_threads_go(lifetime: Native, calls: SemaphoreCalls) -> None:
+    """Cancel the waits of threads: what they wait for will not be used any more."""
+    if lifetime.calls.copy():
+        lifetime.ask(calls.abandon, None)
 
 
 def origin_kind(kind: type) -> OriginKind:
     """What the origin of a handle of such a semaphore says."""
     return _ORIGINS.get(kind, OriginKind.OTHER)
-
-
-def _gap(device: Device, operation: Operation, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
-    found = device.capabilities.of((operation, handle_type))
-    return None if found else found
 
 
 class SemaphoreBatch:
@@ -468,41 +514,54 @@ class SemaphoreBatch:
             raise InvalidArgumentError("semaphores", "one of them is given twice.")
         self._semaphores = semaphores
         self._device = semaphores[0]._device
-        self._backend = self._device._backend
         self._calls = semaphores[0]._calls
         if any(semaphore._calls is not self._calls for semaphore in semaphores):
             raise InvalidArgumentError(
                 "semaphores", "a driver's, the bridge's and our own go into batches of their own: make one for each."
             )
-        natives = [semaphore._native for semaphore in semaphores]
-        self._batch = self._backend.prepare(natives) if self._calls is None else natives
+        self._batch = self._calls.prepare([semaphore._native for semaphore in semaphores])
+        # One mark for all: each of them is released after it, and closing one closes it.
+        self._lifetime = Native("SemaphoreBatch", parents=[semaphore._lifetime for semaphore in semaphores])
+        self._lifetime.open()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
+        if hasattr(self, "_lifetime") and not _ending():
+            dropped.append(self._lifetime)
 
     def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
         """Wait for all; `values` in the order of the constructor, None where one is binary."""
         numbers = self._check(stream, values, Operation.WAIT_SEMAPHORE)
-        milliseconds = None
+        ms = None
         if timeout is not None:
             for semaphore in self._semaphores:
-                milliseconds = semaphore._milliseconds(timeout)
-        self._note_use(stream)
-        with self._device._reclaimer.gate.enqueuing_wait():
-            waits = [
-                (semaphore._label, number if semaphore._takes_value else None)
-                for semaphore, number in zip(self._semaphores, numbers, strict=True)
-            ]
+                ms = semaphore._milliseconds(timeout)
+        native, gate = stream._known_as(), self._device._gate
+        waits = [
+            Wait(
+                semaphore._lifetime,
+                number if semaphore._takes_value else None,
+                self._calls.looker(semaphore._native, number),
+            )
+            for semaphore, number in zip(self._semaphores, numbers, strict=True)
+        ]
+        self._note_use(native)
+        if native.graph is None and gate.crowded:
+            relieve(gate)
+
+        def enqueue(_: Handle) -> None:
             try:
-                if self._calls is None:
-                    self._backend.wait(self._batch, stream._native, numbers, milliseconds)
-                else:
-                    self._calls.wait(self._batch, stream, numbers, milliseconds)
-            except BaseException:  # it may be waiting for those before the one that failed
-                if not stream.capturing:
-                    stream._waits.extend(waits)
-                raise
-            stream._waits.extend(waits)
-        for semaphore in self._semaphores:
-            if stream._graph is not None:
-                stream._graph.hold(semaphore)
+                if native.graph is None:
+                    for wait in waits:
+                        native.note(wait)
+                    if gate.shut:
+                        gate.let_releases_end()
+                self._calls.wait(self._batch, native, numbers, ms, waits)
+            finally:
+                for wait in waits:
+                    wait.enqueued = True
+
+        stream.call(native, enqueue, self._lifetime)
+        native.came_along()
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Signal all; `values` in the order of the constructor, None where one is binary.
@@ -510,26 +569,25 @@ class SemaphoreBatch:
         Nothing is signalled when one value is refused.
         """
         numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
+        native = stream._known_as()
+        self._note_use(native)
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            if semaphore._grows and number <= (last := semaphore._last_value(stream)) and not stream.capturing:
-                raise InvalidArgumentError(
-                    "values", f"{number} after {last} on the same stream for {semaphore._label}: a timeline only grows."
-                )
-        self._note_use(stream)
-        if self._calls is None:
-            self._backend.signal(self._batch, stream._native, numbers)
-        else:
-            self._calls.signal(self._batch, stream, numbers)
-        for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            if stream._graph is not None:
-                stream._graph.hold(semaphore)
-                number = semaphore._last_value(stream)
-            semaphore._used[stream._ptr] = (stream, number)
+            last = semaphore._lifetime.uses[native]
+            if semaphore._grows and number <= last and not native.is_capturing():
+                semaphore._refuse_smaller(number, last)
+        stream.call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
+        if native.graph is None:
+            for semaphore, number in zip(self._semaphores, numbers, strict=True):
+                semaphore._lifetime.uses[native] = number
+        native.came_along()
 
-    def _note_use(self, stream: Stream) -> None:
+    def _note_use(self, native: NativeStream) -> None:
         """Before the call, which may fail half-way: the releases wait for the stream."""
         for semaphore in self._semaphores:
-            semaphore._used[stream._ptr] = (stream, semaphore._last_value(stream))
+            if native not in semaphore._lifetime.uses:
+                note_use(semaphore._lifetime, native, 0)
+            if native.graph is not None:
+                native.graph.hold(semaphore._lifetime)
 
     def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:
         everything: Any = [None] * len(self._semaphores) if values is None else values

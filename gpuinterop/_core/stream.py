@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
     InvalidArgumentError,
     ResourceBusyError,
-    ResourceClosedError,
     SemaphoreTimeoutError,
     again,
 )
-from .resource import Resource, StreamRetirement, check_timeout, destroy_event, is_capturing
+from .drain import drain, relieve, tidy
+from .monitor import dropped
+from .native import DEAD, LIVE, MARK, Native, Standing
+from .native_stream import NativeStream, settle
+from .resource import Resource, check_timeout
 
 if TYPE_CHECKING:
-    from ..backend import Native
+    from ..backend import Native as Handle
     from .device import Device
     from .graph import Graph
     from .interchange import HostArray
 
+T = TypeVar("T")
+
 _DEFAULT_STREAM = 0
 _POLL_S = 0.0005  # how often an awaited event is looked at
-order = itertools.count(1)
-"""Numbers what is enqueued where the order may matter later: which work was behind a wait that did not come."""
 
 
 class Stream(Resource):
@@ -40,47 +41,25 @@ class Stream(Resource):
     `wrap_stream` stays its owner's.
     """
 
-    _noun = "Stream"
-
-    def __init__(self, device: Device, native: Native, *, owned: bool, keepalive: object = None) -> None:
-        backend = device._backend
-        # Host memory of copies still to run, with the event behind each: the caller may drop an array at once.
-        kept: deque[tuple[Native, object]] = deque()
-
-        reclaimer = device._reclaimer
-
-        def release(_keepalive: object = keepalive) -> None:
-            while kept:
-                backend.destroy_event(kept.popleft()[0])
-            if owned:
-                reclaimer.failures.pop(backend.stream_pointer(native), None)  # the next stream may have its number
-                backend.destroy_stream(native)
-
-        super().__init__(device._reclaimer, release, kind=StreamRetirement)
-        retirement = cast(StreamRetirement, self._retirement)
-        retirement.native = native
-        self._waits = retirement.waits = deque(maxlen=16)
-        self._warns = owned  # a wrapped stream owns nothing that could leak
+    def __init__(self, device: Device, native: NativeStream, lifetime: Native) -> None:
+        super().__init__(lifetime)
+        self._warns = native.owned and lifetime is native  # a wrapped stream owns nothing that could leak
         self._device = device
-        self._backend = backend
-        self._native = native
-        self._owned = owned
-        self._keepalive = keepalive
-        self._kept = kept
-        self._ptr = backend.stream_pointer(native)
-        # What `capture` makes, while it does: also of another wrapper's stream, and of those that join it.
-        self._graph: Graph | None = device._captures.get(self._ptr)
-        if self._graph is not None:
-            self._graph.joined.append(self)
-        if owned:  # the number may be that of a stream that is gone
-            reclaimer.failures.pop(self._ptr, None)
+        self._backend = device._backend
+        self._ptr = native.pointer
+        self._native = native.handle
         self._failure: GpuInteropError | None = None
-        # What semaphores compare on the hot path: the device while the stream is open and has not failed, nobody's
-        # device afterwards.
-        self._open_on: object = device
-        reclaimer.add_stream(self)
-        if (failure := reclaimer.failures.get(self._ptr)) is not None:  # behind the line above: one of the two finds it
-            self.fail(failure)
+        self._stream: NativeStream | None = None if native.thread is not None else native
+        """None of a thread's own default stream: then it is that of the thread that calls (`_of_this_thread`)."""
+
+    @property
+    def _of_this_thread(self) -> NativeStream:
+        """The native stream that a call of this thread reaches."""
+        return self._stream or self._device._streams.adopt(self._native, None)[0]
+
+    def _known_as(self) -> NativeStream:
+        """The native stream that a call of this thread reaches."""
+        return self._stream or self._device._streams.of_this_thread(self._native)
 
     # -- public ------------------------------------------------------------------------------------------------
 
@@ -104,7 +83,7 @@ class Stream(Resource):
     def capturing(self) -> bool:
         """Whether work goes into a graph instead of running (``cuStreamIsCapturing``), whoever captures."""
         self._check_open()
-        return is_capturing(self._backend, self._native)
+        return self._known_as().is_capturing()
 
     def capture(self) -> AbstractContextManager[Graph]:
         """Capture what is enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
@@ -141,12 +120,13 @@ class Stream(Resource):
             The stream is being captured: nothing that was enqueued runs.
         """
         self._refuse_capture()
-        seen = list(self._waits)  # another thread may add to it
-        done = self._backend.is_idle(self._native)
+        stream = self._known_as()
+        seen = stream.enqueued()
+        done = self.call(stream, self._backend.is_idle)
         if done:
-            cast(StreamRetirement, self._retirement).forget(seen)
+            settle(stream, seen)
             self.check_failure()
-        return done
+        return bool(done)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until the stream is idle.
@@ -167,31 +147,13 @@ class Stream(Resource):
         InvalidArgumentError
             The stream is being captured: nothing that was enqueued runs.
         """
-        timeout = check_timeout(timeout)
+        limit = check_timeout(timeout)
         self._refuse_capture()
-        seen = list(self._waits)
-        if timeout is None and not (self._backend.holds_gil or self._backend.synchronize_blocks_others):
-            self._backend.synchronize(self._native)
-        else:
-            event = self._backend.record(self._native)
-            try:
-                if not self._backend.wait_done(event, timeout):
-                    raise SemaphoreTimeoutError(f"{self._label} is not idle after {timeout:g} s{self.waiting_for()}.")
-            finally:
-                self._backend.destroy_event(event)
-        cast(StreamRetirement, self._retirement).forget(seen)
-        self._drop_kept()
-        self._reclaimer.drain()
+        stream = self._known_as()
+        if not stream.synchronize(limit):
+            raise SemaphoreTimeoutError(f"{self.label} is not idle after {timeout:g} s{stream.waiting_for()}.")
+        drain()
         self.check_failure()
-
-    def waiting_for(self) -> str:
-        """The waits that may still be pending, for messages; empty when there are none."""
-        waits = list(self._waits)  # another thread may add to it
-        if not waits:
-            return ""
-        return "; it may be waiting for " + ", ".join(
-            label if value is None else f"{label} to reach {value}" for label, value in waits
-        )
 
     def wait_stream(self, other: Stream) -> None:
         """Order what follows here behind what `other` has been given so far."""
@@ -207,48 +169,74 @@ class Stream(Resource):
             )
         other.check_failure()
         self.check_failure()
-        event = self._backend.record(other._native)
-        try:
-            other._reclaimer.note_follower(other._ptr, (self._reclaimer, self._ptr), next(order))
-            with self._reclaimer.gate.enqueuing_wait():
-                self._backend.wait_event(self._native, event)
-                self._waits.extend(other._waits)
-        finally:
-            self._backend.destroy_event(event)
+        self.follow(other._known_as())
         other.check_failure()  # since the look above: whoever told it may have missed us
-        if other._graph is not None and self._graph is None:
-            self._graph = other._graph
-            self._graph.joined.append(self)
 
     def record(self) -> Event:
         """An event that is done when everything enqueued so far is."""
         self.check_failure()
         self._refuse_capture()
-        return Event(self, self._backend.record(self._native))
+        tidy()
+        return Event(self, self._known_as())
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def fail(self, error: GpuInteropError) -> None:
-        """Something that the stream waited for will not come, and the stream was let go on: tell its owner.
+    def call(self, stream: NativeStream, call: Callable[[Handle], T], *natives: Native) -> T:
+        """Call the driver with the stream, and one or two natives that must not be released meanwhile."""
+        first = natives[0] if natives else stream
+        second = natives[1] if len(natives) > 1 else first
+        calls, firsts, seconds = stream.calls, first.calls, second.calls
+        calls += MARK
+        firsts += MARK
+        seconds += MARK
+        try:
+            first.check()
+            second.check()
+            self._check_open()
+            return call(stream.handle)
+        finally:
+            del calls[-1], firsts[-1], seconds[-1]
 
-        A driver's stream cannot fail by itself. From now on this one raises a copy of `error`, whatever it is given
-        and as soon as it is idle. The first failure stays. Until it has been raised, a new wrapper of the same native
-        stream inherits it (`Reclaimer.failures`).
-        """
-        if self._failure is None:
-            self._failure = error
-            self._open_on = None
+    def enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
+        """Give it work with one or two natives, and perhaps with a caller's host memory, which is kept until then."""
+        stream = self._known_as()
+        entry: list[Any] = [None, host]
+        if host is not None:
+            stream.drop_kept()
+            stream.kept.append(entry)  # first: whatever strikes behind the call, the copy is still to come
+        self.call(stream, call, *natives)
+        if host is not None:
+            entry[0] = stream.point()
+        else:
+            stream.came_along()
+
+    def follow(self, other: NativeStream) -> None:
+        """Order what follows behind what another native stream, which may be closed, was given so far."""
+        stream = self._known_as()
+        if other is stream:
+            return
+        gate = stream.device.gate
+        if gate.crowded:
+            relieve(gate)
+        for wait in other.pending():
+            if all(wait is not one for _, one in stream.waits.copy()):
+                stream.note(wait)
+        if gate.shut:
+            gate.let_releases_end()
+        other.with_event(lambda event: self.call(stream, lambda native: self._backend.wait_event(native, event)))
+        if other.graph is not None and stream.graph is None:
+            other.graph.join(stream)
 
     def check_failure(self) -> None:
-        """Raise what `fail` was told."""
+        """Raise why it has failed, if it has; the first failure stays."""
+        self._failure = self._failure or self._known_as().tell_failure()
         if self._failure is not None:
-            self._reclaimer.failures.pop(self._ptr, None)  # somebody knows
             raise again(self._failure)
 
     def _refuse_capture(self) -> None:
         if self.capturing:  # a driver would refuse as well, and give the capture up
             raise InvalidArgumentError(
-                "stream", f"{self._label} is being captured: what is enqueued runs when the graph is launched."
+                "stream", f"{self.label} is being captured: what is enqueued runs when the graph is launched."
             )
 
     def check_host_copy(self, host: HostArray) -> None:
@@ -256,61 +244,40 @@ class Stream(Resource):
         if self.capturing:
             raise InvalidArgumentError(
                 "stream",
-                f"{self._label} is being captured, and a graph would use the host array at every launch, when it may "
+                f"{self.label} is being captured, and a graph would use the host array at every launch, when it may "
                 "be gone: copy between buffers in the capture, and to and from the host outside of it.",
             )
-        backend = self._backend
+        backend, stream = self._backend, self._known_as()
         if (
             host.pageable
-            and self._waits
+            and stream.waits
             and backend.pageable_copies_block
             and backend.is_pageable(self._device._native, host.ptr)
             and not self.query()
         ):
             raise ResourceBusyError(
-                f"a copy of pageable memory blocks the caller until {self._label} gets there{self.waiting_for()}, "
+                f"a copy of pageable memory blocks the caller until {self.label} gets there{stream.waiting_for()}, "
                 "which can deadlock: use pinned memory, or synchronize the stream first."
             )
-
-    def keep_until_done(self, thing: object) -> None:
-        """Keep `thing` alive until the work enqueued so far is done."""
-        self._drop_kept()
-        self._kept.append((self._backend.record(self._native), thing))
-
-    def _drop_kept(self) -> None:
-        while True:
-            try:
-                event, thing = self._kept.popleft()
-            except IndexError:
-                return
-            try:
-                done = self._backend.is_done(event)
-            except GpuInteropError:
-                done = True  # the stream failed: what is left on it never runs
-            if not done:
-                self._kept.appendleft((event, thing))
-                return
-            self._backend.destroy_event(event)
-
-    def _ended(self) -> None:
-        self._open_on = None
 
 
 class Event:
     """A point in a stream's work. Made by `Stream.record`; freed when dropped."""
 
-    def __init__(self, stream: Stream, native: Native) -> None:
+    def __init__(self, stream: Stream, native: NativeStream) -> None:
+        backend = stream._backend
         self._stream = stream
-        self._native = native
         self._reached = False
+        # A closed stream takes its events along, when all is done.
+        self._lifetime = Native(
+            "Event", backend.destroy_event, parents=(native,), how=Standing.YIELDS, keep=native.keep
+        )
+        self._lifetime.create(lambda: backend.record(native.handle))
 
     @property
     def done(self) -> bool:
         """Whether the stream got there; never blocks. Raises the stream's failure, if it failed before."""
-        done = self._stream._backend.is_done(self._native)
-        if done:
-            self._check_failure()
-        return done
+        return self._ask(self._stream._backend.is_done)
 
     def wait(self, timeout: float | None = None) -> None:
         """Block the calling thread until the stream got there.
@@ -320,25 +287,33 @@ class Event:
         SemaphoreTimeoutError
             `timeout` seconds passed.
         """
-        timeout = check_timeout(timeout)
-        if not self._stream._backend.wait_done(self._native, timeout):
-            raise SemaphoreTimeoutError(
-                f"{self._stream._label} did not reach the event in {timeout:g} s{self._stream.waiting_for()}."
-            )
-        self._check_failure()
+        limit = check_timeout(timeout)
+        if not self._ask(lambda event: self._stream._backend.wait_done(event, limit)):
+            pending = self._stream._known_as().waiting_for()
+            raise SemaphoreTimeoutError(f"{self._stream.label} did not reach the event in {timeout:g} s{pending}.")
 
-    def _check_failure(self) -> None:
-        if not self._reached:
+    def _ask(self, question: Callable[[Handle], bool]) -> bool:
+        calls = self._lifetime.calls
+        calls += MARK
+        try:
+            if self._lifetime.state is DEAD:
+                self._lifetime.check()
+            done = self._lifetime.state is not LIVE or question(self._lifetime.handle)
+        finally:
+            del calls[-1]
+        if done and not self._reached:
             self._stream.check_failure()
             self._reached = True  # what fails from now on has failed behind it
+        return done
 
     def __await__(self) -> Generator[Any, None, None]:
         while not self.done:
             yield from asyncio.sleep(_POLL_S).__await__()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
-        if not _ending():
-            destroy_event(self._stream._backend, self._native)
+        lifetime = getattr(self, "_lifetime", None)
+        if lifetime is not None and not _ending():
+            dropped.append(lifetime)
 
 
 def foreign_pointer(stream: object) -> tuple[int, object]:
@@ -395,8 +370,7 @@ def check_stream(device: Device, stream: object) -> Stream:
             "stream",
             f"must be a gpuinterop Stream, not {type(stream).__name__}; use device.wrap_stream(stream).",
         )
-    if stream._closed:
-        raise ResourceClosedError(f"{stream._label} is closed; make a new one with device.create_stream().")
+    stream._check_open()
     stream.check_failure()
     if stream._device is not device:
         raise InvalidArgumentError(

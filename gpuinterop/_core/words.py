@@ -9,28 +9,32 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import operator
 import os
+import time
 from typing import TYPE_CHECKING, Final, cast
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError, ResourceClosedError
-from ..handles import Timeline, TimelineFd
+from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
+from .native_stream import NativeStream, Wait
 from .ownership import lend
 from .semaphore import ExternalSemaphore, SemaphoreCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ..backend import Address, Native
+    from ..backend import Address, Native as Handle
     from .device import Device
-    from .stream import Stream
 
 __all__ = ["OwnTimelines", "PinnedWords", "no_timeout", "refuse_capture", "stream_words"]
 
 MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE
 """Of a word that streams wait for: they compare cyclically."""
+_SPARE: Final = 64
+"""Pages that are kept for the next semaphores."""
 _STRIDE: Final = 64
 """Bytes from one word to the next: a cache line each, because one is written by the CPU, another by a device."""
 
@@ -49,9 +53,9 @@ def stream_words(device: Device) -> StreamMemoryBackend:
     return backend
 
 
-def refuse_capture(stream: Stream) -> None:
+def refuse_capture(stream: NativeStream) -> None:
     """Refuse a stream that is being captured: each launch would write, and wait for, the same value again."""
-    if stream.capturing:
+    if stream.is_capturing():
         raise InvalidArgumentError(
             "stream",
             f"{stream.label} is being captured, and a semaphore of stream words has its value for one time only: "
@@ -108,13 +112,13 @@ class PinnedWords:
         system.fence()
         self._words[index].value = value
 
-    def write(self, stream: Stream, index: int, value: int) -> None:
+    def write(self, stream: NativeStream, index: int, value: int) -> None:
         """Enqueue: the stream stores the word (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``)."""
-        self._backend.write_value(stream._native, self._address + index * _STRIDE, value)
+        self._backend.write_value(stream.handle, self._address + index * _STRIDE, value)
 
-    def wait(self, stream: Stream, index: int, value: int) -> None:
+    def wait(self, stream: NativeStream, index: int, value: int) -> None:
         """Enqueue: the stream waits for the word (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``)."""
-        self._backend.wait_value(stream._native, self._address + index * _STRIDE, value)
+        self._backend.wait_value(stream.handle, self._address + index * _STRIDE, value)
 
     def close(self) -> None:
         """Unpin and unmap; no stream uses it any more. May block as `Backend.releases_block` says."""
@@ -129,49 +133,79 @@ class PinnedWords:
 class _Own:
     """One of our own timelines as one device uses it."""
 
-    __slots__ = ("fd", "label", "page", "pin", "stopped", "word")
+    __slots__ = ("exported", "fd", "fds", "label", "page", "pages", "pin", "spare", "stopped", "word")
 
-    def __init__(self, fd: int, page: timeline.Page, pin: Native, word: Address) -> None:
+    def __init__(self, fd: int, page: timeline.Page, pin: Handle, word: Address, *, exported: bool) -> None:
         self.fd = fd
         self.page = page
         self.pin = pin
         self.word = word
         self.label = page.label
         self.stopped = False
+        self.exported = exported
+        """Others may have it."""
+        # Each gives once what is to be done once, however often an interrupt makes us begin again.
+        self.spare = iter((self,))
+        self.pages = iter((page.address,))
+        self.fds = iter((fd,))
 
 
-class OwnTimelines(SemaphoreCalls):
+class WordCalls(SemaphoreCalls):
+    """What semaphores of stream words have in common."""
+
+    max_value = MAX_VALUE
+
+    def prepare(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        return handles
+
+    def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
+        """Whoever has made it has seen that streams can do both."""
+        return no_timeout() if cell[0] is Operation.WAIT_TIMEOUT else None
+
+
+class OwnTimelines(WordCalls):
     """Timeline semaphores of our own, which one device's streams use without anybody's help.
 
     See `gpuinterop.timeline` for what others see of them.
     """
 
-    max_value = MAX_VALUE
-    timeout_gap = no_timeout()
-
     def __init__(self, device: Device) -> None:
         self._device = device
         self._backend = stream_words(device)
+        self._spare: list[_Own] = []
+        self.blocks = device._backend.releases_block
 
     def create(self) -> ExternalSemaphore[Timeline]:
         """A new one, at 0."""
-        return self._semaphore(self._take(*timeline.create()), exportable=True)
+        semaphore = ExternalSemaphore(self._device, TimelineFd, self, exportable=True)
+        semaphore._lifetime.gate = None  # nothing is unpinned before it was exported
+        semaphore._create(self._new)
+        return semaphore
 
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
         """One that another process, device or backend has made; consumes the handle."""
-        native = lend(
-            handle, lambda lent: self._map(cast(TimelineFd, lent).fd), user=f"{self._device.backend} import_semaphore"
-        )
-        return self._semaphore(native, exportable=False)
+        semaphore = ExternalSemaphore(self._device, TimelineFd, self)
+        user = f"{self._device.backend} import_semaphore"
+        lend(handle, lambda lent: semaphore._create(lambda: self._map(cast(TimelineFd, lent).fd)), user=user)
+        return semaphore
 
-    def _semaphore(self, native: _Own, *, exportable: bool) -> ExternalSemaphore[Timeline]:
-        return ExternalSemaphore(self._device, native, TimelineFd, exportable=exportable, calls=self)
+    def _new(self) -> _Own:
+        """Pages that nobody else ever had are used again: to unpin one waits for the whole device."""
+        taken: list[_Own] = []
+        try:
+            taken.extend(map(operator.call, (self._spare.pop,)))
+            taken[0].spare = iter(taken)
+            return taken[0]
+        except IndexError:
+            return self._take(*timeline.create(), ours=True)
+        except BaseException:
+            self._spare += taken
+            raise
 
     def _map(self, fd: int) -> _Own:
-        address = system.map_shared(fd, system.PAGE)
-        return self._take(fd, address, ours=False)
+        return self._take(fd, system.map_shared(fd, system.PAGE), ours=False)
 
-    def _take(self, fd: int, address: int, *, ours: bool = True) -> _Own:
+    def _take(self, fd: int, address: int, *, ours: bool) -> _Own:
         page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
         try:
             if page.value > MAX_VALUE:
@@ -185,16 +219,18 @@ class OwnTimelines(SemaphoreCalls):
                 os.close(fd)
             raise
         page.give_to_device()
-        return _Own(fd, page, pin, there + timeline.VALUE)
+        return _Own(fd, page, pin, there + timeline.VALUE, exported=not ours)
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
-    def wait(self, batch: Sequence[_Own], stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(
+        self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]
+    ) -> None:
         refuse_capture(stream)
         for own, value in zip(batch, values, strict=True):
-            self._backend.wait_value(stream._native, own.word, value)
+            self._backend.wait_value(stream.handle, own.word, value)
 
-    def signal(self, batch: Sequence[_Own], stream: Stream, values: Sequence[int]) -> None:
+    def signal(self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int]) -> None:
         refuse_capture(stream)
         for own, value in zip(batch, values, strict=True):
             if value <= (current := own.page.value):  # it never shrinks, so by the time of the store it is no less
@@ -202,28 +238,35 @@ class OwnTimelines(SemaphoreCalls):
                     "value", f"{own.label} stands at {current}: a timeline only grows; signal {current + 1} or more."
                 )
         for own, value in zip(batch, values, strict=True):
-            self._backend.write_value(stream._native, own.word, value)
+            self._backend.write_value(stream.handle, own.word, value)
 
-    def destroy(self, native: _Own) -> None:
-        try:
-            self._backend.unpin(native.pin)  # where it fails the page stays: the device may still have it
-            system.unmap(native.page.address, system.PAGE)
-        finally:
-            os.close(native.fd)
+    def looker(self, handle: _Own, value: int) -> Callable[[], bool]:
+        return lambda: handle.page.value >= value
 
-    def abandon(self, native: _Own) -> None:
-        native.stopped = True
-        native.page.wake()
+    def destroy(self, handle: _Own) -> None:
+        if not handle.exported and len(self._spare) < _SPARE:
+            handle.page.reset()
+            self._spare.extend(handle.spare)
+            return
+        self._backend.unpin(handle.pin)  # where it fails the page stays: the device may still have it
+        system.unmap_each(handle.pages, system.PAGE)
+        for fd in handle.fds:
+            os.close(fd)
 
-    def export(self, native: _Own) -> TimelineFd:
-        return TimelineFd.adopt(system.duplicate(native.fd))
+    def abandon(self, handle: _Own) -> None:
+        handle.stopped = True
+        handle.page.wake()
 
-    def host_signal(self, native: _Own, value: int) -> None:
-        native.page.signal(value)
+    def export(self, handle: _Own) -> TimelineFd:
+        handle.exported = True
+        return TimelineFd.adopt(system.duplicate(handle.fd))
 
-    def host_wait(self, native: _Own, value: int, deadline: float | None) -> bool:
+    def host_signal(self, handle: _Own, value: int) -> None:
+        handle.page.signal(value)
+
+    def host_wait(self, handle: _Own, value: int, timeout: float | None) -> bool:
         def check() -> None:
-            if native.stopped:
-                raise ResourceClosedError(f"{native.label} was closed while this thread waited for it.")
+            if handle.stopped:
+                raise ResourceClosedError(f"{handle.label} was closed while this thread waited for it.")
 
-        return native.page.wait(value, deadline, check)
+        return handle.page.wait(value, None if timeout is None else time.monotonic() + timeout, check)

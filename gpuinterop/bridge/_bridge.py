@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from .. import system, timeline
 from .._core.device import Device
+from .._core.native import Native
 from .._core.ownership import lend
-from .._core.resource import Resource, Retirement, check_timeout
-from .._core.semaphore import ExternalSemaphore, SemaphoreCalls
-from .._core.words import MAX_VALUE, PinnedWords, no_timeout, refuse_capture, stream_words
+from .._core.resource import Resource, check_timeout
+from .._core.semaphore import ExternalSemaphore
+from .._core.words import PinnedWords, WordCalls, refuse_capture, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -24,6 +26,8 @@ from ..errors import (
     ResourceBusyError,
     ResourceClosedError,
     UnsupportedError,
+    again,
+    warn_leak,
 )
 from ..handles import (
     Binary,
@@ -41,7 +45,7 @@ from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEn
 from ._watcher import Lane, Watcher, open_peer
 
 if TYPE_CHECKING:
-    from .._core.stream import Stream
+    from .._core.native_stream import NativeStream, Wait
 
 __all__ = ["Bridge", "BridgedSemaphore"]
 
@@ -56,38 +60,41 @@ _ENDPOINTS: Final[Mapping[type[FdHandle], Callable[[Any], Endpoint]]] = {
 }
 
 
-class _Calls(SemaphoreCalls):
-    """What a bridged semaphore does in place of the driver; natives are lanes."""
+class _Calls(WordCalls):
+    """What the bridge's semaphores of one device do in place of the driver; handles are lanes."""
 
-    max_value = MAX_VALUE
-    timeout_gap = no_timeout()
+    def __init__(self, device: Device) -> None:
+        self.blocks = device._backend.releases_block
 
-    def wait(self, batch: Sequence[Lane], stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(
+        self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int], ms: int | None, waits: Sequence[Wait]
+    ) -> None:
         refuse_capture(stream)
-        for lane, value in zip(batch, values, strict=True):
-            lane.wait(stream, value)
-        if any(lane.refusal is not None for lane in batch):
-            stream.query()  # whoever is let go already, as the calling thread's own stream is, must not go on with it
+        for lane, value, wait in zip(batch, values, waits, strict=True):
+            lane.wait(stream, value, wait)
+        # Whoever is let go already, as the calling thread's own stream is, must not go on with it.
+        if any(lane.refusal is not None for lane in batch) and (failure := stream.tell_failure()) is not None:
+            raise again(failure)
 
-    def signal(self, batch: Sequence[Lane], stream: Stream, values: Sequence[int]) -> None:
+    def signal(self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int]) -> None:
         refuse_capture(stream)
         for lane, value in zip(batch, values, strict=True):
             lane.signal(stream, value)
 
-    def destroy(self, native: Lane) -> None:
-        native.end()
+    def destroy(self, handle: Lane) -> None:
+        try:
+            handle.end()
+        except ResourceBusyError as error:  # a page of words is left behind; what it stands on is not
+            warn_leak(f"releasing a bridged semaphore failed: {error}")
 
-    def abandon(self, native: Lane) -> None:
-        native.stopped = True  # threads only: `BridgedSemaphore.close` lets streams go
+    def abandon(self, handle: Lane) -> None:
+        handle.stopped = True  # threads only: `BridgedSemaphore.close` lets streams go
 
-    def host_signal(self, native: Lane, value: int) -> None:
-        native.host_signal(value)
+    def host_signal(self, handle: Lane, value: int) -> None:
+        handle.host_signal(value)
 
-    def host_wait(self, native: Lane, value: int, deadline: float | None) -> bool:
-        return native.host_wait(value, deadline)
-
-
-_CALLS: Final = _Calls()
+    def host_wait(self, handle: Lane, value: int, timeout: float | None) -> bool:
+        return handle.host_wait(value, None if timeout is None else time.monotonic() + timeout)
 
 
 class BridgedSemaphore(ExternalSemaphore[K]):
@@ -100,22 +107,19 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     has run without it: discard it.
     """
 
-    _noun = "BridgedSemaphore"
-
-    def __init__(self, bridge: Bridge, lane: Lane) -> None:
-        endpoint = lane.endpoint
+    def __init__(self, bridge: Bridge, endpoint: Endpoint) -> None:
         handle_type: Any = TimelineFd if endpoint.kind is Timeline else OpaqueFd
         super().__init__(
-            bridge.device, lane, handle_type, calls=_CALLS, parent=bridge, label=f"bridged {endpoint.label}"
+            bridge.device, handle_type, bridge._calls, parents=(bridge._lifetime,), label=f"bridged {endpoint.label}"
         )
+        self._parents = (bridge,)
+        self._endpoint = endpoint
         self._cannot_signal = endpoint.cannot_signal
-        if endpoint.cannot_signal is not None:
-            self._signal_on = object()
 
     @property
     def endpoint(self) -> Endpoint:
         """What it stands for."""
-        return cast(Lane, self._native).endpoint
+        return self._endpoint
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; pending waits stay pending, unless the bridge is closed as well.
@@ -133,8 +137,8 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         try:
             super().close(timeout)
         except ResourceBusyError:
-            lane = cast(Lane, self._native)
-            lane.cancel(ResourceClosedError(f"{lane.endpoint.label} was closed while a stream still waited for it."))
+            error = ResourceClosedError(f"{self._endpoint.label} was closed while a stream still waited for it.")
+            cast(Lane, self._native).cancel(error)
             raise
 
     def host_signal(self, value: int | None = None) -> None:
@@ -186,8 +190,6 @@ class Bridge(Resource):
     7: ``hipStreamSynchronize``, ``hipMemcpy``...) behind a bridged wait deadlock. Use `Stream.synchronize`.
     """
 
-    _noun = "Bridge"
-
     def __init__(self, device: Device, *, grace: float = _GRACE_S) -> None:
         if not isinstance(device, Device):
             raise ArgumentTypeError("device", f"must be a gpuinterop Device, not {type(device).__name__}.")
@@ -197,9 +199,13 @@ class Bridge(Resource):
         stream_words(device)
         self._device = device
         self._grace = seconds
-        self._closing = seconds
+        self._closing = [seconds]
         self._watcher = watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
-        super().__init__(device._reclaimer, watcher.stop, streams=lambda: ((), ()))
+        self._calls = _Calls(device)
+        super().__init__(Native("Bridge", lambda _: watcher.stop()))
+        closing = self._closing
+        self._lifetime.on_retired = lambda: watcher.cancel_after(closing[0])
+        self._lifetime.open()
 
     @property
     def device(self) -> Device:
@@ -328,6 +334,17 @@ class Bridge(Resource):
     def _bridge(self, endpoint: Endpoint, peer: int | None) -> BridgedSemaphore[Any]:
         """After an error the endpoint is the caller's."""
         self._watcher.check()
+        semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint)
+        semaphore._create(lambda: self._new_lane(endpoint, peer))
+        try:
+            endpoint._bridged(semaphore)
+            cast(Lane, semaphore._native).adopt()
+        except BaseException:
+            semaphore.close()
+            raise
+        return semaphore
+
+    def _new_lane(self, endpoint: Endpoint, peer: int | None) -> Lane:
         with ExitStack() as undo:
             watch = open_peer(peer)
             if watch is not None:
@@ -335,23 +352,8 @@ class Bridge(Resource):
             words = PinnedWords(self._device)  # last: to unpin may block behind what a stream waits for
             undo.pop_all()
         lane = Lane(self._watcher, words, endpoint, watch, peer)
-        try:
-            self._watcher.add(lane)
-            semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, lane)
-            try:
-                endpoint._bridged(semaphore)
-                lane.adopt()
-            except BaseException:
-                semaphore.close()
-                raise
-        except BaseException:
-            # Nothing uses the words; they are unpinned when that blocks nobody. To end twice is harmless.
-            blocks = self._reclaimer.backend.releases_block
-            self._reclaimer.retire(
-                Retirement(f"words for {endpoint.label}", lane.end, streams=lambda: ((), ()), blocks=blocks)
-            )
-            raise
-        return semaphore
+        self._watcher.add(lane)
+        return lane
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; see the class for what is pending.
@@ -368,15 +370,12 @@ class Bridge(Resource):
         """
         limit = check_timeout(timeout)
         if timeout is not None:  # who waits here lets the streams go; the watcher does if he is interrupted
-            self._closing = self._grace + (math.inf if limit is None else limit)
+            self._closing[0] = self._grace + (math.inf if limit is None else limit)
         try:
             super().close(timeout)
         except ResourceBusyError:
             self._watcher.cancel(ResourceClosedError("the bridge was closed while a stream still waited."))
             raise
-
-    def _ended(self) -> None:
-        self._watcher.cancel_after(self._closing)
 
 
 def _close(handle: Handle) -> None:

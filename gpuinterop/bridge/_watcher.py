@@ -1,8 +1,7 @@
 """The watcher: one thread a bridge, which looks at words and at foreign semaphores, and never calls a GPU's driver.
 
 A call into HIP or CUDA may block behind whatever another thread is doing there (a synchronisation, a free), and that
-may be waiting for us. So what is kept here holds no stream: those are known by a `Token`. And what the collector, or
-the last reference to something, happens to finalize here is left to others (`kept_off_drivers`).
+may be waiting for us. What the collector finalizes here is left to the next drain, as everywhere.
 
 A lane is one bridged semaphore. Its word 0, `arrived`, is what streams wait for: the foreign value (a timeline), or how
 many waits have passed (a binary one). Each stream that signals has a word of its own, which counts its signals: a
@@ -14,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import queue
@@ -27,15 +27,15 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
 from .. import system
-from .._core.resource import check_int, kept_off_drivers
-from .._core.stream import order
+from .._core.monitor import after_fork
+from .._core.native_stream import fail_stream, fail_wait, order
+from .._core.resource import check_int
 from .._core.words import PinnedWords
 from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, again
 from ..handles import Timeline
 
 if TYPE_CHECKING:
-    from .._core.resource import Reclaimer
-    from .._core.stream import Stream
+    from .._core.native_stream import NativeStream, Wait
     from ._endpoints import Endpoint
 
 _SPIN_S: Final = 1e-3  # a handoff of two sides that both work takes less
@@ -47,82 +47,27 @@ _LOCK_LIMIT_S: Final = 1.0  # an endpoint that takes longer than this for a look
 _HOST_SLICE_S: Final = 0.05  # after which a thread that waits for such an endpoint looks whether it is to stop
 _LAST_LOOK_S: Final = 0.01  # for which a `host_wait` whose time is over waits for the watcher's look
 _LONGEST_SLEEP_S: Final = 3600.0  # locks take no infinity
-_PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
-
-
-class Token:
-    """Stands for a native stream, whatever wrappers it has, without keeping one alive."""
-
-    __slots__ = ("__weakref__", "_reclaimer", "failures", "pointer")
-
-    def __init__(self, stream: Stream) -> None:
-        self.pointer = stream._ptr
-        self._reclaimer = stream._reclaimer
-        self.failures: list[tuple[int, int]] = []
-        """From the serial of a wait that did not come to that of when the stream was let go."""
-
-    def fail(self, serial: int) -> None:
-        """The wait of that serial will not come."""
-        self.failures.append((serial, next(order)))
-
-    def voids(self, serial: int) -> bool:
-        """Whether what was enqueued then ran behind a wait that did not come."""
-        return any(first <= serial < end for first, end in self.failures)
-
-
-class _Tokens:
-    """All there are: what is pending keeps them."""
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[tuple[int, int, int], Token] = weakref.WeakValueDictionary()
-        self.lock = threading.Lock()
-
-    def of(self, stream: Stream) -> Token:
-        """The one of the native stream, in whatever bridge."""
-        key = (id(stream._reclaimer), *_number(stream))
-        found = self._known.get(key)
-        if found is None:
-            with self.lock:
-                found = self._known.get(key)
-                if found is None:
-                    found = self._known[key] = Token(stream)
-        return found
-
-    def all_of(self, reclaimer: Reclaimer, pointer: int) -> list[Token]:
-        """Those of a pointer; several where each thread has a stream of that name."""
-        return [token for key, token in list(self._known.items()) if key[:2] == (id(reclaimer), pointer)]
-
-
-_tokens: Final = _Tokens()
-
-
-class _Here(threading.local):
-    """What the calling thread is called. Its ident would not do, which is another thread's when it has ended."""
-
-    def __init__(self) -> None:
-        self.serial = next(order)
-
-
-_here: Final = _Here()
-
-
-def _number(stream: Stream) -> tuple[int, int]:
-    """What no other native stream has."""
-    pointer = stream._ptr
-    return pointer, _here.serial if pointer == _PER_THREAD else 0
 
 
 class _Pending:
-    """A wait that was enqueued, or a signal."""
+    """A wait that was enqueued, or a signal of a stream."""
 
-    __slots__ = ("number", "serial", "token", "value")
+    __slots__ = ("number", "serial", "stream", "value", "wait")
 
-    def __init__(self, token: Token, value: int, number: int = 0) -> None:
+    def __init__(
+        self, value: int, *, wait: Wait | None = None, stream: NativeStream | None = None, number: int = 0
+    ) -> None:
         self.serial = next(order)
-        self.token = token
         self.value = value
+        self.wait = wait
+        self.stream = stream
         self.number = number
         """What a signal has its stream store."""
+
+    @property
+    def is_void(self) -> bool:
+        """It was signalled behind a wait that did not come: nobody is told."""
+        return self.stream is not None and self.stream.is_void(self.serial)
 
 
 class _Out:
@@ -130,7 +75,7 @@ class _Out:
 
     __slots__ = ("index", "key", "pending", "written")
 
-    def __init__(self, index: int, key: tuple[int, int]) -> None:
+    def __init__(self, index: int, key: NativeStream) -> None:
         self.index = index
         self.key = key
         self.written = 0
@@ -176,7 +121,7 @@ class Lane:
         """What `arrived` was last set to."""
         self._numbers = itertools.count(1)  # of a binary semaphore's waits
         self._unclaimed: deque[None] = deque()  # signals that were taken for waits that could not be enqueued
-        self._outs: dict[tuple[int, int], _Out] = {}
+        self._outs: dict[NativeStream, _Out] = {}
         self._forwarded = 0
         self.enqueuing = threading.Lock()
         self._peer = watch
@@ -192,13 +137,13 @@ class Lane:
                 raise ResourceClosedError("the bridge was closed meanwhile.")
             self._adopted = True
 
-    def wait(self, stream: Stream, value: int) -> None:
+    def wait(self, stream: NativeStream, value: int, wait: Wait) -> None:
         """Enqueue a wait."""
         self._check()
-        token = _tokens.of(stream)
         # First: the calling thread's own stream blocks in the next call.
         with self._appending:  # binary waits pass in the order of their numbers
-            pending = _Pending(token, value if self._timeline else next(self._numbers))
+            pending = _Pending(value if self._timeline else next(self._numbers), wait=wait)
+            wait.reached = functools.partial(self._has_stored, pending.value)
             try:
                 self._ordered = pending.value >= self._waits[-1].value and self._ordered
             except IndexError:
@@ -219,14 +164,17 @@ class Lane:
                 if not self.closed:
                     self._let_go(self.refusal)
 
-    def signal(self, stream: Stream, value: int) -> None:
+    def _has_stored(self, value: int) -> bool:
+        """Whether streams that wait for the value go on by themselves."""
+        return self._passed >= value
+
+    def signal(self, stream: NativeStream, value: int) -> None:
         """Enqueue a signal."""
         self._check()
-        token = _tokens.of(stream)
         with self.enqueuing:  # the stream's word counts in the order in which it is written
             out = self._out(stream)
             out.written += 1  # in this order: Ctrl-C in between leaves out a number, and that is all
-            pending = _Pending(token, value, out.written)
+            pending = _Pending(value, stream=stream, number=out.written)
             out.pending.append(pending)
             self.watcher.poke()  # Ctrl-C may strike behind the call
             try:
@@ -337,8 +285,7 @@ class Lane:
             raise again(self.refusal)
         self.watcher.start()  # what cannot be is to fail here, before anything waits
 
-    def _out(self, stream: Stream) -> _Out:
-        key = _number(stream)
+    def _out(self, key: NativeStream) -> _Out:
         out = self._outs.get(key)
         if out is None:
             taken = {entry.index for entry in self._outs.values()}
@@ -397,8 +344,8 @@ class Lane:
             if pending.value > self._passed:
                 if not self._take(pending.value):
                     return moved
-                self._passed = pending.value
                 self.words.store(0, pending.value)
+                self._passed = pending.value
                 if self.refusal is not None:  # `cancel` did not wait for us
                     self._let_go(self.refusal)
                     return True
@@ -430,14 +377,14 @@ class Lane:
         """Signal what streams have signalled."""
         done = [(out, out.ready(self.words.load(out.index))) for out in list(self._outs.values()) if out.pending]
         if self._timeline:  # several at once: the largest says it all
-            told = [pending.value for _, ready in done for pending in ready if not pending.token.voids(pending.serial)]
+            told = [pending.value for _, ready in done for pending in ready if not pending.is_void]
             if told and (value := max(told)) > self._forwarded:
                 self.endpoint.signal(value)
                 self._forwarded = value
         for out, ready in done:
             for pending in ready:
                 # What a failed stream does is not told.
-                if not self._timeline and not pending.token.voids(pending.serial):
+                if not self._timeline and not pending.is_void:
                     self.endpoint.signal(0)
                 out.pending.popleft()
         return any(ready for _, ready in done)
@@ -463,7 +410,7 @@ class Lane:
         assert self.refusal is not None
         for out in list(self._outs.values()):
             while out.pending:
-                self._tell_streams(out.pending.popleft(), self.refusal)
+                fail_stream(out.pending.popleft().stream, self.refusal)
 
     def _refuse(self, error: GpuInteropError) -> None:
         if self.refusal is None:
@@ -477,25 +424,10 @@ class Lane:
                 pending = self._waits.popleft()
             except IndexError:
                 break
-            pending.token.fail(pending.serial)
-            self._tell_streams(pending, error)
-        self._passed = _RELEASED
+            if pending.wait is not None:
+                fail_wait(pending.wait, error)
         self.words.store(0, _RELEASED)
-
-    def _tell_streams(self, pending: _Pending, error: GpuInteropError) -> None:
-        """All wrappers of the native stream, and the streams that were ordered behind it since."""
-        told = [(pending.token._reclaimer, pending.token.pointer, pending.serial)]
-        for reclaimer, pointer, serial in told:  # it grows
-            if pointer != _PER_THREAD:  # a name that each thread has for another stream
-                reclaimer.leave_failure(pointer, error)
-            for stream in reclaimer.all_streams():
-                if stream._ptr == pointer:
-                    stream.fail(error)
-            for follower in reclaimer.followers(pointer, serial):
-                for behind in _tokens.all_of(*follower[:2]):
-                    behind.fail(follower[2])
-                if all(follower[:2] != known[:2] for known in told):
-                    told.append(follower)
+        self._passed = _RELEASED
 
 
 def _value_of(pending: _Pending) -> int:
@@ -617,15 +549,14 @@ class Watcher:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with kept_off_drivers():
-            try:
-                self._watch()
-            except BaseException as error:  # a mistake of ours; no stream is to pay for it with its life
-                failure = PeerError(f"the bridge's watcher has failed: {error!r}.")
-                failure.__cause__ = error
-                self._failure = failure
-                self.cancel(failure)
-                raise
+        try:
+            self._watch()
+        except BaseException as error:  # a mistake of ours; no stream is to pay for it with its life
+            failure = PeerError(f"the bridge's watcher has failed: {error!r}.")
+            failure.__cause__ = error
+            self._failure = failure
+            self.cancel(failure)
+            raise
 
     def _watch(self) -> None:
         since = time.monotonic()  # when something has last happened
@@ -681,12 +612,10 @@ def _exit() -> None:
         watcher.stop(max(0.0, deadline - time.monotonic()))
 
 
+@after_fork
 def _forked() -> None:
-    _tokens.lock = threading.Lock()
     for watcher in list(_live):
         watcher.forked()
 
 
 atexit.register(_exit)  # what is registered last runs first: streams are drained afterwards, and come to their ends
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)

@@ -14,6 +14,7 @@ from ..._core import registry
 from ..._core.device import Device
 from ..._core.memory import ExternalMemory
 from ..._core.multicast import create_multicast, import_multicast
+from ..._core.native import revive
 from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Stream
 from ..._core.words import PinnedWords
@@ -252,12 +253,14 @@ class _Attempt:
 
     def _memory(self) -> ExternalMemory:
         kind: Any = self._cell.handle_type
-        memory = ExternalMemory(self._device, None, kind, size=4096, dedicated=False)
-        memory._once.clear()
+        memory = ExternalMemory(self._device, kind, size=4096, dedicated=False)
+        revive(memory._lifetime)
+        memory._warns = False
         return memory
 
     def _semaphore(self) -> ExternalSemaphore[Any]:
         kind: Any = self._cell.handle_type
-        semaphore: ExternalSemaphore[Any] = ExternalSemaphore(self._device, None, kind)
-        semaphore._once.clear()
+        semaphore: ExternalSemaphore[Any] = ExternalSemaphore(self._device, kind, self._device._driver)
+        revive(semaphore._lifetime)
+        semaphore._warns = False
         return semaphore

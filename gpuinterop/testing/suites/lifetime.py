@@ -86,7 +86,7 @@ class LifetimeSuite(Suite):
         gc.collect()
         buffer.fill(0x21)
         assert theirs.read(0, 4) == b"\x21" * 4
-        buffer._mapping._parents[0].close()
+        buffer._parents[0].close()
         assert buffer.closed
 
     def test_close_while_pending(self, bench: Bench) -> None:

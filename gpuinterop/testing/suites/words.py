@@ -287,8 +287,8 @@ class StreamWordsSuite(Suite):
         try:
             for index in used:
                 assert words.load(index) == 0
-                words.wait(stream, index, 5 + index)
-            words.write(stream, 2, 9)
+                words.wait(stream._known_as(), index, 5 + index)
+            words.write(stream._known_as(), 2, 9)
             for index in used:
                 assert held(stream)
                 words.store(index, 5 + index)

@@ -1,0 +1,304 @@
+"""Draining: releases whatever was closed and is no longer in use.
+
+It happens in import, create, allocate, close, synchronize and drain. One thread releases one native; no thread waits
+for another's drain. A retired native is either in `waiting_for_a_look`, or with a thread that looks at it, or behind a
+point, or at the gate, or there is something standing on it: each hands it on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from .. import system
+from ..errors import report, warn_leak
+from .gate import MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
+from .monitor import dropped, interrupted, locked
+from .native import (
+    GONE,
+    LEAKED,
+    LIVE,
+    MARK,
+    RELEASED,
+    RELEASING,
+    RETIRED,
+    Native,
+    Standing,
+    alive,
+    endings,
+    finish,
+    leave,
+    retire,
+    retire_dropped,
+    waiting_for_a_look,
+)  # fmt: skip
+from .native_stream import NativeStream, Point, pointed
+
+_EXIT_GRACE_S: Final = 2.0
+_MANY_DROPPED: Final = 256
+_exiting = False
+
+sweeps: list[Callable[[], None]] = []
+"""What finds that nobody has taken an array."""
+
+
+def drain() -> None:
+    """Release whatever is ready, of all devices; never waits."""
+    if interrupted():  # a signal handler's, in the middle of a transition: the next drain does it
+        return
+    held_by: dict[Gate, str] = {}  # asked once: the answer is the same for all
+    try:
+        for sweep in sweeps:
+            sweep()
+        while True:
+            retire_dropped()
+            for stream in pointed.copy():
+                stream.poll()
+            for gate in blocking.copy():
+                if not _held_by(gate, held_by):
+                    unblock(gate)
+            if not _release_ready(held_by):
+                return
+    finally:
+        call_back()
+
+
+def wait_for(native: Native, timeout: float | None) -> bool:
+    """Drain until it is released, and whoever wanted to know was told; False when `timeout` seconds passed."""
+
+    def gone() -> bool:
+        drain()
+        told = native not in endings and native.teller in (None, threading.get_ident())
+        return native.state in GONE and told
+
+    return system.until(gone, timeout)
+
+
+def tidy() -> None:
+    """For calls that make something and do not drain: what is dropped must not pile up."""
+    if len(dropped) > _MANY_DROPPED:
+        drain()
+
+
+def relieve(gate: Gate) -> None:
+    """Let a wait that is about to be enqueued stand aside for a moment, so that what is blocked may go.
+
+    A pipeline that always has a wait pending would release nothing.
+    """
+    shut = gate.shut
+    shut += MARK
+    try:
+        relieved(gate, 2 * gate.limit)  # the others stand at the gate; tried half as often, unless it succeeds
+        if system.until(lambda: not gate.look(), MOMENT_S):
+            relieved(gate)
+            drain()
+    finally:
+        del shut[-1]
+
+
+def _release_ready(held_by: dict[Gate, str]) -> bool:
+    """Look once at what may be ready; whether anything was released."""
+    claimed: list[Native] = []
+    moved = False
+    try:
+        _claim(claimed)
+        ends: dict[NativeStream, Point | None] = {}  # one event a stream, however many wait for it
+        while claimed:
+            moved |= _advance(claimed[0], ends, held_by)
+            del claimed[0]
+        return moved
+    finally:
+        for native in claimed:
+            _put_back(native)
+
+
+@locked
+def _claim(claimed: list[Native]) -> None:
+    for native in list(waiting_for_a_look):
+        if native.state is RETIRED:
+            if native.calls.copy():  # always a copy: it has one order with the marks of other threads
+                continue
+            if all(how is Standing.YIELDS for how in native.standing.values()):
+                claimed += (native,)
+        del waiting_for_a_look[native]
+
+
+@locked
+def _put_back(native: Native) -> None:
+    if native.state is RELEASING and native.releaser == threading.get_ident():
+        native.state = RETIRED
+    if native.state is RETIRED:
+        waiting_for_a_look[native] = None
+
+
+def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: dict[Gate, str]) -> bool:
+    """Release it, or leave it where it waits; whether anything has moved."""
+    behind = native.behind
+    if behind is None:
+        streams = native.streams()
+        if any(stream not in ends and stream.is_capturing() for stream in streams):
+            _put_back(native)  # an event would go into the graph
+            return False
+        for stream in streams:
+            if stream not in ends:
+                ends[stream] = _end_of(stream)
+        behind = [end for stream in streams if (end := ends[stream]) is not None]
+    if _park(native, behind):
+        return False
+    if native.standing:
+        _end_events(native)
+        return True
+    if native.gate is None:
+        return _release(native)
+    return _release_at_gate(native, native.gate, held_by)
+
+
+def _end_of(stream: NativeStream) -> Point | None:
+    """A point behind all that it was given; None where that is done."""
+    if stream.behind is not None:  # it is closed, and its end known
+        return next((point for point in stream.behind if point.state is LIVE), None)
+    if stream.state in GONE or stream.is_idle():
+        return None
+    if stream.elsewhere:  # it has one behind each call
+        return stream.points[-1] if stream.points else None
+    return stream.point()
+
+
+@locked
+def _park(native: Native, behind: list[Point]) -> bool:
+    """Wait for the first point that is not reached; False when there is none."""
+    native.behind = behind
+    for point in behind:
+        if point.state is LIVE:
+            point.waiters[native] = None
+            return True
+    return False
+
+
+@locked
+def _end_events(native: Native) -> None:
+    """Events of a stream that others hold: all its work is done, so they are reached."""
+    for one, how in list(native.standing.items()):
+        if how is Standing.YIELDS:
+            retire(one)
+
+
+def _held_by(gate: Gate, held_by: dict[Gate, str]) -> str:
+    if gate not in held_by:
+        held_by[gate] = gate.look()
+    return held_by[gate]
+
+
+def _release_at_gate(native: Native, gate: Gate, held_by: dict[Gate, str]) -> bool:
+    shut = gate.shut
+    shut += MARK  # first: a wait that is noted after the look below finds it shut
+    try:
+        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()
+        if not waits:
+            return _release(native)
+    finally:
+        del shut[-1]
+    block(native, waits)
+    if len(gate.blocked) == TOO_MANY:
+        warn_leak(
+            f"{TOO_MANY} closed objects cannot be released, because {waits} has been waiting for a semaphore all the "
+            "time: synchronize it now and then, or call Device.drain(timeout)"
+        )
+    return False
+
+
+def _release(native: Native) -> bool:
+    if not _begin(native):
+        return False
+    problem: Exception | None = None
+    kept: list[Any] = []
+    try:
+        if native.release is not None:
+            finish(native.release, native.handle)
+    except Exception as error:
+        problem = error
+    finally:
+        _end(native, problem, kept)
+    if problem is not None:
+        warn_leak(f"releasing {native.label} failed: {problem}")
+    return True
+
+
+@locked
+def _begin(native: Native) -> bool:
+    if native.state is not RETIRED:  # opened once more, or another thread's
+        return False
+    if native.standing or native.calls.copy():
+        waiting_for_a_look[native] = None
+        return False
+    native.releaser = threading.get_ident()
+    native.state = RELEASING
+    return True
+
+
+@locked
+def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
+    kept.append(native.keep)  # let go of by the caller: a finalizer may do anything
+    native.keep = None
+    native.uses = {}
+    if native.callbacks:
+        endings[native] = None
+    if problem is None:
+        leave(native)
+        native.state = RELEASED
+    else:  # its parents stay: the driver may still have it
+        native.state = LEAKED
+
+
+def call_back() -> None:
+    """Tell those who wanted to know, with nothing held."""
+    while endings:
+        taken: list[Native] = []
+        try:
+            _take(taken)
+            for native in taken:
+                hook, native.on_retired = native.on_retired, None
+                if hook is not None:
+                    _run(hook)
+                while native.callbacks and native.state in GONE:
+                    _run(native.callbacks.pop(0))
+        finally:
+            for native in taken:
+                _told(native)
+
+
+@locked
+def _take(taken: list[Native]) -> None:
+    for native in list(endings):
+        native.teller = threading.get_ident()
+        taken += (native,)
+        del endings[native]
+
+
+@locked
+def _told(native: Native) -> None:
+    native.teller = None
+    if native.callbacks and native.state in GONE:  # an interrupt came in between
+        endings[native] = None
+
+
+def _run(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception as error:
+        report(error)
+
+
+@atexit.register
+def _drain_at_exit() -> None:
+    """For two seconds in all; nothing that would block is released."""
+    global _exiting  # noqa: PLW0603 - it is the process that exits
+    _exiting = True
+
+    def is_over() -> bool:
+        drain()
+        return not any(native.state is RETIRED and native.behind for native in alive())
+
+    system.until(is_over, _EXIT_GRACE_S)

@@ -1,0 +1,362 @@
+"""Natives: the driver's objects, and what a release of one has to wait for.
+
+Invariants, of this module and of those that stand on it (`native_stream`, `gate`, `drain`):
+
+1. No native call is made with a released handle, and no handle is released while a call with it is under way.
+2. Released means: no marks, nothing standing on it, every use of its own passed.
+3. A release that blocks the device runs only while no known wait is pending (`gate`).
+4. A pipeline that is never idle still releases.
+5. Work is ordered behind whatever touched those bytes.
+6. A native call that fails in a drain is reported, raised into nothing, and masks nothing.
+7. After an exception at any point no lock is held, no mark is left, and nothing that was made is lost.
+8. What was born before a fork is dead in the child.
+9. The exit takes two seconds in all; from then on finalizers do nothing.
+
+A call takes no lock. It marks every native that it uses, then looks at their states, then calls::
+
+    calls = native.calls
+    calls += MARK
+    try:
+        if native.state is not LIVE: ...
+        ...
+    finally:
+        del calls[-1]
+
+`retire` changes the state, and a drain looks at the marks later: a call that marked before that look is seen, one that
+marks after it sees the new state. There is no call between ``+=`` and ``try``, so no interrupt strikes there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from ..errors import ResourceClosedError
+from .monitor import after_fork, dropped, locked
+
+if TYPE_CHECKING:
+    from .gate import Gate
+    from .native_stream import NativeStream, Point
+
+T = TypeVar("T")
+
+EXPORTED: Final = "exported array"
+MARK: Final = (None,)
+Marks: type[list[Any]] = list
+"""Of the calls under way."""
+
+
+class State(Enum):
+    BORN = "being made"
+    LIVE = "open"
+    RETIRED = "closed"
+    RELEASING = "being released"
+    RELEASED = "released"
+    LEAKED = "closed, and could not be released"
+    DEAD = "of the parent process"
+
+
+BORN, LIVE, RETIRED, RELEASING, RELEASED, LEAKED, DEAD = State
+GONE: Final = frozenset({RELEASED, LEAKED, DEAD})
+
+
+class Standing(Enum):
+    """What becomes of something that stands on a native which is closed."""
+
+    CHILD = "it is closed as well"
+    HOLDS = "it keeps the native"
+    YIELDS = "it goes when the native may be released"
+
+
+_serials = itertools.count(1)
+_alive: dict[Native, None] = {}
+
+waiting_for_a_look: dict[Native, None] = {}
+"""Retired, and perhaps ready to be released."""
+endings: dict[Native, None] = {}
+"""Whose `on_retired` or `callbacks` are still to run, by the next drain, with nothing held."""
+
+
+class Native:
+    """One object of a driver, or what this library keeps in its place.
+
+    Parameters
+    ----------
+    noun : str
+        For messages.
+    release : callable, optional
+        Given the handle. After an interrupt it is called again; it makes each native call once.
+    parents : sequence of Native
+        What it stands on, which is released later.
+    how : Standing
+        In which way it stands on them.
+    gate : Gate, optional
+        The release blocks the device: this says when it may run.
+    keep : object
+        What must live as long: another library's stream, a handle's owner.
+    """
+
+    __slots__ = (
+        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "on_retired",
+        "parents", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
+    )  # fmt: skip
+
+    noted_of_closed: ClassVar[bool] = False
+    """It may be made of something that is closed, and not yet released."""
+
+    def __init__(
+        self,
+        noun: str,
+        release: Callable[[Any], None] | None = None,
+        *,
+        parents: Sequence[Native] = (),
+        how: Standing = Standing.CHILD,
+        gate: Gate | None = None,
+        keep: object = None,
+    ) -> None:
+        self.label = f"{noun} #{next(_serials)}"
+        self.release = release
+        self.parents = parents
+        self.how = how
+        self.gate = gate
+        self.keep = keep
+        self.ends_with_children = False
+        """It is closed with the last of its children."""
+        self.state = BORN
+        self.calls: list[Any] = Marks()
+        self.standing: dict[Native, Standing] = {}
+        self.uses: dict[NativeStream, Any] = {}
+        """What it was used for on each stream: the bytes, or the last value signalled."""
+        self.untracked: Sequence[Any] = ()
+        """The devices (`Streams`) any of whose streams may use it, because its address is out."""
+        self.behind: list[Point] | None = None
+        """What its release waits for, once it was looked at."""
+        self.handle: Any = None
+        self.on_retired: Callable[[], None] | None = None
+        self.callbacks: list[Callable[[], None]] = []
+        self.teller: int | None = None
+        """The thread that runs them."""
+        self.releaser: int | None = None
+        """The thread that releases it."""
+
+    def create(self, call: Callable[[], Any]) -> Any:
+        """Make it with a native call, outside the monitor; what that returns, which is the handle from now on.
+
+        Raises what `call` raises; and `ResourceClosedError` where it stands on something that was closed meanwhile.
+        """
+        made: list[Any] = []
+        whole = False
+        try:
+            _begin(self)
+            made.extend(map(operator.call, (call,)))  # stored by C: no interrupt takes it away
+            whole = True
+        finally:
+            _came_up(self, made, whole)
+        self._check_made()
+        return self.handle
+
+    def open(self) -> None:
+        """As `create`, of something that needs no native call."""
+        try:
+            _begin(self)
+        finally:
+            _came_up(self, [None], True)
+        self._check_made()
+
+    def _check_made(self) -> None:
+        if self.state is not LIVE:
+            for parent in self.parents:
+                parent.check()
+            self.check()
+
+    def ending(self) -> None:
+        """What is to change before its children are closed. Under the monitor."""
+
+    def check(self) -> None:
+        """Raise unless it is open."""
+        if self.state is LIVE:
+            return
+        if self.state is DEAD:
+            raise ResourceClosedError(
+                f"expected an object of this process, got {self.label} of its parent, made before the fork; make a new "
+                "one here."
+            )
+        raise ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
+
+    def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
+        """Call the driver with its handle, also of what is closed; `gone` where it is released, or about to be."""
+        calls = self.calls
+        calls += MARK
+        try:
+            return gone if self.state in GONE or self.state is RELEASING else question(self.handle)
+        finally:
+            del calls[-1]
+
+    def use(self, call: Callable[[Any], T]) -> T:
+        """Call the driver with its handle; raises unless it is open."""
+        calls = self.calls
+        calls += MARK
+        try:
+            self.check()
+            return call(self.handle)
+        finally:
+            del calls[-1]
+
+    def streams(self) -> list[NativeStream]:
+        """Whose work the release waits for."""
+        known = [stream for device in self.untracked for stream in device.known()]
+        return list(dict.fromkeys([*self.uses, *known]))
+
+    def what_holds(self) -> str:
+        """Why it is not released, for messages."""
+        standing = self.standing.copy()
+        if arrays := sum(one.label.startswith(EXPORTED) for one in standing):
+            return f"{arrays} exported array(s) are still alive"
+        for one, how in standing.items():
+            if one.state is RETIRED:
+                return f"{one.label} is still in use ({one.what_holds()})"
+            if how is Standing.HOLDS:
+                return f"{one.label} is still open"
+        if self.calls.copy():
+            return "a call is under way"
+        if self.gate is not None and self in self.gate.blocked:
+            return (
+                f"the driver's release waits for the whole device, and {self.gate.blocked[self]} may be waiting for a "
+                "semaphore: synchronize that first"
+            )
+        return "work enqueued before close() is still pending"
+
+    def __repr__(self) -> str:
+        return f"<{self.label} {self.state.value}>"
+
+
+def finish(release: Callable[[Any], None], handle: Any) -> None:
+    """Release. An interrupt may keep it from the native call: then once more, which makes no call twice."""
+    try:
+        release(handle)
+    except Exception:
+        raise
+    except BaseException:
+        release(handle)
+        raise
+
+
+@locked
+def _begin(native: Native) -> None:
+    for parent in native.parents:
+        if parent.state is not LIVE and not (native.noted_of_closed and parent.state is RETIRED):
+            parent.check()
+    for parent in native.parents:
+        parent.standing[native] = native.how
+    _alive[native] = None
+
+
+@locked
+def _came_up(native: Native, made: list[Any], whole: bool) -> None:
+    if native.state is not BORN:  # of the parent process
+        return
+    if not made:  # nothing to release
+        native.release = native.gate = None
+        waiting_for_a_look[native] = None
+        native.state = RETIRED
+        return
+    native.handle = made[0]
+    native.state = LIVE
+    closed = any(parent.state is not LIVE for parent in native.parents) and not native.noted_of_closed
+    if closed or not whole:  # an interrupt has struck behind the call: nobody will have it
+        retire(native)
+
+
+@locked
+def retire(native: Native) -> None:
+    """End use: of it, of its children, and of what goes with the last of these."""
+    if native.state is not LIVE:
+        return
+    native.ending()
+    for one, how in list(native.standing.items()):
+        if how is Standing.CHILD:
+            retire(one)
+    if native.on_retired is not None:
+        endings[native] = None
+    waiting_for_a_look[native] = None
+    native.state = RETIRED
+    for parent in native.parents:
+        if parent.ends_with_children and not any(
+            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in parent.standing.items()
+        ):
+            retire(parent)
+
+
+@locked
+def add_callback(native: Native, callback: Callable[[], None]) -> None:
+    """Call it when the native is gone."""
+    native.callbacks.append(callback)
+    if native.state in GONE:
+        endings[native] = None
+
+
+@locked
+def revive(native: Native) -> bool:
+    """Open what has no native half of its own, again and again; False where that is too late."""
+    if native.state in (RELEASING, LEAKED, DEAD):
+        return False
+    native.behind = None
+    _alive[native] = None
+    native.state = LIVE
+    return True
+
+
+@locked
+def retire_dropped() -> None:
+    """Retire what finalizers have found."""
+    while dropped:
+        retire(dropped[0])  # taken out afterwards: an interrupt may come in between
+        del dropped[0]
+
+
+def leave(native: Native) -> None:
+    """It is gone: its parents may be released. Under the monitor."""
+    _alive.pop(native, None)
+    for parent in native.parents:
+        parent.standing.pop(native, None)
+        if parent.state is RETIRED:
+            waiting_for_a_look[parent] = None
+
+
+@locked
+def hold(native: Native, user: Native) -> None:
+    """Keep an open native until its user is gone, as a graph keeps what its work uses."""
+    if user not in native.standing:
+        native.check()
+        user.parents = (*user.parents, native)
+        native.standing[user] = Standing.HOLDS
+
+
+@locked
+def note_use(native: Native, stream: NativeStream, value: Any) -> None:
+    """Note that a stream is given work with it. What is no stream's any more is forgotten."""
+    if stream not in native.uses:
+        for known in [known for known in native.uses if known.forgotten]:
+            del native.uses[known]
+    native.uses[stream] = value
+
+
+def count_alive() -> int:
+    """How many natives are not released."""
+    return len(_alive)
+
+
+def alive() -> list[Native]:
+    """All that are not released."""
+    return list(_alive)
+
+
+@after_fork
+def _forked() -> None:
+    for native in _alive:
+        native.state = DEAD
+    for shared in (_alive, waiting_for_a_look, endings):
+        shared.clear()

@@ -1,0 +1,472 @@
+"""Native streams: what each was given that may still be to come, and whether it has failed.
+
+Wrappers come and go, a native stream is known once (`Streams`): what it waits for, its failure and its capture are the
+stream's, whatever wrapper is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from ..errors import GpuInteropError, again, report
+from .gate import Gate, waiting
+from .monitor import after_fork, locked
+from .native import GONE, LIVE, MARK, RELEASING, Native, Standing, finish, retire, revive, waiting_for_a_look
+
+if TYPE_CHECKING:
+    from ..backend import Backend, Native as Handle
+    from .graph import Graph
+
+T = TypeVar("T")
+
+_PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
+MANY_WAITS: Final = 64  # from so many on that may be pending, the driver is asked which are
+_REMEMBERED: Final = 256  # native streams that were closed
+
+order = itertools.count(1)
+"""Numbers what is enqueued where the order may matter later: which work was behind a wait that did not come."""
+
+pointed: dict[NativeStream, None] = {}
+"""Streams with points that may not be reached."""
+
+
+class Wait:
+    """A semaphore wait that a stream was given. Streams that were ordered behind it share it.
+
+    Attributes
+    ----------
+    reached : callable or None
+        Whether the value is there already, where that can be seen: then the wait passes by itself.
+    enqueued : bool
+        The driver has it.
+    passed : bool
+    """
+
+    __slots__ = ("enqueued", "passed", "reached", "semaphore", "value")
+
+    def __init__(self, semaphore: Native, value: int | None, reached: Callable[[], bool] | None = None) -> None:
+        self.semaphore = semaphore
+        self.value = value
+        self.reached = reached
+        self.enqueued = False
+        self.passed = False
+
+    def is_there(self) -> bool:
+        """Whether nobody has to do anything for it to pass. Under the monitor."""
+        gone = self.semaphore.state in GONE or self.semaphore.state is RELEASING  # and perhaps what `reached` looks at
+        return self.passed or gone or (self.reached is not None and self.reached())
+
+    def __str__(self) -> str:
+        label = self.semaphore.label
+        return label if self.value is None else f"{label} to reach {self.value}"
+
+
+@locked
+def fail_wait(wait: Wait, error: GpuInteropError) -> None:
+    """Tell that it will not come, and that the streams which wait are let go on: they fail.
+
+    Makes no driver call: it is the bridge's watcher that tells.
+    """
+    end = next(order)
+    for stream in list(waiting):
+        first = next((number for number, one in stream.waits.copy() if one is wait), None)
+        if first is not None:
+            stream.voids.append((first, end))
+            stream.fail(error)
+
+
+@locked
+def fail_stream(stream: NativeStream | None, error: GpuInteropError) -> None:
+    """Tell that what it was given has had no effect."""
+    if stream is not None:
+        stream.fail(error)
+
+
+class Point(Native):
+    """An event behind everything that a stream was given before it."""
+
+    __slots__ = ("covers", "stream", "waiters")
+    noted_of_closed = True  # the end of a closed stream is one
+
+    def __init__(self, stream: NativeStream) -> None:
+        # On AMD an event must not outlive its stream: so it keeps that stream's owner, and stands on it.
+        super().__init__("event", stream.backend.destroy_event, parents=(stream,), how=Standing.HOLDS, keep=stream.keep)
+        self.stream = stream
+        self.covers = stream.enqueued()
+        self.waiters: dict[Native, None] = {}
+        """What is looked at again when it is reached."""
+
+    def is_reached(self) -> bool:
+        """Ask the driver; never blocks."""
+        try:
+            if not self.ask(self.stream.backend.is_done, True):
+                return False
+        except GpuInteropError:
+            pass  # the stream has failed: what is left on it never runs
+        except Exception as error:
+            report(error)
+        _reached(self)
+        return True
+
+
+@locked
+def _came_behind(point: Point) -> None:
+    if point.state is LIVE:
+        point.stream.points.append(point)
+        pointed[point.stream] = None
+
+
+@locked
+def _reached(point: Point) -> None:
+    stream = point.stream
+    settle(stream, point.covers)
+    waiting_for_a_look.update(point.waiters)
+    point.waiters = {}
+    if point in stream.points:
+        stream.points.remove(point)
+    if not stream.points:
+        pointed.pop(stream, None)
+    retire(point)
+
+
+@locked
+def settle(stream: NativeStream, passed: list[Wait]) -> None:
+    """Note that waits have passed."""
+    for wait in passed:
+        wait.passed = True
+    while stream.waits and stream.waits[0][1].passed:
+        del stream.waits[0]
+    if not stream.waits:
+        waiting.pop(stream, None)
+        if stream.waits:  # another thread has added one, and perhaps the stream before the line above
+            waiting[stream] = None
+
+
+class NativeStream(Native):
+    """One native stream of a device. Made by `Streams`.
+
+    Attributes
+    ----------
+    waits : deque of (int, Wait)
+        Those that may be pending, and when the stream was ordered behind each.
+    voids : deque of (int, int)
+        From when to when it ran on behind a wait that did not come: what it was given in between is wrong.
+    """
+
+    __slots__ = (
+        "backend", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread", "told", "voids",
+        "waits",
+    )  # fmt: skip
+
+    def __init__(self, device: Streams, *, owned: bool) -> None:
+        super().__init__("Stream", self._let_go)
+        self.device = device
+        self.backend = device.backend
+        self.owned = owned
+        self.ends_with_children = not owned
+        self.key: Hashable = None
+        self.pointer = 0
+        self.thread: weakref.ref[_Me] | None = None
+        """The only one that can ask for it, and record: of a thread's own default stream."""
+        self.waits: deque[tuple[int, Wait]] = deque()
+        self.points: list[Point] = []
+        """Those that may not be reached."""
+        self.kept: deque[list[Any]] = deque()
+        """Host memory of copies still to run, with the point behind each."""
+        self.graph: Graph | None = None
+        """What `Stream.capture` makes of what it is given."""
+        self.failure: GpuInteropError | None = None
+        self.told = False
+        """Somebody was raised the failure."""
+        self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def forgotten(self) -> bool:
+        """Nobody will find it again."""
+        return self.state in GONE and not self.device.remembers(self)
+
+    def streams(self) -> list[NativeStream]:
+        """Its end is what its own release waits for."""
+        return [self] if self.owned else []
+
+    def _let_go(self, handle: Handle) -> None:
+        if self.owned:
+            self.backend.destroy_stream(handle)
+        self.kept.clear()
+
+    # -- waits ---------------------------------------------------------------------------------------------------
+
+    def note(self, wait: Wait) -> None:
+        """Note a wait, before the driver is given it; then look at the gate."""
+        self.waits.append((next(order), wait))
+        waiting[self] = None
+
+    def pending(self) -> list[Wait]:
+        """The waits that may be pending."""
+        return [wait for _, wait in self.waits.copy() if not wait.passed]
+
+    def enqueued(self) -> list[Wait]:
+        """The waits that whatever is enqueued next stands behind."""
+        return [wait for _, wait in self.waits.copy() if wait.enqueued]
+
+    def waiting_for(self) -> str:
+        """The waits that may be pending, for messages; empty when there are none."""
+        waits = dict.fromkeys(map(str, self.pending()))
+        return f"; it may be waiting for {', '.join(list(waits)[-16:])}" if waits else ""
+
+    # -- what the driver says ------------------------------------------------------------------------------------
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is another thread's own default stream, which only that thread can name."""
+        return self.thread is not None and self.thread() is not _here.me
+
+    def is_capturing(self) -> bool:
+        """Whether its work goes into a graph; one that cannot say captures nothing."""
+        try:
+            return bool(self.ask(self.backend.is_capturing, False))
+        except GpuInteropError:
+            return False
+
+    def is_idle(self) -> bool:
+        """Whether it has done all that it was given, or has failed; False where that cannot be asked."""
+        seen = self.enqueued()
+        if self.elsewhere or self.is_capturing():
+            return False
+        try:
+            if not self.ask(self.backend.is_idle, True):
+                return False
+        except GpuInteropError:
+            pass  # what is left on it never runs
+        settle(self, seen)
+        return True
+
+    def with_event(self, use: Callable[[Handle], T]) -> T | None:
+        """What `use` gives for an event behind all that it was given so far; None where the stream is gone."""
+        if self.elsewhere:
+            return self.points[-1].ask(use, None) if self.points else None
+        made: list[Handle] = []
+        calls = self.calls
+        calls += MARK
+        try:
+            if self.state in GONE:
+                return None
+            made.extend(map(self.backend.record, (self.handle,)))
+            return use(made[0])
+        finally:
+            try:
+                for event in made:
+                    finish(self.backend.destroy_event, event)
+            finally:
+                del calls[-1]
+
+    def synchronize(self, timeout: float | None) -> bool:
+        """Block until it has done all that it was given; False when `timeout` seconds passed. Raises its failure."""
+        seen, backend = self.enqueued(), self.backend
+        if timeout is None and not (self.elsewhere or backend.holds_gil or backend.synchronize_blocks_others):
+            self.ask(backend.synchronize, None)
+        elif self.with_event(lambda event: backend.wait_done(event, timeout)) is False:
+            return False
+        settle(self, seen)
+        self.drop_kept()
+        return True
+
+    def came_along(self) -> None:
+        """Behind a call: nobody else could ask a thread's own default stream later; nor may too much pile up."""
+        if self.thread is not None and not self.is_capturing():
+            self.drop_kept()
+            self.point()
+        elif len(self.waits) > MANY_WAITS:
+            self.look()
+
+    def point(self) -> Point | None:
+        """Record an event behind all that it was given so far; None where it can record no more."""
+        point = Point(self)
+        try:
+            point.create(lambda: self.backend.record(self.handle))
+        except GpuInteropError:
+            return None
+        _came_behind(point)
+        return point
+
+    def look(self) -> None:
+        """Find out which waits have passed, as far as the driver says; never blocks."""
+        if self.is_idle() or self.elsewhere or self.is_capturing():
+            return
+        covered = {wait for point in self.poll() for wait in point.covers}
+        if not covered.issuperset(self.enqueued()):
+            self.point()
+
+    def poll(self) -> list[Point]:
+        """Look which points were reached; those that were not."""
+        points = self.points.copy()
+        while points and points[0].is_reached():
+            del points[0]
+        return points
+
+    def drop_kept(self) -> None:
+        """Let go of the host memory of copies that are done."""
+        self.poll()
+        while self.kept:
+            entry = self.kept[0]
+            point = entry[0]
+            if point is None:  # its copy is being enqueued, or was interrupted in that
+                if self.calls.copy() or not self.is_idle():
+                    return
+            elif point.state is LIVE:
+                return
+            _drop(self, entry)
+
+    # -- failure -------------------------------------------------------------------------------------------------
+
+    def fail(self, error: GpuInteropError) -> None:
+        """Something that it waited for will not come, and it was let go on. Under the monitor.
+
+        A driver's stream cannot fail by itself. From now on its wrappers raise a copy of `error`. It stays until it was
+        raised: a wrapper that is made afterwards begins anew.
+        """
+        if self.failure is None or self.told:
+            fresh = cast(GpuInteropError, again(error))
+            if fresh is not error:
+                fresh.__cause__ = None  # which would be kept alive
+            self.failure = fresh
+            self.told = False
+
+    def tell_failure(self) -> GpuInteropError | None:
+        """Why it has failed; whoever asks raises it."""
+        if self.failure is not None:
+            self.told = True
+        return self.failure
+
+    def is_void(self, number: int) -> bool:
+        """Whether what was enqueued then ran behind a wait that did not come."""
+        return any(first <= number < end for first, end in self.voids.copy())
+
+
+@locked
+def _drop(stream: NativeStream, entry: list[Any]) -> None:
+    if stream.kept and stream.kept[0] is entry:  # no other thread has done so
+        del stream.kept[0]
+
+
+class _Me:
+    __slots__ = ("__weakref__",)
+
+
+class _Here(threading.local):
+    """The calling thread, as long as it lives. Its ident would not do: another thread has that afterwards."""
+
+    def __init__(self) -> None:
+        self.me = _Me()
+
+
+_here: Final = _Here()
+
+
+class Streams:
+    """The native streams that this library knows on one device, each once."""
+
+    def __init__(self, backend: Backend, gate: Gate) -> None:
+        self.backend = backend
+        self.gate = gate
+        self.table: dict[Hashable, NativeStream] = {}
+        self.limit = _REMEMBERED
+        gate.devices.append(self)
+
+    def known(self) -> list[NativeStream]:
+        """Those that may have work."""
+        return [stream for stream in self.table.copy().values() if stream.state not in GONE]
+
+    def remembers(self, stream: NativeStream) -> bool:
+        """Whether a wrapper made now may find it."""
+        return self.table.get(stream.key) is stream
+
+    def create(self, call: Callable[[], Handle]) -> NativeStream:
+        """A stream of ours, made by `call`."""
+        stream = NativeStream(self, owned=True)
+        handle = stream.create(call)
+        try:
+            _name(stream, self.backend.stream_key(handle), self.backend.stream_pointer(handle))
+        except BaseException:
+            retire(stream)
+            raise
+        return stream
+
+    def adopt(self, handle: Handle, keep: object) -> tuple[NativeStream, Native]:
+        """What another library's stream is known as, and a wrapper, which keeps it open."""
+        wrapper = Native("Stream", keep=keep)
+        return self._find(handle, wrapper), wrapper
+
+    def of_this_thread(self, handle: Handle) -> NativeStream:
+        """The calling thread's own default stream."""
+        found = self.table.get((_PER_THREAD, id(_here.me)))
+        return found if found is not None and found.state is LIVE and not found.elsewhere else self._find(handle, None)
+
+    def _find(self, handle: Handle, wrapper: Native | None) -> NativeStream:
+        pointer = self.backend.stream_pointer(handle)
+        thread = _here.me if pointer == _PER_THREAD else None
+        key = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
+        found: list[NativeStream] = []
+        _intern(self, key, pointer, handle, wrapper, thread, found)
+        return found[0]
+
+
+@locked
+def _name(stream: NativeStream, key: Hashable, pointer: int) -> None:
+    stream.key, stream.pointer = (key, None), pointer
+    stream.device.table[stream.key] = stream
+    _forget(stream.device)
+
+
+@locked
+def _intern(
+    device: Streams, key: Hashable, pointer: int, handle: Handle, wrapper: Native | None, thread: _Me | None,
+    found: list[NativeStream],
+) -> None:  # fmt: skip
+    stream = device.table.get(key)
+    if (
+        stream is None
+        or (stream.owned and stream.state is not LIVE)  # the number may be another stream's by now
+        or (stream.thread is not None and stream.thread() is not thread)
+        or not revive(stream)
+    ):
+        stream = NativeStream(device, owned=False)
+        stream.key, stream.pointer, stream.handle = key, pointer, handle
+        if thread is not None:
+            stream.thread = weakref.ref(thread)
+        revive(stream)
+        device.table[key] = stream
+        _forget(device)
+    if stream.told:  # somebody knows: this wrapper begins anew
+        stream.failure = None
+        stream.told = False
+    if wrapper is not None:
+        if not stream.owned:
+            stream.keep = wrapper.keep
+        wrapper.uses[stream] = None  # its owner is kept until what it was given is done
+        wrapper.parents = (stream,)
+        stream.standing[wrapper] = Standing.CHILD
+        revive(wrapper)
+    found.append(stream)
+
+
+def _forget(device: Streams) -> None:
+    """Keep few that are gone; one in so many calls looks."""
+    if len(device.table) <= device.limit:
+        return
+    for key, stream in list(device.table.items()):
+        if stream.thread is not None and stream.thread() is None:
+            retire(stream)
+        if stream.state in GONE:
+            del device.table[key]
+    device.limit = max(_REMEMBERED, 2 * len(device.table))
+
+
+@after_fork
+def _forked() -> None:
+    pointed.clear()
