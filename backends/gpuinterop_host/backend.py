@@ -48,6 +48,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
     name = "host"
     priority = -1
     pageable_copies_block: ClassVar[bool] = False  # a copy is the worker's, whatever memory it touches
+    survives_fork: ClassVar[bool] = True
 
     def __init__(self) -> None:
         if sys.platform != "linux":

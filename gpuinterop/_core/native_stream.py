@@ -36,10 +36,12 @@ pointed: dict[NativeStream, None] = {}
 
 
 class Wait:
-    """A semaphore wait that a stream was given. Streams that were ordered behind it share it.
+    """A semaphore wait that a stream was given, or that it was ordered behind.
 
     Attributes
     ----------
+    origin : Wait
+        That of the stream which was given it.
     reached : callable or None
         Whether the value is there already, where that can be seen: then the wait passes by itself.
     enqueued : bool
@@ -47,14 +49,21 @@ class Wait:
     passed : bool
     """
 
-    __slots__ = ("enqueued", "passed", "reached", "semaphore", "value")
+    __slots__ = ("enqueued", "origin", "passed", "reached", "semaphore", "value")
 
     def __init__(self, semaphore: Native, value: int | None, reached: Callable[[], bool] | None = None) -> None:
+        self.origin = self
         self.semaphore = semaphore
         self.value = value
         self.reached = reached
         self.enqueued = False
         self.passed = False
+
+    def inherited(self) -> Wait:
+        """As of a stream that is ordered behind it, and goes on when it has passed there."""
+        wait = Wait(self.semaphore, self.value, self.origin.is_there)
+        wait.origin = self.origin
+        return wait
 
     def is_there(self) -> bool:
         """Whether nobody has to do anything for it to pass. Under the monitor."""
@@ -74,7 +83,7 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
     """
     end = next(order)
     for stream in list(waiting):
-        first = next((number for number, one in stream.waits.copy() if one is wait), None)
+        first = next((number for number, one in stream.waits.copy() if one.origin is wait), None)
         if first is not None:
             stream.voids.append((first, end))
             stream.fail(error)
@@ -209,6 +218,10 @@ class NativeStream(Native):
     def pending(self) -> list[Wait]:
         """The waits that may be pending."""
         return [wait for _, wait in self.waits.copy() if not wait.passed]
+
+    def is_behind(self, wait: Wait) -> bool:
+        """Whether it was given the wait, or ordered behind it, and that may be pending."""
+        return any(one.origin is wait.origin for _, one in self.waits.copy())
 
     def enqueued(self) -> list[Wait]:
         """The waits that whatever is enqueued next stands behind."""

@@ -218,12 +218,20 @@ class Stream(Resource):
         gate = stream.device.gate
         if gate.crowded:
             relieve(gate)
-        for wait in other.pending():
-            if all(wait is not one for _, one in stream.waits.copy()):
-                stream.note(wait)
-        if gate.shut:
-            gate.let_releases_end()
-        other.with_event(lambda event: self.call(stream, lambda native: self._backend.wait_event(native, event)))
+        inherited = [wait.inherited() for wait in other.pending() if not stream.is_behind(wait)]
+
+        def wait_for(event: Handle) -> None:
+            try:
+                for wait in inherited:
+                    stream.note(wait)
+                if gate.shut:
+                    gate.let_releases_end()
+                self.call(stream, lambda native: self._backend.wait_event(native, event))
+            finally:
+                for wait in inherited:
+                    wait.enqueued = True
+
+        other.with_event(wait_for)
         if other.graph is not None and stream.graph is None:
             other.graph.join(stream)
 

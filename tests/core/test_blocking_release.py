@@ -37,6 +37,9 @@ class BlockingBackend(FakeBackend):
         self.asked += 1
         return stream[1] not in self.waiting
 
+    def is_done(self, event: Native) -> bool:
+        return self.event_streams[event][1] not in self.waiting and super().is_done(event)
+
     def wait(self, batch: Native, stream: Native, values: object, timeout_ms: int | None) -> None:
         self.on_wait()
         self.waiting.add(stream[1])
