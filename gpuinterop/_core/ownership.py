@@ -6,6 +6,7 @@ success consumes the caller's handle, failure leaves it open and untouched. So a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from .. import system
 from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
-from ..handles import FdHandle, Handle
+from ..handles import FdHandle, Handle, _State
 
 if sys.platform != "win32":
     import fcntl
@@ -27,12 +28,12 @@ T = TypeVar("T")
 
 # From the duplicate to the check no other import may run: a driver's close could otherwise hand our number to
 # another thread's descriptor between the two.
-_import_lock = threading.Lock()
+_import_lock = threading.RLock()
 
 
 def _forked() -> None:
     global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it, and does not exist in the child
-    _import_lock = threading.Lock()
+    _import_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -47,6 +48,9 @@ _DUPLICATE_BASE = 200  # away from the low numbers that other threads are given 
 def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
+    An interrupt behind the end of `call` takes away what this returns, and the handle is consumed all the same: what
+    must not be lost, `call` stores by itself.
+
     Parameters
     ----------
     handle : Handle
@@ -59,40 +63,70 @@ def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
     if not isinstance(handle, FdHandle):
         handle._check_open()
         return call(handle)
-    with _import_lock:
-        original = handle.fd
-        duplicate = _duplicate(original)
+    lock = _import_lock
+    # What C appends here no interrupt takes away: they come between Python's steps.
+    held: list[bool] = []
+    lent: list[int] = []
+    done: list[T] = []
+    unmarked: list[None] = []
+    calls, mark = handle._calls, (threading.get_ident(),)
+    noted = iter(mark)
+
+    def settle() -> None:
+        """May be interrupted, and then run again: each step is for once, or the same a second time."""
         try:
-            result = call(type(handle)(duplicate, origin=handle.origin, trusted=handle.trusted))
-        except BaseException:
-            _settle(original, duplicate)
-            raise
-        handle._consume(user)
-        os.close(original)
-        return result
+            if done:
+                handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
+            elif lent:
+                _take_back(handle._fd, lent)
+        finally:
+            unmarked.extend(map(calls.remove, noted))
+            with contextlib.suppress(OSError):  # somebody has closed the caller's descriptor meanwhile
+                handle._settle()
+
+    try:
+        held.extend(map(lock.acquire, (True,)))
+        calls += mark
+        try:
+            _duplicate(handle.fd, lent)
+            done.extend(map(call, (type(handle)(lent[0], origin=handle.origin, trusted=handle.trusted),)))
+        finally:
+            try:
+                settle()
+            except BaseException:
+                settle()
+                raise
+    finally:
+        if held:
+            lock.release()
+    return done[0]
 
 
-def _duplicate(fd: int) -> int:
+def _duplicate(fd: int, lent: list[int]) -> None:
     for base in (_DUPLICATE_BASE, 0):
         try:
-            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
+            lent.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (base,)))
+            return
         except OSError as error:
             if base == 0:
                 raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}).") from error
-    raise AssertionError
 
 
-def _settle(original: int, duplicate: int) -> None:
+def _take_back(original: int, lent: list[int]) -> None:
     """After a failed import: close the duplicate if it is certainly still ours."""
+    duplicate = lent[0]
     same = same_open_file(original, duplicate)
     if same:
-        system.close(duplicate)
-    elif same is None:
+        closed: list[object] = []
+        closed.extend(map(system.closer(duplicate), map(list.pop, (lent,))))
+        return
+    lent.clear()
+    if same is None:
         warnings.warn(
             f"fd {duplicate}, lent to a driver whose import failed, is left open: nothing on this system can tell "
             "whether the number is still ours",
             LeakedResourceWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -146,7 +180,7 @@ def check_size(handle: Handle, size: int) -> None:
     known = [("the exporter", handle.origin.size)] if handle.origin and handle.origin.size is not None else []
     if isinstance(handle, FdHandle):
         try:
-            real = object_size(handle.fd)
+            real = handle._use(object_size)
         except OSError:
             real = None  # no /proc, or an object that cannot seek: the driver has to tell
         if real is not None:
