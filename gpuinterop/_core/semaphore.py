@@ -419,6 +419,10 @@ class ExternalSemaphore(Resource, Generic[K]):
         # A closed stream's number may be another stream's by now.
         return 0 if entry is None or (entry[0] is not stream and entry[0].closed and entry[0]._owned) else entry[1]
 
+    def _last_signalled(self) -> int:
+        """The largest value that streams were given to signal here."""
+        return max((value for _, value in list(self._used.values())), default=0)
+
     def _forget_values(self) -> None:
         """Begin anew with what grows: a capture noted values here that nobody has signalled."""
         for pointer, (stream, _) in list(self._used.items()):
