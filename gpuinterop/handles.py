@@ -13,7 +13,6 @@ Ownership, the same on every vendor:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -338,9 +337,7 @@ class FdHandle(Handle):
         if not self._owned:
             self._number.clear()
             return
-        try:
-            self._settle()
-        except OSError as error:
+        if (error := self._settle()) is not None:
             raise HandleError(
                 f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
                 f"({error.strerror}); was it closed elsewhere? detach() hands it over."
@@ -354,17 +351,24 @@ class FdHandle(Handle):
             return call(self.fd)
         finally:
             calls.remove(mark[0])
-            with contextlib.suppress(OSError):  # close() came meanwhile, and its number was not open
-                self._settle()
+            self._settle()
 
-    def _settle(self) -> None:
-        """Close the number, once, of a handle that is done; where a call still uses it, that one does so at its end."""
+    def _settle(self) -> OSError | None:
+        """Close the number, once, of a handle that is done; what the system said if it was not open.
+
+        Where a call still uses it, that one does so at its end.
+        """
         if self._owned and self._state in (_State.CLOSED, _State.CONSUMED) and not self._threads():
             at_once = self.trusted or self._state is _State.CONSUMED  # else it may be a file that makes close() wait
             close = os.close if at_once else system.closer(self._fd)
             closed: list[object] = []
-            with contextlib.suppress(IndexError):  # it is closed, or another thread's
+            try:
                 closed.extend(map(close, map(list.pop, (self._number,))))  # C alone: no interrupt comes in between
+            except IndexError:
+                pass  # it is closed, or another thread's
+            except OSError as error:
+                return error
+        return None
 
     def _let_calls_end(self) -> None:
         """Wait until no other thread uses the number: one that does has found the handle open."""
@@ -416,11 +420,7 @@ class FdHandle(Handle):
             return
         dropped = self._state is _State.OPEN
         self._state = _State.CLOSED
-        try:
-            self._settle()
-        except OSError:  # the interpreter or the user was faster; nothing of ours is left open
-            return
-        if dropped:
+        if self._settle() is None and dropped:  # else the interpreter or the user was faster: nothing is left open
             warnings.warn(
                 f"{type(self).__name__}(fd={self._fd}) was dropped without close(), detach() or an import",
                 LeakedResourceWarning,

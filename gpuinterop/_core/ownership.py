@@ -6,7 +6,6 @@ success consumes the caller's handle, failure leaves it open and untouched. So a
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import platform
@@ -63,26 +62,30 @@ def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
     if not isinstance(handle, FdHandle):
         handle._check_open()
         return call(handle)
+    done: list[T] = []
+    try:
+        _lend(handle, call, user, done)
+    finally:
+        try:
+            handle._settle()
+        except BaseException:
+            handle._settle()
+            raise
+    return done[0]
+
+
+def _lend(handle: FdHandle, call: Callable[[Handle], T], user: str, done: list[T]) -> None:
+    # An interrupt comes between two steps of Python's, and takes nothing away that C has put into a list by then.
     lock = _import_lock
-    # What C appends here no interrupt takes away: they come between Python's steps.
     held: list[bool] = []
     lent: list[int] = []
-    done: list[T] = []
-    unmarked: list[None] = []
     calls, mark = handle._calls, (threading.get_ident(),)
-    noted = iter(mark)
 
     def settle() -> None:
-        """May be interrupted, and then run again: each step is for once, or the same a second time."""
-        try:
-            if done:
-                handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
-            elif lent:
-                _take_back(handle._fd, lent)
-        finally:
-            unmarked.extend(map(calls.remove, noted))
-            with contextlib.suppress(OSError):  # somebody has closed the caller's descriptor meanwhile
-                handle._settle()
+        if done:
+            handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
+        elif lent:
+            _take_back(handle._fd, lent)
 
     try:
         held.extend(map(lock.acquire, (True,)))
@@ -93,13 +96,14 @@ def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
         finally:
             try:
                 settle()
-            except BaseException:
+            except BaseException:  # the interrupt came in there
                 settle()
                 raise
+            finally:
+                calls.remove(mark[0])
     finally:
         if held:
             lock.release()
-    return done[0]
 
 
 def _duplicate(fd: int, lent: list[int]) -> None:
@@ -126,7 +130,7 @@ def _take_back(original: int, lent: list[int]) -> None:
             f"fd {duplicate}, lent to a driver whose import failed, is left open: nothing on this system can tell "
             "whether the number is still ours",
             LeakedResourceWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -295,6 +295,28 @@ def test_an_interrupt_anywhere_in_an_import_loses_nothing(
     assert points > 20
 
 
+def test_a_second_interrupt_may_lose_the_duplicate_and_nothing_else(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[int] = []
+
+    def interrupted(original: int, lent: list[int]) -> None:
+        lost[:] = lent
+        raise Interrupt
+
+    monkeypatch.setattr(ownership, "_take_back", interrupted)
+    handle = gi.OpaqueFd.adopt(os.dup(fd))
+    before = open_fds()
+    with pytest.raises(Interrupt):
+        ownership.lend(handle, fail_keeping, user="a test")
+    os.close(lost[0])
+    free: list[bool] = []
+    other = threading.Thread(target=lambda: free.append(try_lock()))
+    other.start()
+    other.join(10)
+    assert free == [True]
+    os.close(handle.detach())
+    assert len(open_fds()) == len(before) - 1
+
+
 def try_lock() -> bool:
     if not ownership._import_lock.acquire(blocking=False):
         return False
