@@ -58,7 +58,7 @@ ALLOWED: Final[tuple[tuple[type[BaseException], str], ...]] = (
 """What a race between two threads may give: an error of the library that says so."""
 KEPT: Final = (
     "external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "vmm_mapping", "registration",
-    "graph", "graph_exec", "interop_mapping",
+    "reservation", "graph", "executable", "interop_mapping",
 )  # fmt: skip
 """What must be gone at the end. Some streams and events are kept for later copies."""
 
@@ -249,7 +249,8 @@ class Thread:
     def work(self) -> None:
         operations = {name: getattr(self, name) for name in dir(self) if name.startswith("do_")}
         names = list(operations)
-        weights = [getattr(operations[name], "weight", 4) for name in names]
+        ends = ("do_close_", "do_drop_", "do_forget_", "do_detach")  # less often: the pools are to be full
+        weights = [getattr(operations[name], "weight", 2 if name.startswith(ends) else 4) for name in names]
         while not self.run.stopping:
             # Most of it on one device: the second is there for what devices share.
             self.world = self.chance.choices(self.worlds, [8] + [1] * (len(self.worlds) - 1))[0]
@@ -446,8 +447,6 @@ class Thread:
     def do_drop_array(self) -> None:
         self.leave(self.chance.choice(["arrays", "holds"]))
 
-    do_drop_array.weight = 8  # type: ignore[attr-defined]
-
     def do_order(self) -> None:
         """Two streams write to two halves of memory that nobody else uses: a copy is behind both."""
         world = self.world
@@ -492,8 +491,6 @@ class Thread:
     def do_close_semaphore(self) -> None:
         self.leave("ins")
 
-    do_close_semaphore.weight = 3  # type: ignore[attr-defined]
-
     def do_wait(self) -> None:
         self.wait_for_clock(self.any("streams"))
 
@@ -527,8 +524,6 @@ class Thread:
 
     def do_close_out(self) -> None:
         self.leave("outs")
-
-    do_close_out.weight = 2  # type: ignore[attr-defined]
 
     def do_batch(self) -> None:
         (first, one), (second, two) = self.any("ins").thing, self.any("ins").thing
@@ -716,7 +711,7 @@ class Run:
             for clock in world.clocks:
                 print(f"a clock was asked for {clock.asked}, and has signalled {clock.done}")
             for out in world.pools["outs"].clear():
-                print(f"{out.semaphore!r} was signalled to {out.value} on {out.stream!r}{out.stream.waiting_for()}")
+                print(f"{out.semaphore!r} was signalled to {out.value} on {out.stream!r}{_state(out)}")
             for stream in world.pools["streams"].clear():
                 print(f"{stream!r}{stream.waiting_for()}")
         print(f"FAILED stuck: {why}", flush=True)
@@ -786,6 +781,18 @@ def _held() -> dict[str, int]:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         mapped = sum("/memfd:" in line for line in maps)
     return {"mapping": mapped, "descriptor": len(os.listdir("/proc/self/fd"))}
+
+
+def _state(out: Out) -> str:
+    """How far it has come, for whoever looks for what never came."""
+    try:
+        idle = out.stream.query()
+        out.semaphore.host_wait(out.value, timeout=0)
+        return f", idle: {idle}, and has come"
+    except gi.SemaphoreTimeoutError:
+        return f", idle: {idle}, and has not come{out.stream.waiting_for()}"
+    except Exception as error:
+        return f": {error!r}"
 
 
 def run(*arguments: str) -> tuple[int, str]:
