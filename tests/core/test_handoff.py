@@ -115,6 +115,7 @@ def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Strea
         handoff.acquire(stream)
     assert handoff.next_submit() == HandoffStep(3, 6, 7)
     handoff.acquire(stream)
+    timeline.host_wait(6, timeout=10)
     assert not stream.query(), "it must wait for what nobody has submitted"
     timeline.host_signal(7)
     handoff.release(stream)
