@@ -175,14 +175,22 @@ def close(*fds: int) -> None:
     """
     closing = []
     for fd in fds:
-        os.get_inheritable(fd)  # F_GETFD: raises here, not in the thread
-        if seals(fd) is not None or _is_kernels(fd):
+        if closer(fd) is os.close:
             os.close(fd)
         else:
             closing.append(_close_aside(fd))
     deadline = time.monotonic() + _CLOSE_LIMIT
     for done in closing:
         done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def closer(fd: int) -> Callable[[int], object]:
+    """What closes a descriptor that came from elsewhere: ``os.close``, which no interrupt comes before, or `close`."""
+    try:
+        os.get_inheritable(fd)  # F_GETFD
+    except OSError:
+        return os.close  # it is not open, and that says so
+    return os.close if seals(fd) is not None or _is_kernels(fd) else close
 
 
 def _is_kernels(fd: int) -> bool:
