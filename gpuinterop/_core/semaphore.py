@@ -475,7 +475,7 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     def _last_signalled(self) -> int:
         """The largest value that streams were given to signal here."""
-        return max((value for _, value in list(self._used.values())), default=0)
+        return max(self._lifetime.uses.copy().values(), default=0)
 
     def _forget_values(self) -> None:
         """Begin anew with what grows: a capture noted values here that nobody has signalled."""
