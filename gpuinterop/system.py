@@ -81,6 +81,17 @@ def loaded_library(*names: str) -> str | None:
     return next((path for _, path in mapped_files() if path.rpartition("/")[2].startswith(names)), None)
 
 
+def not_main_interpreter() -> str:
+    """Why a driver's bindings cannot be used in this interpreter, if it is not the process's first."""
+    current, main = (getattr(ctypes.pythonapi, f"PyInterpreterState_{which}", None) for which in ("Get", "Main"))
+    if current is None or main is None:  # not CPython
+        return ""
+    current.restype = main.restype = ctypes.c_void_p
+    if current() == main():
+        return ""
+    return "this is a sub-interpreter: the driver's bindings belong to the process's first interpreter."
+
+
 class Timespec(ctypes.Structure):
     """``struct timespec``."""
 
