@@ -64,10 +64,9 @@ class Allocation(Made):
 
 
 class Range(Made):
-    """Reserved addresses."""
+    """Reserved addresses, which are never given back: see `Ranges`."""
 
     __slots__ = ()
-    back = "hipMemAddressFree"
 
 
 class _Exported(Made):

@@ -112,6 +112,7 @@ class Driver:
         # call that failed is a number that nobody has written. And for what makes something: they run Python's code
         # behind every call, where an interrupt would lose what was made.
         self.library: Any = ctypes.CDLL(_library_name(self.is_new))
+        self._address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
         self._exchange: Any = getattr(self.library, "hipThreadExchangeStreamCaptureMode", None)
         self._status: Any = self.library.hipStreamIsCapturing
         self._status.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
@@ -191,9 +192,8 @@ class Driver:
 
     def library_file(self) -> str:
         """The file of the library that is called; empty where the system does not say."""
-        address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
         for path, ranges in _runtimes().items():
-            if any(address in mapped for mapped in ranges):
+            if any(self._address in mapped for mapped in ranges):
                 return path
         return ""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from gpuinterop.errors import InvalidArgumentError
+from gpuinterop.errors import DriverError, InvalidArgumentError
 
 from .driver import CAPTURE_IMPLICIT, NOT_READY, Driver, Gpu, Made
 
@@ -123,7 +123,11 @@ class Event(Made):
         stream.hold(self)
 
     def release(self) -> None:
-        super().release()
+        try:
+            super().release()
+        except DriverError:  # it stays in the runtime, and its stream need not
+            self._stream.let_go(self)
+            raise
         self._stream.let_go(self)
 
 
