@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import starmap
 from typing import Final
 
 from .errors import DriverError, OutOfMemoryError
@@ -122,10 +123,11 @@ if sys.platform == "linux":
     _pointer, _int, _size, _long = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_long
     _timespec = ctypes.POINTER(Timespec)
 
+    _FAILED: Final = ctypes.c_void_p(-1).value
     _mmap = _libc.mmap
     _mmap.argtypes, _mmap.restype = (_pointer, _size, _int, _int, _int, _long), _pointer
-    _munmap = _libc.munmap
-    _munmap.argtypes = (_pointer, _size)
+    munmap = _libc.munmap
+    munmap.argtypes = (_pointer, _size)
     _syscall = _libc.syscall
     _syscall.argtypes, _syscall.restype = (_long, _pointer, _int, ctypes.c_uint32, _timespec, _pointer, _int), _long
 
@@ -141,20 +143,18 @@ def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
 
 def create_memfd(name: str, size: int) -> int:
     """A zeroed memfd of `size` bytes that can neither shrink nor grow."""
+    made: list[int] = []  # stored by C, here and below: no interrupt comes between the call and the store
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise driver_error("memfd_create", error.errno or 0) from error
-    try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
-    except OSError as error:
-        os.close(fd)
-        raise driver_error("ftruncate", error.errno or 0) from error
-    except BaseException:
-        os.close(fd)
+        made.extend(map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,)))
+        os.ftruncate(made[0], size)
+        fcntl.fcntl(made[0], F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
+        return made[0]
+    except BaseException as error:
+        for fd in made:
+            os.close(fd)
+        if isinstance(error, OSError):
+            raise driver_error("ftruncate" if made else "memfd_create", error.errno or 0) from error
         raise
-    return fd
 
 
 def seals(fd: int) -> int | None:
@@ -221,24 +221,38 @@ def _close_aside(fd: int) -> _thread.LockType:
 
 def duplicate(fd: int) -> int:
     """A close-on-exec duplicate."""
+    made: list[int] = []
     try:
-        return os.dup(fd)
+        made.extend(map(os.dup, (fd,)))
+        return made[0]
     except OSError as error:
         raise driver_error("dup", error.errno or 0) from error
+    except BaseException:
+        for one in made:
+            os.close(one)
+        raise
 
 
 def map_shared(fd: int, size: int) -> int:
     """Map the first `size` bytes, readable and writable; returns the address."""
     # Not Python's mmap: that one keeps a duplicate of the fd, and its address only through an exported buffer.
-    address = _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        raise driver_error("mmap", ctypes.get_errno())
-    return int(address)
+    made: list[int | None] = []
+    arguments = (None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    try:
+        made.extend(starmap(_mmap, (arguments,)))
+        if made[0] is None or made[0] == _FAILED:
+            raise driver_error("mmap", ctypes.get_errno())
+        return made[0]
+    except BaseException:
+        for address in made:
+            if address != _FAILED:
+                munmap(address, size)
+        raise
 
 
 def unmap(address: int, size: int) -> None:
     """End `map_shared`."""
-    if _munmap(address, size) != 0:
+    if munmap(address, size) != 0:
         raise driver_error("munmap", ctypes.get_errno())
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import errno
 import itertools
+import operator
 import os
 import threading
 import time
@@ -93,19 +94,14 @@ class Stream:
         """Why the stream takes nothing any more; set before the None is queued that ends the worker."""
         self._ended = False
         self._failure: BaseException | None = None
+        self._submit = self._unfinished.append, self._queue.put
         self._thread = threading.Thread(target=self._run, name=f"gpuinterop-host-{self.pointer}", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # "can't start new thread"
-            raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
-        _live[self.pointer] = self
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         gone = self._gone
         if gone:
             raise ResourceClosedError(gone)
-        self._unfinished.append(None)
-        self._queue.put((function, arguments))
+        list(map(operator.call, self._submit, (None, (function, arguments))))  # both, or neither: no interrupt between
         if self._gone:  # since the look above: nobody can tell any more whether the worker saw it before its end
             if self._ended:
                 self._refuse()
@@ -189,6 +185,20 @@ class Stream:
         # The thread stayed in the parent, and perhaps holds the queue's lock for ever: get_nowait does not wait for it.
         self._queue = SimpleQueue()
         self._unfinished = deque()
+        self._submit = self._unfinished.append, self._queue.put
+
+
+def create() -> Stream:
+    stream = Stream()
+    try:
+        stream._thread.start()
+        _live[stream.pointer] = stream
+        return stream
+    except BaseException as error:
+        stream.destroy()
+        if isinstance(error, RuntimeError):  # "can't start new thread"
+            raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
+        raise
 
 
 class CallingThread:

@@ -249,7 +249,7 @@ def test_destroyed_under_a_host_wait(
             for thread in threads:
                 thread.join(LIMIT)
                 assert not thread.is_alive()
-            assert semaphore._released
+            assert semaphore.ends == []
     assert [type(error) for error in caught] == [ResourceClosedError] * 150
 
 
@@ -273,11 +273,15 @@ def test_closed_by_its_own_user(no_leak: Leak, kind: Kind) -> None:
     """As a finalizer may do, in the middle of anything: no deadlock, and the page stays until the user has left."""
     with no_leak():
         semaphore: Any = (BinarySemaphore if kind is OpaqueFd else TimelineSemaphore).create()
-        with semaphore._in_use(), semaphore._lock:
+
+        def work() -> None:
             semaphore.close()
-            assert ctypes.string_at(semaphore._address, 1)
+            (_, (_, address, _)) = semaphore.ends
+            assert ctypes.string_at(address, 1)
             with pytest.raises(ResourceClosedError):
                 semaphore.signal(1)
+
+        semaphore._use(work)
 
 
 @BOTH
