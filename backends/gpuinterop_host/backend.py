@@ -170,8 +170,9 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
         return _semaphore(handle_type).create()
 
     def export_semaphore(self, semaphore: semaphores.Semaphore) -> AnySemaphoreHandle:
-        kind = OpaqueFd if isinstance(semaphore, semaphores.BinarySemaphore) else TimelineFd
-        return semaphore.export(kind)
+        if isinstance(semaphore, semaphores.BinarySemaphore):
+            return semaphore.export(OpaqueFd)
+        return semaphore.export(TimelineFd)
 
     def host_signal(self, semaphore: semaphores.Semaphore, value: int) -> None:
         semaphore.signal(value)

@@ -67,6 +67,7 @@ class Semaphore(memory.Owned, ABC):
     def __init__(self, fd: int, address: int) -> None:
         super().__init__()
         self.fd = fd
+        self._address = address
         self.label = f"{self.kind} semaphore {os.fstat(fd).st_ino}"
         """For messages. The number is the memfd's inode, the same in every process."""
         self._users: list[int] = []
@@ -293,7 +294,8 @@ class BinarySemaphore(Semaphore):
         return again(self._failure)
 
     def _release(self) -> None:
-        if self._process == os.getpid() and not self._page.lock_problem():
+        mapped = self.ends and self.ends[-1][0] is system.munmap
+        if mapped and self._process == os.getpid() and not self._page.lock_problem():
             # Without waiting: who dropped us is never blocked, and the count is of no use where the lock is lost.
             with contextlib.suppress(TimeoutError):
                 self._page.mutex.run(self._drop_reference, 0)

@@ -17,7 +17,7 @@ import operator
 import os
 import threading
 import time
-from _thread import LockType, allocate_lock
+from _thread import LockType, allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -94,14 +94,16 @@ class Stream:
         """Why the stream takes nothing any more; set before the None is queued that ends the worker."""
         self._ended = False
         self._failure: BaseException | None = None
-        self._submit = self._unfinished.append, self._queue.put
-        self._thread = threading.Thread(target=self._run, name=f"gpuinterop-host-{self.pointer}", daemon=True)
+        self._submit: tuple[Callable[[Any], None], ...] = self._unfinished.append, self._queue.put
+        self._running = allocate_lock()  # until the worker has ended
+        self._running.acquire()
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         gone = self._gone
         if gone:
             raise ResourceClosedError(gone)
-        list(map(operator.call, self._submit, (None, (function, arguments))))  # both, or neither: no interrupt between
+        both: tuple[None, Work] = (None, (function, arguments))
+        list(map(operator.call, self._submit, both))  # both, or neither: no interrupt between
         if self._gone:  # since the look above: nobody can tell any more whether the worker saw it before its end
             if self._ended:
                 self._refuse()
@@ -145,7 +147,14 @@ class Stream:
     def end(self, limit: float) -> None:
         self._gone = self._gone or f"the host stream {self.pointer} has ended: the interpreter is exiting."
         self._queue.put(None)
-        self._thread.join(limit)
+        self.join(limit)
+
+    def join(self, limit: float) -> bool:
+        """Whether the worker has ended; waits up to `limit` seconds for it."""
+        ended = self._running.acquire(timeout=limit)
+        if ended:
+            self._running.release()
+        return ended
 
     def _run(self) -> None:
         get = self._queue.get
@@ -163,6 +172,7 @@ class Stream:
             item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
         self._ended = True
         self._refuse()
+        self._running.release()
 
     def _refuse(self) -> None:
         """The worker has gone: let nobody wait for what was queued after it."""
@@ -191,7 +201,7 @@ class Stream:
 def create() -> Stream:
     stream = Stream()
     try:
-        stream._thread.start()
+        start_new_thread(stream._run, ())  # threading's own start leaves a lock taken where an interrupt strikes it
         _live[stream.pointer] = stream
         return stream
     except BaseException as error:
