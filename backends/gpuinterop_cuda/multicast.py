@@ -154,7 +154,8 @@ def _has_second(driver: Driver, call: str) -> bool:
 
 def unbind(group: Group, device: Context, offset: int) -> None:
     """``cuMulticastUnbind``."""
-    group.bindings[device.ordinal, offset].release()
+    if (binding := group.bindings.get((device.ordinal, offset))) is not None:
+        binding.release()
 
 
 def is_shareable(driver: Driver, context: Context, address: Address) -> bool:

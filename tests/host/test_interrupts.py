@@ -55,13 +55,17 @@ def test_an_interrupt_leaves_nothing() -> None:
         backend.destroy_stream(stream)
         stream.join(LIMIT)
 
+    def unused(memory: Any) -> None:
+        backend.synchronize(stream)
+        backend.destroy_memory(memory)
+
     # What it is given, the call, how its result is ended, how what it was given is; an end is called again.
     cases: dict[str, tuple[Any, ...]] = {
         "create_stream": (lambda: None, lambda _: backend.create_stream(device), end, nothing),
         "destroy_stream": (lambda: backend.create_stream(device), backend.destroy_stream, None, nothing),
         "record": (lambda: None, lambda _: backend.record(stream), nothing, nothing),
         "synchronize": (lambda: None, lambda _: backend.synchronize(stream), nothing, nothing),
-        "fill": (memory, lambda it: backend.fill(stream, it.data, 1, 8), nothing, backend.destroy_memory),
+        "fill": (memory, lambda it: backend.fill(stream, it.data, 1, 8), nothing, unused),
         "fill 0": (memory, lambda it: backend.fill(calling, it.data, 1, 8), nothing, backend.destroy_memory),
         "import_memory": (
             lambda: exported(gi.OpaqueFd),
