@@ -264,10 +264,11 @@ class FdHandle(Handle):
         `fd` is not open, or a number that no descriptor has.
     """
 
-    _owned = False  # __del__ may see one whose constructor has not come far
+    # Until the checks below have passed, and where an interrupt has come before: __del__ may see us.
+    _owned = False
+    _state = _State.CLOSED
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
-        self._state = _State.CLOSED  # until the checks below have passed
         if isinstance(fd, bool) or not isinstance(fd, int):
             raise ArgumentTypeError("fd", f"must be an int, not {type(fd).__name__}.")
         if not 0 <= fd < _NO_FD:
