@@ -47,7 +47,6 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
 
     name = "host"
     priority = -1
-    survives_fork: ClassVar[bool] = True
     pageable_copies_block: ClassVar[bool] = False  # a copy is the worker's, whatever memory it touches
     survives_fork: ClassVar[bool] = True
 
