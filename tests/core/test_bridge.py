@@ -23,8 +23,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.resource import Resource
-from gpuinterop._core.semaphore import SemaphoreBatch
+from gpuinterop._core.native import retire
+from gpuinterop._core.semaphore import ExternalSemaphore, SemaphoreBatch
 from gpuinterop.backend import Native, StreamMemoryBackend
 from gpuinterop.bridge import Bridge, Endpoint, SemaphoreEndpoint, SyncobjEndpoint, _endpoints, _watcher
 from gpuinterop.capabilities import Operation
@@ -626,7 +626,7 @@ def test_a_signal_that_the_endpoint_refuses_reaches_the_owner(host: Device, scop
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
     stream = scope.enter_context(host.create_stream())
     semaphore.signal(stream, 1)
-    until(lambda: stream._failure is not None)
+    until(lambda: stream._known_as().failure is not None)
     with pytest.raises(gi.InvalidArgumentError, match="it stands at 9"):
         stream.synchronize(LIMIT)
     assert endpoint.told == []
@@ -1023,7 +1023,7 @@ def test_ctrl_c_ahead_of_the_write_miscounts_nothing(words: tuple[Device, WordsB
     endpoint = Scripted(Binary)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
-    out = lane_of(semaphore)._out(stream)
+    out = lane_of(semaphore)._out(stream._known_as())
     out.written += 1  # Ctrl-C between this and what follows it
     for _ in range(3):
         semaphore.signal(stream)
@@ -1152,27 +1152,33 @@ def test_closed_while_a_semaphore_is_being_made(
     assert endpoint.closed == 1
 
 
+@pytest.mark.parametrize("when", ["before it is made", "made"])
 def test_closed_while_it_is_being_constructed(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Another thread closes the bridge between two lines of the constructor: nothing is enqueued on what is gone."""
     device, backend = words
-    bridge = Bridge(device)
     stream = scope.enter_context(device.create_stream())
-    initialise = Resource.__init__
+    create = ExternalSemaphore._create
+    bridges: list[Bridge] = []
 
-    def interrupted(self: Resource, *arguments: Any, **named: Any) -> None:
-        initialise(self, *arguments, **named)
-        if isinstance(self, gi.bridge.BridgedSemaphore):
-            self._retire()  # as the closing bridge does to each; its drain is still to come
+    def interrupted(self: Any, make: Any) -> None:
+        if when == "made":
+            create(self, make)
+        for bridge in bridges:
+            retire(bridge._lifetime)  # as in its close(); the drain is still to come
+        if when != "made":
+            create(self, make)
 
-    monkeypatch.setattr(Resource, "__init__", interrupted)
+    monkeypatch.setattr(ExternalSemaphore, "_create", interrupted)
     for use in ("wait", "signal"):
-        semaphore = bridge.from_endpoint(Scripted())
+        bridges[:] = [Bridge(device)]
+        endpoint = Scripted()
         with pytest.raises(gi.ResourceClosedError):
-            getattr(semaphore, use)(stream, 1)
+            getattr(bridges[0].from_endpoint(endpoint), use)(stream, 1)
+        bridges[0].close(timeout=LIMIT)
+        assert endpoint.closed == (when == "made")  # otherwise it is still the caller's
     assert (backend.waits, backend.writes) == ([], [])
-    bridge.close(timeout=LIMIT)
 
 
 def test_a_thread_that_cannot_be_started(
@@ -1235,7 +1241,7 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitSta
     last.wait_stream(behind)
     second.signal(last, 8)
     broken.on_wait = fails
-    until(lambda: last._failure is not None)
+    until(lambda: last._known_as().failure is not None)
     for stream in (waiting, behind, last):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
@@ -1256,7 +1262,7 @@ def test_another_devices_stream_fails_with_what_it_was_ordered_behind(host: Devi
     theirs.wait_stream(waiting)
     last.wait_stream(theirs)
     broken.on_wait = fails
-    until(lambda: last._failure is not None)
+    until(lambda: last._known_as().failure is not None)
     for stream in (waiting, theirs, last):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
@@ -1279,7 +1285,7 @@ def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
     broken.on_wait = fails
     until(lambda: lane_of(first).failed)
     for stream in (waiting, theirs, last):
-        until(lambda stream=stream: stream._failure is not None)
+        until(lambda stream=stream: stream._known_as().failure is not None)
     backend.run_writes()
     second.signal(scope.enter_context(peer.create_stream()), 8)
     backend.run_writes()
@@ -1326,7 +1332,7 @@ def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend
     second.signal(two, 2)
     healthy = scope.enter_context(device.create_stream())
     broken.on_wait = fails
-    until(lambda: two._failure is not None)
+    until(lambda: two._known_as().failure is not None)
     backend.run_writes()
     until(lambda: told.told)
     calls: list[Script] = [lambda: two.synchronize(LIMIT), lambda: second.signal(two, 3), lambda: second.wait(two, 3)]
@@ -1354,7 +1360,7 @@ def test_void_signals_of_two_bridges(words: tuple[Device, WordsBackend], scope: 
     first.wait(stream, 1)
     second.signal(stream)
     broken.on_wait = fails
-    until(lambda: stream._failure is not None)
+    until(lambda: stream._known_as().failure is not None)
     backend.run_writes()
     second.signal(other)
     backend.run_writes()
@@ -1773,7 +1779,7 @@ def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: semaphore._host_waits)
+    until(lambda: semaphore._lifetime.calls)
     semaphore.close()
     thread.join(LIMIT)
     assert [type(error) for error in caught] == [gi.ResourceClosedError]
@@ -1986,7 +1992,7 @@ def test_a_fork_leaves_the_bridge_to_the_parent() -> None:
                     try:
                         call(other)
                     except gi.ResourceClosedError as error:
-                        assert "after the fork" in str(error), error
+                        assert "made before the fork" in str(error), error
                     else:
                         os._exit(2)
                 with gi.bridge.Bridge(device) as anew:  # one of its own works
@@ -2082,7 +2088,7 @@ def test_a_bridge_takes_nothing_more_in_a_child_nor_at_the_end() -> None:
         if child == 0:
             status = 1
             try:
-                refused("after the fork")
+                refused("made before the fork")
                 status = 0
             finally:
                 os._exit(status)
