@@ -20,6 +20,7 @@ import gc
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
@@ -610,6 +611,38 @@ class Marks(list[Any]):
 
     def copy(self) -> list[Any]:
         point("marks", self.thing)
+        return super().copy()
+
+    def __len__(self) -> int:  # `if shut:`
+        point("marks", self.thing)
+        return super().__len__()
+
+
+class Queue(deque[Any]):
+    """A deque that threads and finalizers add to without a lock."""
+
+    def append(self, thing: Any) -> None:
+        point("append", thing)
+        super().append(thing)
+
+    def popleft(self) -> Any:
+        point("popleft", self)
+        return super().popleft()
+
+    def copy(self) -> Any:
+        point("look", self)
+        return super().copy()
+
+
+class Notes(dict[Any, Any]):
+    """A dict that threads note something in without a lock."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        point("note", key)
+        super().__setitem__(key, value)
+
+    def copy(self) -> dict[Any, Any]:
+        point("look", self)
         return super().copy()
 
 
