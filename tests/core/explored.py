@@ -7,7 +7,6 @@ import pkgutil
 import sys
 import threading
 import time
-
 import warnings
 from typing import Any
 
@@ -53,7 +52,9 @@ class Core:
         warnings.simplefilter("ignore")
 
     def _watch(self) -> None:
-        native, gate, streams = (sys.modules[f"{_core.__name__}.{name}"] for name in ("native", "gate", "native_stream"))
+        native, gate, streams = (
+            sys.modules[f"{_core.__name__}.{name}"] for name in ("native", "gate", "native_stream")
+        )
         guarded = explorer.guarded_by(self.holds)
         self._see(native.Native, "state", holds=self.holds)
         self._see(native.Native, "standing", holds=self.holds, wrap=guarded, looks=False)
@@ -107,5 +108,3 @@ class Core:
         backend.at = at
         if hasattr(backend, "block"):
             backend.block = block
-
-

@@ -30,6 +30,7 @@ from gpuinterop.backend import (
     GraphBackend,
     MulticastBackend,
     Native,
+    SemaphoreNode,
     StreamMemoryBackend,
 )
 from gpuinterop.capabilities import DOMAIN, Capabilities, Capability, Operation, Scope, Support
@@ -146,10 +147,11 @@ class FakeBackend(ArrayBackend):
         self.memory = ctypes.create_string_buffer(1 << 16)
         """What was mapped last."""
         self._mapped: list[tuple[Handle, range, Any]] = []
-        self._serial = itertools.count(1)
+        self._serial = itertools.count(0x1000)  # 0 to 2 are names of default streams
         self._thread = threading.local()
         self._calls_under_way: list[tuple[str, list[Handle]]] = []
         self.event_streams: dict[Native, Native] = {}
+        self._recorded_on: dict[Native, int] = {}
 
     # -- what it refuses --
 
@@ -181,7 +183,7 @@ class FakeBackend(ArrayBackend):
         for address in addresses:
             found = [handle for handle, where, _ in self._mapped if address in where]
             for handle in found:
-                self.used.setdefault(handle, set()).add(stream[1])
+                self._use(stream, handle)
             if found and not any(handle in self.live for handle in found):
                 self.violate(f"{call} of bytes whose {found[-1]} is unmapped")
 
@@ -211,7 +213,7 @@ class FakeBackend(ArrayBackend):
                 self.violate(f"{native} is released before {other}, which stands on it")
         if native[0] == "stream" and native[1] in self.blocked:
             self.violate(f"{native} is released before its work is done")
-        for stream in self.used.pop(native, set()) & self.blocked:
+        for stream in self._unfinished(native):
             self.violate(f"{native} is released before the work of stream {stream} with it is done")
         if native not in self.live:
             self.violate(f"{native} is released twice")
@@ -224,7 +226,16 @@ class FakeBackend(ArrayBackend):
 
     def _use(self, stream: Native, *natives: Native) -> None:
         for native in natives:
-            self.used.setdefault(native, set()).add(stream[1])
+            self.used.setdefault(native, set()).add(self.number(stream))
+
+    def _unfinished(self, native: Handle) -> list[int]:
+        """The streams whose work with it is not done."""
+        return sorted(self.used.pop(native, set()) & self.blocked)
+
+    def number(self, stream: Native) -> int:
+        """The stream's pointer; of 2, which names a stream of each thread's own, another number for each."""
+        pointer = int(stream[1])
+        return -threading.get_ident() if pointer == 2 else pointer
 
     def count(self, what: str) -> int:
         return sum(kind == what for kind, _ in self.live)
@@ -255,6 +266,9 @@ class FakeBackend(ArrayBackend):
     def stream_pointer(self, stream: Native) -> int:
         return int(stream[1])
 
+    def stream_key(self, stream: Native) -> int:
+        return 0 if stream in (("adopted", 0), ("adopted", 1)) else int(stream[1])
+
     def destroy_stream(self, stream: Native) -> None:
         self._drop(stream)
 
@@ -269,11 +283,12 @@ class FakeBackend(ArrayBackend):
         self.on_record()
         event = self._new("event", stream.device)
         self.event_streams[event] = stream
+        self._recorded_on[event] = self.number(stream)
         return event
 
     def is_done(self, event: Native) -> bool:
         self.on_is_done()
-        return self.event_streams[event][1] not in self.blocked
+        return self._recorded_on[event] not in self.blocked
 
     def destroy_event(self, event: Native) -> None:
         self._end(event)
@@ -366,7 +381,7 @@ class FakeWords(FakeBackend, StreamMemoryBackend):
         return stream[1] in self.capturing
 
     def is_idle(self, stream: Native) -> bool:
-        return stream[1] not in self.blocked
+        return self.number(stream) not in self.blocked
 
     def pin(self, device: Native, address: int, size: int) -> tuple[Native, int]:
         self.calls.append(("pin", address, size))
@@ -413,12 +428,13 @@ class FakeDriver(FakeWords):
         super().__init__()
         self.on_wait: Callable[[], None] = lambda: None
         self.on_release: Callable[[], None] = lambda: None
-        self.asked = 0  # how often whether a stream is idle
+        self.looks = 0  # how often whether a stream is idle
         self.waiting: dict[tuple[Native, int], list[Held]] = {}  # by device and stream
         self.values: dict[Handle, int] = {}
         self._later: list[tuple[frozenset[Held], Callable[[], object]]] = []
         self._behind: dict[Handle, frozenset[Held]] = {}  # events
         self._passed: set[Held] = set()
+        self._uses: dict[Native, list[tuple[int, frozenset[Held]]]] = {}
         self._releasing: list[int] = []  # threads that are in a release
         self.block: Callable[[Callable[[], bool], str], None] = self._block
 
@@ -457,11 +473,25 @@ class FakeDriver(FakeWords):
 
     def _pending(self, stream: Native) -> frozenset[Held]:
         self.settle()
-        return frozenset(self.waiting.get((stream.device, stream[1]), ()))
+        return frozenset(self.waiting.get((stream.device, self._queue(stream)), ()))
+
+    def _queue(self, stream: Native) -> int:
+        """Which native stream it is: 0 and 1 are one."""
+        number = self.number(stream)
+        return 0 if number == 1 else number
+
+    def _use(self, stream: Native, *natives: Native) -> None:
+        super()._use(stream, *natives)
+        for native in natives:
+            self._uses.setdefault(native, []).append((self.number(stream), self._pending(stream)))
+
+    def _unfinished(self, native: Handle) -> list[int]:
+        behind = [number for number, held in self._uses.pop(native, ()) if not held <= self._passed]
+        return super()._unfinished(native) + behind
 
     def _hold(self, stream: Native, there: Callable[[], bool]) -> None:
         held = Held(there, self._pending(stream))
-        self.waiting.setdefault((stream.device, stream[1]), []).append(held)
+        self.waiting.setdefault((stream.device, self._queue(stream)), []).append(held)
         self.settle()
 
     def _enqueue(self, stream: Native, effect: Callable[[], object]) -> None:
@@ -469,8 +499,8 @@ class FakeDriver(FakeWords):
         self.settle()
 
     def is_idle(self, stream: Native) -> bool:
-        self.asked += 1
-        return stream[1] not in self.blocked and not self._pending(stream)
+        self.looks += 1
+        return self.number(stream) not in self.blocked and not self._pending(stream)
 
     def record(self, stream: Native) -> Native:
         event = super().record(stream)
@@ -700,6 +730,91 @@ class FakeMulticast(FakeBackend, MulticastBackend):
 
     def multimem_add(self, stream: Native, target: int, address: int, count: int) -> None:
         self._note("multimem_add", stream, target, address, count)
+
+
+class FakeGraphs(FakeBackend, GraphBackend):
+    """Captures signals and waits; knows by number what it has captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captures: dict[int, list[SemaphoreNode]] = {}
+        self.graphs: dict[int, list[SemaphoreNode]] = {}
+        self.recorded_in_a_capture = 0
+
+    def is_capturing(self, stream: Native) -> bool:
+        return stream[1] in self.captures
+
+    def begin_capture(self, stream: Native) -> None:
+        self.captures[stream[1]] = []
+
+    def end_capture(self, stream: Native) -> int:
+        graph = self._new("graph")[1]
+        self.graphs[graph] = self.captures.pop(stream[1])
+        return graph
+
+    def instantiate(self, device: Native, graph: int) -> int:
+        self.calls.append(("instantiate", graph))
+        return self._new("executable")[1]
+
+    def launch(self, executable: int, stream: Native) -> None:
+        self.calls.append(("launch", executable, stream))
+
+    def destroy_graph(self, device: Native, graph: int) -> None:
+        self._drop(("graph", graph))
+
+    def destroy_executable(self, device: Native, executable: int) -> None:
+        self._drop(("executable", executable))
+
+    def semaphore_pointer(self, semaphore: Native) -> int:
+        return int(semaphore[1])
+
+    def semaphore_nodes(self, graph: int) -> Sequence[SemaphoreNode]:
+        return self.graphs[graph]
+
+    def set_node(
+        self, executable: int, node: SemaphoreNode, semaphores: Sequence[Native], values: Sequence[int]
+    ) -> None:
+        self.calls.append(("set_node", executable, node.native, tuple(semaphores), tuple(values)))
+
+    def record(self, stream: Native) -> Native:
+        self.recorded_in_a_capture += stream[1] in self.captures
+        return super().record(stream)
+
+    def _node(self, batch: Native, stream: Native, values: Sequence[int], *, signals: bool) -> bool:
+        nodes = self.captures.get(stream[1])
+        if nodes is not None:
+            nodes.append(
+                SemaphoreNode(
+                    native=("node", len(nodes)),
+                    signals=signals,
+                    semaphores=tuple(one[1] for one in batch),
+                    values=tuple(values),
+                )
+            )
+        return nodes is not None
+
+    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+        if not self._node(batch, stream, values, signals=True):
+            super().signal(batch, stream, values)
+
+    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+        if not self._node(batch, stream, values, signals=False):
+            super().wait(batch, stream, values, timeout_ms)
+
+
+class FakeEverything(FakeDriver, FakeMulticast, FakeGraphs):
+    """Every interface, with streams that wait and releases that block."""
+
+    COUNT = 2
+
+    def is_capturing(self, stream: Native) -> bool:
+        return stream[1] in self.captures
+
+    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+        (FakeGraphs if stream[1] in self.captures else FakeDriver).signal(self, batch, stream, values)
+
+    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+        (FakeGraphs if stream[1] in self.captures else FakeDriver).wait(self, batch, stream, values, timeout_ms)
 
 
 def fake_team(*gaps: Operation, backend: FakeMulticast | None = None) -> tuple[list[Device], FakeMulticast]:

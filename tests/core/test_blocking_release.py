@@ -169,9 +169,9 @@ def test_a_pending_wait_is_looked_for_once_a_drain(fake: tuple[Device, FakeDrive
         gate.wait(stream, 1)
         for _ in range(50):
             semaphore_of(device).close()
-        backend.asked = 0
+        backend.looks = 0
         device.drain()
-        assert backend.asked <= 2
+        assert backend.looks <= 2
         backend.pass_all()
         device.drain()
         assert backend.count("semaphore") == 1
