@@ -57,6 +57,14 @@ CALLS = {
     if inspect.isfunction(value) and not name.startswith("_") and name not in _NO_DRIVER
 }
 """The backend's methods that call a driver."""
+RELEASES = {
+    "destroy_stream", "destroy_event", "unmap_buffer", "destroy_memory", "destroy_semaphore", "destroy_array", "unpin",
+    "unmap_allocation", "release_allocation", "destroy_graph", "destroy_executable",
+}  # fmt: skip
+CREATES = {
+    "create_stream", "record", "import_memory", "map_buffer", "import_semaphore", "map_array", "pin", "allocate",
+    "import_allocation", "map_allocation", "create_multicast", "import_multicast",
+}  # fmt: skip
 _NUMBERS = {
     name: [index for index, each in enumerate(inspect.signature(method).parameters) if each in ("graph", "executable")]
     for name, method in vars(GraphBackend).items()
@@ -86,6 +94,9 @@ def _strict(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         given = (name, [*_handles([*args, *kwargs.values()]), *_numbers(name, args)])
         if (under_way := self._under_way())[-1:] == [given]:  # an override's call of what it overrides
             return function(self, *args, **kwargs)
+        if name in RELEASES and given[1][0] in self._interrupted:  # once more, after an interrupt: no call twice
+            self._interrupted.remove(given[1][0])
+            return None
         self.at(name, "start", given[1])
         self._stand_behind_releases(name)
         self._refuse_dead(*given)
@@ -98,7 +109,14 @@ def _strict(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             under_way.pop()
             self._calls_under_way.remove(given)
-        self.at(name, "end", given[1])
+        try:
+            self.at(name, "end", given[1])
+        except BaseException:  # as backends do: what was made is undone, what was released is not released again
+            if name in RELEASES:
+                self._interrupted.update(given[1][:1])
+            else:
+                self.live.difference_update(_handles([result]) if name in CREATES else ())
+            raise
         return result
 
     return call
@@ -150,6 +168,7 @@ class FakeBackend(ArrayBackend):
         self._serial = itertools.count(0x1000)  # 0 to 2 are names of default streams
         self._thread = threading.local()
         self._calls_under_way: list[tuple[str, list[Handle]]] = []
+        self._interrupted: set[Handle] = set()  # whose release was done, and then interrupted
         self.event_streams: dict[Native, Native] = {}
         self._recorded_on: dict[Native, int] = {}
 
