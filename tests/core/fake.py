@@ -586,7 +586,7 @@ class FakeDriver(FakeWords):
 
     def _stand_behind_releases(self, call: str) -> None:
         me = threading.get_ident()
-        if any(thread != me for thread in self._releasing):
+        if self.releases_block and any(thread != me for thread in self._releasing):
             self.block(lambda: not any(thread != me for thread in self._releasing), call)
 
     def _waits_of(self, device: Native) -> list[tuple[Native, int]]:
@@ -597,8 +597,7 @@ class FakeDriver(FakeWords):
         self._releasing.append(threading.get_ident())
         try:
             self.on_release()
-            device = native.device
-            if waits := self._waits_of(device):
+            if self.releases_block and (waits := self._waits_of(native.device)):
                 self.violate(f"a release of {native} blocks while streams wait: {sorted(waits)}")
             if self.holds_gil and self.blocked:
                 self.violate(f"a release of {native} blocks and keeps the GIL while {sorted(self.blocked)} run")
