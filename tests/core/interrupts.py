@@ -24,13 +24,16 @@ _JUMPS = {number for name, number in opmap.items() if "JUMP_BACKWARD" in name an
 _MOST = 5000
 
 
-def _is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(_OURS)
+def as_c(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of bindings that CPython's profiler is not told of: what comes back from it is struck as well."""
+
+    def c_call(*arguments: Any, **keywords: Any) -> Any:
+        return function(*arguments, **keywords)
+
+    return c_call
 
 
-def _is_backends_entry(frame: FrameType) -> bool:
-    back = frame.f_back
-    return frame.f_code.co_qualname == "_strict.<locals>.call" and back is not None and _is_ours(back.f_code)
+_C_CALL = as_c(print).__code__
 
 
 @dataclass
@@ -48,20 +51,39 @@ def _place(frame: FrameType, what: str) -> str:
     return f"{what} {frame.f_code.co_qualname}, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def strike(call: Callable[[], object], first: int, second: int | None = None) -> Struck:
+def strike(
+    call: Callable[[], object], first: int, second: int | None = None, *, roots: tuple[str, ...] = (_OURS,)
+) -> Struck:
     """Raise KeyboardInterrupt at the `first` place of the call, and at the `second` one behind that.
 
-    The second strikes at entries and loops only: CPython takes a profiler that has raised away.
+    The second strikes at entries and loops only: CPython takes a profiler that has raised away. `roots` are the folders
+    whose code is struck.
     """
     struck = Struck()
     left = [first, -1 if second is None else second]
 
+    def _is_ours(code: CodeType) -> bool:
+        return code.co_filename.startswith(roots)
+
+    def _is_called_by_us(frame: FrameType) -> bool:
+        return frame.f_back is not None and _is_ours(frame.f_back.f_code)
+
     def profile(frame: FrameType, event: str, arg: Any) -> None:
-        entry = event == "call" and (_is_ours(frame.f_code) or _is_backends_entry(frame))
-        if (entry or (event == "c_return" and _is_ours(frame.f_code))) and arg is not sys.setprofile:
+        code = frame.f_code
+        if event == "call":
+            backends = code.co_qualname == "_strict.<locals>.call" and _is_called_by_us(frame)
+            what = "at" if _is_ours(code) or backends else ""
+        elif event == "c_return":
+            what = f"behind {arg.__name__} in" if _is_ours(code) else ""
+        else:
+            what = (
+                "behind a call of C's by" if code is _C_CALL and event == "return" and _is_called_by_us(frame) else ""
+            )
+            frame = frame.f_back or frame
+        if what and arg is not sys.setprofile:
             left[0] -= 1
             if left[0] == 0:
-                struck.first = _place(frame, "at" if entry else f"behind {arg.__name__} in")
+                struck.first = _place(frame, what)
                 raise KeyboardInterrupt
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -107,12 +129,17 @@ def strike(call: Callable[[], object], first: int, second: int | None = None) ->
 
 
 def strikes(
-    make: Callable[[], W], call: Callable[[W], object], *, second: int | None = None, step: int = 1
+    make: Callable[[], W],
+    call: Callable[[W], object],
+    *,
+    second: int | None = None,
+    step: int = 1,
+    roots: tuple[str, ...] = (_OURS,),
 ) -> Iterator[tuple[W, Struck]]:
     """Everything made anew, and struck at the first place, the second, ... until there are no more."""
     for first in range(1, _MOST, step):
         world = make()
-        struck = strike(lambda world=world: call(world), first, second)  # type: ignore[misc]
+        struck = strike(lambda world=world: call(world), first, second, roots=roots)  # type: ignore[misc]
         if not struck.first:
             return
         yield world, struck
