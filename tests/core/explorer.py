@@ -117,6 +117,8 @@ class Run:
         self.used = 0
         self.clock = 1000.0
         self.jumps = 0
+        self.idle: Callable[[], bool] = lambda: False
+        """When all wait or sleep: what the other side, which is no thread, does then; whether it did anything."""
         self.why = ""
         self.pruned = False
         self._over = False
@@ -252,6 +254,9 @@ class Run:
         """Who goes on: nobody when all are done, or the run is over."""
         ready = [task for task in self.tasks if task.ready()]
         awake = [task for task in ready if not task.asleep]
+        if not awake and self.idle():
+            ready = [task for task in self.tasks if task.ready()]
+            awake = [task for task in ready if not task.asleep]
         if not awake:
             waiting = [task for task in self.tasks if not task.done and task.wakes is not None]
             if not waiting:
