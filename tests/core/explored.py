@@ -21,6 +21,8 @@ from .fake import FakeBackend, fake_info, table
 
 _QUIET = frozenset({"stream_pointer", "stream_key", "prepare", "open_device", "granularity"})
 """Calls that reach no driver, or once in a process."""
+_QUESTIONS = frozenset({"is_idle", "is_done", "is_capturing"})
+"""Calls that change nothing: what comes at their end comes at the next point as well."""
 
 
 class Core:
@@ -37,6 +39,7 @@ class Core:
             importlib.import_module(f"{_core.__name__}.{found.name}") for found in pkgutil.iter_modules(_core.__path__)
         ]
         self._locks: list[Lock] = []
+        self._table = table()
         monkeypatch.setattr(system, "pauses", explorer.pauses)
         for module in [*self._modules, system]:
             for name, value in list(vars(module).items()):
@@ -93,13 +96,13 @@ class Core:
         known: list[Device] = []
         infos = backend.devices()
         info = infos[ordinal] if ordinal < len(infos) else fake_info()
-        known.append(Device(backend, info, table(), lambda: known))
+        known.append(Device(backend, info, self._table, lambda: known))
         return known[0]
 
     @staticmethod
     def _take_over(run: Run, backend: FakeBackend) -> None:
         def at(call: str, place: str, handles: Any) -> None:
-            if call not in _QUIET:
+            if call not in _QUIET and not (place == "end" and call in _QUESTIONS):
                 run.point(f"{call} {place}", handles)
 
         def block(condition: Any, what: str) -> None:

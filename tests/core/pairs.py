@@ -403,6 +403,11 @@ def _needs() -> dict[str, frozenset[str]]:
     return found
 
 
+def preemptions(one: Action, other: Action) -> int:
+    """How many a pair is searched with: one where they share the device and nothing else."""
+    return 2 if needs(one) & needs(other) else 1
+
+
 def meet(core: Core, one: Action, other: Action, **how: Any) -> Explored:
     """Two threads, in every order."""
     things = sorted(needs(one) | needs(other))

@@ -38,7 +38,8 @@ def test_no_order_of_two_calls_does_harm(index: int, monkeypatch: pytest.MonkeyP
             continue
         met += 1
         try:
-            found = pairs.meet(core, one, other, budget=3 if DEEP else 2, reduce=DEEP)
+            budget = 3 if DEEP else pairs.preemptions(one, other)
+            found = pairs.meet(core, one, other, budget=budget, reduce=DEEP)
             runs, points = runs + found.runs, points + found.points
         except Failed as error:
             failed.append(f"beside {other.name}: {str(error)[:1500]}")
