@@ -127,7 +127,7 @@ class ArrayLevel:
             native.graph.hold(array._lifetime)
         elif native not in array._lifetime.uses:
             note_use(array._lifetime, native, None)
-        stream.enqueue(
+        stream._enqueue(
             lambda handle: array._backend.copy_level(
                 handle, array._native, self.index, address, self.nbytes, to_array=to_array
             ),

@@ -562,7 +562,7 @@ class SemaphoreBatch:
                 for wait in waits:
                     wait.enqueued = True
 
-        stream.call(native, enqueue, self._lifetime)
+        stream._call(native, enqueue, self._lifetime)
         native.came_along()
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
@@ -577,7 +577,7 @@ class SemaphoreBatch:
             last = semaphore._lifetime.uses[native]
             if semaphore._grows and number <= last and not native.is_capturing():
                 semaphore._refuse_smaller(number, last, "values")
-        stream.call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
+        stream._call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
         if native.graph is None:
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
                 semaphore._lifetime.uses[native] = number

@@ -126,7 +126,7 @@ class Stream(Resource):
         self._refuse_capture()
         stream = self._known_as()
         seen = stream.enqueued()
-        done = self.call(stream, self._backend.is_idle)
+        done = self._call(stream, self._backend.is_idle)
         if done:
             settle(stream, seen)
             self.check_failure()
@@ -173,7 +173,7 @@ class Stream(Resource):
             )
         other.check_failure()
         self.check_failure()
-        self.follow(other._known_as())
+        self._follow(other._known_as())
         other.check_failure()  # since the look above: whoever told it may have missed us
 
     def record(self) -> Event:
@@ -185,7 +185,7 @@ class Stream(Resource):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def call(self, stream: NativeStream, call: Callable[[Handle], T], *natives: Native) -> T:
+    def _call(self, stream: NativeStream, call: Callable[[Handle], T], *natives: Native) -> T:
         """Call the driver with the stream, and one or two natives that must not be released meanwhile."""
         first = natives[0] if natives else stream
         second = natives[1] if len(natives) > 1 else first
@@ -201,20 +201,20 @@ class Stream(Resource):
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
-    def enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
+    def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
         """Give it work with one or two natives, and perhaps with a caller's host memory, which is kept until then."""
         stream = self._known_as()
         entry: list[Any] = [None, host]
         if host is not None:
             stream.drop_kept()
             stream.kept.append(entry)  # first: whatever strikes behind the call, the copy is still to come
-        self.call(stream, call, *natives)
+        self._call(stream, call, *natives)
         if host is not None:
             entry[0] = stream.point()
         else:
             stream.came_along()
 
-    def follow(self, other: NativeStream) -> None:
+    def _follow(self, other: NativeStream) -> None:
         """Order what follows behind what another native stream, which may be closed, was given so far."""
         stream = self._known_as()
         if other is stream:
@@ -230,14 +230,14 @@ class Stream(Resource):
                     stream.note(wait)
                 if gate.shut:
                     gate.let_releases_end()
-                self.call(stream, lambda native: self._backend.wait_event(native, event))
+                self._call(stream, lambda native: self._backend.wait_event(native, event))
             finally:
                 for wait in inherited:
                     wait.enqueued = True
 
         other.with_event(wait_for)
         if other.graph is not None and stream.graph is None:
-            other.graph.join(stream)
+            other.graph._join(stream)
 
     def check_failure(self) -> None:
         """Raise why it has failed, if it has; the first failure stays."""
