@@ -54,7 +54,7 @@ class MipmappedArray(Resource):
         self._device = memory._device
         self._backend = backend
         self.layout = layout
-        self._native = self._lifetime.create(lambda: backend.map_array(memory._lifetime.handle, layout))
+        self._lifetime.create(lambda: backend.map_array(memory._native, layout))
 
     def level(self, n: int) -> ArrayLevel:
         """One mip level.

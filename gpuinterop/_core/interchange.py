@@ -262,6 +262,7 @@ class View:
     @property
     def ptr(self) -> int:
         self._buffer._check_open()
+        self._buffer._mapping.expose()
         return self._pointer
 
     def __repr__(self) -> str:

@@ -7,10 +7,9 @@ nothing is bound twice, an unbind equals its bind, and releases come in order: m
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NoReturn, TypeAlias, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 from ..backend import MulticastBackend
 from ..capabilities import Cell, Operation, Scope
@@ -27,9 +26,11 @@ from .device import Device, check_device, check_devices, check_handle, check_han
 from .drain import drain, wait_for
 from .memory import MOMENT_S, Buffer, check_size_argument, round_up
 from .monitor import locked
-from .native import BORN, LEAKED, LIVE, MARK, RELEASED, Native, hold
+from .native import BORN, LEAKED, LIVE, MARK, RELEASED, Marks, Native, hold
 from .ownership import lend
-from .resource import Resource, check_int, undo
+from .resource import Resource, check_int
+
+T = TypeVar("T")
 
 HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
 Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
@@ -70,12 +71,13 @@ def create_multicast(
     steps = _check_size(backend, count, size, kinds)
     drain()
     multicast = MulticastObject(
-        leader, backend, members, device_count=count, size=size, handle_types=kinds, granularity=steps, needs=needs,
+        leader, backend, device_count=count, size=size, handle_types=kinds, granularity=steps, needs=needs,
         exportable=True,
     )  # fmt: skip
     native = leader._native
-    multicast._lifetime.create(lambda: _join(backend, backend.create_multicast(native, count, size, kinds), members))
-    return multicast
+    return _make(
+        multicast, lambda: multicast._create(lambda: backend.create_multicast(native, count, size, kinds), members)
+    )
 
 
 def import_multicast(
@@ -113,17 +115,16 @@ def import_multicast(
     steps = _check_size(backend, count, size, (kind,))
     drain()
     multicast = MulticastObject(
-        leader, backend, members, device_count=count, size=size, handle_types=(kind,), granularity=steps, needs=needs,
+        leader, backend, device_count=count, size=size, handle_types=(kind,), granularity=steps, needs=needs,
         exportable=False,
     )  # fmt: skip
     native = leader._native
 
-    def load(lent: Handle) -> Any:
-        group = backend.import_multicast(native, cast(AllocationHandle, lent), devices=count, size=size)
-        return _join(backend, group, members)  # where a device cannot be added, the handle is still the caller's
+    def load(lent: Handle) -> None:  # where a device cannot be added, the handle is still the caller's
+        loaned = cast(AllocationHandle, lent)
+        multicast._create(lambda: backend.import_multicast(native, loaned, devices=count, size=size), members)
 
-    lend(handle, lambda lent: multicast._lifetime.create(lambda: load(lent)), user=f"{leader.backend} import_multicast")
-    return multicast
+    return _make(multicast, lambda: lend(handle, load, user=f"{leader.backend} import_multicast"))
 
 
 def granularity(
@@ -190,15 +191,14 @@ def _check_size(
     return steps
 
 
-def _join(backend: MulticastBackend, native: Any, members: Iterable[Device]) -> Any:
-    """Add devices to a new object; where one cannot be, the object goes."""
+def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObject:
+    """Make it; where a device cannot be added, it goes."""
     try:
-        for device in members:
-            backend.add_device(native, device._native)
+        make()
     except BaseException:
-        undo("a new multicast object", lambda: backend.release_allocation(native))
+        multicast.close()
         raise
-    return native
+    return multicast
 
 
 class _Range:
@@ -236,7 +236,8 @@ class _Group(Native):
 class _Mapping(Native):
     """A mapping of one."""
 
-    __slots__ = ()
+    __slots__ = ("address",)
+    address: int
 
 
 # -- the object ------------------------------------------------------------------------------------------------------
@@ -256,7 +257,6 @@ class MulticastObject(Resource):
         self,
         device: Device,
         backend: MulticastBackend,
-        members: Sequence[Device],
         *,
         device_count: int,
         size: int,
@@ -267,10 +267,10 @@ class MulticastObject(Resource):
     ) -> None:
         # No stream's work touches the object itself, only what is mapped and bound: those wait.
         super().__init__(_Group("MulticastObject", backend.release_allocation))
-        self._members = tuple(members)
+        self._members: tuple[Device, ...] = ()
         self._lock = threading.Lock()
         # The binds and maps that there were, or are under way: who makes one has said that all devices are there.
-        self._seals = 0
+        self._seals: list[Any] = Marks()
         self._bound: dict[_Range, Native] = {}  # until it is unbound natively
         self._bindings: dict[Native, MulticastBinding] = {}
         self._device = device
@@ -323,10 +323,6 @@ class MulticastObject(Resource):
     def bindings(self) -> tuple[MulticastBinding, ...]:
         """Those that are open."""
         return tuple(binding for binding in self._bindings.copy().values() if not binding.closed)
-
-    @property
-    def _native(self) -> Any:
-        return self._lifetime.handle
 
     # -- its life ----------------------------------------------------------------------------------------------
 
@@ -472,18 +468,17 @@ class MulticastObject(Resource):
         else:
             self._check_buffer(device, buffer, bound.size)
         native = device._native
-        if self._handle_types and not self._backend.is_shareable(native, number):
-            raise InvalidArgumentError(
-                "address",
-                f"the memory at {number:#x} was not allocated here to be shared, and {self.label} is: bind memory of "
-                "Device.allocate.",
-            )
-        return self._bind(
-            bound,
-            lambda: self._backend.bind_address(self._native, native, at, number, bound.size),
-            buffer,
-            assume_all_added,
-        )
+
+        def bind() -> None:  # asked here, too: only now the buffer stays mapped
+            if self._handle_types and not self._backend.is_shareable(native, number):
+                raise InvalidArgumentError(
+                    "address",
+                    f"the memory at {number:#x} was not allocated here to be shared, and {self.label} is: bind memory "
+                    "of Device.allocate.",
+                )
+            self._backend.bind_address(self._native, native, at, number, bound.size)
+
+        return self._bind(bound, bind, buffer, assume_all_added)
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """End a binding (``cuMulticastUnbind``, when pending work is done); as `MulticastBinding.close`.
@@ -530,9 +525,7 @@ class MulticastObject(Resource):
         if not members:
             raise InvalidArgumentError("devices", "no device was added here that could map it; add_device() first.")
         self._check_complete("mapping", assume_all_added)
-        with self._sealing():
-            drain()
-            return MulticastMapping(self, members)
+        return self._sealed(lambda: MulticastMapping(self, members))
 
     def export(self, handle_type: type[AllocationHandle] | None = None) -> AllocationHandle:
         """A new handle that the caller owns (``cuMemExportToShareableHandle``), for `import_multicast`.
@@ -561,6 +554,11 @@ class MulticastObject(Resource):
         return handle
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _create(self, call: Callable[[], Any], members: Iterable[Device]) -> None:
+        self._lifetime.create(call)
+        for device in members:
+            self.add_device(device)
 
     def _added(self) -> str:
         return ", ".join(map(repr, self.devices)) or "none"
@@ -631,20 +629,19 @@ class MulticastObject(Resource):
         self, bound: _Range, call: Callable[[], None], memory: Allocation | Buffer | None, assume_all_added: bool
     ) -> MulticastBinding:
         self._check_complete("binding", assume_all_added)
-        with self._sealing():
-            # Without the lock: a driver that blocks must not hold up what would let it go on.
-            return MulticastBinding(self, bound, memory, call)
+        return self._sealed(lambda: MulticastBinding(self, bound, memory, call))
 
-    @contextlib.contextmanager
-    def _sealing(self) -> Generator[None]:
-        """Round a bind or map: no device is added any more, unless it is refused."""
-        with self._lock:
-            self._seals += 1
+    def _sealed(self, make: Callable[[], T]) -> T:
+        """Bind or map: no device is added any more, unless it is refused."""
+        seals = self._seals
+        seals += MARK
         try:
-            yield
+            with self._lock:  # behind a device that is being added
+                pass
+            # Without the lock: a driver that blocks must not hold up what would let it go on.
+            return make()
         except BaseException:
-            with self._lock:
-                self._seals -= 1
+            del seals[-1]
             raise
 
     def _reserve(self, wanted: _Range, binding: Native) -> None:
@@ -676,6 +673,8 @@ def _reserve(multicast: MulticastObject, wanted: _Range, binding: Native, taken:
     for there, native in list(multicast._bound.items()):
         if native.state is RELEASED or (native.state is BORN and not native.calls.copy()):
             del multicast._bound[there]
+        if native.state is not LIVE:
+            multicast._bindings.pop(native, None)  # its memory, too, may have closed it
     taken.update(multicast._overlapping(wanted))
     if not taken:
         multicast._bound[wanted] = binding
@@ -754,20 +753,20 @@ class MulticastMapping(Resource):
 
     def __init__(self, multicast: MulticastObject, devices: Sequence[Device]) -> None:
         backend, group = multicast._backend, multicast._lifetime
-        super().__init__(_Mapping("MulticastMapping", backend.unmap_allocation, parents=(group,)), multicast)
-        self._lifetime.untracked = tuple(device._streams for device in multicast.devices)
+        mapping = _Mapping("MulticastMapping", backend.unmap_allocation, parents=(group,))
+        super().__init__(mapping, multicast)
+        mapping.untracked = tuple(device._streams for device in multicast.devices)
         self._multicast = multicast
         self._devices = tuple(devices)
         natives = [device._native for device in devices]
-        addresses: list[int] = []
 
         def map_it() -> Any:
-            native, address = backend.map_allocation(group.handle, natives)
-            addresses.append(address)
+            native, mapping.address = backend.map_allocation(group.handle, natives)  # no call in which to lose it
             return native
 
-        self._lifetime.create(map_it)
-        self._address = addresses[0]
+        drain()
+        mapping.create(map_it)
+        self._address = mapping.address
 
     @property
     def multicast(self) -> MulticastObject:

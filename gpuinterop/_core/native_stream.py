@@ -437,7 +437,9 @@ class Streams:
     def _find(self, handle: Handle, wrapper: Native | None) -> NativeStream:
         pointer = self.backend.stream_pointer(handle)
         thread = _here.me if pointer == _PER_THREAD else None
-        key = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
+        key: Hashable = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
+        if key not in self.table and thread is None and self.backend.is_capturing(handle):  # and cannot be asked
+            key = next((known.key for known in self.known() if known.pointer == pointer), key)
         found: list[NativeStream] = []
         _intern(self, key, pointer, handle, wrapper, thread, found)
         return found[0]

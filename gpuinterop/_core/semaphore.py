@@ -197,7 +197,6 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._device = device
         self._gate = device._gate
         self._calls = calls
-        self._native: Handle = None
         self._batch: Any = None
         self._exportable = exportable
         self.handle_type = handle_type
@@ -213,8 +212,7 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     def _create(self, call: Callable[[], Handle]) -> None:
         """Make or import it."""
-        self._native = self._lifetime.create(call)
-        self._batch = self._calls.prepare([self._native])
+        self._batch = self._calls.prepare([self._lifetime.create(call)])
         self._calls.know(self)
 
     @property
@@ -287,7 +285,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             ms = None if timeout is None else self._milliseconds(timeout)
             if native not in lifetime.uses:  # before the call: whatever strikes behind it, the release waits
                 note_use(lifetime, native, 0)
-            pending = Wait(lifetime, value, self._calls.looker(self._native, number))
+            pending = Wait(lifetime, value, self._calls.looker(lifetime.handle, number))
             if native.graph is not None:  # it waits when the graph is launched
                 native.graph.hold(lifetime)
             else:
@@ -360,7 +358,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             if last is None:
                 note_use(lifetime, native, last := 0)
             if self._grows and number <= last and not native.is_capturing():
-                self._refuse_smaller(number, last)
+                self._refuse_smaller(number, last, "value")
             if native.graph is not None:  # signalled by its launches, not now
                 native.graph.hold(lifetime)
                 number_now = last
@@ -476,12 +474,16 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise UnsupportedError(gap, context=self._device.name)
         check_stream(self._device, stream)
 
-    def _refuse_smaller(self, number: int, last: int) -> None:
+    def _refuse_smaller(self, number: int, last: int, argument: str) -> None:
         raise InvalidArgumentError(
-            "value",
+            argument,
             f"{number} after {last} on the same stream for {self.label}: a timeline only grows; signal {last + 1} or "
             "more.",
         )
+
+    def _last_signalled(self) -> int:
+        """The largest value that streams were given to signal here."""
+        return max(self._lifetime.uses.copy().values(), default=0)
 
     def _forget_values(self) -> None:
         """Begin anew with what grows: a capture noted values here that nobody has signalled."""
@@ -591,7 +593,7 @@ class SemaphoreBatch:
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
             last = semaphore._lifetime.uses[native]
             if semaphore._grows and number <= last and not native.is_capturing():
-                semaphore._refuse_smaller(number, last)
+                semaphore._refuse_smaller(number, last, "values")
         stream.call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
         if native.graph is None:
             for semaphore, number in zip(self._semaphores, numbers, strict=True):

@@ -47,7 +47,7 @@ class Stream(Resource):
         self._device = device
         self._backend = device._backend
         self._ptr = native.pointer
-        self._native = native.handle
+        self._handle = native.handle
         self._failure: GpuInteropError | None = None
         self._stream: NativeStream | None = None if native.thread is not None else native
         """None of a thread's own default stream: then it is that of the thread that calls (`_of_this_thread`)."""
@@ -59,7 +59,11 @@ class Stream(Resource):
 
     def _known_as(self) -> NativeStream:
         """The native stream that a call of this thread reaches."""
-        return self._stream or self._device._streams.of_this_thread(self._native)
+        return self._stream or self._device._streams.of_this_thread(self._handle)
+
+    @property
+    def _native(self) -> Handle:
+        return self._handle
 
     # -- public ------------------------------------------------------------------------------------------------
 

@@ -276,7 +276,7 @@ class Bridge(Resource):
             )
         make = _ENDPOINTS[cast("type[FdHandle]", kind)]
         # A duplicate is the endpoint's, so that nothing has to be taken back from it when a later step fails.
-        duplicate = system.duplicate(cast(FdHandle, handle).fd)
+        duplicate = cast(FdHandle, handle).duplicate().detach()
         try:
             endpoint = make(cast("type[FdHandle]", kind)(duplicate, origin=handle.origin))
         except BaseException:

@@ -516,11 +516,8 @@ def _import_buffer(vk: VulkanContext, size: int, handle: VmmFd) -> ExportableBuf
             chain = new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
             info = new("VkMemoryAllocateInfo", pNext=chain, allocationSize=size, memoryTypeIndex=index)
             memory = vk.create("vkAllocateMemory", "VkDeviceMemory", info)
-            try:
-                vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
-            except BaseException:
-                vk.destroy("vkFreeMemory", memory)
-                raise
+            undo.callback(vk.destroy, "vkFreeMemory", memory)
+            vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
             return memory
 
         # Drivers differ on whose the descriptor is after a failure; lend() settles that.

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core import registry, resource
+from gpuinterop._core import memory, registry
 from gpuinterop._core.device import Device
-from gpuinterop._core.memory import Mapping
-from gpuinterop._core.resource import Reclaimer
+from gpuinterop._core.native import retire
 from gpuinterop.backend import AllocationBackend
 from gpuinterop.capabilities import Operation, Scope
 from gpuinterop.handles import HandleOrigin, OriginKind
@@ -191,7 +190,8 @@ def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -
         allocation.buffer.view(4).__dlpack__(stream=40)
         assert called(backend, "wait_event")[-1] == ("wait_event", ("adopted", 40), theirs._native)
         allocation.buffer.copy_to_host(bytearray(1))  # on a stream of ours, behind theirs as well
-        assert called(backend, "wait_event")[-1][2] == theirs._native
+        users = {call[2] for call in called(backend, "wait_event")[-2:]}
+        assert users == {theirs._native, ("adopted", 40)}  # and behind the library's
 
 
 def test_the_default_streams_of_two_devices_are_two(team: Team) -> None:
@@ -322,15 +322,24 @@ def test_a_release_that_fails_too_does_not_hide_the_failure(team: Team) -> None:
 # -- lifetime --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("how", ["fill", "ptr", "view", "array"])
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("busy", [0, 1, 2])
-def test_unmapping_waits_for_every_devices_work(team: Team, busy: int, closed: bool) -> None:
-    """Also for that of a stream that is closed already."""
+def test_unmapping_waits_for_every_devices_work(team: Team, busy: int, closed: bool, how: str) -> None:
+    """That with the memory, and all that there is where its address was given away; also of a closed stream."""
     devices, backend = team
     stream = devices[busy].create_stream()
     backend.blocked.add(stream.ptr)
     allocation = devices[0].allocate(SIZE, access=devices[1:3])
     buffer = allocation.buffer_on(devices[1])
+    uses: dict[str, Callable[[], object]] = {
+        "fill": lambda: allocation.buffer_on(devices[busy]).fill(7, stream=stream),
+        "ptr": lambda: buffer.ptr,
+        "view": lambda: buffer.view(4).ptr,
+        "array": lambda: buffer.view(4).__dlpack__(stream=-1),
+    }
+    uses[how]()
+    gc.collect()
     if closed:
         stream.close()
     allocation.close()
@@ -344,6 +353,18 @@ def test_unmapping_waits_for_every_devices_work(team: Team, busy: int, closed: b
     assert not backend.live
 
 
+def test_work_with_other_memory_is_not_waited_for(team: Team) -> None:
+    devices, backend = team
+    with devices[0].create_stream() as stream, devices[0].allocate(SIZE) as other:
+        other.buffer.fill(7, stream=stream)
+        backend.blocked.add(stream.ptr)
+        allocation = devices[0].allocate(SIZE)
+        allocation.buffer.fill(7)
+        allocation.close(timeout=0)
+        assert len(called(backend, "unmap_allocation")) == 1
+        backend.blocked.clear()
+
+
 def test_whichever_device_drains(team: Team) -> None:
     devices, backend = team
     stream = devices[2].create_stream()
@@ -351,7 +372,9 @@ def test_whichever_device_drains(team: Team) -> None:
     stream.close()
     allocation = devices[0].allocate(SIZE, access=[devices[2]])
     buffer = allocation.buffer
+    assert buffer.ptr
     allocation.close()
+    assert not called(backend, "unmap_allocation")
     backend.blocked.clear()
     devices[2].synchronize(LIMIT)
     assert buffer.closed
@@ -364,6 +387,7 @@ def test_a_device_without_access_is_not_waited_for(team: Team) -> None:
         backend.blocked.add(stream.ptr)
         allocation = devices[0].allocate(SIZE, access=[devices[1]])
         buffer = allocation.buffer
+        assert buffer.ptr
         allocation.close(timeout=LIMIT)
         assert buffer.closed
         backend.blocked.clear()
@@ -394,13 +418,12 @@ def test_the_last_buffer_may_be_closed_while_another_devices_is_made(
     devices, backend = team
     allocation = devices[0].allocate(SIZE, access=[devices[1]])
     last = allocation.buffer
-    make = Mapping.buffer
 
-    def make_too_late(self: Mapping, *arguments: Any) -> gi.Buffer:
+    def make_too_late(*arguments: Any) -> gi.Buffer:
         last.close()
-        return make(self, *arguments)
+        return gi.Buffer(*arguments)
 
-    monkeypatch.setattr(Mapping, "buffer", make_too_late)
+    monkeypatch.setattr(memory, "Buffer", make_too_late)
     buffer = allocation.buffer_on(devices[1])
     assert not buffer.closed
     assert buffer.device is devices[1]
@@ -412,13 +435,12 @@ def test_the_last_buffer_may_be_closed_while_another_devices_is_made(
 def test_an_allocation_that_is_closed_while_a_buffer_is_made(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     devices, backend = team
     allocation = devices[0].allocate(SIZE, access=[devices[1]])
-    make = Mapping.buffer
 
-    def make_too_late(self: Mapping, *arguments: Any) -> gi.Buffer:
+    def make_too_late(*arguments: Any) -> gi.Buffer:
         allocation.close()
-        return make(self, *arguments)
+        return gi.Buffer(*arguments)
 
-    monkeypatch.setattr(Mapping, "buffer", make_too_late)
+    monkeypatch.setattr(memory, "Buffer", make_too_late)
     with pytest.raises(gi.ResourceClosedError, match="Allocation"):
         allocation.buffer_on(devices[1])
     allocation.close(timeout=LIMIT)
@@ -439,40 +461,56 @@ def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(team: Team)
     assert not backend.live
 
 
-class Linking(Reclaimer):
-    """Something links while its peers are set, as a finalizer may that the collector runs there."""
+def test_a_release_that_lasts_holds_no_other_thread_up(team: Team) -> None:
+    """Nor a device that drains with it: whoever comes meanwhile makes, releases and waits for its own."""
+    devices, backend = team
+    inside, go_on = threading.Event(), threading.Event()
 
-    then: Callable[[], None] = staticmethod(lambda: None)
+    def block() -> None:
+        inside.set()
+        assert go_on.wait(LIMIT)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "peers":
-            self.then()
-
-
-def ends(call: Callable[[], None]) -> bool:
-    """Whether another thread comes back from it."""
-    thread = threading.Thread(target=call, daemon=True)
+    backend.on["unmap_allocation"] = block
+    lasting = devices[0].allocate(SIZE, access=[devices[1]])
+    assert lasting.buffer.size == SIZE
+    thread = threading.Thread(target=lasting.close)
     thread.start()
-    thread.join(LIMIT)
-    return not thread.is_alive()
+    try:
+        assert inside.wait(LIMIT)
+        del backend.on["unmap_allocation"]
+        with devices[1].allocate(SIZE, access=[devices[0]]) as other:
+            buffer = other.buffer
+        other.close(timeout=LIMIT)
+        assert buffer.closed
+        with pytest.raises(gi.ResourceBusyError, match=r"Mapping #\d+ is being released"):
+            lasting.close(timeout=0)
+    finally:
+        go_on.set()
+        thread.join(LIMIT)
+    assert not thread.is_alive()
+    assert not backend.live
 
 
-def test_devices_that_drain_together_already_wait_for_nobody() -> None:
-    backend = FakeBackend()
-    one, two, three = (Reclaimer(backend) for _ in range(3))
-    resource.link([one, two, three])
-    assert set(one.peers) == {two, three}
-    with resource._linking:
-        assert ends(lambda: resource.link(iter([three, one])))
+def test_what_is_collected_in_a_transition_is_released_by_the_next_drain(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finalizer may come anywhere, also where objects are being closed, and calls no driver there."""
+    devices, backend = team
+    kept = devices[0].allocate(SIZE)
 
+    def drop() -> None:
+        dropped: Any = devices[0].allocate(SIZE)
+        dropped.mine = dropped
 
-def test_a_finalizer_may_link_while_devices_are_linked() -> None:
-    backend = FakeBackend()
-    one, two, three, four = Linking(backend), *(Reclaimer(backend) for _ in range(3))
-    one.then = lambda: resource.link([three, four])
-    assert ends(lambda: resource.link([one, two]))
-    assert (one.peers, three.peers) == ((two,), (four,))
+    drop()
+    before = list(backend.calls)
+    with pytest.warns(gi.LeakedResourceWarning, match="Allocation"):
+        monkeypatch.setattr(type(kept._lifetime), "ending", lambda _: gc.collect())
+        retire(kept._lifetime)
+    monkeypatch.undo()
+    assert backend.calls == before
+    devices[1].drain()
+    assert not backend.live
 
 
 def test_arrays_of_every_device_hold_the_mapping(team: Team) -> None:

@@ -231,7 +231,7 @@ def test_it_never_goes_back(device: Device, backend: FakeWords, stream: Any) -> 
     with made_by(device) as made, device.create_stream() as other, made.export() as handle:
         made.signal(stream, 5)
         for value in (5, 4, 0):
-            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* on the same stream for .*: .* signal 6"):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* same stream for .*: .* signal 6 or more"):
                 made.signal(stream, value)
         for value in (5, 1):
             with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* stands at 5.* signal 6 or more"):

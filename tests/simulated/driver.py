@@ -147,6 +147,15 @@ class Gate:
         self._simulator._call("release", self._call.encode())
 
 
+def unpin_spare_pages(device: gi.Device) -> None:
+    """Those that are kept for the next semaphores."""
+    own = device._opened.get("timelines")
+    while own is not None and own._spare:
+        page = own._spare.pop()
+        page.exported = True
+        own.destroy(page)
+
+
 class Simulator:
     """The driver at `path`, which the process has loaded."""
 
@@ -233,6 +242,7 @@ class Simulator:
         gc.collect()
         for device in gi.get_backend(backend).devices():
             device.drain()
+            unpin_spare_pages(device)
         assert (found := self.violations()) == [], found
         after = self.live()
         assert {kind: after.get(kind) for kind in _KEPT} == {kind: before.get(kind) for kind in _KEPT}
