@@ -47,9 +47,11 @@ class Wait:
     enqueued : bool
         The driver has it.
     passed : bool
+    failure : GpuInteropError or None
+        It will not come, and who waits is let go.
     """
 
-    __slots__ = ("enqueued", "origin", "passed", "reached", "semaphore", "value")
+    __slots__ = ("enqueued", "failure", "origin", "passed", "reached", "semaphore", "value")
 
     def __init__(self, semaphore: Native, value: int | None, reached: Callable[[], bool] | None = None) -> None:
         self.origin = self
@@ -58,6 +60,7 @@ class Wait:
         self.reached = reached
         self.enqueued = False
         self.passed = False
+        self.failure: GpuInteropError | None = None
 
     def inherited(self) -> Wait:
         """As of a stream that is ordered behind it, and goes on when it has passed there."""
@@ -81,19 +84,30 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
 
     Makes no driver call: it is the bridge's watcher that tells.
     """
-    end = next(order)
+    wait.failure = error  # first: whoever notes it from now on looks at this
     for stream in list(waiting):
-        first = next((number for number, one in stream.waits.copy() if one.origin is wait), None)
-        if first is not None:
-            stream.voids.append((first, end))
-            stream.fail(error)
+        _fail_behind(stream, wait, error)
 
 
 @locked
-def fail_stream(stream: NativeStream | None, error: GpuInteropError) -> None:
-    """Tell that what it was given has had no effect."""
-    if stream is not None:
+def fail_followers(stream: NativeStream, noted: list[Wait]) -> None:
+    """Look whether what was noted has failed meanwhile: whoever told it may have missed the stream."""
+    for wait in noted:
+        if wait.origin.failure is not None:
+            _fail_behind(stream, wait.origin, wait.origin.failure)
+
+
+def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> None:
+    first = next((number for number, one in stream.waits.copy() if one.origin is wait), None)
+    if first is not None:
         stream.fail(error)
+        stream.voids.append((first, next(order)))  # numbered last: what is enqueued behind this sees the failure
+
+
+@locked
+def fail_stream(stream: NativeStream, error: GpuInteropError) -> None:
+    """Tell that what it was given has had no effect."""
+    stream.fail(error)
 
 
 class Point(Native):

@@ -72,6 +72,8 @@ class SemaphoreCalls(ABC):
     """The largest value that streams can wait for."""
     blocks: bool = False
     """`destroy` waits for the whole device."""
+    in_graphs: bool = True
+    """A stream that is being captured takes them."""
 
     @abstractmethod
     def prepare(self, handles: Sequence[Handle]) -> Any:
@@ -202,6 +204,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
         self._max_value = calls.max_value
+        self._in_graphs = calls.in_graphs
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
@@ -277,6 +280,8 @@ class ExternalSemaphore(Resource, Generic[K]):
                 number = value
             else:
                 number = self._check_value(value)
+            if not self._in_graphs:
+                _refuse_capture(native)
             ms = None if timeout is None else self._milliseconds(timeout)
             if native not in lifetime.uses:  # before the call: whatever strikes behind it, the release waits
                 note_use(lifetime, native, 0)
@@ -347,6 +352,8 @@ class ExternalSemaphore(Resource, Generic[K]):
                 number = value
             else:
                 number = self._check_value(value)
+            if not self._in_graphs:
+                _refuse_capture(native)
             last = lifetime.uses.get(native)
             if last is None:
                 note_use(lifetime, native, last := 0)
@@ -413,6 +420,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 "semaphore",
                 f"{self.label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
+        self._lifetime.gate = self._gate if self._calls.blocks else None  # what others may have is not used again
         handle = self._lifetime.use(self._calls.export)
         # One of our own lies in no device's memory: any device takes it.
         device = self._device.identity if isinstance(self._calls, DriverSemaphores) else None
@@ -481,6 +489,15 @@ class ExternalSemaphore(Resource, Generic[K]):
         """Begin anew with what grows: a capture noted values here that nobody has signalled."""
         for stream in self._lifetime.uses.copy():
             self._lifetime.uses[stream] = 0
+
+
+def _refuse_capture(stream: NativeStream) -> None:
+    if stream.is_capturing():
+        raise InvalidArgumentError(
+            "stream",
+            f"{stream.label} is being captured, and a semaphore of stream words has its value for one time only: "
+            "signal and wait outside of the graph, before and after its launch.",
+        )
 
 
 def _let_threads_go(lifetime: Native, calls: SemaphoreCalls) -> None:
@@ -599,6 +616,8 @@ class SemaphoreBatch:
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         check_stream(self._device, stream)
+        if not self._calls.in_graphs:
+            _refuse_capture(stream._known_as())
         numbers = []
         for semaphore, value in zip(self._semaphores, given, strict=True):
             semaphore._check_open()

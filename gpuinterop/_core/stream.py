@@ -19,7 +19,7 @@ from ..errors import (
 from .drain import drain, relieve, tidy
 from .monitor import dropped
 from .native import DEAD, LIVE, MARK, Native, Standing
-from .native_stream import NativeStream, settle
+from .native_stream import NativeStream, fail_followers, settle
 from .resource import Resource, check_timeout
 
 if TYPE_CHECKING:
@@ -228,6 +228,7 @@ class Stream(Resource):
             try:
                 for wait in inherited:
                     stream.note(wait)
+                fail_followers(stream, inherited)
                 if gate.shut:
                     gate.let_releases_end()
                 self._call(stream, lambda native: self._backend.wait_event(native, event))

@@ -22,7 +22,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system, timeline
 from gpuinterop._core.device import Device
-from gpuinterop._core.words import PinnedWords
+from gpuinterop._core.words import SPARE, PinnedWords
 from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import HandleOrigin, OriginKind
 
@@ -525,8 +525,8 @@ def test_close_as_a_host_wait_begins(device: Device, monkeypatch: pytest.MonkeyP
     lifetime = made._lifetime
     if when == "before the mark":
 
-        class Noted(list[None]):
-            def __iadd__(self, marks: Any) -> Any:
+        class Noted(list[Any]):
+            def __iadd__(self, marks: Any) -> Any:  # type: ignore[misc]
                 monkeypatch.undo()
                 made.close()
                 lifetime.calls += marks
@@ -593,6 +593,31 @@ def test_what_nobody_else_ever_had_is_used_again(device: Device, backend: FakeWo
             assert counter(handle.fd) == 0
         made.close(timeout=LIMIT)
     assert backend.count("pin") == 0
+
+
+def test_what_others_may_have_is_unpinned_when_nobody_waits() -> None:
+    """And so is what is too much to keep: to unpin a page waits for the whole device."""
+
+    class Blocking(FakeWords):
+        releases_block = True
+
+    backend = Blocking()
+    device, _ = fake_device(backend=backend)
+    with device.create_stream() as stream, exported(made_by(device)) as pending:
+        many = [made_by(device) for _ in range(SPARE + 1)]
+        shared = exported(made_by(device))
+        backend.blocked.add(stream._ptr)
+        pending.wait(stream, 1)
+        for made in many:
+            made.close(timeout=LIMIT)
+        with pytest.raises(gi.ResourceBusyError, match="waits for the whole device"):
+            shared.close(timeout=0.0)
+        assert backend.count("pin") == SPARE + 3
+        backend.blocked.clear()
+        device.drain(LIMIT)
+        assert backend.count("pin") == SPARE + 1
+    device.drain(LIMIT)
+    assert backend.count("pin") == SPARE
 
 
 def test_threads(device: Device, backend: FakeWords) -> None:
