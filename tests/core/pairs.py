@@ -18,6 +18,7 @@ from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from tests.spare_pages import unpin_spare_pages
 
 from .explored import Core
 from .explorer import Explored, Run, explore
@@ -142,6 +143,7 @@ class World:
         gc.collect(0)
         self.device.synchronize()
         assert self.backend.violations == []
+        unpin_spare_pages(self.device)
         left = {native for native in self.backend.live if native[0] != "stream"}
         assert left == set(), f"not released: {sorted(left)}"
         assert self.backend.count("stream") <= 2, "streams are left"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gpuinterop as gi
+from tests.spare_pages import unpin_spare_pages
 
 _FD: Final = {"driver": 0, "open": 1, "closed": 2}
 _MEMORY_FD: Final = (1, 9)
@@ -145,15 +146,6 @@ class Gate:
 
     def release(self) -> None:
         self._simulator._call("release", self._call.encode())
-
-
-def unpin_spare_pages(device: gi.Device) -> None:
-    """Those that are kept for the next semaphores."""
-    own = device._opened.get("timelines")
-    while own is not None and own._spare:
-        page = own._spare.pop()
-        page.exported = True
-        own.destroy(page)
 
 
 class Simulator:
