@@ -346,7 +346,9 @@ class Table:
     def alive(self) -> dict[str, int]:
         for device in gi.get_backend(self.vendor).devices():
             self.simulator.settle(device.ordinal, LIMIT)
-        return {**self.simulator.live(), "descriptors": len(os.listdir("/proc/self/fd"))}
+        live = {**self.simulator.live(), "descriptors": len(os.listdir("/proc/self/fd"))}
+        # HIP's address ranges are kept: a lost one is replaced by the next that is wanted.
+        return live | {"reservation": self.simulator.count("reservation")}
 
     def strike(self, name: str) -> int:
         """Interrupt the method at each place; returns how many there were."""

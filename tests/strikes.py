@@ -32,6 +32,7 @@ class Strikes:
         library = ctypes.CDLL(str(build("strike")))
         self._steps = ctypes.c_long.in_dll(library, "strike_steps")
         self._at = ctypes.c_long.in_dll(library, "strike_at")
+        self._entered = ctypes.c_long.in_dll(library, "strike_entered")
         self._trace = library.strike_trace
         self._set_trace = ctypes.pythonapi.PyEval_SetTrace
         self._set_trace.argtypes, self._set_trace.restype = (ctypes.c_void_p, ctypes.py_object), None
@@ -40,7 +41,7 @@ class Strikes:
         self.where = ""
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._noticed = self._steps.value
+        self._noticed = self._entered.value  # how many instructions there were when this function was entered
         assert frame is not None
         self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
         raise Struck(self.where)

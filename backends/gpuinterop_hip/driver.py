@@ -332,7 +332,7 @@ class Made:
 
     def add(self, name: str, handle: int, *arguments: Any) -> None:
         """As `make`, by a call that is given the handle."""
-        self._place.value = handle
+        self.handle = self._place.value = handle
         self._call(name, self._place, *map(_wide, arguments))
 
     def _call(self, name: str, *arguments: Any) -> None:
