@@ -63,7 +63,8 @@ class Core:
                     monkeypatch.setattr(module, name, explorer.stand_in(value))
                 elif isinstance(value, type(threading.Lock()) | type(threading.RLock())):
                     again = isinstance(value, type(threading.RLock()))
-                    self._locks.append(Lock(f"{module.__name__}.{name}", again=again))
+                    ends = not module.__name__.endswith(".monitor")
+                    self._locks.append(Lock(f"{module.__name__}.{name}", again=again, ends=ends))
                     monkeypatch.setattr(module, name, self._locks[-1])
         self._monitor = sys.modules.get(f"{_core.__name__}.monitor")
         if self._monitor is not None:
@@ -77,7 +78,8 @@ class Core:
         guarded = explorer.guarded_by(self.holds)
         self._see(native.Native, "state", holds=self.holds)
         self._see(native.Native, "standing", holds=self.holds, wrap=guarded, looks=False)
-        self._see(native.Native, "uses", holds=self.holds, wrap=guarded, looks=False)
+        grows = explorer.guarded_by(self.holds, fixed=False)
+        self._see(native.Native, "uses", holds=self.holds, wrap=grows, looks=False)
         self._see(native.Native, "calls", wrap=explorer.marks_of, looks=False)
         self._see(gate.Gate, "shut", wrap=explorer.marks_of, looks=False)
         self._see(streams.NativeStream, "waits", wrap=lambda _, value: Queue(value, value.maxlen), looks=False)

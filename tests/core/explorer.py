@@ -1,6 +1,6 @@
 """Runs the threads of a test one at a time, in every order that up to two pre-emptions can give (as loom and CHESS do).
 
-A thread hands over only at a *point*: a lock taken or given back, a mark set, taken off or counted, a look at the
+A thread hands over only at a *point*: a lock taken or given back, a mark set or counted, a look at the
 state, the start, inside and end of each native call, a finalizer's note, a sleep, a thread's end. These are enough
 where shared state is written under the monitor only, which `Watched` and `Guarded` hold tests to. `by_opcode` makes
 every instruction of chosen functions a point.
@@ -322,7 +322,7 @@ def _name(thing: object) -> str:
     return str(getattr(thing, "label", None) or thing)
 
 
-_LIGHT = ("mark", "unmark", "marks", "look")
+_LIGHT = ("mark", "marks", "look")
 
 
 def independent(one: Op, other: Op) -> bool:
@@ -452,8 +452,10 @@ def block_until(condition: Callable[[], bool], what: str, timeout: float | None 
 class Lock:
     """`threading.RLock`, or `threading.Lock` where `again` is false."""
 
-    def __init__(self, label: str = "lock", *, again: bool = True) -> None:
+    def __init__(self, label: str = "lock", *, again: bool = True, ends: bool = True) -> None:
         self.label = label
+        self._ends = ends
+        """A release is a point: not needed where whatever else is shared is one."""
         self.owner: object = None
         self.depth = 0
         self._again = again
@@ -485,7 +487,8 @@ class Lock:
         self.depth -= 1
         if self.depth <= 0:
             self.owner = None
-            point("release", self)
+            if self._ends:
+                point("release", self)
 
     def locked(self) -> bool:
         return self.owner is not None
@@ -592,7 +595,10 @@ def stand_in(module: ModuleType) -> Any:
 
 
 class Marks(list[Any]):
-    """The calls under way with a native: each mark, the end of each and each count is a point."""
+    """The calls under way with a native: each mark and each count is a point.
+
+    The end of one is none: between it and the point before, and the one behind, a thread touches nothing shared.
+    """
 
     thing: object = None
 
@@ -604,15 +610,6 @@ class Marks(list[Any]):
     def append(self, mark: Any) -> None:
         point("mark", self.thing)
         super().append(mark)
-
-    def __delitem__(self, which: Any) -> None:
-        super().__delitem__(which)
-        point("unmark", self.thing)
-
-    def pop(self, which: Any = -1) -> Any:
-        mark = super().pop(which)
-        point("unmark", self.thing)
-        return mark
 
     def copy(self) -> list[Any]:
         point("marks", self.thing)
@@ -656,13 +653,16 @@ class Guarded(dict[Any, Any]):
 
     label = ""
     holds: Callable[[], bool] = staticmethod(lambda: True)
+    fixed = True
+    """Also a key that is there is set by the holder only."""
 
 
 def _guard(name: str) -> Any:
     method = getattr(dict, name)
 
     def call(self: Guarded, *args: Any, **kwargs: Any) -> Any:
-        if not self.holds():
+        known = not self.fixed and name == "__setitem__" and args[0] in self
+        if not known and not self.holds():
             _refuse(f"{self.label} is written outside of the monitor")
         return method(self, *args, **kwargs)
 
@@ -744,12 +744,12 @@ def marks_of(thing: object, value: Iterable[Any]) -> Marks:
     return marks
 
 
-def guarded_by(holds: Callable[[], bool]) -> Callable[[object, dict[Any, Any]], Guarded]:
-    """For `Watched`: a dict that only the holder writes."""
+def guarded_by(holds: Callable[[], bool], *, fixed: bool = True) -> Callable[[object, dict[Any, Any]], Guarded]:
+    """For `Watched`: a dict that only the holder writes; or adds to and takes from, where it is not `fixed`."""
 
     def wrap(thing: object, value: dict[Any, Any]) -> Guarded:
         guarded = Guarded(value)
-        guarded.label, guarded.holds = f"a dict of {_name(thing)}", holds
+        guarded.label, guarded.holds, guarded.fixed = f"a dict of {_name(thing)}", holds, fixed
         return guarded
 
     return wrap

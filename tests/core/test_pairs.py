@@ -38,7 +38,7 @@ def test_no_order_of_two_calls_does_harm(index: int, monkeypatch: pytest.MonkeyP
             continue
         met += 1
         try:
-            budget = 3 if DEEP else pairs.preemptions(one, other)
+            budget = pairs.preemptions(one, other) + DEEP
             found = pairs.meet(core, one, other, budget=budget, reduce=DEEP)
             runs, points = runs + found.runs, points + found.points
         except Failed as error:
