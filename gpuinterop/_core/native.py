@@ -186,12 +186,17 @@ class Native:
             )
         raise ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether there is a handle still, and nobody is about to release it: a mark keeps it so."""
+        return self.state is LIVE or self.state is RETIRED
+
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
         """Call the driver with its handle, also of what is closed; `gone` where it is released, or about to be."""
         calls = self.calls
         calls += MARK
         try:
-            return gone if self.state in GONE or self.state is RELEASING else question(self.handle)
+            return question(self.handle) if self.may_be_asked else gone
         finally:
             del calls[-1]
 
