@@ -534,7 +534,8 @@ class FakeDriver(FakeWords):
         super().synchronize(stream)
         if self.holds_gil and not self.is_idle(stream):
             self.violate("synchronize blocks, and keeps the GIL")
-        self.block(lambda: self.is_idle(stream), f"synchronize of {stream}")
+        number = self.number(stream)
+        self.block(lambda: number not in self.blocked and not self._pending(stream), f"synchronize of {stream}")
 
     def wait_event(self, stream: Native, event: Native) -> None:
         super().wait_event(stream, event)
