@@ -95,9 +95,10 @@ class Native(lifetime.Native):
         return int(code)
 
     def pair(self, other: Resource) -> None:
-        """Name the compute side's half. Its use ends with the context."""
+        """Name the compute side's half. Its use ends with the context; raises where that is closed already."""
         self.label = other.label
         self._other = ref(other)
+        self._vk.check_open()
 
     def end_use(self) -> None:
         """Close the compute side's half."""
@@ -307,6 +308,7 @@ class VulkanContext:
         if context.state is lifetime.RETIRED and self._is_idle():
             for native in self._shared():
                 retire(native)
+                native.end_use()
             drain()
         return context.state in lifetime.GONE
 

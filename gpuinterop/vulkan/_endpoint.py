@@ -80,6 +80,6 @@ class TimelineEndpoint(Endpoint):
 
     def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
         native = Watched(self._vk, semaphore.label)
-        native.pair(semaphore)
         native.open()
+        native.pair(semaphore)
         semaphore.on_released(native.close)

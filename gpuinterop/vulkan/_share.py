@@ -830,8 +830,10 @@ def share_semaphore(
         # Exported at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
         with native.use(lambda _: export_semaphore(vk, native.semaphore, kind)) as handle:
             semaphore = device.import_semaphore(cast(SemaphoreHandle[Any], handle))
+        undo.callback(semaphore.close)
+        shared = SharedSemaphore(vk, native, semaphore, kind)
         undo.pop_all()
-    return SharedSemaphore(vk, native, semaphore, kind)
+    return shared
 
 
 def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
@@ -849,4 +851,8 @@ def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge
         semaphore = bridge.from_endpoint(endpoint)
         undo.pop_all()
     semaphore.on_released(native.close)
-    return SharedSemaphore(vk, native, semaphore, kind)
+    with ExitStack() as undo:
+        undo.callback(semaphore.close)
+        shared = SharedSemaphore(vk, native, semaphore, kind)
+        undo.pop_all()
+    return shared

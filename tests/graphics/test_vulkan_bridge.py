@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core.native import LIVE
 
 if TYPE_CHECKING:
@@ -119,6 +122,85 @@ def test_a_context_that_gives_up_is_called_no_more(
         with pytest.raises(gi.ResourceClosedError, match=r"VulkanContext #\d+ is closed"):
             behind.wait(LIMIT)
     assert True not in after_the_end
+
+
+CLOSED = "close() returned"
+CALLS = [
+    ("share", "vkCreateBuffer"),
+    ("share", "vkGetBufferMemoryRequirements2"),
+    ("share", "vkBindBufferMemory"),
+    ("share", "vkGetMemoryFdKHR"),
+    ("close", "vkDestroyBuffer"),
+    ("close", "vkFreeMemory"),
+    ("release", "vkCmdPipelineBarrier"),
+    ("submit", "vkQueueSubmit"),
+    ("counter", "vkGetSemaphoreCounterValue"),
+    ("signal", "vkSignalSemaphore"),
+]
+
+
+@pytest.mark.parametrize(("what", "held"), CALLS, ids=lambda name: name)
+def test_close_waits_for_a_call_of_another_thread(
+    context: gi.vulkan.VulkanContext, timeline: Any, monkeypatch: pytest.MonkeyPatch, what: str, held: str
+) -> None:
+    """It stands before Vulkan's function when `close` comes. No other call follows, and nothing is left undestroyed."""
+    device = gi.match_device(context.identity)
+    context.queue_family_index = 0
+    endpoint = gi.vulkan.TimelineEndpoint(context, timeline)
+    shared = gi.vulkan.share_buffer(context, device, 4096) if what in ("close", "release") else None
+    handoff = gi.vulkan.share_handoff(context, device, allow=("bridged",)) if what == "submit" else None
+    actions: dict[str, Callable[[], Any]] = {
+        "share": lambda: gi.vulkan.share_buffer(context, device, 4096),
+        "close": lambda: shared and shared.close(),
+        "release": lambda: shared and shared.release(1 << 20),
+        "submit": lambda: handoff and handoff.submit(1 << 20),
+        "counter": endpoint.counter,
+        "signal": lambda: endpoint.signal(1),
+    }
+    news: queue.SimpleQueue[str] = queue.SimpleQueue()
+    calls: list[str] = []
+    seen: list[str] = []
+    real, wait = context.functions, system.until
+
+    def close() -> None:
+        context.close(timeout=LIMIT)
+        calls.append(CLOSED)
+        news.put("closed")
+
+    closing = threading.Thread(target=close)
+
+    def until(condition: Callable[[], bool], timeout: float | None) -> bool:
+        if threading.current_thread() is closing and not condition():
+            news.put("waits")
+        return wait(condition, timeout)
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            function = getattr(real, name)
+
+            def call(*arguments: Any) -> Any:
+                if name == held and not seen:
+                    closing.start()
+                    seen.append(news.get(timeout=LIMIT))
+                calls.append(name)
+                return 0 if name in ("vkCmdPipelineBarrier", "vkQueueSubmit") else function(*arguments)
+
+            return call
+
+    monkeypatch.setattr(system, "until", until)
+    context.functions = cast(Any, Spy())
+    with pytest.raises(gi.ResourceClosedError) if what == "share" else nullcontext():
+        actions[what]()
+    closing.join(LIMIT)
+    assert not closing.is_alive()
+    assert seen == ["waits"]
+    assert held in calls
+    assert calls[-1] == CLOSED
+    context.close()
+    for thing in (shared, handoff):
+        if thing is not None:
+            thing.close(timeout=LIMIT)
+    assert calls[-1] == CLOSED
 
 
 def test_a_handoff_closes_its_bridge_whatever_happens(application: Application, device: gi.Device) -> None:
