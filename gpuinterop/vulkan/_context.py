@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -40,20 +41,10 @@ class Native(lifetime.Native):
 
     A finalizer may not destroy them, because a queue may still be at work with them. The compute side may be: what it
     has imported keeps the payload, on every driver (docs/vulkan.md).
-
-    Parameters
-    ----------
-    vk : VulkanContext
-    noun : str
-        For messages.
-    keep : object
-        Held until they are destroyed.
     """
 
-    def __init__(self, vk: VulkanContext, noun: str, keep: object = None) -> None:
-        super().__init__(
-            noun, lambda _: self._destroy(), parents=(vk._lifetime,), how=lifetime.Standing.HOLDS, keep=keep
-        )
+    def __init__(self, vk: VulkanContext, noun: str) -> None:
+        super().__init__(noun, lambda _: self._destroy(), parents=(vk._lifetime,), how=lifetime.Standing.HOLDS)
         self._vk = vk
         self._made: list[tuple[str, Any]] = []
         self._pending: Iterator[Callable[[], None]] | None = None
@@ -74,15 +65,7 @@ class Native(lifetime.Native):
 
     def new(self, call: str, kind: str, info: Any) -> Any:
         """As `VulkanContext.create`, for one of them."""
-        vk = self._vk
-        out = vk.api.ffi.new(f"{kind} *")
-        self._made.append((call, out))  # first: an interrupt may strike behind the call
-        try:
-            vk.call(call, vk.device, info, vk.api.ffi.NULL, out)
-        except GpuInteropError:
-            self._made.pop()
-            raise
-        return out[0]
+        return self._vk.create(call, kind, info, self._made)
 
     def call(self, name: str, *arguments: Any) -> int:
         """As `VulkanContext.call`, with one of them."""
@@ -123,19 +106,14 @@ class Native(lifetime.Native):
         """Each once, however often it is called."""
         vk = self._vk
         if self._pending is None:
-            destroys = [(_destroyer(call), out[0]) for call, out in self._made if out[0]]
-            self._pending = iter(
-                [partial(getattr(vk.functions, name), vk.device, one, vk.api.ffi.NULL) for name, one in destroys]
-            )
+            made = [(name.replace("Create", "Destroy").replace("Allocate", "Free"), out[0]) for name, out in self._made]
+            calls = [partial(getattr(vk.functions, name), vk.device, one, vk.api.ffi.NULL) for name, one in made if one]
+            self._pending = iter(calls)
         deque(map(operator.call, self._pending), 0)  # taken and called by C: no interrupt comes in between
 
 
 class Watched(Native):
     """What a bridge calls Vulkan for."""
-
-
-def _destroyer(call: str) -> str:
-    return call.replace("vkCreate", "vkDestroy").replace("vkAllocate", "vkFree")
 
 
 class VulkanContext:
@@ -193,7 +171,7 @@ class VulkanContext:
                     "pass the family that the queue was got from.",
                 )
         self.queue_family_index = queue_family_index
-        self._closing: list[object] = []  # threads that are about to submit a fence, in turn
+        self._submitting = threading.RLock()  # the queue is one thread's at a time
         self._fences: list[Native] = []  # behind the queue's work, once `close` was called
         self._lifetime = lifetime.Native("VulkanContext")
         self._lifetime.open()
@@ -243,7 +221,7 @@ class VulkanContext:
         context = self._lifetime
         if context.state is lifetime.DEAD:
             return
-        self._fence_queue(limit)
+        self._fence_queue()
         system.until(self._is_unused, limit)
         streams = sorted({native.label for native in self._shared() if isinstance(native, Watched)})
         left: list[str] = []
@@ -264,22 +242,21 @@ class VulkanContext:
                 f"a stream still uses {', '.join(streams)} {timeout:g} s after close(): it is let go, and fails."
             )
 
-    def _fence_queue(self, limit: float | None) -> None:
+    def _fence_queue(self) -> None:
         """Put a fence behind the queue's work, unless there is no queue, or nothing that it could be at work with."""
-        turns, mine = self._closing, object()
-        turns += (mine,)
         try:
-            if not system.until(lambda: turns[0] is mine, limit):  # the queue is one thread's at a time
-                raise ResourceBusyError("another close() of the context is submitting a fence, and did not come back.")
-            if self.queue is None or not self._lifetime.standing:
-                return
-            fence, info = Native(self, "fence"), self.api.new("VkFenceCreateInfo")
-            fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))
-            self._lifetime.use(lambda _: self._submit(fence))
+            self._submitting.acquire()
+            if self.queue is not None and self._lifetime.standing:
+                fence, info = Native(self, "fence"), self.api.new("VkFenceCreateInfo")
+                fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))
+                self._lifetime.use(lambda _: self._submit(fence))
         except ResourceClosedError:  # by another thread
             pass
         finally:
-            turns.remove(mine)
+            try:  # noqa: SIM105 - as in `monitor.locked`
+                self._submitting.release()
+            except RuntimeError:
+                pass
 
     def _submit(self, fence: Native) -> None:
         # A queue that takes nothing any more is a lost device's, and does nothing any more.
@@ -334,10 +311,15 @@ class VulkanContext:
         """Call a device function and raise for a negative VkResult; `close` waits for it. Raises after `close`."""
         return self._lifetime.use(lambda _: check_call(self.functions, name, *arguments))
 
-    def create(self, name: str, kind: str, info: Any) -> Any:
-        """A ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; returns the handle."""
-        out = self.api.ffi.new(f"{kind} *")
-        self.call(name, self.device, info, self.api.ffi.NULL, out)
+    def create(self, name: str, kind: str, info: Any, made: list[tuple[str, Any]] | None = None) -> Any:
+        """A ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; returns the handle, and notes it in `made`."""
+        out, made = self.api.ffi.new(f"{kind} *"), [] if made is None else made
+        made.append((name, out))  # first: an interrupt may strike behind the call
+        try:
+            self.call(name, self.device, info, self.api.ffi.NULL, out)
+        except GpuInteropError:
+            made.pop()
+            raise
         return out[0]
 
     def check_open(self) -> None:

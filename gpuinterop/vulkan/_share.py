@@ -849,10 +849,8 @@ def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge
         endpoint = TimelineEndpoint(vk, native.semaphore)
         endpoint._through = native
         semaphore = bridge.from_endpoint(endpoint)
-        undo.pop_all()
-    semaphore.on_released(native.close)
-    with ExitStack() as undo:
         undo.callback(semaphore.close)
         shared = SharedSemaphore(vk, native, semaphore, kind)
         undo.pop_all()
+    semaphore.on_released(native.close)
     return shared

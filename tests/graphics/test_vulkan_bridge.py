@@ -147,8 +147,8 @@ def test_close_waits_for_a_call_of_another_thread(
     device = gi.match_device(context.identity)
     context.queue_family_index = 0
     endpoint = gi.vulkan.TimelineEndpoint(context, timeline)
-    shared = gi.vulkan.share_buffer(context, device, 4096) if what in ("close", "release") else None
-    handoff = gi.vulkan.share_handoff(context, device, allow=("bridged",)) if what == "submit" else None
+    shared: Any = gi.vulkan.share_buffer(context, device, 4096) if what in ("close", "release") else None
+    handoff: Any = gi.vulkan.share_handoff(context, device, allow=("bridged",)) if what == "submit" else None
     actions: dict[str, Callable[[], Any]] = {
         "share": lambda: gi.vulkan.share_buffer(context, device, 4096),
         "close": lambda: shared and shared.close(),
