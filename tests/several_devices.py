@@ -150,6 +150,7 @@ class SeveralDevices:
         simulator.set_peer_access(1, 0, False)
         allocation = scope.enter_context(first.allocate(1))
         handle = scope.enter_context(exported(allocation, known=known))
+        second.allocation_granularity()  # which opens it: a context is alive as well
         before, descriptors = simulator.live(), set(os.listdir("/proc/self/fd"))
         simulator.forget_log()
         with pytest.raises(gi.UnsupportedError) as caught:

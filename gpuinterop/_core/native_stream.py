@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from ..errors import GpuInteropError, again, report
 from .gate import Gate, waiting
 from .monitor import after_fork, locked
-from .native import GONE, LIVE, MARK, Native, Standing, finish, retire, revive, waiting_for_a_look
+from .native import GONE, LIVE, MARK, Native, Standing, retire, revive, waiting_for_a_look
 
 if TYPE_CHECKING:
     from ..backend import Backend, Native as Handle
@@ -289,7 +289,13 @@ class NativeStream(Native):
         finally:
             try:
                 for event in made:
-                    finish(self.backend.destroy_event, event)
+                    self.backend.destroy_event(event)
+            except Exception:
+                raise
+            except BaseException:  # an interrupt may have come before the native call; none is made twice
+                for event in made:
+                    self.backend.destroy_event(event)
+                raise
             finally:
                 del calls[-1]
 

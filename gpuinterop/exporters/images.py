@@ -160,7 +160,7 @@ class VulkanImage(ExporterImage):
         self.size = int(requirements.memoryRequirements.size)
         index = memory_types(vk, requirements.memoryRequirements.memoryTypeBits)
         chain = new("VkMemoryDedicatedAllocateInfo", image=image) if self.dedicated else vk.api.ffi.NULL
-        memory = allocate_exportable(vk, self.size, index, bit, chain)
+        memory = allocate_exportable(vk, self.size, index, bit, chain, vk.create)
         undo.callback(vk.destroy, "vkFreeMemory", memory)
         vk.call("vkBindImageMemory", vk.device, image, memory, 0)
         self._image, self._memory = image, memory

@@ -500,30 +500,32 @@ class VulkanMemory(ExporterMemory):
 def _import_buffer(vk: VulkanContext, size: int, handle: VmmFd) -> ExportableBuffer:
     """A VkBuffer over the whole of a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``)."""
     c.check_int("size", size, 1, 63)
-    new, bit = vk.api.new, c.MEMORY_HANDLE_OPAQUE_FD
-    with ExitStack() as undo:
-        external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
-        info = new("VkBufferCreateInfo", pNext=external, size=size, usage=BUFFER_USAGE)
-        buffer = vk.create("vkCreateBuffer", "VkBuffer", info)
-        undo.callback(vk.destroy, "vkDestroyBuffer", buffer)
-        requirements = vk.api.ffi.new("VkMemoryRequirements *")
-        vk.functions.vkGetBufferMemoryRequirements(vk.device, buffer, requirements)
-        if requirements.size > size:
-            raise InvalidArgumentError("size", f"a buffer of {size} bytes needs {requirements.size}: allocate more.")
-        index = memory_types(vk, requirements.memoryTypeBits)
+    native = ExportableBuffer(vk, "VkBuffer")
+    native.size, native.dedicated, native.handle_type = size, False, OpaqueFd
+    native.make(lambda: _import_into(vk, native, handle))
+    return native
 
-        def take(lent: Any) -> Any:
-            chain = new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
-            info = new("VkMemoryAllocateInfo", pNext=chain, allocationSize=size, memoryTypeIndex=index)
-            memory = vk.create("vkAllocateMemory", "VkDeviceMemory", info)
-            undo.callback(vk.destroy, "vkFreeMemory", memory)
-            vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
-            return memory
 
-        # Drivers differ on whose the descriptor is after a failure; lend() settles that.
-        memory = lend(handle, take, user="VulkanExporter.import_memory()")
-        undo.pop_all()
-    return ExportableBuffer(vk, buffer, memory, size, False, vk.memory_flags(index), OpaqueFd)
+def _import_into(vk: VulkanContext, native: ExportableBuffer, handle: VmmFd) -> None:
+    new, size, bit = vk.api.new, native.size, c.MEMORY_HANDLE_OPAQUE_FD
+    external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+    info = new("VkBufferCreateInfo", pNext=external, size=size, usage=BUFFER_USAGE)
+    native.buffer = native.new("vkCreateBuffer", "VkBuffer", info)
+    requirements = vk.api.ffi.new("VkMemoryRequirements *")
+    vk.call("vkGetBufferMemoryRequirements", vk.device, native.buffer, requirements)
+    if requirements.size > size:
+        raise InvalidArgumentError("size", f"a buffer of {size} bytes needs {requirements.size}: allocate more.")
+    index = memory_types(vk, requirements.memoryTypeBits)
+    native.flags = vk.memory_flags(index)
+
+    def take(lent: Any) -> None:
+        chain = new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
+        info = new("VkMemoryAllocateInfo", pNext=chain, allocationSize=size, memoryTypeIndex=index)
+        native.memory = native.new("vkAllocateMemory", "VkDeviceMemory", info)
+        vk.call("vkBindBufferMemory", vk.device, native.buffer, native.memory, 0)
+
+    # Drivers differ on whose the descriptor is after a failure; lend() settles that.
+    lend(handle, lambda lent: native.whole(lambda: take(lent)), user="VulkanExporter.import_memory()")
 
 
 class _Staging:
@@ -590,7 +592,7 @@ class VulkanSemaphore(ExporterSemaphore):
         self._exporter = exporter
         self.kind = kind
         vk = exporter._open()
-        self._semaphore = create_semaphore(vk, kind, exportable=exportable)
+        self._semaphore = create_semaphore(vk, kind, vk.create, exportable=exportable)
         self._payload: FdHandle | None = None
         self._unheard: list[_Pending] = []
         """Waits on the queue whose caller ran out of time: each takes a signal, and is whose wait comes next."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from .._core.resource import check_timeout
@@ -39,14 +38,12 @@ class ImportedBuffer(_Shared, BufferTransfer):
         Not owned.
     """
 
-    def __init__(self, vk: VulkanContext, allocation: Allocation, buffer: Any, memory: Any, keep: object) -> None:
+    def __init__(self, vk: VulkanContext, allocation: Allocation, native: Native) -> None:
         super().__init__(vk)
         self._foreign = c.QUEUE_FAMILY_EXTERNAL
-        self._buffer = buffer
-        self._memory = memory
+        self._native = native
+        self._buffer, self._memory = native.handle
         self.allocation = allocation
-        # `keep` is an array over the bytes: as long as it lives, the device does not unmap them.
-        self._native = Native(vk, [("vkDestroyBuffer", buffer), ("vkFreeMemory", memory)], keep)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
         native = getattr(self, "_native", None)
@@ -125,20 +122,20 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     agree(vk, device, (Operation.EXPORT_ALLOCATION,), (allocation.handle_type,))
     if allocation.handle_type is not VmmFd:
         raise InvalidArgumentError("allocation", f"must be one of VmmFd, not {allocation.handle_type.__name__}.")
-    if vk._physical.is_lavapipe:
-        return _import_pointer(vk, allocation, usage)
-    return _import_fd(vk, allocation, usage)
+    native = Native(vk, "VkBuffer")
+    how = _import_pointer if vk._physical.is_lavapipe else _import_fd
+    native.make(lambda: how(vk, allocation, usage, native))
+    return ImportedBuffer(vk, allocation, native)
 
 
-def _buffer(vk: VulkanContext, allocation: Allocation, usage: int, bit: int, undo: ExitStack) -> tuple[Any, int]:
+def _buffer(vk: VulkanContext, allocation: Allocation, usage: int, bit: int, native: Native) -> tuple[Any, int]:
     """A VkBuffer for external memory, and the memory types that it takes."""
     new = vk.api.new
     external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
     info = new("VkBufferCreateInfo", pNext=external, size=allocation.size, usage=usage)
-    buffer = vk.create("vkCreateBuffer", "VkBuffer", info)
-    undo.callback(vk.destroy, "vkDestroyBuffer", buffer)
+    buffer = native.new("vkCreateBuffer", "VkBuffer", info)
     requirements = vk.api.ffi.new("VkMemoryRequirements *")
-    vk.functions.vkGetBufferMemoryRequirements(vk.device, buffer, requirements)
+    vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, requirements)
     if requirements.size > allocation.size:
         raise InvalidArgumentError(
             "allocation",
@@ -147,34 +144,30 @@ def _buffer(vk: VulkanContext, allocation: Allocation, usage: int, bit: int, und
     return buffer, int(requirements.memoryTypeBits)
 
 
-def _bind(vk: VulkanContext, allocation: Allocation, buffer: Any, chain: Any, index: int, undo: ExitStack) -> Any:
+def _bind(vk: VulkanContext, allocation: Allocation, buffer: Any, chain: Any, index: int, native: Native) -> Any:
     info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=allocation.size, memoryTypeIndex=index)
-    memory = vk.create("vkAllocateMemory", "VkDeviceMemory", info)
-    undo.callback(vk.destroy, "vkFreeMemory", memory)
+    memory = native.new("vkAllocateMemory", "VkDeviceMemory", info)
     vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
     return memory
 
 
-def _import_fd(vk: VulkanContext, allocation: Allocation, usage: int) -> ImportedBuffer:
+def _import_fd(vk: VulkanContext, allocation: Allocation, usage: int, native: Native) -> tuple[Any, Any]:
     from .._core.ownership import lend
 
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
-    with ExitStack() as undo:
-        buffer, bits = _buffer(vk, allocation, usage, c.MEMORY_HANDLE_OPAQUE_FD, undo)
-        index = vk.memory_type(bits, c.MEMORY_DEVICE_LOCAL)
+    buffer, bits = _buffer(vk, allocation, usage, c.MEMORY_HANDLE_OPAQUE_FD, native)
+    index = vk.memory_type(bits, c.MEMORY_DEVICE_LOCAL)
 
-        def bind(lent: Any) -> Any:
-            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=c.MEMORY_HANDLE_OPAQUE_FD, fd=lent.fd)
-            return _bind(vk, allocation, buffer, chain, index, undo)
+    def bind(lent: Any) -> Any:
+        chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=c.MEMORY_HANDLE_OPAQUE_FD, fd=lent.fd)
+        return _bind(vk, allocation, buffer, chain, index, native)
 
-        with allocation.export() as handle:
-            # Drivers differ on whose the descriptor is after a failure; lend() settles that.
-            memory = lend(handle, bind, user="vkAllocateMemory")
-        undo.pop_all()
-    return ImportedBuffer(vk, allocation, buffer, memory, None)
+    with allocation.export() as handle:
+        # Drivers differ on whose the descriptor is after a failure; lend() settles that.
+        return buffer, lend(handle, lambda lent: native.whole(lambda: bind(lent)), user="vkAllocateMemory")
 
 
-def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> ImportedBuffer:
+def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int, native: Native) -> tuple[Any, Any]:
     new, ffi, bit = vk.api.new, vk.api.ffi, c.MEMORY_HANDLE_HOST_ALLOCATION
     if not allocation.device.identity.is_cpu:
         gap = vk.capabilities.of((Operation.IMPORT_ALLOCATION, VmmFd))
@@ -186,14 +179,11 @@ def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> Im
         raise InvalidArgumentError(
             "allocation", f"address and size must be multiples of {step}, not {address:#x} and {allocation.size}."
         )
-    keep = allocation.buffer.hold()
-    with ExitStack() as undo:
-        buffer, bits = _buffer(vk, allocation, usage, bit, undo)
-        pointer = ffi.cast("void *", address)
-        properties = new("VkMemoryHostPointerPropertiesEXT")
-        vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
-        index = vk.memory_type(bits & properties.memoryTypeBits)
-        chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
-        memory = _bind(vk, allocation, buffer, chain, index, undo)
-        undo.pop_all()
-    return ImportedBuffer(vk, allocation, buffer, memory, keep)
+    native.keep = allocation.buffer.hold()  # as long as it lives, the device does not unmap the bytes
+    buffer, bits = _buffer(vk, allocation, usage, bit, native)
+    pointer = ffi.cast("void *", address)
+    properties = new("VkMemoryHostPointerPropertiesEXT")
+    vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
+    index = vk.memory_type(bits & properties.memoryTypeBits)
+    chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
+    return buffer, _bind(vk, allocation, buffer, chain, index, native)

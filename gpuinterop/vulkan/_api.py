@@ -150,7 +150,7 @@ def check(call: str, code: int) -> int:
 
 def check_call(functions: Functions, call: str, *arguments: Any) -> int:
     """Call and :func:`check`."""
-    return check(call, getattr(functions, call)(*arguments))
+    return check(call, getattr(functions, call)(*arguments) or 0)  # None, of those without a result
 
 
 def check_int(argument: str, value: object, lowest: int, bits: int) -> int:

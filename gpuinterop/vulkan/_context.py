@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import operator
 import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet, ref
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import ref
 
 from .. import system
+from .._core import native as lifetime
+from .._core.drain import drain
+from .._core.monitor import locked, refuse_reentry
+from .._core.native import LIVE, retire
 from .._core.resource import check_timeout
 from ..capabilities import Capabilities
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
@@ -19,44 +25,63 @@ from ._api import NOT_READY, Api, check_call, check_int
 from ._query import PhysicalDevice
 
 if TYPE_CHECKING:
-    from .._core.device import Device
     from .._core.resource import Resource
 
-__all__ = ["Native", "VulkanContext", "check_context"]
+__all__ = ["Native", "VulkanContext", "Watched", "check_context"]
+
+T = TypeVar("T")
 
 _GRACE_S = 1.0
 """Seconds that Vulkan's work gets where an exception leaves the block. A frame ends in that time; what waits for a
 signal that the exception has prevented never does."""
 
 
-class Native:
-    """Vulkan objects that were made to be shared. The context holds them: they outlive whoever drops their owner.
+class Native(lifetime.Native):
+    """Vulkan objects that were made to be shared. They stand on the context, which holds them.
 
     A finalizer may not destroy them, because a queue may still be at work with them. The compute side may be: what it
     has imported keeps the payload, on every driver (docs/vulkan.md).
-
-    Parameters
-    ----------
-    vk : VulkanContext
-    objects : sequence of (str, object)
-        Function that destroys it and handle, in the order of destruction.
-    keep : object
-        Held until they are destroyed.
     """
 
-    def __init__(self, vk: VulkanContext, objects: Sequence[tuple[str, Any]], keep: object = None) -> None:
+    def __init__(self, vk: VulkanContext, noun: str) -> None:
+        super().__init__(noun, lambda _: self._destroy(), parents=(vk._lifetime,), how=lifetime.Standing.HOLDS)
         self._vk = vk
-        self._objects = list(objects)
-        self._keep = keep
+        self._made: list[tuple[str, Any]] = []
+        self._pending: Iterator[Callable[[], None]] | None = None
         self._other: ref[Resource] | None = None
-        self.label = ""
-        self.closed = False
-        vk._natives[self] = None
+
+    def make(self, call: Callable[[], T]) -> T:
+        """Make them: `call` does, with `new`. Where it raises, or the context is closed meanwhile, they go."""
+        made: T = self.create(lambda: self.whole(call))
+        return made
+
+    def whole(self, call: Callable[[], T]) -> T:
+        """Make them, or a part; where that raises, they go."""
+        try:
+            return call()
+        except BaseException:
+            self._destroy()
+            raise
+
+    def new(self, call: str, kind: str, info: Any) -> Any:
+        """As `VulkanContext.create`, for one of them."""
+        return self._vk.create(call, kind, info, self._made)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """As `VulkanContext.call`, with one of them."""
+        return self.use(lambda _: self._vk.call(name, *arguments))
+
+    def status(self, name: str, *arguments: Any) -> int:
+        """As `call`, but unchecked, and also after `close`; 0 where they are destroyed, or left to the VkDevice."""
+        vk = self._vk
+        code = vk._lifetime.ask(lambda _: self.ask(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
+        return int(code)
 
     def pair(self, other: Resource) -> None:
-        """Name the compute side's half. Its use ends with the context."""
+        """Name the compute side's half. Its use ends with the context; raises where that is closed already."""
         self.label = other.label
         self._other = ref(other)
+        self._vk.check_open()
 
     def end_use(self) -> None:
         """Close the compute side's half."""
@@ -64,15 +89,31 @@ class Native:
         if other is not None and not other.closed:
             other.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.state is not LIVE
+
     def close(self) -> None:
-        """Destroy the objects; idempotent. Vulkan's own work with them must be done."""
-        with self._vk._calling:
-            self.closed = True
-            while self._objects:  # forgotten first: Ctrl-C raises right after the call, and the next close comes here
-                self._vk.destroy(*self._objects.pop(0))
-            self._keep = None
-            self._vk._natives.pop(self, None)
-            self._vk._watched.pop(self, None)
+        """Destroy them; idempotent. Vulkan's own work with them must be done."""
+        retire(self)
+        drain()
+
+    def _destroy(self) -> None:
+        self._vk._lifetime.ask(self._destroy_each, None)  # nothing, once the VkDevice may be gone
+
+    def _destroy_each(self, _: Any) -> None:
+        """Each once, however often it is called."""
+        vk = self._vk
+        if self._pending is None:
+            made = [(name.replace("Create", "Destroy").replace("Allocate", "Free"), out[0]) for name, out in self._made]
+            calls = [partial(getattr(vk.functions, name), vk.device, one, vk.api.ffi.NULL) for name, one in made if one]
+            self._pending = iter(calls)
+        deque(map(operator.call, self._pending), 0)  # taken and called by C: no interrupt comes in between
+
+
+class Watched(Native):
+    """What a bridge calls Vulkan for."""
 
 
 class VulkanContext:
@@ -130,12 +171,10 @@ class VulkanContext:
                     "pass the family that the queue was got from.",
                 )
         self.queue_family_index = queue_family_index
-        self._natives: dict[Native, None] = {}
-        self._watched: dict[Native, Device] = {}  # those that a bridge of this device calls Vulkan for
-        self._fences: list[Any] = []  # behind the queue's work, once `close` was called
-        self._closed = False
-        self._calling = threading.RLock()  # a finalizer may come in between
-        _contexts.add(self)
+        self._submitting = threading.RLock()  # the queue is one thread's at a time
+        self._fences: list[Native] = []  # behind the queue's work, once `close` was called
+        self._lifetime = lifetime.Native("VulkanContext")
+        self._lifetime.open()
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -178,20 +217,25 @@ class VulkanContext:
             through a bridge are let go, and fail.
         """
         limit = check_timeout(timeout)
+        refuse_reentry()
+        context = self._lifetime
+        if context.state is lifetime.DEAD:
+            return
         self._fence_queue()
         system.until(self._is_unused, limit)
-        with self._calling:  # behind the calls that are under way; from here on there are none
-            if self._closed:
-                return
-            idle, streams = self._is_idle(), sorted({native.label for native in self._watched})
-            if idle:
-                for native in list(self._natives):
-                    native.close()
-            self._closed = True
-        if not idle:
+        streams = sorted({native.label for native in self._shared() if isinstance(native, Watched)})
+        left: list[str] = []
+        if self._is_idle():
+            retire(context)
+        else:
+            _leave(context, LIVE, "Vulkan's queue is still at work", left)
+        # A call that is under way takes a moment, however little time there is for the queue.
+        if not system.until(self._is_over, None if limit is None else max(limit, _GRACE_S)):
+            _leave(context, lifetime.RETIRED, context.what_holds(), left)
+        if left:
             raise ResourceBusyError(
-                f"Vulkan's queue is still at work {timeout:g} s after close(): what was shared through the context is "
-                "not destroyed, because the queue may use it. Wait for the queue before the context is closed."
+                f"{left[0]} {timeout:g} s after close(): what was shared through the context is not destroyed. Wait "
+                "for that before the context is closed."
             )
         if streams:
             raise ResourceBusyError(
@@ -200,30 +244,53 @@ class VulkanContext:
 
     def _fence_queue(self) -> None:
         """Put a fence behind the queue's work, unless there is no queue, or nothing that it could be at work with."""
-        with self._calling:  # another thread may be closing, too
-            if self._closed or self.queue is None or not self._natives:
-                return
-            fence = self.create("vkCreateFence", "VkFence", self.api.new("VkFenceCreateInfo"))
-            Native(self, [("vkDestroyFence", fence)])
-            # A queue that takes nothing any more is a lost device's, and does nothing any more.
-            if self.functions.vkQueueSubmit(self.queue, 0, self.api.ffi.NULL, fence) >= 0:
-                self._fences.append(fence)
+        try:
+            self._submitting.acquire()
+            if self.queue is not None and self._lifetime.standing:
+                fence, info = Native(self, "fence"), self.api.new("VkFenceCreateInfo")
+                fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))
+                self._lifetime.use(lambda _: self._submit(fence))
+        except ResourceClosedError:  # by another thread
+            pass
+        finally:
+            try:  # noqa: SIM105 - as in `monitor.locked`
+                self._submitting.release()
+            except RuntimeError:
+                pass
+
+    def _submit(self, fence: Native) -> None:
+        # A queue that takes nothing any more is a lost device's, and does nothing any more.
+        if fence.status("vkQueueSubmit", self.queue, 0, self.api.ffi.NULL, fence.handle) >= 0:
+            self._fences.append(fence)
 
     def _is_idle(self) -> bool:
         """Whether the queue has come to its fences, or never will."""
-        with self._calling:
-            status = self.functions.vkGetFenceStatus
-            return self._closed or all(status(self.device, fence) != NOT_READY for fence in self._fences)
+        fences = self._fences.copy()
+        return all(fence.status("vkGetFenceStatus", self.device, fence.handle) != NOT_READY for fence in fences)
 
     def _is_unused(self) -> bool:
         """End use on the compute side, also of what another thread has shared meanwhile; and look at the queue."""
-        if self._closed:
+        if self._lifetime.state is not LIVE:
             return True
-        for native in list(self._natives):
+        for native in self._shared():
             native.end_use()
-        for device in set(self._watched.values()):
-            device.drain()
-        return not self._watched and self._is_idle()
+        drain()
+        return not any(isinstance(native, Watched) for native in self._shared()) and self._is_idle()
+
+    def _is_over(self) -> bool:
+        """Whether nobody calls the VkDevice any more. What was shared goes once no call, nor a fence, is under way."""
+        context = self._lifetime
+        if context.calls.copy():
+            return False
+        if context.state is lifetime.RETIRED and self._is_idle():
+            for native in self._shared():
+                retire(native)
+                native.end_use()
+            drain()
+        return context.state in lifetime.GONE
+
+    def _shared(self) -> list[Native]:
+        return [native for native in self._lifetime.standing.copy() if isinstance(native, Native)]
 
     def __enter__(self) -> Self:
         self.check_open()
@@ -241,33 +308,27 @@ class VulkanContext:
     # -- for the rest of the package ---------------------------------------------------------------------------------
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Call a device function and raise for a negative VkResult."""
-        self.check_open()
-        return check_call(self.functions, name, *arguments)
+        """Call a device function and raise for a negative VkResult; `close` waits for it. Raises after `close`."""
+        return self._lifetime.use(lambda _: check_call(self.functions, name, *arguments))
 
-    @contextmanager
-    def calling(self) -> Generator[None]:
-        """Round a call that another thread than the application's makes: `close` waits for it. Raises after `close`."""
-        with self._calling:
-            self.check_open()
-            yield
-
-    def create(self, name: str, kind: str, info: Any) -> Any:
-        """A ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; returns the handle."""
-        out = self.api.ffi.new(f"{kind} *")
-        self.call(name, self.device, info, self.api.ffi.NULL, out)
+    def create(self, name: str, kind: str, info: Any, made: list[tuple[str, Any]] | None = None) -> Any:
+        """A ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; returns the handle, and notes it in `made`."""
+        out, made = self.api.ffi.new(f"{kind} *"), [] if made is None else made
+        made.append((name, out))  # first: an interrupt may strike behind the call
+        try:
+            self.call(name, self.device, info, self.api.ffi.NULL, out)
+        except GpuInteropError:
+            made.pop()
+            raise
         return out[0]
 
     def check_open(self) -> None:
         """Raise after `close`."""
-        if self._closed:
-            raise ResourceClosedError("the VulkanContext was closed.")
+        self._lifetime.check()
 
     def destroy(self, name: str, handle: Any) -> None:
         """A ``vkDestroy*`` or ``vkFreeMemory`` of the usual form; nothing once the VkDevice may be gone."""
-        with self._calling:
-            if not self._closed:
-                getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL)
+        self._lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
 
     def memory_type(self, bits: int, *preferences: int) -> int:
         """The first memory type of `bits` that has all flags of the earliest preference; then any of them."""
@@ -298,16 +359,12 @@ class VulkanContext:
         return self.api.address(handle)
 
 
-_contexts: WeakSet[VulkanContext] = WeakSet()
-
-
-def _forked() -> None:
-    for vk in list(_contexts):  # a thread of the parent may be in a call, and does not exist in the child
-        vk._calling = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+@locked
+def _leave(context: lifetime.Native, state: lifetime.State, why: str, left: list[str]) -> None:
+    """Call nothing of the VkDevice any more, and leave to it what is not destroyed."""
+    if context.state is state:
+        context.state = lifetime.LEAKED
+        left.append(why)
 
 
 def check_context(vk: Any) -> VulkanContext:

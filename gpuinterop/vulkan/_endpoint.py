@@ -9,8 +9,8 @@ from .. import system
 from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
-from ._api import check, check_int
-from ._context import Native, VulkanContext, check_context
+from ._api import check_int
+from ._context import Native, VulkanContext, Watched, check_context
 
 __all__ = ["TimelineEndpoint"]
 
@@ -46,14 +46,15 @@ class TimelineEndpoint(Endpoint):
     def __init__(self, vk: VulkanContext, vk_semaphore: Any) -> None:
         self._vk = check_context(vk)
         self._semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
-        self._call = vk.functions.vkGetSemaphoreCounterValue
+        self._through: VulkanContext | Native = vk
+        """Whose calls with it keep it: what it is the context's, or the native's that owns it."""
+        _ = vk.functions.vkGetSemaphoreCounterValue  # says that the application has enabled none
         self.label = f"Vulkan timeline {vk.address(self._semaphore):#x}"
 
     def counter(self) -> int:
         """The semaphore's value now."""
         value = self._vk.api.ffi.new("uint64_t *")
-        with self._vk.calling():
-            check("vkGetSemaphoreCounterValue", self._call(self._vk.device, self._semaphore, value))
+        self._through.call("vkGetSemaphoreCounterValue", self._vk.device, self._semaphore, value)
         return int(value[0])
 
     def wait(self, value: int, timeout: float) -> bool:
@@ -72,15 +73,13 @@ class TimelineEndpoint(Endpoint):
         if (now := self.counter()) >= value:  # drivers take it, and later waits never return
             raise InvalidArgumentError("value", f"{self.label} stands at {now}: it cannot be signalled to {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)
-        with self._vk.calling():
-            self._vk.call("vkSignalSemaphore", self._vk.device, info)
+        self._through.call("vkSignalSemaphore", self._vk.device, info)
 
     def close(self) -> None:
         """The semaphore is the caller's."""
 
     def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
-        with self._vk.calling():
-            native = Native(self._vk, ())
-            native.pair(semaphore)
-            self._vk._watched[native] = semaphore.device
+        native = Watched(self._vk, semaphore.label)
+        native.open()
+        native.pair(semaphore)
         semaphore.on_released(native.close)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any, overload
+from collections.abc import Callable
+from typing import Any, TypeAlias, overload
 
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -22,6 +22,9 @@ from ._context import Native, VulkanContext, check_context
 from ._query import MEMORY_BITS
 
 __all__ = ["ExportableBuffer", "create_buffer", "create_semaphore", "export_memory", "export_semaphore"]
+
+Create: TypeAlias = Callable[[str, str, Any], Any]
+"""`VulkanContext.create`, or `Native.new` of what the object is to be part of."""
 
 
 def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
@@ -47,28 +50,19 @@ class ExportableBuffer(Native):
         ``VkMemoryPropertyFlags`` of the memory's type.
     """
 
-    def __init__(
-        self,
-        vk: VulkanContext,
-        buffer: Any,
-        memory: Any,
-        size: int,
-        dedicated: bool,
-        flags: int,
-        handle_type: type[MemoryHandle],
-    ) -> None:
-        super().__init__(vk, [("vkDestroyBuffer", buffer), ("vkFreeMemory", memory)])
-        self.buffer = buffer
-        self.memory = memory
-        self.size = size
-        self.dedicated = dedicated
-        self.flags = flags
-        self.handle_type = handle_type
+    buffer: Any
+    memory: Any
+    size: int
+    dedicated: bool
+    flags: int
+    handle_type: type[MemoryHandle]
 
     def export(self) -> MemoryHandle:
         """A new handle that the caller owns."""
-        return export_memory(
-            self._vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
+        return self.use(
+            lambda _: export_memory(
+                self._vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
+            )
         )
 
 
@@ -98,39 +92,38 @@ def create_buffer(
     c.check_flags("usage", usage)
     features = vk._physical.buffer_features(handle_type, usage)
     require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
-    bit = MEMORY_BITS[handle_type]
-    new, ffi = vk.api.new, vk.api.ffi
-    with ExitStack() as undo:
-        info = new(
-            "VkBufferCreateInfo",
-            pNext=new("VkExternalMemoryBufferCreateInfo", handleTypes=bit),
-            size=size,
-            usage=usage,
-        )
-        buffer = vk.create("vkCreateBuffer", "VkBuffer", info)
-        undo.callback(vk.destroy, "vkDestroyBuffer", buffer)
-        wants = new("VkMemoryDedicatedRequirements")
-        requirements = new("VkMemoryRequirements2", pNext=wants)
-        vk.functions.vkGetBufferMemoryRequirements2(
-            vk.device, new("VkBufferMemoryRequirementsInfo2", buffer=buffer), requirements
-        )
-        dedicated = bool(features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation)
-        size = int(requirements.memoryRequirements.size)
-        index = memory_types(vk, requirements.memoryRequirements.memoryTypeBits)
-        chain = new("VkMemoryDedicatedAllocateInfo", buffer=buffer) if dedicated else ffi.NULL
-        memory = allocate_exportable(vk, size, index, bit, chain)
-        undo.callback(vk.destroy, "vkFreeMemory", memory)
-        vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
-        undo.pop_all()
-    return ExportableBuffer(vk, buffer, memory, size, dedicated, vk.memory_flags(index), handle_type)
+    native = ExportableBuffer(vk, "VkBuffer")
+    native.make(lambda: _make_buffer(vk, native, size, usage, features, handle_type))
+    return native
 
 
-def allocate_exportable(vk: VulkanContext, size: int, index: int, bit: int, chain: Any) -> Any:
+def _make_buffer(
+    vk: VulkanContext, native: ExportableBuffer, size: int, usage: int, features: int, handle_type: type[MemoryHandle]
+) -> None:
+    bit, new = MEMORY_BITS[handle_type], vk.api.new
+    external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+    info = new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)
+    native.buffer = buffer = native.new("vkCreateBuffer", "VkBuffer", info)
+    wants = new("VkMemoryDedicatedRequirements")
+    requirements = new("VkMemoryRequirements2", pNext=wants)
+    asked = new("VkBufferMemoryRequirementsInfo2", buffer=buffer)
+    vk.call("vkGetBufferMemoryRequirements2", vk.device, asked, requirements)
+    native.handle_type = handle_type
+    native.dedicated = bool(features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation)
+    native.size = int(requirements.memoryRequirements.size)
+    index = memory_types(vk, requirements.memoryRequirements.memoryTypeBits)
+    native.flags = vk.memory_flags(index)
+    chain = new("VkMemoryDedicatedAllocateInfo", buffer=buffer) if native.dedicated else vk.api.ffi.NULL
+    native.memory = allocate_exportable(vk, native.size, index, bit, chain, native.new)
+    vk.call("vkBindBufferMemory", vk.device, buffer, native.memory, 0)
+
+
+def allocate_exportable(vk: VulkanContext, size: int, index: int, bit: int, chain: Any, create: Create) -> Any:
     """``vkAllocateMemory`` with export of handle type `bit`."""
     new = vk.api.new
     export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=bit)
     info = new("VkMemoryAllocateInfo", pNext=export, allocationSize=size, memoryTypeIndex=index)
-    return vk.create("vkAllocateMemory", "VkDeviceMemory", info)
+    return create("vkAllocateMemory", "VkDeviceMemory", info)
 
 
 def export_memory(
@@ -182,8 +175,8 @@ def export_memory(
     return kind.adopt(fd[0], origin=origin)
 
 
-def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) -> Any:
-    """A VkSemaphore of the caller; refused before the driver is called where it cannot be exported."""
+def create_semaphore(vk: VulkanContext, kind: type, create: Create, *, exportable: bool = True) -> Any:
+    """A VkSemaphore; refused before the driver is called where it cannot be exported."""
     handle_type = semaphore_handle_type(kind)
     new, ffi = vk.api.new, vk.api.ffi
     chain = ffi.NULL
@@ -192,7 +185,7 @@ def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) 
         chain = new("VkExportSemaphoreCreateInfo", handleTypes=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     if kind is Timeline:
         chain = new("VkSemaphoreTypeCreateInfo", pNext=chain, semaphoreType=c.SEMAPHORE_TIMELINE)
-    return vk.create("vkCreateSemaphore", "VkSemaphore", new("VkSemaphoreCreateInfo", pNext=chain))
+    return create("vkCreateSemaphore", "VkSemaphore", new("VkSemaphoreCreateInfo", pNext=chain))
 
 
 def require_exportable_semaphore(vk: VulkanContext, handle_type: type[OpaqueFd | TimelineFd]) -> None:
@@ -246,7 +239,7 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
 
 def import_semaphore_fd(vk: VulkanContext, kind: type, fd: int) -> Any:
     """A VkSemaphore on the payload of `fd`, which is the driver's afterwards."""
-    semaphore = create_semaphore(vk, kind, exportable=False)
+    semaphore = create_semaphore(vk, kind, vk.create, exportable=False)
     info = vk.api.new("VkImportSemaphoreFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD, fd=fd)
     try:
         vk.call("vkImportSemaphoreFdKHR", vk.device, info)

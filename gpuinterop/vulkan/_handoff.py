@@ -216,7 +216,8 @@ class SharedHandoff(_Shared):
             pSignalSemaphores=api.array("VkSemaphore", what["signal_semaphores"]),
         )
         try:
-            vk.call("vkQueueSubmit", target, 1, info, signalled)
+            back, forth = (self._to_graphics or self._to_compute)._native, self._to_compute._native
+            back.use(lambda _: forth.call("vkQueueSubmit", target, 1, info, signalled))
         except GpuInteropError:
             # Nothing was queued. After anything else, Ctrl-C above all, it may have been: then the turn stays taken.
             self.undo_submit()

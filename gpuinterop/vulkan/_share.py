@@ -126,6 +126,7 @@ class BufferTransfer:
     """Ownership transfers of a VkBuffer to and from the other side."""
 
     _vk: VulkanContext
+    _native: Native
     _foreign: int
 
     @property
@@ -193,7 +194,7 @@ class BufferTransfer:
             buffer=self.vk_buffer,
             size=c.WHOLE_SIZE,
         )
-        vk.functions.vkCmdPipelineBarrier(commands, source_stage, target_stage, 0, 0, null, 1, barrier, 0, null)
+        self._native.call("vkCmdPipelineBarrier", commands, source_stage, target_stage, 0, 0, null, 1, barrier, 0, null)
 
 
 def _commands(vk: VulkanContext, cmd: Any, source_stage: int, access: int, target_stage: int) -> Any:
@@ -220,7 +221,7 @@ class SharedBuffer(_Shared, BufferTransfer):
     def __init__(self, vk: VulkanContext, native: ExportableBuffer, memory: ExternalMemory, size: int) -> None:
         super().__init__(vk)
         native.pair(memory)
-        self._native = native
+        self._native: ExportableBuffer = native
         self.memory = memory
         self.handle_type = native.handle_type
         self._foreign = _foreign_family(native.handle_type)
@@ -539,7 +540,7 @@ class SharedImage(_Shared):
             image=self.vk_image,
             subresourceRange=self._range[0],
         )
-        vk.functions.vkCmdPipelineBarrier(commands, source[0], target[0], 0, 0, null, 0, null, 1, barrier)
+        self._native.call("vkCmdPipelineBarrier", commands, source[0], target[0], 0, 0, null, 0, null, 1, barrier)
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`."""
@@ -549,10 +550,8 @@ class SharedImage(_Shared):
 class _NativeImage(Native):
     """A VkImage and its VkDeviceMemory."""
 
-    def __init__(self, vk: VulkanContext, image: Any, memory: Any) -> None:
-        super().__init__(vk, [("vkDestroyImage", image), ("vkFreeMemory", memory)])
-        self.image = image
-        self.memory = memory
+    image: Any
+    memory: Any
 
 
 class _ImagePlan:
@@ -597,12 +596,11 @@ class _ImagePlan:
 
     def create(self, vk: VulkanContext) -> _NativeImage:
         """Make it."""
-        with ExitStack() as undo:
-            native = self._create(vk, undo)
-            undo.pop_all()
+        native = _NativeImage(vk, "VkImage")
+        native.make(lambda: self._create(vk, native))
         return native
 
-    def _create(self, vk: VulkanContext, undo: ExitStack) -> _NativeImage:
+    def _create(self, vk: VulkanContext, native: _NativeImage) -> None:
         new = vk.api.new
         support = vk._physical.image_support(self.handle_type, self.format, self.tiling, self.usage)
         features = support.features
@@ -622,13 +620,11 @@ class _ImagePlan:
             usage=self.usage,
         )
         info.extent.width, info.extent.height, info.extent.depth = *self.extent, 1
-        image = vk.create("vkCreateImage", "VkImage", info)
-        undo.callback(vk.destroy, "vkDestroyImage", image)
+        native.image = image = native.new("vkCreateImage", "VkImage", info)
         wants = new("VkMemoryDedicatedRequirements")
         requirements = new("VkMemoryRequirements2", pNext=wants)
-        vk.functions.vkGetImageMemoryRequirements2(
-            vk.device, new("VkImageMemoryRequirementsInfo2", image=image), requirements
-        )
+        asked = new("VkImageMemoryRequirementsInfo2", image=image)
+        vk.call("vkGetImageMemoryRequirements2", vk.device, asked, requirements)
         self.dedicated = bool(
             features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation or wants.prefersDedicatedAllocation
         )
@@ -639,15 +635,13 @@ class _ImagePlan:
             )
         index = memory_types(vk, requirements.memoryRequirements.memoryTypeBits)
         chain = new("VkMemoryDedicatedAllocateInfo", image=image) if self.dedicated else vk.api.ffi.NULL
-        memory = allocate_exportable(vk, self.size, index, bit, chain)
-        undo.callback(vk.destroy, "vkFreeMemory", memory)
-        vk.call("vkBindImageMemory", vk.device, image, memory, 0)
+        native.memory = allocate_exportable(vk, self.size, index, bit, chain, native.new)
+        vk.call("vkBindImageMemory", vk.device, image, native.memory, 0)
         if self.linear:
             layout = vk.api.ffi.new("VkSubresourceLayout *")
             subresource = new("VkImageSubresource", aspectMask=c.ASPECT_COLOR)
-            vk.functions.vkGetImageSubresourceLayout(vk.device, image, subresource, layout)
+            vk.call("vkGetImageSubresourceLayout", vk.device, image, subresource, layout)
             self.row_pitch, self.offset = int(layout.rowPitch), int(layout.offset)
-        return _NativeImage(vk, image, memory)
 
     def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
         """What is over a limit some drivers make all the same, and fail later."""
@@ -718,8 +712,10 @@ def share_image(
     native = plan.create(vk)
     with ExitStack() as undo:
         undo.callback(native.close)
-        handle = export_memory(
-            vk, native.memory, size=plan.size, dedicated=plan.dedicated, handle_type=plan.handle_type
+        handle = native.use(
+            lambda _: export_memory(
+                vk, native.memory, size=plan.size, dedicated=plan.dedicated, handle_type=plan.handle_type
+            )
         )
         imported = _import(device, handle, plan.size, plan.dedicated)
         undo.callback(imported.close)
@@ -762,7 +758,7 @@ class SharedSemaphore(_Shared, Generic[K]):
         if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "a binary semaphore has no counter.")
         value = self._vk.api.ffi.new("uint64_t *")
-        self._vk.call("vkGetSemaphoreCounterValue", self._vk.device, self.vk_semaphore, value)
+        self._native.call("vkGetSemaphoreCounterValue", self._vk.device, self.vk_semaphore, value)
         return int(value[0])
 
     def close(self, timeout: float | None = None) -> None:
@@ -776,9 +772,9 @@ class SharedSemaphore(_Shared, Generic[K]):
 class _NativeSemaphore(Native):
     """A VkSemaphore."""
 
-    def __init__(self, vk: VulkanContext, semaphore: Any) -> None:
-        super().__init__(vk, [("vkDestroySemaphore", semaphore)])
-        self.semaphore = semaphore
+    def __init__(self, vk: VulkanContext, kind: type, *, exportable: bool = True) -> None:
+        super().__init__(vk, "VkSemaphore")
+        self.semaphore = self.make(lambda: create_semaphore(vk, kind, self.new, exportable=exportable))
 
 
 @overload
@@ -828,14 +824,16 @@ def share_semaphore(
     if bridge is not None:
         return _bridge_semaphore(vk, device, kind, bridge)
     agree(vk, device, (Operation.IMPORT_SEMAPHORE,), (semaphore_handle_type(kind),))
-    native = _NativeSemaphore(vk, create_semaphore(vk, kind))
+    native = _NativeSemaphore(vk, kind)
     with ExitStack() as undo:
         undo.callback(native.close)
         # Exported at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
-        with export_semaphore(vk, native.semaphore, kind) as handle:
+        with native.use(lambda _: export_semaphore(vk, native.semaphore, kind)) as handle:
             semaphore = device.import_semaphore(cast(SemaphoreHandle[Any], handle))
+        undo.callback(semaphore.close)
+        shared = SharedSemaphore(vk, native, semaphore, kind)
         undo.pop_all()
-    return SharedSemaphore(vk, native, semaphore, kind)
+    return shared
 
 
 def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
@@ -845,10 +843,14 @@ def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge
         raise InvalidArgumentError("bridge", f"is of {bridge.device.name}, not of {device.name}.")
     if kind is not Timeline:
         raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host: Timeline.")
-    native = _NativeSemaphore(vk, create_semaphore(vk, kind, exportable=False))
+    native = _NativeSemaphore(vk, kind, exportable=False)
     with ExitStack() as undo:
         undo.callback(native.close)
-        semaphore = bridge.from_endpoint(TimelineEndpoint(vk, native.semaphore))
+        endpoint = TimelineEndpoint(vk, native.semaphore)
+        endpoint._through = native
+        semaphore = bridge.from_endpoint(endpoint)
+        undo.callback(semaphore.close)
+        shared = SharedSemaphore(vk, native, semaphore, kind)
         undo.pop_all()
     semaphore.on_released(native.close)
-    return SharedSemaphore(vk, native, semaphore, kind)
+    return shared

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
+from gpuinterop._core.native import LIVE
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -64,7 +68,7 @@ def test_a_context_waits_for_what_was_bridged_by_hand(
         gate.wait(stream, 1)
         drawn.signal(stream, 7)
         released: list[int] = []
-        drawn.on_released(lambda: released.append(endpoint._vk is context and not context._closed))
+        drawn.on_released(lambda: released.append(endpoint._vk is context and context._lifetime.state is LIVE))
         context.close(timeout=LIMIT)
         assert released == [True]
         look = gi.vulkan.TimelineEndpoint(application.vk, timeline)
@@ -87,7 +91,7 @@ def test_a_context_that_gives_up_is_called_no_more(
 ) -> None:
     """A look is under way when the time is over: `close` returns behind it, and the stream that waits is let go."""
     endpoint = gi.vulkan.TimelineEndpoint(context, timeline)
-    look, inside, go_on = endpoint._call, threading.Event(), threading.Event()
+    look, inside, go_on = context.functions.vkGetSemaphoreCounterValue, threading.Event(), threading.Event()
     ended: list[bool] = []
     after_the_end: list[bool] = []
 
@@ -103,7 +107,7 @@ def test_a_context_that_gives_up_is_called_no_more(
         ended.append(True)
 
     with gi.bridge.Bridge(device) as bridge, device.create_stream() as stream:
-        endpoint._call = slow
+        context.functions.__dict__["vkGetSemaphoreCounterValue"] = slow
         drawn = bridge.from_endpoint(endpoint)
         drawn.wait(stream, 9)
         behind = stream.record()
@@ -115,9 +119,88 @@ def test_a_context_that_gives_up_is_called_no_more(
         go_on.set()
         closing.join(LIMIT)
         assert ended
-        with pytest.raises(gi.ResourceClosedError, match="VulkanContext was closed"):
+        with pytest.raises(gi.ResourceClosedError, match=r"VulkanContext #\d+ is closed"):
             behind.wait(LIMIT)
     assert True not in after_the_end
+
+
+CLOSED = "close() returned"
+CALLS = [
+    ("share", "vkCreateBuffer"),
+    ("share", "vkGetBufferMemoryRequirements2"),
+    ("share", "vkBindBufferMemory"),
+    ("share", "vkGetMemoryFdKHR"),
+    ("close", "vkDestroyBuffer"),
+    ("close", "vkFreeMemory"),
+    ("release", "vkCmdPipelineBarrier"),
+    ("submit", "vkQueueSubmit"),
+    ("counter", "vkGetSemaphoreCounterValue"),
+    ("signal", "vkSignalSemaphore"),
+]
+
+
+@pytest.mark.parametrize(("what", "held"), CALLS, ids=lambda name: name)
+def test_close_waits_for_a_call_of_another_thread(
+    context: gi.vulkan.VulkanContext, timeline: Any, monkeypatch: pytest.MonkeyPatch, what: str, held: str
+) -> None:
+    """It stands before Vulkan's function when `close` comes. No other call follows, and nothing is left undestroyed."""
+    device = gi.match_device(context.identity)
+    context.queue_family_index = 0
+    endpoint = gi.vulkan.TimelineEndpoint(context, timeline)
+    shared: Any = gi.vulkan.share_buffer(context, device, 4096) if what in ("close", "release") else None
+    handoff: Any = gi.vulkan.share_handoff(context, device, allow=("bridged",)) if what == "submit" else None
+    actions: dict[str, Callable[[], Any]] = {
+        "share": lambda: gi.vulkan.share_buffer(context, device, 4096),
+        "close": lambda: shared and shared.close(),
+        "release": lambda: shared and shared.release(1 << 20),
+        "submit": lambda: handoff and handoff.submit(1 << 20),
+        "counter": endpoint.counter,
+        "signal": lambda: endpoint.signal(1),
+    }
+    news: queue.SimpleQueue[str] = queue.SimpleQueue()
+    calls: list[str] = []
+    seen: list[str] = []
+    real, wait = context.functions, system.until
+
+    def close() -> None:
+        context.close(timeout=LIMIT)
+        calls.append(CLOSED)
+        news.put("closed")
+
+    closing = threading.Thread(target=close)
+
+    def until(condition: Callable[[], bool], timeout: float | None) -> bool:
+        if threading.current_thread() is closing and not condition():
+            news.put("waits")
+        return wait(condition, timeout)
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            function = getattr(real, name)
+
+            def call(*arguments: Any) -> Any:
+                if name == held and not seen:
+                    closing.start()
+                    seen.append(news.get(timeout=LIMIT))
+                calls.append(name)
+                return 0 if name in ("vkCmdPipelineBarrier", "vkQueueSubmit") else function(*arguments)
+
+            return call
+
+    monkeypatch.setattr(system, "until", until)
+    context.functions = cast(Any, Spy())
+    with pytest.raises(gi.ResourceClosedError) if what == "share" else nullcontext():
+        actions[what]()
+    closing.join(LIMIT)
+    assert not closing.is_alive()
+    assert seen == ["waits"]
+    assert held in calls
+    assert calls[-1] == CLOSED
+    context.close()
+    for thing in (shared, handoff):
+        if thing is not None:
+            thing.close(timeout=LIMIT)
+    assert calls[-1] == CLOSED
 
 
 def test_a_handoff_closes_its_bridge_whatever_happens(application: Application, device: gi.Device) -> None:
@@ -142,12 +225,13 @@ def test_a_childs_context_waits_for_no_thread_of_the_parent(context: gi.vulkan.V
     """A watcher is in a call at the fork; the child closes its copy as it exits."""
     inside, go_on = threading.Event(), threading.Event()
 
-    def call() -> None:
-        with context.calling():
-            inside.set()
-            go_on.wait(LIMIT)
+    def call(*_: object) -> int:
+        inside.set()
+        go_on.wait(LIMIT)
+        return 0
 
-    thread = threading.Thread(target=call)
+    context.functions.__dict__["vkSignalSemaphore"] = call
+    thread = threading.Thread(target=context.call, args=("vkSignalSemaphore",))
     thread.start()
     assert inside.wait(LIMIT)
     child = os.fork()

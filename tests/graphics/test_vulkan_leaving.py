@@ -349,8 +349,8 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
     # What the library left is destroyed by the test, and the layer would say so if it had been before.
     vulkan.vkDestroyBuffer(device, objects[0], None)
     vulkan.vkFreeMemory(device, objects[1], None)
-    ((_, fence),) = (pair for native in program.vk._natives for pair in native._objects)
-    vulkan.vkDestroyFence(device, fence, None)
+    (fence,) = program.vk._lifetime.standing
+    vulkan.vkDestroyFence(device, fence.handle, None)
 
 
 @pytest.mark.parametrize("call", ["vkQueueSubmit", "vkGetFenceStatus"])
@@ -391,7 +391,7 @@ def test_closing_one_thing_destroys_vulkans_half_at_once(program: Program) -> No
             thing.close(timeout=0)
     with pytest.raises(gi.ResourceClosedError):
         shared.view(1)
-    assert not program.vk._natives, "each would be kept as long as the context"
+    assert not program.vk._lifetime.standing, "each would be kept as long as the context"
     program.vk.close()
     program.end()
     stays_right(array, mapped)
