@@ -320,3 +320,4 @@ def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
             backend.destroy_graph(device._native, graph)
         except Exception:  # it was invalid, and there is no graph
             continue
+    native.broken = native.is_capturing()

@@ -26,7 +26,7 @@ from .device import Device, check_device, check_devices, check_handle, check_han
 from .drain import drain, wait_for
 from .memory import MOMENT_S, Buffer, check_size_argument, round_up
 from .monitor import locked
-from .native import BORN, LEAKED, LIVE, MARK, RELEASED, Marks, Native, hold
+from .native import BORN, LEAKED, LIVE, MARK, RELEASED, Marks, Native, Standing
 from .ownership import lend
 from .resource import Resource, check_int
 
@@ -227,10 +227,11 @@ class _Group(Native):
 
     def ending(self) -> None:
         """Where the whole of it is closed, what is mapped goes before what is bound."""
-        mappings = [one for one in self.standing if isinstance(one, _Mapping) and one.state is LIVE]
-        for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.state is LIVE]:
+        mappings = [one for one in self.standing if isinstance(one, _Mapping)]
+        for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.may_be_asked]:
             for mapping in mappings:
-                hold(binding, mapping)
+                mapping.parents = (*mapping.parents, binding)
+                binding.standing[mapping] = Standing.HOLDS
 
 
 class _Mapping(Native):

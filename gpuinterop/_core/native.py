@@ -156,8 +156,8 @@ class Native:
         finally:
             try:
                 _came_up(self, made, whole)
-            except BaseException:  # an interrupt has come first
-                _came_up(self, made, whole)
+            except BaseException:  # an interrupt has come first: nobody will have it
+                _came_up(self, made, False)
                 raise
         if self.state is not LIVE:
             self._refuse_made()
@@ -227,7 +227,7 @@ class Native:
             return f"{arrays} exported array(s) are still alive"
         for one, how in standing.items():
             if one.state is LEAKED:
-                return f"{one.label} could not be released"
+                return f"{one.label} is {one.state.value}"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
             if one.state in (RELEASING, LEAKED):

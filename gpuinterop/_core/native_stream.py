@@ -183,7 +183,7 @@ class NativeStream(Native):
     """
 
     __slots__ = (
-        "backend", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread", "told", "voids",
+        "backend", "broken", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread", "told", "voids",
         "waits",
     )  # fmt: skip
 
@@ -202,6 +202,8 @@ class NativeStream(Native):
         """Those that may not be reached."""
         self.kept: deque[list[Any]] = deque()
         """Host memory of copies still to run, with the point behind each."""
+        self.broken = False
+        """A capture of ours could not be ended: nothing that it is given will ever run."""
         self.graph: Graph | None = None
         """What `Stream.capture` makes of what it is given."""
         self.failure: GpuInteropError | None = None
@@ -257,7 +259,7 @@ class NativeStream(Native):
     def is_capturing(self) -> bool:
         """Whether its work goes into a graph; one that cannot say captures nothing."""
         try:
-            return bool(self.ask(self.backend.is_capturing, False))
+            return not self.broken and bool(self.ask(self.backend.is_capturing, False))
         except GpuInteropError:
             return False
 

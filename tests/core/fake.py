@@ -94,7 +94,7 @@ def _strict(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         given = (name, [*_handles([*args, *kwargs.values()]), *_numbers(name, args)])
         if (under_way := self._under_way())[-1:] == [given]:  # an override's call of what it overrides
             return function(self, *args, **kwargs)
-        if name in RELEASES and self._once_more(given[1][0]):
+        if name in RELEASES and given[1] and self._once_more(given[1][0]):
             return None
         self.at(name, "start", given[1])
         self._stand_behind_releases(name)
