@@ -10,6 +10,10 @@ A handle passed in is a duplicate made for the call: on success the driver has i
 exception the backend leaves it alone, and the core settles who owns the number. A handle returned is the caller's and
 owns its descriptor (:meth:`FdHandle.adopt`).
 
+A signal handler may raise after any call of C's, at the entry of any function, and where a loop turns back. A method
+that makes something has then undone what it made. One that releases something makes each native call once, however
+often it is called: the core calls it again after an interrupt. (One that has failed, and was told, may be made again.)
+
 An interface that a backend does not inherit becomes a gap by itself, with the interface's name as the reason.
 """
 
@@ -119,11 +123,11 @@ class Backend(ABC):
     other call of the process waits for them (CUDA: ``cuMemFree``, ``cuDestroyExternalSemaphore``). Behind a semaphore
     wait whose signal is still to be submitted that deadlocks: the core calls them only while none is pending."""
 
+    survives_fork: ClassVar[bool] = False
+    """There is no driver behind it that a fork leaves dead: a child process may make things anew (the host)."""
+
     releases_block_for_all: ClassVar[bool] = False
     """They wait for work of other devices, too (HIP: ``hipFree`` waits for device 0's)."""
-
-    survives_fork: ClassVar[bool] = False
-    """A child of a fork may use the backend that its parent has loaded, to make things anew: no driver is behind it."""
 
     @abstractmethod
     def __init__(self) -> None:
@@ -171,7 +175,11 @@ class Backend(ABC):
         """The number by which others know the stream."""
 
     def stream_key(self, stream: Native) -> Hashable:
-        """What tells native streams apart, where pointers come back; two names of one stream have the same."""
+        """What tells native streams apart: the same for two that are one, whatever their pointers say.
+
+        A driver may use a pointer again. Of streams that each thread has its own of, the core adds the thread. A stream
+        that is being captured cannot always be asked, and then has another key than before.
+        """
         return self.stream_pointer(stream)
 
     @abstractmethod

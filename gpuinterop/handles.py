@@ -7,6 +7,7 @@ Ownership, the same on every vendor:
 - A handle wrapped around a number of the caller's **borrows** it until an import consumes it.
 - A successful import **consumes** a handle of a file descriptor, owned or borrowed: the descriptor is the driver's.
   After a failed import it is the caller's, open and untouched.
+- What ends use in one thread while another imports or duplicates the handle takes effect afterwards.
 - NT handles stay the caller's after an import, as their APIs say; KMT handles hold no reference at all.
 """
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from multiprocessing import reduction
@@ -164,6 +167,10 @@ class HandleOrigin:
         return replace(self, trusted=False)
 
 
+K = TypeVar("K")
+T = TypeVar("T")
+
+
 class _State(Enum):
     OPEN = "open"
     CLOSED = "closed"
@@ -227,11 +234,6 @@ class Handle:
             )
         raise HandleError(f"handle: this {name} is {self._state.value}; make or export a new one.")
 
-    def _consume(self, user: str) -> None:
-        """Mark as given away to `user`: called by an import that succeeded, under the import lock."""
-        self._state = _State.CONSUMED
-        self._user = user
-
     def __reduce__(self) -> Any:
         raise ArgumentTypeError(
             "handle",
@@ -262,9 +264,11 @@ class FdHandle(Handle):
         `fd` is not open, or a number that no descriptor has.
     """
 
+    # Until the checks below have passed, and where an interrupt has come before: __del__ may see us.
+    _owned = False
+    _state = _State.CLOSED
+
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
-        self._owned = False
-        self._state = _State.CLOSED  # until the checks below have passed: __del__ may see us
         if isinstance(fd, bool) or not isinstance(fd, int):
             raise ArgumentTypeError("fd", f"must be an int, not {type(fd).__name__}.")
         if not 0 <= fd < _NO_FD:
@@ -275,6 +279,8 @@ class FdHandle(Handle):
             raise HandleError(f"fd: {fd} is not open ({error.strerror}); was it closed or consumed already?") from None
         super().__init__(origin=origin)
         self._fd = fd
+        self._number = [fd]  # who takes it out closes it, or has it: a list gives it to one thread only
+        self._calls: list[int] = []  # the threads that use it just now. They note that, look whether it is open, use it
         self._trusted: bool | None = None
         if trusted is not None:
             self.trusted = trusted
@@ -326,25 +332,71 @@ class FdHandle(Handle):
         HandleError
             The fd is owned, and somebody else has closed it. The handle is closed all the same.
         """
-        if self._state is _State.OPEN:
-            self._state = _State.CLOSED
-            if self._owned:
-                try:
-                    self._close()
-                except OSError as error:
-                    raise HandleError(
-                        f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
-                        f"({error.strerror}); was it closed elsewhere? detach() hands it over."
-                    ) from error
+        super().close()
+        if not self._owned:
+            self._let_calls_end()
+        if not self._owned:
+            self._number.clear()
+            return
+        if (error := self._settle()) is not None:
+            raise HandleError(
+                f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
+                f"({error.strerror}); was it closed elsewhere? detach() hands it over."
+            ) from error
 
-    def _close(self) -> None:
-        (os.close if self.trusted else system.close)(self._fd)  # what came from elsewhere may make close() wait
+    def _use(self, call: Callable[[int], T]) -> T:
+        """Give `call` the number, which is nobody else's before it returns."""
+        calls, mark = self._calls, (threading.get_ident(),)
+        calls += mark
+        try:
+            return call(self.fd)
+        finally:
+            calls.remove(mark[0])
+            self._settle()
+
+    def _settle(self) -> OSError | None:
+        """Close the number, once, of a handle that is done; what the system said if it was not open.
+
+        Where a call still uses it, that one does so at its end.
+        """
+        if self._owned and self._state in (_State.CLOSED, _State.CONSUMED) and not self._threads():
+            at_once = self.trusted or self._state is _State.CONSUMED  # else it may be a file that makes close() wait
+            close = os.close if at_once else system.closer(self._fd)
+            closed: list[object] = []
+            try:
+                closed.extend(map(close, map(list.pop, (self._number,))))  # C alone: no interrupt comes in between
+            except IndexError:
+                pass  # it is closed, or another thread's
+            except OSError as error:
+                return error
+        return None
+
+    def _let_calls_end(self) -> None:
+        """Wait until no other thread uses the number: one that does has found the handle open."""
+        mine = threading.get_ident()  # a signal handler may have come in the middle of such a call
+        system.until(lambda: not self._threads() - {mine}, None)
+
+    def _threads(self) -> set[int]:
+        """Those that use the number just now; in the child of a fork none of the parent's."""
+        calls = self._calls.copy()
+        return set(calls).intersection(sys._current_frames()) if calls else set()
 
     def detach(self) -> int:
         """Return the fd; it is the caller's to close from now on, and the handle is done."""
-        fd = self.fd
+        self._check_open()
+        if threading.get_ident() in self._calls.copy():
+            raise HandleError(
+                f"handle: this {type(self).__name__} is being imported or duplicated by the call that this signal "
+                "handler came into; detach it when that has returned."
+            )
         self._state = _State.DETACHED
-        return fd
+        self._let_calls_end()
+        try:
+            return self._number.pop()
+        except IndexError:
+            raise HandleError(
+                f"handle: this {type(self).__name__} was closed or consumed in another thread; make or export another."
+            ) from None
 
     def duplicate(self) -> Self:
         """A second handle that owns a duplicate of the fd (close-on-exec).
@@ -354,22 +406,22 @@ class FdHandle(Handle):
         HandleError
             The handle is closed, or its fd cannot be duplicated: somebody else has closed it, or there are too many.
         """
-        fd = self.fd
         try:
-            second = os.dup(fd)
+            second = self._use(os.dup)
         except OSError as error:
-            raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}); was it closed elsewhere?") from error
+            raise HandleError(
+                f"fd: {self._fd} cannot be duplicated ({error.strerror}); was it closed elsewhere?"
+            ) from error
         twin = type(self).adopt(second, origin=self.origin)
         twin._trusted = self._trusted
         return twin
 
     def __del__(self) -> None:
-        if self._owned and self._state is _State.OPEN:
-            self._state = _State.CLOSED
-            try:
-                self._close()
-            except OSError:  # the interpreter or the user was faster; nothing of ours is left open
-                return
+        if not self._owned or not self._number:
+            return
+        dropped = self._state is _State.OPEN
+        self._state = _State.CLOSED
+        if self._settle() is None and dropped:  # else the interpreter or the user was faster: nothing is left open
             warnings.warn(
                 f"{type(self).__name__}(fd={self._fd}) was dropped without close(), detach() or an import",
                 LeakedResourceWarning,
@@ -516,9 +568,6 @@ class Keyed:
 
 class SciSync:
     """NvSciSync; calls take the address of an ``NvSciSyncFence``."""
-
-
-K = TypeVar("K")
 
 
 class MemoryHandle(Handle):

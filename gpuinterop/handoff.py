@@ -2,7 +2,7 @@
 
 Binary: one semaphore each way. Timeline: one semaphore, the graphics side signals ``2 k + 1`` for frame k (from 0), the
 compute side ``2 k + 2``. The order submit, acquire, release is kept for the user: out of order it raises at once,
-instead of a wait that never returns.
+instead of a wait that never returns. A handoff over a timeline that was used before goes on where that stands.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from ._core.resource import check_int
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
-from .errors import ArgumentTypeError, InvalidArgumentError
+from .errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from .handles import Binary, Timeline
 
 __all__ = ["Handoff", "HandoffStep"]
@@ -26,9 +28,8 @@ class HandoffStep:
     Attributes
     ----------
     frame : int
-        From 0.
     wait_value : int or None
-        None: nothing to wait for (the first frame). 0 for a binary semaphore.
+        None: nothing to wait for (the very first frame). 0 for a binary semaphore.
     signal_value : int
         0 for a binary semaphore.
     """
@@ -44,6 +45,10 @@ class _Turn(Enum):
     RELEASE = "release"
 
 
+_promised: WeakKeyDictionary[ExternalSemaphore[Any], int] = WeakKeyDictionary()
+"""What the last submission that was asked for here signals, or has signalled."""
+
+
 class Handoff:
     """The compute side of a handoff; it owns no semaphore.
 
@@ -56,6 +61,17 @@ class Handoff:
     tracks_submits : bool
         Whether the graphics side asks `next_submit` here. False when it lives in another process: then only acquire
         and release are kept in order.
+    frame : int, optional
+        The frame to begin with, where neither side is in the middle of one. By default a timeline says it, by the
+        values that were signalled to it here and, where the CPU can look (`ExternalSemaphore.host_wait`), by its
+        counter; else it is 0. What another process did to a driver's timeline before cannot be seen.
+
+    Raises
+    ------
+    ArgumentTypeError
+    InvalidArgumentError
+        The semaphores do not fit together. `frame` has gone by: its values were signalled. Or the timeline stands where
+        no frame begins, and `frame` must say which is next.
     """
 
     def __init__(
@@ -64,6 +80,7 @@ class Handoff:
         to_graphics: ExternalSemaphore[Any] | None = None,
         *,
         tracks_submits: bool = True,
+        frame: int | None = None,
     ) -> None:
         given: list[tuple[str, object]] = [("to_compute", to_compute)]
         if to_graphics is not None:
@@ -86,7 +103,14 @@ class Handoff:
         self._timeline = to_compute.kind is Timeline
         self._tracks_submits = tracks_submits
         self._turn = _Turn.SUBMIT if tracks_submits else _Turn.ACQUIRE
-        self._frame = 0
+        stands = self._stands() if self._timeline else 0
+        self._frame = self._begin(stands) if frame is None else check_int(frame, "frame")
+        if self._frame < stands // 2 or (tracks_submits and frame is not None and 2 * self._frame < stands):
+            raise InvalidArgumentError(
+                "frame", f"{self._frame} has gone by: {to_compute.label} stands at {stands}; pass {(stands + 1) // 2}."
+            )
+        # What nobody will release is not waited for: where the caller has said the frame, that of the one before.
+        self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
 
     @property
     def mode(self) -> str:
@@ -95,7 +119,7 @@ class Handoff:
 
     @property
     def frame(self) -> int:
-        """The frame that is under way, from 0."""
+        """The frame that is under way; of semaphores that were never used before, from 0."""
         return self._frame
 
     def next_submit(self) -> HandoffStep:
@@ -108,9 +132,11 @@ class Handoff:
         """
         self._take(_Turn.SUBMIT, _Turn.ACQUIRE)
         frame = self._frame
+        waits = frame != self._first
         if self._timeline:
-            return HandoffStep(frame, 2 * frame if frame else None, 2 * frame + 1)
-        return HandoffStep(frame, 0 if frame else None, 0)
+            _promised[self._to_compute] = 2 * frame + 1
+            return HandoffStep(frame, 2 * frame if waits else None, 2 * frame + 1)
+        return HandoffStep(frame, 0 if waits else None, 0)
 
     def undo_submit(self) -> None:
         """Take `next_submit` back: the submission it was asked for has failed, and nothing of it was queued.
@@ -121,6 +147,7 @@ class Handoff:
             No submission is under way: none was asked for, or it was acquired already.
         """
         self._take(_Turn.ACQUIRE, _Turn.SUBMIT)
+        _promised.pop(self._to_compute, None)
 
     def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
         """Enqueue: `stream` waits for the graphics side. Returns at once.
@@ -153,6 +180,23 @@ class Handoff:
         self._turn = _Turn.SUBMIT if self._tracks_submits else _Turn.ACQUIRE
         self._frame += 1
 
+    def _stands(self) -> int:
+        """The timeline's value, as far as it can be known here; what is enqueued counts as signalled."""
+        return max(_counter(self._to_compute), self._to_compute._last_signalled(), _promised.get(self._to_compute, 0))
+
+    def _begin(self, stands: int) -> int:
+        """The frame that a timeline's value says, and whose turn it is."""
+        frame, submitted = divmod(stands, 2)
+        if submitted and self._tracks_submits and _promised.get(self._to_compute) == stands:
+            self._turn = _Turn.ACQUIRE  # it was asked for here, and never released
+        elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
+            raise InvalidArgumentError(
+                "frame",
+                f"{self._to_compute.label} stands at {stands}, where no frame begins: somebody used values of "
+                f"their own. Pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or more.",
+            )
+        return frame
+
     def _check(self, turn: _Turn) -> None:
         if self._turn is not turn:
             raise InvalidArgumentError(
@@ -164,3 +208,25 @@ class Handoff:
             raise InvalidArgumentError("handoff", "the graphics side is elsewhere (tracks_submits=False).")
         self._check(turn)
         self._turn = following
+
+
+def _counter(semaphore: ExternalSemaphore[Any]) -> int:
+    """What the timeline has been signalled to; 0 where only the driver knows."""
+
+    def reached(value: int) -> bool:
+        try:
+            semaphore.host_wait(value, timeout=0)
+        except SemaphoreTimeoutError:
+            return False
+        return True
+
+    try:
+        low, high = 0, 1
+        while reached(high):
+            low, high = high, 2 * high
+    except (UnsupportedError, InvalidArgumentError):  # it cannot be asked, or not for so much
+        return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if reached(middle) else (low, middle)
+    return low

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import starmap
 from typing import Final
 
 from .errors import DriverError, OutOfMemoryError
@@ -82,6 +83,17 @@ def loaded_library(*names: str) -> str | None:
     return next((path for _, path in mapped_files() if path.rpartition("/")[2].startswith(names)), None)
 
 
+def not_main_interpreter() -> str:
+    """Why a driver's bindings cannot be used in this interpreter, if it is not the process's first."""
+    current, main = (getattr(ctypes.pythonapi, f"PyInterpreterState_{which}", None) for which in ("Get", "Main"))
+    if current is None or main is None:  # not CPython
+        return ""
+    current.restype = main.restype = ctypes.c_void_p
+    if current() == main():
+        return ""
+    return "this is a sub-interpreter: the driver's bindings belong to the process's first interpreter."
+
+
 class Timespec(ctypes.Structure):
     """``struct timespec``."""
 
@@ -112,10 +124,11 @@ if sys.platform == "linux":
     _pointer, _int, _size, _long = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_long
     _timespec = ctypes.POINTER(Timespec)
 
+    _FAILED: Final = ctypes.c_void_p(-1).value
     _mmap = _libc.mmap
     _mmap.argtypes, _mmap.restype = (_pointer, _size, _int, _int, _int, _long), _pointer
-    _munmap = _libc.munmap
-    _munmap.argtypes = (_pointer, _size)
+    munmap = _libc.munmap
+    munmap.argtypes = (_pointer, _size)
     _syscall = _libc.syscall
     _syscall.argtypes, _syscall.restype = (_long, _pointer, _int, ctypes.c_uint32, _timespec, _pointer, _int), _long
 
@@ -131,20 +144,18 @@ def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
 
 def create_memfd(name: str, size: int) -> int:
     """A zeroed memfd of `size` bytes that can neither shrink nor grow."""
+    made: list[int] = []  # stored by C, here and below: no interrupt comes between the call and the store
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise driver_error("memfd_create", error.errno or 0) from error
-    try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
-    except OSError as error:
-        os.close(fd)
-        raise driver_error("ftruncate", error.errno or 0) from error
-    except BaseException:
-        os.close(fd)
+        made.extend(map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,)))
+        os.ftruncate(made[0], size)
+        fcntl.fcntl(made[0], F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
+        return made[0]
+    except BaseException as error:
+        for fd in made:
+            os.close(fd)
+        if isinstance(error, OSError):
+            raise driver_error("ftruncate" if made else "memfd_create", error.errno or 0) from error
         raise
-    return fd
 
 
 def seals(fd: int) -> int | None:
@@ -175,14 +186,22 @@ def close(*fds: int) -> None:
     """
     closing = []
     for fd in fds:
-        os.get_inheritable(fd)  # F_GETFD: raises here, not in the thread
-        if seals(fd) is not None or _is_kernels(fd):
+        if closer(fd) is os.close:
             os.close(fd)
         else:
             closing.append(_close_aside(fd))
     deadline = time.monotonic() + _CLOSE_LIMIT
     for done in closing:
         done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def closer(fd: int) -> Callable[[int], object]:
+    """What closes a descriptor that came from elsewhere: ``os.close``, which no interrupt comes before, or `close`."""
+    try:
+        os.get_inheritable(fd)  # F_GETFD
+    except OSError:
+        return os.close  # it is not open, and that says so
+    return os.close if seals(fd) is not None or _is_kernels(fd) else close
 
 
 def _is_kernels(fd: int) -> bool:
@@ -211,31 +230,45 @@ def _close_aside(fd: int) -> _thread.LockType:
 
 def duplicate(fd: int) -> int:
     """A close-on-exec duplicate."""
+    made: list[int] = []
     try:
-        return os.dup(fd)
+        made.extend(map(os.dup, (fd,)))
+        return made[0]
     except OSError as error:
         raise driver_error("dup", error.errno or 0) from error
+    except BaseException:
+        for one in made:
+            os.close(one)
+        raise
 
 
 def map_shared(fd: int, size: int) -> int:
     """Map the first `size` bytes, readable and writable; returns the address."""
     # Not Python's mmap: that one keeps a duplicate of the fd, and its address only through an exported buffer.
-    address = _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        raise driver_error("mmap", ctypes.get_errno())
-    return int(address)
+    made: list[int | None] = []
+    arguments = (None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    try:
+        made.extend(starmap(_mmap, (arguments,)))
+        if made[0] is None or made[0] == _FAILED:
+            raise driver_error("mmap", ctypes.get_errno())
+        return made[0]
+    except BaseException:
+        for address in made:
+            if address != _FAILED:
+                munmap(address, size)
+        raise
 
 
 def unmap(address: int, size: int) -> None:
     """End `map_shared`."""
-    if _munmap(address, size) != 0:
+    if munmap(address, size) != 0:
         raise driver_error("munmap", ctypes.get_errno())
 
 
 def unmap_each(addresses: Iterator[int], size: int) -> None:
     """As `unmap`, of each that the iterator has still to give: an interrupt makes no call twice and leaves none out."""
     results: list[int] = []
-    results.extend(map(_munmap, addresses, itertools.repeat(size)))
+    results.extend(map(munmap, addresses, itertools.repeat(size)))
     if any(results):
         raise driver_error("munmap", ctypes.get_errno())
 

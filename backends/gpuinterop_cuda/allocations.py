@@ -9,44 +9,86 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from gpuinterop.backend import Address
-from gpuinterop.errors import ArgumentTypeError, DriverError
+from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
-from .driver import Context, Driver
+from .driver import Context, Driver, Made
 
 TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, OpaqueWin32Kmt: 4, FabricHandle: 8}
 """``CUmemAllocationHandleType`` by number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mappable:
+class Mappable(Made):
     """What has a ``CUmemGenericAllocationHandle``; it has no address until it is mapped."""
 
-    context: Context
-    handle: Any
-    size: int
-    alignment: int
-    """Of its address; 0 leaves that to the driver."""
+    __slots__ = ("alignment", "size")
+    back = "cuMemRelease"
+
+    def __init__(self, context: Context, size: int, alignment: int = 0) -> None:
+        super().__init__(context)
+        self.size = size
+        self.alignment = alignment
+        """Of its address; 0 leaves that to the driver."""
+
+    def load(self, handle: AllocationHandle) -> Self:
+        """``cuMemImportFromShareableHandle``. The driver does not take the descriptor, so it is closed here."""
+        driver = self.context.driver
+        kind = handle_type(driver, type(handle))
+        shared, _keep = _shared(driver, handle)
+
+        def work() -> None:
+            self.make("cuMemImportFromShareableHandle", shared, kind)
+            if isinstance(handle, VmmFd):
+                os.close(handle.fd)
+
+        return self.context.create(self, work)
 
 
-@dataclass(frozen=True, slots=True)
 class Allocation(Mappable):
     """Physical memory of one device."""
 
-    kind: type[AllocationHandle]
+    __slots__ = ("kind",)
+
+    def __init__(self, context: Context, size: int, kind: type[AllocationHandle]) -> None:
+        super().__init__(context, size)
+        self.kind = kind
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class _Mapped(Made):
+    __slots__ = ()
+    back = "cuMemUnmap"
+
+
+class Reservation(Made):
     """An address range with something mapped in it."""
 
-    context: Context
-    pointer: Any
-    size: int
+    __slots__ = ("address", "mapped")
+    back = "cuMemAddressFree"
+    address: Address
+
+    def __init__(self, context: Context, size: int) -> None:
+        super().__init__(context, size)
+        self.mapped = _Mapped(context, size)
+
+    def free(self) -> None:
+        self.mapped.free()
+        super().free()
+
+
+class _Exported(Made):
+    __slots__ = ("is_fd", "result")
+    is_fd: bool
+    result: AllocationHandle
+
+    def free(self) -> None:
+        """A descriptor is closed, by the handle that owns it if there is one; nothing else holds anything."""
+        if hasattr(self, "result"):
+            self.result.close()
+        elif self.is_fd and self.made is not None:
+            os.close(int(self.made))
 
 
 class _ObjectAttributes(ctypes.Structure):
@@ -77,44 +119,31 @@ def granularity(driver: Driver, context: Context, kind: type[AllocationHandle]) 
 
 def allocate(driver: Driver, context: Context, size: int, kind: type[AllocationHandle]) -> Allocation:
     """``cuMemCreate``."""
-    with context.aside():
-        handle = driver.call("cuMemCreate", size, _properties(driver, context, kind), 0)
-    return Allocation(context, handle, size, 0, kind)
+    return Allocation(context, size, kind).create("cuMemCreate", size, _properties(driver, context, kind), 0)
 
 
 def export(driver: Driver, mappable: Mappable, kind: type[AllocationHandle]) -> AllocationHandle:
     """``cuMemExportToShareableHandle``."""
-    with mappable.context.aside():
-        found = driver.call("cuMemExportToShareableHandle", mappable.handle, handle_type(driver, kind), 0)
-    if kind is VmmFd:
-        os.set_inheritable(int(found), False)
-        return VmmFd.adopt(int(found))
-    if kind is FabricHandle:
-        return FabricHandle(bytes(found.data))
-    return OpaqueWin32(handle=int(found)) if kind is OpaqueWin32 else OpaqueWin32Kmt(handle=int(found))
+    exported = _Exported(mappable.context)
+    exported.is_fd = kind is VmmFd
 
+    def work() -> None:
+        exported.make("cuMemExportToShareableHandle", mappable.handle, handle_type(driver, kind), 0)
+        found = exported.handle
+        if kind is VmmFd:
+            os.set_inheritable(int(found), False)
+            exported.result = VmmFd.adopt(int(found))
+        elif kind is FabricHandle:
+            exported.result = FabricHandle(bytes(found.data))
+        else:
+            exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=int(found))
 
-def load(driver: Driver, context: Context, handle: AllocationHandle, size: int) -> Allocation:
-    """``cuMemImportFromShareableHandle``."""
-    return Allocation(context, load_handle(driver, context, handle), size, 0, type(handle))
-
-
-def load_handle(driver: Driver, context: Context, handle: AllocationHandle) -> Any:
-    """``cuMemImportFromShareableHandle``. The driver does not take the descriptor, so it is closed here."""
-    kind = handle_type(driver, type(handle))
-    shared, keep = _shared(driver, handle)
-    with context.aside():
-        native = driver.call("cuMemImportFromShareableHandle", shared, kind)
-    del keep
-    if isinstance(handle, VmmFd):
-        os.close(handle.fd)
-    return native
+    return mappable.context.create(exported, work).result
 
 
 def location(driver: Driver, allocation: Allocation) -> int | None:
     """``cuMemGetAllocationPropertiesFromHandle``; None where the memory's device is not visible to this process."""
-    with allocation.context.aside():
-        found = driver.call("cuMemGetAllocationPropertiesFromHandle", allocation.handle)
+    found = allocation.context.call("cuMemGetAllocationPropertiesFromHandle", allocation.handle)
     where = found.location  # a view, which does not keep `found` alive (12.9)
     on_device = int(where.type) == int(driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
     return int(where.id) if on_device and where.id >= 0 else None  # -2 (measured): mapping works all the same
@@ -129,32 +158,16 @@ def can_access(driver: Driver, ordinal: int, peer: int) -> bool:
 def map_allocation(driver: Driver, mappable: Mappable, devices: Sequence[Context]) -> tuple[Reservation, Address]:
     """``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess`` for every device."""
     size, context = mappable.size, mappable.context
-    with context.aside():
-        pointer = driver.call("cuMemAddressReserve", size, mappable.alignment, 0, 0)
-        try:
-            driver.call("cuMemMap", pointer, size, 0, mappable.handle, 0)
-            access = [_access(driver, device) for device in devices]
-            driver.call("cuMemSetAccess", pointer, size, access, len(access))
-        except BaseException as error:
-            refused = isinstance(error, DriverError) and error.call == "cuMemMap"
-            if not refused:  # also where Ctrl-C has struck behind the map
-                driver.undo("cuMemUnmap", pointer, size)
-            driver.undo("cuMemAddressFree", pointer, size)
-            raise
-    return Reservation(context, pointer, size), int(pointer)
+    place = Reservation(context, size)
 
+    def work() -> None:
+        place.make("cuMemAddressReserve", size, mappable.alignment, 0, 0)
+        place.address = int(place.handle)
+        place.mapped.add("cuMemMap", place.handle, size, 0, mappable.handle, 0)
+        access = [_access(driver, device) for device in devices]
+        driver.call("cuMemSetAccess", place.handle, size, access, len(access))
 
-def unmap(driver: Driver, mapping: Reservation) -> None:
-    """``cuMemUnmap``, ``cuMemAddressFree``."""
-    with mapping.context.aside():
-        driver.call("cuMemUnmap", mapping.pointer, mapping.size)
-        driver.call("cuMemAddressFree", mapping.pointer, mapping.size)
-
-
-def release(driver: Driver, mappable: Mappable) -> None:
-    """``cuMemRelease``."""
-    with mappable.context.aside():
-        driver.call("cuMemRelease", mappable.handle)
+    return context.create(place, work), place.address
 
 
 def handle_type(driver: Driver, kind: type[AllocationHandle]) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gpuinterop.backend import Address
 from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.handles import ArrayLayout, ArrayUsage
 
 from . import memory
-from .driver import Context, Driver
+from .driver import Context, Driver, Made
 from .memory import Memory
 from .streams import Stream
 
@@ -55,14 +55,16 @@ def _formats() -> dict[str, Format]:
 FORMATS: Final = _formats()
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Made):
     """A mapped mipmapped array."""
 
-    context: Context
-    handle: Any
-    layout: ArrayLayout
-    format: Format
+    __slots__ = ("format", "layout")
+    back = "cuMipmappedArrayDestroy"
+
+    def __init__(self, context: Context, layout: ArrayLayout, texel: Format) -> None:
+        super().__init__(context)
+        self.layout = layout
+        self.format = texel
 
 
 def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
@@ -75,16 +77,15 @@ def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
         )
     desc = api.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
     desc.offset = layout.offset
-    array = desc.arrayDesc
-    array.Width, array.Height, depth = layout.extent
-    array.Depth = layout.layers or depth  # a layered array's depth is its layers
-    array.Format = api.CUarray_format(texel.channel)
-    array.NumChannels = texel.channels
-    array.Flags = _flags(layout)
+    one = desc.arrayDesc
+    one.Width, one.Height, depth = layout.extent
+    one.Depth = layout.layers or depth  # a layered array's depth is its layers
+    one.Format = api.CUarray_format(texel.channel)
+    one.NumChannels = texel.channels
+    one.Flags = _flags(layout)
     desc.numLevels = _levels(layout)
-    with memory.context.aside():
-        native = driver.call("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
-    return Array(memory.context, native, layout, texel)
+    array = Array(memory.context, layout, texel)
+    return array.create("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
 
 
 def _levels(layout: ArrayLayout) -> int:
@@ -134,11 +135,4 @@ def copy_level(driver: Driver, stream: Stream, array: Array, level: int, address
     setattr(job, f"{end}Device" if known else f"{end}Host", api.CUdeviceptr(address) if known else address)
     setattr(job, f"{end}Pitch", width * array.format.texel_bytes)
     setattr(job, f"{end}Height", height)
-    with stream.context.current():
-        driver.call("cuMemcpy3DAsync", job, stream.handle)
-
-
-def destroy(driver: Driver, array: Array) -> None:
-    """``cuMipmappedArrayDestroy``."""
-    with array.context.aside():
-        driver.call("cuMipmappedArrayDestroy", array.handle)
+    stream.context.call("cuMemcpy3DAsync", job, stream.handle, aside=False)

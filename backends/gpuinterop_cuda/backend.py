@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from gpuinterop import system
@@ -40,7 +40,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         # Measured: 12.9.0 keeps the GIL in every call, 12.9.1 and all later ones let go of it.
         self.holds_gil = self._driver.bindings_version == "12.9.0"
         self._semaphores = semaphores.Semaphores(self._driver)
-        self._kernels = multicast.Kernels(self._driver)
+        self._kernels = multicast.Kernels()
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
     # -- streams and events --------------------------------------------------------------------------------------
 
     def create_stream(self, device: Context, *, high_priority: bool = False) -> streams.Stream:
-        return streams.create(self._driver, device, high_priority=high_priority)
+        return streams.create(device, high_priority=high_priority)
 
     def adopt_stream(self, device: Context, pointer: int) -> streams.Stream:
         return streams.adopt(self._driver, device, pointer)
@@ -77,17 +77,20 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
     def stream_pointer(self, stream: streams.Stream) -> int:
         return stream.pointer
 
+    def stream_key(self, stream: streams.Stream) -> Hashable:
+        return stream.key
+
     def destroy_stream(self, stream: streams.Stream) -> None:
-        streams.destroy(self._driver, stream)
+        stream.release()
 
     def is_idle(self, stream: streams.Stream) -> bool:
         return streams.is_idle(self._driver, stream)
 
     def synchronize(self, stream: streams.Stream) -> None:
-        streams.synchronize(self._driver, stream)
+        streams.synchronize(stream)
 
     def wait_event(self, stream: streams.Stream, event: streams.Event) -> None:
-        streams.wait_event(self._driver, stream, event)
+        streams.wait_event(stream, event)
 
     def record(self, stream: streams.Stream) -> streams.Event:
         return streams.record(self._driver, stream)
@@ -96,13 +99,13 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         return streams.is_done(self._driver, event)
 
     def destroy_event(self, event: streams.Event) -> None:
-        streams.destroy_event(self._driver, event)
+        event.release()
 
     def copy(self, stream: streams.Stream, target: Address, source: Address, size: int) -> None:
-        memory.copy(self._driver, stream, target, source, size)
+        memory.copy(stream, target, source, size)
 
     def fill(self, stream: streams.Stream, target: Address, byte: int, size: int) -> None:
-        memory.fill(self._driver, stream, target, byte, size)
+        memory.fill(stream, target, byte, size)
 
     def is_pageable(self, device: Context, address: Address) -> bool:
         return memory.memory_type(self._driver, device, address) is None
@@ -116,10 +119,10 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         return memory.map_buffer(self._driver, memory_, size=size)
 
     def unmap_buffer(self, mapping: memory.Mapping) -> None:
-        memory.unmap_buffer(self._driver, mapping)
+        mapping.release()
 
     def destroy_memory(self, memory_: memory.Memory) -> None:
-        memory.destroy(self._driver, memory_)
+        memory_.release()
 
     def map_array(self, memory_: memory.Memory, layout: ArrayLayout) -> arrays.Array:
         return arrays.map_array(self._driver, memory_, layout)
@@ -130,7 +133,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         arrays.copy_level(self._driver, stream, array, level, address, to_array=to_array)
 
     def destroy_array(self, array: arrays.Array) -> None:
-        arrays.destroy(self._driver, array)
+        array.release()
 
     # -- external semaphores -------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         self._semaphores.wait(batch, stream, values, timeout_ms)
 
     def destroy_semaphore(self, semaphore: semaphores.Semaphore) -> None:
-        semaphores.destroy(self._driver, semaphore)
+        semaphore.release()
 
     # -- shareable allocations -----------------------------------------------------------------------------------
 
@@ -163,7 +166,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         return allocations.export(self._driver, allocation, allocation.kind)
 
     def import_allocation(self, device: Context, handle: AllocationHandle, *, size: int) -> allocations.Allocation:
-        return allocations.load(self._driver, device, handle, size)
+        return allocations.Allocation(device, size, type(handle)).load(handle)
 
     def map_allocation(
         self, allocation: allocations.Mappable, devices: Sequence[Context]
@@ -171,10 +174,10 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         return allocations.map_allocation(self._driver, allocation, devices)
 
     def unmap_allocation(self, mapping: allocations.Reservation) -> None:
-        allocations.unmap(self._driver, mapping)
+        mapping.release()
 
     def release_allocation(self, allocation: allocations.Mappable) -> None:
-        allocations.release(self._driver, allocation)
+        allocation.release()
 
     def can_access(self, ordinal: int, peer: int) -> bool:
         return allocations.can_access(self._driver, ordinal, peer)
@@ -203,7 +206,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         return multicast.load(self._driver, device, handle, devices=devices, size=size)
 
     def add_device(self, group: multicast.Group, device: Context) -> None:
-        multicast.add_device(self._driver, group, device)
+        multicast.add_device(group, device)
 
     def bind_memory(
         self,
@@ -220,7 +223,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         multicast.bind_address(self._driver, group, device, offset, address, size)
 
     def unbind(self, group: multicast.Group, device: Context, offset: int, size: int) -> None:
-        multicast.unbind(self._driver, group, device, offset, size)
+        multicast.unbind(group, device, offset)
 
     def is_shareable(self, device: Context, address: Address) -> bool:
         return multicast.is_shareable(self._driver, device, address)
@@ -237,7 +240,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         return words.pin(self._driver, device, address, size)
 
     def unpin(self, pin: words.Pin) -> None:
-        words.unpin(self._driver, pin)
+        pin.release()
 
     def write_value(self, stream: streams.Stream, word: Address, value: int) -> None:
         words.write_value(self._driver, stream, word, value)
@@ -254,7 +257,7 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         graphs.begin(self._driver, stream)
 
     def end_capture(self, stream: streams.Stream) -> int:
-        return graphs.end(self._driver, stream)
+        return graphs.end(stream)
 
     def instantiate(self, device: Context, graph: int) -> int:
         return graphs.instantiate(self._driver, device, graph)
@@ -263,10 +266,10 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
         graphs.launch(self._driver, stream, executable)
 
     def destroy_graph(self, device: Context, graph: int) -> None:
-        graphs.destroy_graph(self._driver, device, graph)
+        graphs.destroy(graph)
 
     def destroy_executable(self, device: Context, executable: int) -> None:
-        graphs.destroy_executable(self._driver, device, executable)
+        graphs.destroy(executable)
 
     def semaphore_pointer(self, semaphore: semaphores.Semaphore) -> int:
         return int(semaphore.handle)

@@ -6,11 +6,14 @@ up by name and version when they are first called, and raise a ``RuntimeError`` 
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import starmap
+from typing import Any, ClassVar, Final, Self, TypeVar
 
+from gpuinterop import system
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError, warn_leak
 
 from .meanings import GENERAL, MEANINGS, NEWER_NAMES
@@ -20,13 +23,21 @@ UNNAMED: Final = (ValueError, KeyError)
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
+_RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` gives
+
+_T = TypeVar("_T")
+_MadeT = TypeVar("_MadeT", bound="Made")
 
 
 class Driver:
     """The bindings' module, with what every caller needs beside it."""
 
     def __init__(self) -> None:
+        if problem := system.not_main_interpreter():
+            raise BackendUnavailableError(problem)
         self.api, self._version = _load()
+        self._entries: dict[str, Callable[..., int]] = {}
         try:
             code = int(self.status("cuInit", 0)[0])
         except RuntimeError as error:
@@ -43,6 +54,10 @@ class Driver:
                 fix="nvidia-smi shows whether driver and kernel module fit together.",
             )
         self.version: int = self.call("cuDriverGetVersion")
+        self._exchange = self.entry("cuThreadExchangeStreamCaptureMode")
+        self._push = self.entry("cuCtxPushCurrent")
+        self._pop = partial(self.entry("cuCtxPopCurrent"), ctypes.byref(ctypes.c_void_p()))
+        self.has_stream_id = self.has("cuStreamGetId", 12000)
 
     # -- results -------------------------------------------------------------------------------------------------
 
@@ -76,14 +91,6 @@ class Driver:
             return unnamed(error)
         return result
 
-    def undo(self, name: str, *arguments: Any) -> None:
-        """Call a function that takes back what another has done.
-
-        A failure is a warning: what was made in between is the caller's, and what has failed before is what is raised.
-        """
-        if code := self.status(name, *arguments)[0]:
-            warn_leak(f"{self.error(name, code)}; what it takes back stays as it is")
-
     def _describe(self, number: int) -> tuple[str, str]:
         try:
             code = self.api.CUresult(number)
@@ -115,51 +122,163 @@ class Driver:
     def bindings_version(self) -> str:
         return str(self._version)
 
-    # -- calls that are not stream-ordered -----------------------------------------------------------------------
+    # -- interrupts ----------------------------------------------------------------------------------------------
+    #
+    # CPython looks at signals after a call of C's, at the entry of a function, and where a loop turns back; a handler
+    # may raise anything there. So what must not be lost is stored by C, in the step that makes the call, and what must
+    # be called in any case stands in a `finally` by itself, with no other call before it.
 
-    @contextmanager
-    def relaxed(self) -> Generator[None]:
-        """Let this thread make calls that a capture elsewhere forbids.
+    def entry(self, name: str, version: int = _ENTRIES) -> Callable[..., int]:
+        """A function past the bindings, for calls whose status must not be lost: the bindings run Python's code to name
+        it, behind the driver's. It takes what ctypes takes."""
+        found = self._entries.get(name)
+        if found is None:
+            address = self.address(name.removesuffix("_v2"), min(version, self.version))
+            found = self._entries[name] = ctypes.CFUNCTYPE(ctypes.c_int)(address)
+        return found
 
-        A capture in global mode, which is torch's default, is made invalid by an event query of any thread; ours say
-        nothing about what is being captured. (``cuThreadExchangeStreamCaptureMode``)
+    def run(self, work: Callable[[], _T], contexts: Iterable[ctypes.c_void_p] = (), *, aside: bool = True) -> _T:
+        """Call `work` with a context current (``cuCtxPushCurrent``), or with whichever is; what was is put back.
+
+        With `aside` it may do what a capture elsewhere forbids: one in global mode, which is torch's default, is made
+        invalid by an event query of any thread, and ours say nothing about what is being captured
+        (``cuThreadExchangeStreamCaptureMode``).
+
+        An interrupt may lose what `work` returns: what it makes stands in a `Made`.
         """
-        modes = self.api.CUstreamCaptureMode
-        before = self.call("cuThreadExchangeStreamCaptureMode", modes.CU_STREAM_CAPTURE_MODE_RELAXED)
+        pushed: list[int] = []
+        mode = ctypes.c_int(_RELAXED)  # and once it is exchanged the thread's own, until that is put back
+        place = ctypes.byref(mode)
         try:
-            yield
+            pushed.extend(map(self._push, contexts))
+            if any(pushed):
+                raise self.error("cuCtxPushCurrent", pushed[0])
+            try:
+                if aside and (code := self._exchange(place)):
+                    raise self.error("cuThreadExchangeStreamCaptureMode", code)
+                return work()
+            finally:
+                if mode.value != _RELAXED and (code := self._exchange(place)):
+                    self.warn("cuThreadExchangeStreamCaptureMode", code)
         finally:
-            self.undo("cuThreadExchangeStreamCaptureMode", before)
+            if pushed == [0] and (code := self._pop()):
+                self.warn("cuCtxPopCurrent", code)
+
+    def warn(self, call: str, code: Any) -> None:
+        """A call that was to take something back has failed.
+
+        It is no more than a warning: what was made in between is the caller's, and what has failed before is what is
+        raised.
+        """
+        warn_leak(f"{self.error(call, code)}; what it takes back stays as it is")
 
 
 class Context:
     """A device's primary context, which torch, CuPy, JAX and numba use as well. Retained, and never given back."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        self._driver = driver
+        self.driver = driver
         self.ordinal = ordinal
         self.device = driver.call("cuDeviceGet", ordinal)
         self.handle = driver.call("cuDevicePrimaryCtxRetain", self.device)
         self.pointer = int(self.handle)
+        self._pushed = (ctypes.c_void_p(self.pointer),)
 
-    @contextmanager
-    def current(self) -> Generator[None]:
-        """Make it this thread's current one, and put back what was (``cuCtxPushCurrent``, ``cuCtxPopCurrent``)."""
-        self._driver.call("cuCtxPushCurrent", self.handle)
+    def run(self, work: Callable[[], _T], *, aside: bool = True) -> _T:
+        """`Driver.run` in this context. `aside` is for what belongs to no stream."""
+        return self.driver.run(work, self._pushed, aside=aside)
+
+    def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
+        """`Driver.call` in this context, of a function that makes nothing."""
+        return self.driver.run(partial(self.driver.call, name, *arguments), self._pushed, aside=aside)
+
+    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        return self.driver.run(partial(self.driver.status, name, *arguments), self._pushed)
+
+    def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
+        """Let `work` make it in this context; it is taken back where anything raises."""
         try:
-            yield
-        finally:
-            self._driver.undo("cuCtxPopCurrent")
+            self.driver.run(work, self._pushed, aside=aside)
+            return made
+        except BaseException:
+            made.undo()
+            raise
 
-    @contextmanager
-    def aside(self) -> Generator[None]:
-        """As `current`, for calls that belong to no stream: also during a capture."""
-        with self.current(), self._driver.relaxed():
-            yield
+
+class Made:
+    """What one call of the driver makes and another takes back, each of them once, whatever interrupts."""
+
+    __slots__ = ("_found", "_left", "_told", "context", "handle", "more")
+
+    back: ClassVar[str]
+    """The function that takes it back. It is given the handle and `more`."""
+
+    def __init__(self, context: Context, *more: Any) -> None:
+        self.context = context
+        self.handle: Any = None
+        self.more = more
+        self._found: list[tuple[Any, ...]] = []
+        """What the call has returned that makes it."""
+        self._left: Iterator[tuple[Any, ...]] | None = None
+        """What `back` is still to be given: C takes it out in the step that makes the call."""
+        self._told: list[tuple[Any, ...]] = []
+        """What `back` has returned."""
 
     @property
-    def is_current(self) -> bool:
-        return int(self._driver.call("cuCtxGetCurrent")) == self.pointer
+    def made(self) -> Any:
+        """The handle, as soon as there is one; None where the call was not made, or has failed."""
+        if not self._found or self._found[0][0]:
+            return None
+        return (*self._found[0], self.handle)[1]
+
+    def create(self, name: str, *arguments: Any) -> Self:
+        """Make it, with this call alone."""
+        return self.context.create(self, partial(self.make, name, *arguments))
+
+    def make(self, name: str, *arguments: Any) -> None:
+        """Make it, in the context; the handle is what the call returns."""
+        driver = self.context.driver
+        try:
+            self._found.extend(starmap(getattr(driver.api, name), (arguments,)))
+        except UNNAMED as error:
+            self._found.append(unnamed(error))
+        self.handle = driver.check(name, self._found[0])
+
+    def add(self, name: str, *arguments: Any, version: int = _ENTRIES) -> None:
+        """As `make`, by a call that returns its status alone; the handle is its first argument."""
+        driver = self.context.driver
+        self.handle = arguments[0]
+        given = tuple(ctypes.c_void_p(int(argument)) for argument in arguments)  # wide enough for each
+        self._found.extend(zip(starmap(driver.entry(name, version), (given,)), strict=False))
+        driver.check(name, self._found[0])
+
+    def free(self) -> Any:
+        """Take it back, in the context. Called again it does nothing; but what has failed, and was told, is tried."""
+        if self.made is None:
+            return None
+        driver = self.context.driver
+        if self._left is None:
+            self._left = iter(((self.made, *self.more),))
+        try:
+            self._told.extend(starmap(getattr(driver.api, self.back), self._left))
+        except UNNAMED as error:
+            self._told.append(unnamed(error))
+        if self._told and self._told[0][0]:
+            failed = driver.error(self.back, self._told[0][0])
+            self._left, self._told = None, []
+            raise failed
+        return driver.check(self.back, self._told[0]) if self._told else None
+
+    def release(self) -> None:
+        """`free`, from anywhere."""
+        self.context.driver.run(self.free, self.context._pushed)
+
+    def undo(self) -> None:
+        """`release`, behind what has failed: see `Driver.warn`."""
+        try:
+            self.release()
+        except DriverError as error:
+            self.context.driver.warn(error.call, error.code)
 
 
 def unnamed(error: Exception) -> tuple[int, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from gpuinterop.backend import SemaphoreNode
 from gpuinterop.handles import Keyed
 
-from .driver import Context, Driver
+from .driver import Context, Driver, Made
 from .semaphores import Batch, Semaphore
 from .streams import Stream
 
@@ -18,39 +19,67 @@ _PARAMS_BYTES: Final = 144
 _SIGNAL_NODE, _WAIT_NODE = 8, 9  # CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL, ..._WAIT
 
 
+class _Capture(Made):
+    __slots__ = ()
+    back = "cuStreamEndCapture"
+
+    def free(self) -> None:
+        if (graph := super().free()) is not None:
+            self.context.driver.call("cuGraphDestroy", graph)
+
+
+class _Graph(Made):
+    __slots__ = ("number",)
+    back = "cuGraphDestroy"
+    number: Number
+
+
+class _Executable(_Graph):
+    __slots__ = ()
+    back = "cuGraphExecDestroy"
+
+
+class Number(int):
+    """A ``CUgraph`` or ``CUgraphExec`` that was made here."""
+
+    made: _Graph
+
+
 def begin(driver: Driver, stream: Stream) -> None:
     """``cuStreamBeginCapture``, thread-local: what other threads do is none of this capture's business."""
     mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    with stream.context.current():
-        driver.call("cuStreamBeginCapture", stream.handle, mode)
+    capture = _Capture(stream.context)
+    stream.context.create(capture, partial(capture.add, "cuStreamBeginCapture", stream.handle, mode), aside=False)
 
 
-def end(driver: Driver, stream: Stream) -> int:
+def end(stream: Stream) -> Number:
     """``cuStreamEndCapture``."""
-    with stream.context.current():
-        return int(driver.call("cuStreamEndCapture", stream.handle))
+    return _numbered(_Graph(stream.context), "cuStreamEndCapture", stream.handle, aside=False)
 
 
-def instantiate(driver: Driver, context: Context, graph: int) -> int:
+def instantiate(driver: Driver, context: Context, graph: int) -> Number:
     """``cuGraphInstantiate``."""
-    with context.aside():
-        return int(driver.call("cuGraphInstantiate", driver.api.CUgraph(graph), 0))
+    return _numbered(_Executable(context), "cuGraphInstantiate", driver.api.CUgraph(graph), 0)
+
+
+def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> Number:
+    def work() -> None:
+        graph.make(call, *arguments)
+        graph.number = Number(int(graph.handle))
+        graph.number.made = graph
+
+    return graph.context.create(graph, work, aside=aside).number
+
+
+def destroy(number: int) -> None:
+    """``cuGraphDestroy`` or ``cuGraphExecDestroy``."""
+    assert isinstance(number, Number)
+    number.made.release()
 
 
 def launch(driver: Driver, stream: Stream, executable: int) -> None:
     """``cuGraphLaunch``."""
-    with stream.context.current():
-        driver.call("cuGraphLaunch", driver.api.CUgraphExec(executable), stream.handle)
-
-
-def destroy_graph(driver: Driver, context: Context, graph: int) -> None:
-    with context.aside():
-        driver.call("cuGraphDestroy", driver.api.CUgraph(graph))
-
-
-def destroy_executable(driver: Driver, context: Context, executable: int) -> None:
-    with context.aside():
-        driver.call("cuGraphExecDestroy", driver.api.CUgraphExec(executable))
+    stream.context.call("cuGraphLaunch", driver.api.CUgraphExec(executable), stream.handle, aside=False)
 
 
 def nodes(driver: Driver, graph: int) -> list[SemaphoreNode]:

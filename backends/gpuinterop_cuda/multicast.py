@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gpuinterop.backend import Address
 from gpuinterop.handles import AllocationHandle, Granularity
 
 from . import allocations
-from .driver import Context, Driver
+from .driver import Context, Driver, Made
 from .streams import Stream
 
 _SECOND_VERSION: Final = 13010  # of the binds, as of CUDA 13.1: it is told the device
@@ -83,9 +82,20 @@ more:
 \0"""
 
 
-@dataclass(frozen=True, slots=True)
 class Group(allocations.Mappable):
     """A multicast object. Its context is only what the calls are made through."""
+
+    __slots__ = ("bindings",)
+
+    def __init__(self, context: Context, size: int, alignment: int) -> None:
+        super().__init__(context, size, alignment)
+        self.bindings: dict[tuple[int, int], _Binding] = {}
+        """By device and offset: the latest each."""
+
+
+class _Binding(Made):
+    __slots__ = ()
+    back = "cuMulticastUnbind"
 
 
 def granularity(driver: Driver, devices: int, size: int, kinds: Sequence[type[AllocationHandle]]) -> Granularity:
@@ -101,21 +111,18 @@ def granularity(driver: Driver, devices: int, size: int, kinds: Sequence[type[Al
 def create(driver: Driver, context: Context, devices: int, size: int, kinds: Sequence[type[AllocationHandle]]) -> Group:
     """``cuMulticastCreate``."""
     minimum = granularity(driver, devices, size, kinds).minimum
-    with context.aside():
-        handle = driver.call("cuMulticastCreate", _properties(driver, devices, size, kinds))
-    return Group(context, handle, size, minimum)
+    return Group(context, size, minimum).create("cuMulticastCreate", _properties(driver, devices, size, kinds))
 
 
 def load(driver: Driver, context: Context, handle: AllocationHandle, *, devices: int, size: int) -> Group:
     """``cuMemImportFromShareableHandle``."""
     minimum = granularity(driver, devices, size, (type(handle),)).minimum  # asked first: what fails must leave nothing
-    return Group(context, allocations.load_handle(driver, context, handle), size, minimum)
+    return Group(context, size, minimum).load(handle)
 
 
-def add_device(driver: Driver, group: Group, device: Context) -> None:
+def add_device(group: Group, device: Context) -> None:
     """``cuMulticastAddDevice``."""
-    with group.context.aside():
-        driver.call("cuMulticastAddDevice", group.handle, device.device)
+    group.context.call("cuMulticastAddDevice", group.handle, device.device)
 
 
 def bind_memory(
@@ -132,11 +139,12 @@ def bind_address(driver: Driver, group: Group, device: Context, offset: int, add
 
 def _bind(driver: Driver, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
     """The first version finds out the device by itself, of the memory."""
-    with device.aside():
-        if _has_second(driver, call):
-            driver.call(f"{call}_v2", group.handle, device.device, offset, *what, 0)
-        else:
-            driver.call(call, group.handle, offset, *what, 0)
+    binding = group.bindings[device.ordinal, offset] = _Binding(device, device.device, offset, what[-1])
+    if _has_second(driver, call):
+        arguments = (f"{call}_v2", group.handle, device.device, offset, *what, 0)
+        device.create(binding, partial(binding.add, *arguments, version=_SECOND_VERSION))
+    else:
+        device.create(binding, partial(binding.add, call, group.handle, offset, *what, 0))
 
 
 @functools.cache
@@ -144,10 +152,10 @@ def _has_second(driver: Driver, call: str) -> bool:
     return driver.has(f"{call}_v2", _SECOND_VERSION)
 
 
-def unbind(driver: Driver, group: Group, device: Context, offset: int, size: int) -> None:
+def unbind(group: Group, device: Context, offset: int) -> None:
     """``cuMulticastUnbind``."""
-    with group.context.aside():
-        driver.call("cuMulticastUnbind", group.handle, device.device, offset, size)
+    if (binding := group.bindings.get((device.ordinal, offset))) is not None:
+        binding.release()
 
 
 def is_shareable(driver: Driver, context: Context, address: Address) -> bool:
@@ -156,18 +164,15 @@ def is_shareable(driver: Driver, context: Context, address: Address) -> bool:
     There is none for memory that was itself imported (measured); the core takes that for "not shareable" (inferred).
     """
     attribute = driver.api.CUpointer_attribute(_ALLOWED_HANDLE_TYPES)
-    with context.aside():
-        code, *found = driver.status("cuPointerGetAttribute", attribute, address)
+    code, *found = context.status("cuPointerGetAttribute", attribute, address)
     return code == 0 and int(found[0]) != 0
 
 
 class Kernels:
     """The two kernels that touch a multicast address, loaded once a context and never unloaded."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._lock = threading.Lock()
-        self._loaded: dict[int, tuple[Any, Any]] = {}
+    def __init__(self) -> None:
+        self._loaded: dict[int, tuple[Any, ...]] = {}
 
     def store(self, stream: Stream, address: Address, value: int, count: int) -> None:
         """``multimem.st``."""
@@ -185,28 +190,33 @@ class Kernels:
         """``cuLaunchKernel``."""
         blocks = min(-(-count // _THREADS), _BLOCKS)
         shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
-        with stream.context.current():
-            self._driver.call("cuLaunchKernel", kernel, *shape, stream.handle, arguments, 0)
+        stream.context.call("cuLaunchKernel", kernel, *shape, stream.handle, arguments, 0, aside=False)
 
-    def _of(self, context: Context) -> tuple[Any, Any]:
-        with self._lock:
-            if context.ordinal not in self._loaded:
-                with context.aside():
-                    self._loaded[context.ordinal] = self._load()
-            return self._loaded[context.ordinal]
+    def _of(self, context: Context) -> tuple[Any, ...]:
+        """``cuModuleLoadData``, ``cuModuleGetFunction``. Of two threads that load them at once the first is right."""
+        found = self._loaded.get(context.ordinal)
+        if found is None:
+            module, driver = _Module(context), context.driver
 
-    def _load(self) -> tuple[Any, Any]:
-        """``cuModuleLoadData``, ``cuModuleGetFunction``."""
-        call, undo = self._driver.call, self._driver.undo
-        module = call("cuModuleLoadData", _PTX)
-        try:
-            return (
-                call("cuModuleGetFunction", module, b"gpuinterop_multimem_store"),
-                call("cuModuleGetFunction", module, b"gpuinterop_multimem_add"),
-            )
-        except BaseException:
-            undo("cuModuleUnload", module)
-            raise
+            def work() -> None:
+                module.make("cuModuleLoadData", _PTX)
+                names = b"gpuinterop_multimem_store", b"gpuinterop_multimem_add"
+                kernels = [driver.call("cuModuleGetFunction", module.handle, name) for name in names]
+                self._loaded.setdefault(context.ordinal, (*kernels, module))
+
+            try:
+                context.run(work)
+            finally:
+                found = self._loaded.get(context.ordinal)
+                if found is None or found[-1] is not module:
+                    module.undo()
+            assert found is not None
+        return found
+
+
+class _Module(Made):
+    __slots__ = ()
+    back = "cuModuleUnload"
 
 
 def _parts(count: int) -> Iterator[tuple[int, int]]:

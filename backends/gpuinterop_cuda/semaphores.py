@@ -8,13 +8,13 @@ write into the same struct.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpuinterop.handles import AnySemaphoreHandle, Keyed, SciSync
 
 from . import descriptors
-from .driver import UNNAMED, Context, Driver, unnamed
+from .driver import UNNAMED, Context, Driver, Made, unnamed
 from .streams import Stream
 
 _FOREVER: Final = 0xFFFFFFFF  # INFINITE, in milliseconds
@@ -23,28 +23,21 @@ _FOREVER: Final = 0xFFFFFFFF  # INFINITE, in milliseconds
 Slot: TypeAlias = tuple[list[Any], list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Semaphore:
+class Semaphore(Made):
     """An imported semaphore."""
 
-    context: Context
-    handle: Any
-    kind: type
+    __slots__ = ("kind",)
+    back = "cuDestroyExternalSemaphore"
+
+    def __init__(self, context: Context, kind: type) -> None:
+        super().__init__(context)
+        self.kind = kind
 
 
 def load(driver: Driver, context: Context, handle: AnySemaphoreHandle) -> Semaphore:
     """``cuImportExternalSemaphore``."""
-    desc, keep = descriptors.semaphore(driver.api, handle)
-    with context.aside():
-        native = driver.call("cuImportExternalSemaphore", desc)
-    del keep
-    return Semaphore(context, native, handle.kind)
-
-
-def destroy(driver: Driver, semaphore: Semaphore) -> None:
-    """``cuDestroyExternalSemaphore``."""
-    with semaphore.context.aside():
-        driver.call("cuDestroyExternalSemaphore", semaphore.handle)
+    desc, _keep = descriptors.semaphore(driver.api, handle)
+    return Semaphore(context, handle.kind).create("cuImportExternalSemaphore", desc)
 
 
 class Batch:
@@ -124,8 +117,7 @@ class Semaphores:
         slot = batch.signal_slot(values)
         try:
             if stream.relative:
-                with stream.in_context():
-                    (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
+                (code,) = stream.run(partial(self._signal, batch.handles, slot[0], batch.count, stream.handle))
             else:
                 (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
         except UNNAMED as error:
@@ -138,8 +130,7 @@ class Semaphores:
         slot = batch.wait_slot(values, timeout_ms)
         try:
             if stream.relative:
-                with stream.in_context():
-                    (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
+                (code,) = stream.run(partial(self._wait, batch.handles, slot[0], batch.count, stream.handle))
             else:
                 (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
         except UNNAMED as error:

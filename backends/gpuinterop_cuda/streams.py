@@ -7,13 +7,14 @@ device's own context.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any, Final
+import ctypes
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from gpuinterop.errors import InvalidArgumentError
 
-from .driver import NOT_READY, Context, Driver
+from .driver import NOT_READY, Context, Driver, Made
 
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the end of the range
@@ -21,34 +22,42 @@ _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
+_T = TypeVar("_T")
 
-class Stream:
-    """A stream of one context."""
 
-    __slots__ = ("context", "handle", "pointer", "relative")
+class Stream(Made):
+    """A stream of one context, of ours or of others."""
 
-    def __init__(self, driver: Driver, context: Context, pointer: int) -> None:
-        self.context = context
+    __slots__ = ("key", "pointer", "relative")
+    back = "cuStreamDestroy"
+
+    def know(self, pointer: int, *, named: bool = True) -> None:
+        """`named` where it may be asked for its id, which makes a capture invalid (measured)."""
+        driver = self.context.driver
         self.pointer = pointer
         self.relative = pointer <= _PER_THREAD
         # 0 is the legacy stream everywhere but in the bindings, where a variable turns it into the thread's own.
         self.handle = driver.api.CUstream(pointer or _LEGACY)
+        self.key: Hashable = pointer if pointer != _LEGACY else 0
+        if named and not self.relative and driver.has_stream_id:
+            code, *found = driver.status("cuStreamGetId", self.handle)
+            if not code:
+                self.key = ("id", int(found[0]))
 
-    @contextmanager
-    def in_context(self) -> Generator[None]:
+    def run(self, work: Callable[[], _T]) -> _T:
         """For a call that a default stream may be given."""
-        if not self.relative or self.context.is_current:
-            yield
-        else:
-            with self.context.current():
-                yield
+        return self.context.run(work, aside=False) if self.relative else work()
 
 
-def create(driver: Driver, context: Context, *, high_priority: bool) -> Stream:
+def create(context: Context, *, high_priority: bool) -> Stream:
     """``cuStreamCreateWithPriority`` with ``CU_STREAM_NON_BLOCKING``: one that blocks stalls the default stream."""
-    with context.aside():
-        priority = _HIGHEST if high_priority else _NORMAL
-        return Stream(driver, context, int(driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority)))
+    stream = Stream(context)
+
+    def work() -> None:
+        stream.make("cuStreamCreateWithPriority", _NON_BLOCKING, _HIGHEST if high_priority else _NORMAL)
+        stream.know(int(stream.handle))
+
+    return context.create(stream, work)
 
 
 def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
@@ -56,18 +65,16 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
 
     A stream that is being captured is not asked: the documentation does not say whether a capture survives that.
     """
-    stream = Stream(driver, context, pointer)
+    stream = Stream(context)
+    stream.know(pointer, named=False)
     if stream.relative or is_capturing(driver, stream):
         return stream
+    stream.know(pointer)
     result = driver.status("cuStreamGetCtx", stream.handle)
     if result[0] or int(result[1]) == context.pointer:  # a green context's stream may have no context to tell
         return stream
-    owner = result[1]
-    driver.call("cuCtxPushCurrent", owner)
-    try:
-        ordinal = int(driver.call("cuCtxGetDevice"))
-    finally:
-        driver.undo("cuCtxPopCurrent")
+    owner = ctypes.c_void_p(int(result[1]))
+    ordinal = int(driver.run(partial(driver.call, "cuCtxGetDevice"), (owner,), aside=False))
     if ordinal != context.ordinal:
         raise InvalidArgumentError(
             "stream",
@@ -83,65 +90,44 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
 
 def is_capturing(driver: Driver, stream: Stream) -> bool:
     """``cuStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
-    with stream.in_context():
-        result = driver.status("cuStreamIsCapturing", stream.handle)
+    result = stream.run(partial(driver.status, "cuStreamIsCapturing", stream.handle))
     if result[0] == _IMPLICIT:  # a default stream, which waits for one that is being captured: it takes nothing else
         return True
     return int(driver.check("cuStreamIsCapturing", result)) != 0
 
 
-def destroy(driver: Driver, stream: Stream) -> None:
-    with stream.context.aside():
-        driver.call("cuStreamDestroy", stream.handle)
-
-
-def synchronize(driver: Driver, stream: Stream) -> None:
-    with stream.context.aside():
-        driver.call("cuStreamSynchronize", stream.handle)
+def synchronize(stream: Stream) -> None:
+    stream.context.call("cuStreamSynchronize", stream.handle)
 
 
 def is_idle(driver: Driver, stream: Stream) -> bool:
-    with stream.context.aside():
-        (code,) = driver.status("cuStreamQuery", stream.handle)
-    return _reached(driver, "cuStreamQuery", code)
+    return _reached(driver, "cuStreamQuery", stream.context.status("cuStreamQuery", stream.handle)[0])
 
 
-class Event:
+class Event(Made):
     """A point in a stream's work."""
 
-    __slots__ = ("context", "handle")
-
-    def __init__(self, context: Context, handle: Any) -> None:
-        self.context = context
-        self.handle = handle
+    __slots__ = ()
+    back = "cuEventDestroy"
 
 
 def record(driver: Driver, stream: Stream) -> Event:
     """``cuEventCreate``, ``cuEventRecord``."""
-    with stream.context.current():
-        event = Event(stream.context, driver.call("cuEventCreate", _DISABLE_TIMING))
-        try:
-            driver.call("cuEventRecord", event.handle, stream.handle)
-        except BaseException:
-            driver.undo("cuEventDestroy", event.handle)
-            raise
-    return event
+    event = Event(stream.context)
+
+    def work() -> None:
+        event.make("cuEventCreate", _DISABLE_TIMING)
+        driver.call("cuEventRecord", event.handle, stream.handle)
+
+    return stream.context.create(event, work, aside=False)
 
 
-def wait_event(driver: Driver, stream: Stream, event: Event) -> None:
-    with stream.context.current():
-        driver.call("cuStreamWaitEvent", stream.handle, event.handle, 0)
+def wait_event(stream: Stream, event: Event) -> None:
+    stream.context.call("cuStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
 
 
 def is_done(driver: Driver, event: Event) -> bool:
-    with driver.relaxed():
-        (code,) = driver.status("cuEventQuery", event.handle)
-    return _reached(driver, "cuEventQuery", code)
-
-
-def destroy_event(driver: Driver, event: Event) -> None:
-    with event.context.aside():
-        driver.call("cuEventDestroy", event.handle)
+    return _reached(driver, "cuEventQuery", driver.run(partial(driver.status, "cuEventQuery", event.handle))[0])
 
 
 def _reached(driver: Driver, call: str, code: Any) -> bool:

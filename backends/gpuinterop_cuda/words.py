@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpuinterop.backend import Address
 
-from .driver import Context, Driver
+from .driver import Context, Driver, Made
 from .streams import Stream
 
 # CUmemhostregister_flags: other contexts use the page as well, and streams want its address on the device.
@@ -16,39 +16,30 @@ _GEQ: Final = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _WRITE_DEFAULT: Final = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: behind a fence to system scope
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(Made):
     """Host memory that the driver knows."""
 
-    context: Context
-    address: Address
+    __slots__ = ("there",)
+    back = "cuMemHostUnregister"
+    there: Address
 
 
 def pin(driver: Driver, context: Context, address: Address, size: int) -> tuple[Pin, Address]:
     """``cuMemHostRegister``, ``cuMemHostGetDevicePointer``."""
-    with context.aside():
-        driver.call("cuMemHostRegister", address, size, _PORTABLE | _DEVICE_MAP)
-        try:
-            pointer = driver.call("cuMemHostGetDevicePointer", address, 0)
-        except BaseException:
-            driver.undo("cuMemHostUnregister", address)
-            raise
-    return Pin(context, address), int(pointer)
+    made = Pin(context)
 
+    def work() -> None:
+        made.add("cuMemHostRegister", address, size, _PORTABLE | _DEVICE_MAP)
+        made.there = int(driver.call("cuMemHostGetDevicePointer", address, 0))
 
-def unpin(driver: Driver, pin: Pin) -> None:
-    """``cuMemHostUnregister``."""
-    with pin.context.aside():
-        driver.call("cuMemHostUnregister", pin.address)
+    return context.create(made, work), made.there
 
 
 def write_value(driver: Driver, stream: Stream, word: Address, value: int) -> None:
     """``cuStreamWriteValue64``."""
-    with stream.in_context():
-        driver.call("cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT)
+    stream.run(partial(driver.call, "cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT))
 
 
 def wait_value(driver: Driver, stream: Stream, word: Address, value: int) -> None:
     """``cuStreamWaitValue64``, greater or equal: cyclically, which is why values stay below 2**63."""
-    with stream.in_context():
-        driver.call("cuStreamWaitValue64", stream.handle, word, value, _GEQ)
+    stream.run(partial(driver.call, "cuStreamWaitValue64", stream.handle, word, value, _GEQ))

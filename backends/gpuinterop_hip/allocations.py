@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Final
 
 from gpuinterop.backend import Address
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
-from .driver import Driver, Gpu
+from .driver import Driver, Gpu, Made
 from .memory import knows
 
 TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, OpaqueWin32Kmt: 4, FabricHandle: 8}
@@ -20,6 +20,10 @@ TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, 
 _BY_VALUE: Final = 70_100_000
 """From 7.1 on the descriptor itself is passed, before a pointer to it (so does torch tell them apart)."""
 _FABRIC_BYTES: Final = 64
+_ROOMS: Final[Mapping[type[AllocationHandle], Any]] = {
+    VmmFd: ctypes.c_int, OpaqueWin32: ctypes.c_uint64, OpaqueWin32Kmt: ctypes.c_uint64,
+    FabricHandle: ctypes.c_ubyte * _FABRIC_BYTES,
+}  # fmt: skip
 _LEAST: Final = 2 << 20
 """RDNA4 says 4 KiB, and its kernels fault in what is mapped in smaller steps than this (rocm-systems #9360)."""
 _PINNED, _DEVICE, _READ_WRITE = 1, 1, 3  # hipMemAllocationTypePinned, hipMemLocationTypeDevice, ...ProtReadWrite
@@ -46,24 +50,59 @@ class _Access(ctypes.Structure):
     _fields_ = (("locationType", ctypes.c_int), ("locationId", ctypes.c_int), ("flags", ctypes.c_int))
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Made):
     """Physical memory of one device, which has no address until it is mapped."""
 
-    gpu: Gpu
-    handle: int
-    size: int
-    kind: type[AllocationHandle]
-    imported: bool = False
+    __slots__ = ("imported", "kind", "size")
+    back = "hipMemRelease"
+
+    def __init__(self, gpu: Gpu, size: int, kind: type[AllocationHandle], *, imported: bool = False) -> None:
+        super().__init__(gpu)
+        self.size = size
+        self.kind = kind
+        self.imported = imported
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Range(Made):
+    """Reserved addresses, which are never given back: see `Ranges`."""
+
+    __slots__ = ()
+
+
+class _Exported(Made):
+    __slots__ = ("result", "room")
+    result: AllocationHandle
+    room: Any
+
+    def free(self) -> None:
+        """A descriptor is closed, by the handle that owns it if there is one; nothing else holds anything."""
+        if hasattr(self, "result"):
+            self.result.close()
+        elif self.made and isinstance(self.room, ctypes.c_int):
+            os.close(self.room.value)
+
+
+class Reservation(Made):
     """An address range with an allocation in it."""
 
-    gpu: Gpu
-    pointer: Address
-    size: int
+    __slots__ = ("_ranges", "range")
+    back = "hipMemUnmap"
+
+    def __init__(self, gpu: Gpu, ranges: Ranges, size: int) -> None:
+        super().__init__(gpu, size)
+        self._ranges = ranges
+        self.range: list[Range] = []
+
+    def free(self) -> None:
+        super().free()
+        self._ranges.give_back(self)
+
+    def undo(self) -> None:
+        # A map that has failed says success, and to unmap what is not mapped ends the process (hip_vm.cpp).
+        if self.handle and knows(self.gpu, self.handle):
+            super().undo()
+        if not (self.handle and knows(self.gpu, self.handle)):
+            self._ranges.give_back(self)
 
 
 def granularity(driver: Driver, gpu: Gpu, kind: type[AllocationHandle]) -> Granularity:
@@ -72,45 +111,48 @@ def granularity(driver: Driver, gpu: Gpu, kind: type[AllocationHandle]) -> Granu
     properties = _properties(gpu, kind)
     place = ctypes.addressof(properties)
     options = flags.hipMemAllocationGranularityMinimum, flags.hipMemAllocationGranularityRecommended
-    with gpu.aside():  # HIP answers for the current device, whatever the properties say
-        found = [int(driver.call("hipMemGetAllocationGranularity", place, option)) for option in options]
+    # HIP answers for the current device, whatever the properties say.
+    found = [int(gpu.call("hipMemGetAllocationGranularity", place, option)) for option in options]
     return Granularity(*(max(_LEAST, size) for size in found))
 
 
-def allocate(driver: Driver, gpu: Gpu, size: int, kind: type[AllocationHandle]) -> Allocation:
+def allocate(gpu: Gpu, size: int, kind: type[AllocationHandle]) -> Allocation:
     """``hipMemCreate``."""
     properties = _properties(gpu, kind)
-    with gpu.aside():
-        handle = int(driver.call("hipMemCreate", size, ctypes.addressof(properties), 0))
-    return Allocation(gpu, handle, size, kind)
+    return Allocation(gpu, size, kind).create("hipMemCreate", size, ctypes.addressof(properties), 0)
 
 
-def export(driver: Driver, allocation: Allocation) -> AllocationHandle:
+def export(allocation: Allocation) -> AllocationHandle:
     """``hipMemExportToShareableHandle``."""
     kind = allocation.kind
-    number = driver.api.hipMemAllocationHandleType(TYPES[kind])
-    room: Any = (ctypes.c_ubyte * _FABRIC_BYTES)() if kind is FabricHandle else ctypes.c_uint64()
-    with allocation.gpu.aside():
-        driver.call("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, number, 0)
-    if kind is VmmFd:
-        fd = ctypes.c_int.from_buffer(room).value
-        os.set_inheritable(fd, False)
-        return VmmFd.adopt(fd)
-    if kind is FabricHandle:
-        return FabricHandle(bytes(room))
-    return OpaqueWin32(handle=room.value) if kind is OpaqueWin32 else OpaqueWin32Kmt(handle=room.value)
+    exported = _Exported(allocation.gpu)
+    exported.room = room = _ROOMS[kind]()
+
+    def work() -> None:
+        # As `Made.add` has it; it writes to the room.
+        exported.add("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, TYPES[kind], 0)
+        if kind is VmmFd:
+            os.set_inheritable(room.value, False)
+            exported.result = VmmFd.adopt(room.value)
+        elif kind is FabricHandle:
+            exported.result = FabricHandle(bytes(room))
+        else:
+            exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=room.value)
+
+    return allocation.gpu.create(exported, work).result
 
 
 def load(driver: Driver, gpu: Gpu, handle: AllocationHandle, size: int) -> Allocation:
     """``hipMemImportFromShareableHandle``. HIP does not take the descriptor, so it is closed here."""
-    number = driver.api.hipMemAllocationHandleType(TYPES[type(handle)])
-    shared, keep = _shared(driver, handle)
-    with gpu.aside():
-        native = int(driver.call("hipMemImportFromShareableHandle", shared, number))
-    del keep
-    if isinstance(handle, VmmFd):
-        os.close(handle.fd)
-    return Allocation(gpu, native, size, type(handle), imported=True)
+    shared, _keep = _shared(driver, handle)
+    allocation = Allocation(gpu, size, type(handle), imported=True)
+
+    def work() -> None:
+        allocation.make("hipMemImportFromShareableHandle", shared, TYPES[type(handle)])
+        if isinstance(handle, VmmFd):
+            os.close(handle.fd)
+
+    return gpu.create(allocation, work)
 
 
 def location(driver: Driver, allocation: Allocation) -> int | None:
@@ -123,12 +165,11 @@ def location(driver: Driver, allocation: Allocation) -> int | None:
     if not driver.has(call):
         return None
     where = _Properties()
-    with allocation.gpu.aside():
-        if driver.is_new:
-            made = driver.call(call, allocation.handle)
-            where = _Properties.from_buffer_copy(ctypes.string_at(int(made), ctypes.sizeof(_Properties)))
-        else:
-            driver.call(call, ctypes.addressof(where), allocation.handle)
+    if driver.is_new:
+        made = allocation.gpu.call(call, allocation.handle)
+        where = _Properties.from_buffer_copy(ctypes.string_at(int(made), ctypes.sizeof(_Properties)))
+    else:
+        allocation.gpu.call(call, ctypes.addressof(where), allocation.handle)
     if where.locationType != _DEVICE or not 0 <= where.locationId < driver.call("hipGetDeviceCount"):
         return None
     if allocation.imported and where.locationId == allocation.gpu.ordinal:
@@ -148,53 +189,34 @@ class Ranges:
     given the same addresses out again meanwhile, the new range is taken for the old (rocm-systems #2980).
     """
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._free: dict[int, list[Address]] = {}
+    def __init__(self) -> None:
+        self._free: dict[int, list[Range]] = {}
 
-    def take(self, size: int) -> Address:
+    def take(self, place: Reservation, size: int) -> Address:
         """One that is mapped nowhere (``hipMemAddressReserve``)."""
         try:
-            return self._free[size].pop()
+            place.range.extend(starmap(self._free[size].pop, ((),)))
         except LookupError:
-            return int(self._driver.call("hipMemAddressReserve", size, 0, 0, 0))
+            place.range.append(Range(place.gpu))
+            place.range[0].make("hipMemAddressReserve", size, 0, 0, 0)
+        return place.range[0].handle
 
-    def give_back(self, pointer: Address, size: int) -> None:
-        self._free.setdefault(size, []).append(pointer)
+    def give_back(self, place: Reservation) -> None:
+        if place.range and place.range[0].made:
+            self._free.setdefault(place.more[0], []).extend(starmap(place.range.pop, ((),)))
 
 
-def map_allocation(
-    driver: Driver, ranges: Ranges, allocation: Allocation, gpus: Sequence[Gpu]
-) -> tuple[Reservation, Address]:
+def map_allocation(driver: Driver, ranges: Ranges, allocation: Allocation, gpus: Sequence[Gpu]) -> Reservation:
     """``hipMemMap`` (of offset 0, as HIP wants it), ``hipMemSetAccess`` for every device."""
     size = allocation.size
-    with allocation.gpu.aside():
-        pointer = ranges.take(size)
-        try:
-            driver.call("hipMemMap", pointer, size, 0, allocation.handle, 0)
-            access = (_Access * len(gpus))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in gpus))
-            driver.call("hipMemSetAccess", pointer, size, ctypes.addressof(access), len(gpus))
-        except BaseException:
-            # A map that has failed says success, and to unmap what is not mapped ends the process (hip_vm.cpp).
-            if knows(driver, allocation.gpu, pointer):
-                driver.undo("hipMemUnmap", pointer, size)
-            if not knows(driver, allocation.gpu, pointer):
-                ranges.give_back(pointer, size)
-            raise
-    return Reservation(allocation.gpu, pointer, size), pointer
+    place = Reservation(allocation.gpu, ranges, size)
 
+    def work() -> None:
+        place.add("hipMemMap", ranges.take(place, size), size, 0, allocation.handle, 0)
+        access = (_Access * len(gpus))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in gpus))
+        driver.call("hipMemSetAccess", place.handle, size, ctypes.addressof(access), len(gpus))
 
-def unmap(driver: Driver, ranges: Ranges, mapping: Reservation) -> None:
-    """``hipMemUnmap``."""
-    with mapping.gpu.aside():
-        driver.call("hipMemUnmap", mapping.pointer, mapping.size)
-    ranges.give_back(mapping.pointer, mapping.size)
-
-
-def release(driver: Driver, allocation: Allocation) -> None:
-    """``hipMemRelease``."""
-    with allocation.gpu.aside():
-        driver.call("hipMemRelease", allocation.handle)
+    return allocation.gpu.create(place, work)
 
 
 def _properties(gpu: Gpu, kind: type[AllocationHandle]) -> _Properties:

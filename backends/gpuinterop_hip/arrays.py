@@ -14,7 +14,7 @@ from gpuinterop.backend import Address
 from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.handles import ArrayLayout, ArrayUsage
 
-from .driver import Driver, Gpu
+from .driver import Driver, Gpu, Made
 from .memory import Memory
 from .streams import Stream
 
@@ -89,14 +89,16 @@ class _Copy(ctypes.Structure):
 _DEFAULT: Final = 4  # hipMemcpyDefault
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Made):
     """A mapped mipmapped array: a ``hipMipmappedArray_t``."""
 
-    gpu: Gpu
-    handle: int
-    layout: ArrayLayout
-    format: Format
+    __slots__ = ("format", "layout")
+    back = "hipFreeMipmappedArray"
+
+    def __init__(self, gpu: Gpu, layout: ArrayLayout, texel: Format) -> None:
+        super().__init__(gpu)
+        self.layout = layout
+        self.format = texel
 
 
 def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
@@ -117,9 +119,8 @@ def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
     desc.extent.depth = layout.layers or depth  # a layered array's depth is its layers
     desc.flags = _flags(layout)
     desc.numLevels = layout.levels
-    with memory.gpu.aside():
-        native = int(driver.call("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc))
-    return Array(memory.gpu, native, layout, texel)
+    array = Array(memory.gpu, layout, texel)
+    return array.create("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
 
 
 def _flags(layout: ArrayLayout) -> int:
@@ -140,7 +141,8 @@ def copy_level(driver: Driver, stream: Stream, array: Array, level: int, address
     """``hipMemcpy3DAsync`` between a level, all its layers, and tightly packed bytes."""
     width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
     depth = array.layout.layers or depth
-    with stream.gpu.current():
+
+    def work() -> None:
         plane = int(driver.call("hipGetMipmappedArrayLevel", array.handle, level))
         pitched = _Pitched(address, width * array.format.texel_bytes, width, height)
         job: Any = _Copy(extent=(width, height, depth), kind=_DEFAULT)  # in texels, as an array takes part
@@ -150,8 +152,4 @@ def copy_level(driver: Driver, stream: Stream, array: Array, level: int, address
             job.srcArray, job.dstPtr = plane, pitched
         driver.call("hipMemcpy3DAsync", ctypes.addressof(job), stream.handle)
 
-
-def destroy(driver: Driver, array: Array) -> None:
-    """``hipFreeMipmappedArray``."""
-    with array.gpu.aside():
-        driver.call("hipFreeMipmappedArray", array.handle)
+    stream.gpu.run(work, aside=False)

@@ -32,7 +32,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         self._driver = Driver()
         self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 lets go of it
         self._semaphores = semaphores.Semaphores(self._driver)
-        self._ranges = allocations.Ranges(self._driver)
+        self._ranges = allocations.Ranges()
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
@@ -62,7 +62,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     # -- streams and events --------------------------------------------------------------------------------------
 
     def create_stream(self, device: Gpu, *, high_priority: bool = False) -> streams.Stream:
-        return streams.create(self._driver, device, high_priority=high_priority)
+        return streams.create(device, high_priority=high_priority)
 
     def adopt_stream(self, device: Gpu, pointer: int) -> streams.Stream:
         return streams.adopt(self._driver, device, pointer)
@@ -70,8 +70,11 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     def stream_pointer(self, stream: streams.Stream) -> int:
         return stream.pointer
 
+    def stream_key(self, stream: streams.Stream) -> int:
+        return stream.handle
+
     def destroy_stream(self, stream: streams.Stream) -> None:
-        streams.destroy(self._driver, stream)
+        stream.release()
 
     def is_idle(self, stream: streams.Stream) -> bool:
         return streams.is_idle(self._driver, stream)
@@ -80,10 +83,10 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         return streams.is_capturing(self._driver, stream)
 
     def synchronize(self, stream: streams.Stream) -> None:
-        streams.synchronize(self._driver, stream)
+        streams.synchronize(stream)
 
     def wait_event(self, stream: streams.Stream, event: streams.Event) -> None:
-        streams.wait_event(self._driver, stream, event)
+        streams.wait_event(stream, event)
 
     def record(self, stream: streams.Stream) -> streams.Event:
         return streams.record(self._driver, stream)
@@ -92,16 +95,16 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         return streams.is_done(self._driver, event)
 
     def destroy_event(self, event: streams.Event) -> None:
-        streams.destroy_event(self._driver, event)
+        event.release()
 
     def copy(self, stream: streams.Stream, target: Address, source: Address, size: int) -> None:
         memory.copy(self._driver, stream, target, source, size)
 
     def fill(self, stream: streams.Stream, target: Address, byte: int, size: int) -> None:
-        memory.fill(self._driver, stream, target, byte, size)
+        memory.fill(stream, target, byte, size)
 
     def is_pageable(self, device: Gpu, address: Address) -> bool:
-        return not memory.knows(self._driver, device, address)
+        return not memory.knows(device, address)
 
     # -- external memory -----------------------------------------------------------------------------------------
 
@@ -109,13 +112,14 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         return memory.load(self._driver, device, handle, size=size, dedicated=dedicated)
 
     def map_buffer(self, memory_: memory.Memory, *, size: int) -> tuple[memory.Mapping, Address]:
-        return memory.map_buffer(self._driver, memory_, size=size)
+        mapping = memory.map_buffer(self._driver, memory_, size=size)
+        return mapping, mapping.handle
 
     def unmap_buffer(self, mapping: memory.Mapping) -> None:
-        memory.unmap_buffer(self._driver, mapping)
+        memory.unmap_buffer(mapping)
 
     def destroy_memory(self, memory_: memory.Memory) -> None:
-        memory.destroy(self._driver, memory_)
+        memory_.release()
 
     def map_array(self, memory_: memory.Memory, layout: ArrayLayout) -> arrays.Array:
         return arrays.map_array(self._driver, memory_, layout)
@@ -126,7 +130,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         arrays.copy_level(self._driver, stream, array, level, address, to_array=to_array)
 
     def destroy_array(self, array: arrays.Array) -> None:
-        arrays.destroy(self._driver, array)
+        array.release()
 
     # -- external semaphores: on Windows -------------------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         self._semaphores.wait(batch, stream, values)
 
     def destroy_semaphore(self, semaphore: semaphores.Semaphore) -> None:
-        semaphores.destroy(self._driver, semaphore)
+        semaphore.release()
 
     # -- stream memory operations --------------------------------------------------------------------------------
 
@@ -153,7 +157,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         return words.pin(self._driver, device, address, size)
 
     def unpin(self, pin: words.Pin) -> None:
-        words.unpin(self._driver, pin)
+        pin.release()
 
     def write_value(self, stream: streams.Stream, word: Address, value: int) -> None:
         words.write(self._driver, stream, word, value)
@@ -167,10 +171,10 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         return allocations.granularity(self._driver, device, handle_type)
 
     def allocate(self, device: Gpu, size: int, handle_type: type[AllocationHandle]) -> allocations.Allocation:
-        return allocations.allocate(self._driver, device, size, handle_type)
+        return allocations.allocate(device, size, handle_type)
 
     def export_allocation(self, allocation: allocations.Allocation) -> AllocationHandle:
-        return allocations.export(self._driver, allocation)
+        return allocations.export(allocation)
 
     def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> allocations.Allocation:
         return allocations.load(self._driver, device, handle, size)
@@ -178,13 +182,14 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     def map_allocation(
         self, allocation: allocations.Allocation, devices: Sequence[Gpu]
     ) -> tuple[allocations.Reservation, Address]:
-        return allocations.map_allocation(self._driver, self._ranges, allocation, devices)
+        place = allocations.map_allocation(self._driver, self._ranges, allocation, devices)
+        return place, place.handle
 
     def unmap_allocation(self, mapping: allocations.Reservation) -> None:
-        allocations.unmap(self._driver, self._ranges, mapping)
+        mapping.release()
 
     def release_allocation(self, allocation: allocations.Allocation) -> None:
-        allocations.release(self._driver, allocation)
+        allocation.release()
 
     def can_access(self, ordinal: int, peer: int) -> bool:
         return allocations.can_access(self._driver, ordinal, peer)

@@ -12,9 +12,10 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import starmap
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from gpuinterop import system
 from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError, warn_leak
@@ -25,6 +26,7 @@ CAPTURE_IMPLICIT: Final = 906  # hipErrorStreamCaptureImplicit
 _NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: what hipInit says is the one or the other
 _ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the structs; 5.2.3 is 50221153
 _RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
+_SUCCESS: Final = [0]
 _KFD: Final = "/dev/kfd"  # the kernel driver's device: it is there on every Linux with an AMD GPU for computing
 _RUNTIME_FILE: Final = re.compile(r"/libamdhip64[^/]*\.so[^/]*$")
 
@@ -80,10 +82,16 @@ _GENERAL: Final[Mapping[int, str]] = {
 }
 
 
+_T = TypeVar("_T")
+_MadeT = TypeVar("_MadeT", bound="Made")
+
+
 class Driver:
     """The bindings' module, with what every caller needs beside it."""
 
     def __init__(self) -> None:
+        if problem := system.not_main_interpreter():
+            raise BackendUnavailableError(problem)
         self.api, self.bindings_version, self.is_new = _load()
         try:
             self.version: int = self.call("hipRuntimeGetVersion")
@@ -101,10 +109,11 @@ class Driver:
             raise self._no_init("hipInit", code)
         # The library that the bindings have loaded, by the name under which they did. For what they get wrong: in both
         # versions hipThreadExchangeStreamCaptureMode passes a mode that nobody has set, and the capture status of a
-        # call that failed is a number that nobody has written.
-        self.library = ctypes.CDLL(_library_name(self.is_new))
-        exchange = getattr(self.library, "hipThreadExchangeStreamCaptureMode", None)
-        self._exchange: Any = exchange
+        # call that failed is a number that nobody has written. And for what makes something: they run Python's code
+        # behind every call, where an interrupt would lose what was made.
+        self.library: Any = ctypes.CDLL(_library_name(self.is_new))
+        self._address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
+        self._exchange: Any = getattr(self.library, "hipThreadExchangeStreamCaptureMode", None)
         self._status: Any = self.library.hipStreamIsCapturing
         self._status.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
         self._seen_modules = -1
@@ -138,18 +147,6 @@ class Driver:
         if code:
             self.forget_error()
         return (int(code), *found)
-
-    def undo(self, name: str, *arguments: Any) -> None:
-        """Call a function that takes back what another has done.
-
-        A failure is a warning: what was made in between is the caller's, and what has failed before is what is raised.
-        """
-        self.check_undone(name, self._returned(name, *arguments)[0])
-
-    def check_undone(self, call: str, code: Any) -> None:
-        """Warn where a call that takes something back was no success."""
-        if code:
-            warn_leak(f"{self.error(call, code)}; what it takes back stays as it is")
 
     def _returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """What a function has returned, whatever its status."""
@@ -195,9 +192,8 @@ class Driver:
 
     def library_file(self) -> str:
         """The file of the library that is called; empty where the system does not say."""
-        address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
         for path, ranges in _runtimes().items():
-            if any(address in mapped for mapped in ranges):
+            if any(self._address in mapped for mapped in ranges):
                 return path
         return ""
 
@@ -228,35 +224,45 @@ class Driver:
                 ),
             )
 
-    # -- the two call shapes -------------------------------------------------------------------------------------
+    # -- interrupts ----------------------------------------------------------------------------------------------
+    #
+    # CPython looks at signals after a call of C's, at the entry of a function, and where a loop turns back; a handler
+    # may raise anything there. So what must not be lost is stored by C, in the step that makes the call, and what must
+    # be called in any case stands in a `finally` by itself, with no other call before it.
 
-    def load(self, call: str, descriptor: Any) -> int:
-        """``hipImportExternalMemory`` and ``hipImportExternalSemaphore``; the object as a number."""
-        if self.is_new:
-            return int(self.call(call, descriptor))
-        made = ctypes.c_void_p()
-        self.call(call, ctypes.addressof(made), descriptor)
-        return made.value or 0
+    def run(self, work: Callable[[], _T], ordinal: int | None = None, *, aside: bool = True) -> _T:
+        """Call `work` with a device current (``hipSetDevice``), or with whichever is; what was is put back.
 
-    # -- calls that are not stream-ordered -----------------------------------------------------------------------
+        With `aside` it may do what a capture elsewhere forbids: one in global mode, which is torch's default, refuses
+        an event query or a free of any thread, and ours say nothing about what is being captured
+        (``hipThreadExchangeStreamCaptureMode``).
 
-    @contextmanager
-    def relaxed(self) -> Generator[None]:
-        """Let this thread make calls that a capture elsewhere forbids.
-
-        A capture in global mode, which is torch's default, refuses an event query or a free of any thread; ours say
-        nothing about what is being captured. (``hipThreadExchangeStreamCaptureMode``)
+        An interrupt may lose what `work` returns: what it makes stands in a `Made`.
         """
-        if self._exchange is None:
-            yield
-            return
-        mode = ctypes.c_int(_RELAXED)
-        if code := self._exchange(ctypes.byref(mode)):
-            raise self.error("hipThreadExchangeStreamCaptureMode", code)
+        before = ordinal if ordinal is None else self.call("hipGetDevice")
+        mode = ctypes.c_int(_RELAXED)  # and once it is exchanged the thread's own, until that is put back
+        place, put = ctypes.byref(mode), self.library.hipSetDevice
         try:
-            yield
+            if before != ordinal and (code := put(ordinal)):
+                raise self.error("hipSetDevice", code)
+            try:
+                if aside and self._exchange is not None and (code := self._exchange(place)):
+                    raise self.error("hipThreadExchangeStreamCaptureMode", code)
+                return work()
+            finally:
+                if mode.value != _RELAXED and (code := self._exchange(place)):
+                    self.warn("hipThreadExchangeStreamCaptureMode", code)
         finally:
-            self.check_undone("hipThreadExchangeStreamCaptureMode", self._exchange(ctypes.byref(mode)))
+            if before != ordinal and (code := put(before)):
+                self.warn("hipSetDevice", code)
+
+    def warn(self, call: str, code: Any) -> None:
+        """A call that was to take something back has failed.
+
+        It is no more than a warning: what was made in between is the caller's, and what has failed before is what is
+        raised.
+        """
+        warn_leak(f"{self.error(call, code)}; what it takes back stays as it is")
 
     def capture_status(self, stream: int) -> tuple[int, int]:
         """``hipStreamIsCapturing``: its status as a number, and a ``hipStreamCaptureStatus``."""
@@ -271,28 +277,97 @@ class Gpu:
     """A device. What HIP makes belongs to the one that is current in the calling thread."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        self._driver = driver
+        self.driver = driver
         self.ordinal = ordinal
 
-    @contextmanager
-    def current(self) -> Generator[None]:
-        """Make it this thread's current one, and put back what was (``hipGetDevice``, ``hipSetDevice``)."""
-        driver = self._driver
-        before = driver.call("hipGetDevice")
-        if before == self.ordinal:
-            yield
-            return
-        driver.call("hipSetDevice", self.ordinal)
-        try:
-            yield
-        finally:
-            driver.undo("hipSetDevice", before)
+    def run(self, work: Callable[[], _T], *, aside: bool = True) -> _T:
+        """`Driver.run` on this device. `aside` is for what belongs to no stream."""
+        return self.driver.run(work, self.ordinal, aside=aside)
 
-    @contextmanager
-    def aside(self) -> Generator[None]:
-        """As `current`, for calls that belong to no stream: also during a capture."""
-        with self.current(), self._driver.relaxed():
-            yield
+    def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
+        """`Driver.call` on this device, of a function that makes nothing."""
+        return self.driver.run(partial(self.driver.call, name, *arguments), self.ordinal, aside=aside)
+
+    def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
+        """Let `work` make it on this device; it is taken back where anything raises."""
+        try:
+            self.driver.run(work, self.ordinal, aside=aside)
+            return made
+        except BaseException:
+            made.undo()
+            raise
+
+
+class Made:
+    """What one call of the runtime makes and another takes back, each of them once, whatever interrupts."""
+
+    __slots__ = ("_found", "_left", "_place", "_told", "gpu", "handle", "more")
+
+    back: ClassVar[str]
+    """The function that takes it back. It is given the handle and `more`."""
+
+    def __init__(self, gpu: Gpu, *more: int) -> None:
+        self.gpu = gpu
+        self.more = more
+        self.handle = 0
+        self._place = ctypes.c_void_p()
+        self._found: list[int] = []
+        """What the call has returned that makes it."""
+        self._left: Iterator[tuple[ctypes.c_void_p, ...]] | None = None
+        """What `back` is still to be given: C takes it out in the step that makes the call."""
+        self._told: list[int] = []
+        """What `back` has returned."""
+
+    @property
+    def made(self) -> bool:
+        return self._found == _SUCCESS
+
+    def create(self, name: str, *arguments: Any) -> Self:
+        """Make it, with this call alone."""
+        return self.gpu.create(self, partial(self.make, name, *arguments))
+
+    def make(self, name: str, *arguments: Any) -> None:
+        """Make it, on the device, by a call that writes the handle to where its first argument points."""
+        self._call(name, ctypes.byref(self._place), *map(_wide, arguments))
+
+    def add(self, name: str, handle: int, *arguments: Any) -> None:
+        """As `make`, by a call that is given the handle."""
+        self.handle = self._place.value = handle
+        self._call(name, self._place, *map(_wide, arguments))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self._found.extend(starmap(getattr(self.gpu.driver.library, name), (arguments,)))
+        if self._found != _SUCCESS:
+            raise self.gpu.driver.error(name, self._found[0])
+        self.handle = self._place.value or 0
+
+    def free(self) -> None:
+        """Take it back, on the device. Called again it does nothing; but what has failed, and was told, is tried."""
+        if not self.made:
+            return
+        if self._left is None:
+            self._left = iter(((self._place, *map(_wide, self.more)),))
+        self._told.extend(starmap(getattr(self.gpu.driver.library, self.back), self._left))
+        if self._told and self._told != _SUCCESS:
+            failed = self.gpu.driver.error(self.back, self._told[0])
+            self._left, self._told = None, []
+            raise failed
+
+    def release(self) -> None:
+        """`free`, from anywhere."""
+        self.gpu.run(self.free)
+
+    def undo(self) -> None:
+        """`release`, behind what has failed: see `Driver.warn`."""
+        try:
+            self.release()
+        except DriverError as error:
+            self.gpu.driver.warn(error.call, error.code)
+
+
+def _wide(argument: Any) -> ctypes.c_void_p:
+    """An argument of any integer type, or the address of one of the bindings' structs."""
+    return ctypes.c_void_p(int(argument))
 
 
 def unnamed(error: ValueError) -> tuple[int]:

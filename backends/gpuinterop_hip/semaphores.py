@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gpuinterop.capabilities import Cell, Operation
@@ -21,7 +21,7 @@ from gpuinterop.handles import AnySemaphoreHandle, Win32Handle
 
 from . import descriptors
 from .capabilities import nameless
-from .driver import Driver, Gpu, unnamed
+from .driver import Driver, Gpu, Made, unnamed
 from .streams import Stream, is_capturing
 
 
@@ -40,28 +40,18 @@ PARAMS_BYTES: Final = 144
 assert ctypes.sizeof(_Params) == PARAMS_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Semaphore:
+class Semaphore(Made):
     """An imported semaphore: a ``hipExternalSemaphore_t``."""
 
-    gpu: Gpu
-    handle: int
+    __slots__ = ()
+    back = "hipDestroyExternalSemaphore"
 
 
 def load(driver: Driver, gpu: Gpu, handle: AnySemaphoreHandle) -> Semaphore:
     """``hipImportExternalSemaphore``."""
     if isinstance(handle, Win32Handle) and handle.name is not None:
         raise UnsupportedError(nameless(Cell(Operation.IMPORT_BY_NAME, type(handle))), context="hip")
-    desc = descriptors.semaphore(driver.api, handle)
-    with gpu.aside():
-        native = driver.load("hipImportExternalSemaphore", desc)
-    return Semaphore(gpu, native)
-
-
-def destroy(driver: Driver, semaphore: Semaphore) -> None:
-    """``hipDestroyExternalSemaphore``."""
-    with semaphore.gpu.aside():
-        driver.call("hipDestroyExternalSemaphore", semaphore.handle)
+    return Semaphore(gpu).create("hipImportExternalSemaphore", descriptors.semaphore(driver.api, handle))
 
 
 class Batch:
@@ -114,11 +104,8 @@ class Semaphores:
             )
         slot = batch.slot(pool, values)
         try:
-            if stream.relative:
-                with stream.gpu.current():
-                    (code,) = function(batch.handles, ctypes.addressof(slot), batch.count, stream.handle)
-            else:
-                (code,) = function(batch.handles, ctypes.addressof(slot), batch.count, stream.handle)
+            arguments = batch.handles, ctypes.addressof(slot), batch.count, stream.handle
+            (code,) = stream.run(partial(function, *arguments)) if stream.relative else function(*arguments)
         except ValueError as error:
             (code,) = unnamed(error)
         pool.append(slot)

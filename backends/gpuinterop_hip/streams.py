@@ -7,64 +7,69 @@ stream's own device.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
 
-from gpuinterop.errors import InvalidArgumentError
+from gpuinterop.errors import DriverError, InvalidArgumentError
 
-from .driver import CAPTURE_IMPLICIT, NOT_READY, Driver, Gpu
+from .driver import CAPTURE_IMPLICIT, NOT_READY, Driver, Gpu, Made
 
 _NON_BLOCKING: Final = 1  # hipStreamNonBlocking
 _DISABLE_TIMING: Final = 2  # hipEventDisableTiming
 _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the end of the range
 _NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
 
+_T = TypeVar("_T")
 
-class Stream:
-    """A stream of one device.
 
-    The native one goes after the last of its events: AMD's runtime asks an event's stream whether it captures, and
-    reads freed memory where that was destroyed (hip_event.cpp, ROCm/clr #157).
-    """
+class Stream(Made):
+    """A stream of one device, of ours or of others."""
 
-    __slots__ = ("_holders", "_lock", "gpu", "handle", "pointer", "relative")
+    __slots__ = ("_destroyed", "_events", "pointer", "relative")
+    back = "hipStreamDestroy"
 
-    def __init__(self, gpu: Gpu, pointer: int) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__(gpu)
+        self._events: set[Event] = set()
+        self._destroyed = False
+
+    def know(self, pointer: int) -> None:
         self.pointer = pointer
         self.relative = pointer <= _PER_THREAD
         # The name for the legacy stream is newer than the number 0, which every runtime knows.
         self.handle = _NULL if pointer == _LEGACY else pointer
-        self._lock = threading.Lock()
-        self._holders = 1  # the owner, and the events
 
-    def hold(self) -> None:
-        with self._lock:
-            self._holders += 1
-
-    def let_go(self) -> bool:
-        """Whether that was the last holder."""
-        with self._lock:
-            self._holders -= 1
-            return not self._holders
-
-    @contextmanager
-    def on_device(self) -> Generator[None]:
+    def run(self, work: Callable[[], _T]) -> _T:
         """For a call that a default stream may be given."""
-        if self.relative:
-            with self.gpu.current():
-                yield
-        else:
-            yield
+        return self.gpu.run(work, aside=False) if self.relative else work()
+
+    # The native stream goes after the last of its events: AMD's runtime asks an event's stream whether it captures, and
+    # reads freed memory where that was destroyed (hip_event.cpp, ROCm/clr #157).
+
+    def hold(self, event: Event) -> None:
+        self._events.add(event)
+
+    def let_go(self, event: Event) -> None:
+        self._events.discard(event)
+        if self._destroyed and not self._events:
+            super().release()
+
+    def release(self) -> None:
+        self._destroyed = True
+        if not self._events:
+            super().release()
 
 
-def create(driver: Driver, gpu: Gpu, *, high_priority: bool) -> Stream:
+def create(gpu: Gpu, *, high_priority: bool) -> Stream:
     """``hipStreamCreateWithPriority`` with ``hipStreamNonBlocking``: one that blocks stalls the default stream."""
-    with gpu.aside():
-        priority = _HIGHEST if high_priority else _NORMAL
-        return Stream(gpu, int(driver.call("hipStreamCreateWithPriority", _NON_BLOCKING, priority)))
+    stream = Stream(gpu)
+
+    def work() -> None:
+        stream.make("hipStreamCreateWithPriority", _NON_BLOCKING, _HIGHEST if high_priority else _NORMAL)
+        stream.know(stream.handle)
+
+    return gpu.create(stream, work)
 
 
 def adopt(driver: Driver, gpu: Gpu, pointer: int) -> Stream:
@@ -73,7 +78,8 @@ def adopt(driver: Driver, gpu: Gpu, pointer: int) -> Stream:
     A stream that is being captured is not asked: the documentation does not say whether a capture survives that.
     """
     driver.check_runtime()
-    stream = Stream(gpu, pointer)
+    stream = Stream(gpu)
+    stream.know(pointer)
     if stream.relative or is_capturing(driver, stream):
         return stream
     ordinal = driver.call("hipStreamGetDevice", stream.handle)
@@ -88,8 +94,7 @@ def adopt(driver: Driver, gpu: Gpu, pointer: int) -> Stream:
 
 def is_capturing(driver: Driver, stream: Stream) -> bool:
     """``hipStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
-    with stream.on_device():
-        code, status = driver.capture_status(stream.handle)
+    code, status = stream.run(partial(driver.capture_status, stream.handle))
     if code == CAPTURE_IMPLICIT:  # a default stream, which waits for one that is being captured: it takes nothing else
         return True
     if code:
@@ -97,66 +102,53 @@ def is_capturing(driver: Driver, stream: Stream) -> bool:
     return status != 0
 
 
-def destroy(driver: Driver, stream: Stream) -> None:
-    """``hipStreamDestroy``, now or with the last event."""
-    if stream.let_go():
-        with stream.gpu.aside():
-            driver.call("hipStreamDestroy", stream.handle)
-
-
-def synchronize(driver: Driver, stream: Stream) -> None:
-    with stream.gpu.aside():
-        driver.call("hipStreamSynchronize", stream.handle)
+def synchronize(stream: Stream) -> None:
+    stream.gpu.call("hipStreamSynchronize", stream.handle)
 
 
 def is_idle(driver: Driver, stream: Stream) -> bool:
-    with stream.gpu.aside():
-        (code,) = driver.status("hipStreamQuery", stream.handle)
+    (code,) = stream.gpu.run(partial(driver.status, "hipStreamQuery", stream.handle))
     return _reached(driver, "hipStreamQuery", code)
 
 
-class Event:
-    """A point in a stream's work; it holds the stream."""
+class Event(Made):
+    """A point in a stream's work."""
 
-    __slots__ = ("handle", "stream")
+    __slots__ = ("_stream",)
+    back = "hipEventDestroy"
 
-    def __init__(self, stream: Stream, handle: int) -> None:
-        self.stream = stream
-        self.handle = handle
-        stream.hold()
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream.gpu)
+        self._stream = stream
+        stream.hold(self)
+
+    def release(self) -> None:
+        try:
+            super().release()
+        except DriverError:  # it stays in the runtime, and its stream need not
+            self._stream.let_go(self)
+            raise
+        self._stream.let_go(self)
 
 
 def record(driver: Driver, stream: Stream) -> Event:
     """``hipEventCreateWithFlags``, ``hipEventRecord``."""
-    with stream.gpu.current():
-        event = Event(stream, int(driver.call("hipEventCreateWithFlags", _DISABLE_TIMING)))
-        try:
-            driver.call("hipEventRecord", event.handle, stream.handle)
-        except BaseException:
-            driver.undo("hipEventDestroy", event.handle)
-            if stream.let_go():
-                driver.undo("hipStreamDestroy", stream.handle)
-            raise
-    return event
+    event = Event(stream)
+
+    def work() -> None:
+        event.make("hipEventCreateWithFlags", _DISABLE_TIMING)
+        driver.call("hipEventRecord", event.handle, stream.handle)
+
+    return stream.gpu.create(event, work, aside=False)
 
 
-def wait_event(driver: Driver, stream: Stream, event: Event) -> None:
-    with stream.gpu.current():
-        driver.call("hipStreamWaitEvent", stream.handle, event.handle, 0)
+def wait_event(stream: Stream, event: Event) -> None:
+    stream.gpu.call("hipStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
 
 
 def is_done(driver: Driver, event: Event) -> bool:
-    with driver.relaxed():
-        (code,) = driver.status("hipEventQuery", event.handle)
+    (code,) = driver.run(partial(driver.status, "hipEventQuery", event.handle))
     return _reached(driver, "hipEventQuery", code)
-
-
-def destroy_event(driver: Driver, event: Event) -> None:
-    try:
-        with event.stream.gpu.aside():
-            driver.call("hipEventDestroy", event.handle)
-    finally:
-        destroy(driver, event.stream)
 
 
 def _reached(driver: Driver, call: str, code: int) -> bool:

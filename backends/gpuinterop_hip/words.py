@@ -7,12 +7,12 @@ spins on any address that HIP knows, so pinned host memory should do; no AMD GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpuinterop.backend import Address
 
-from .driver import Driver, Gpu
+from .driver import Driver, Gpu, Made
 from .streams import Stream
 
 _PORTABLE, _MAPPED = 1, 2  # hipHostRegisterPortable, hipHostRegisterMapped
@@ -20,39 +20,30 @@ _GTE: Final = 0  # hipStreamWaitValueGte
 _EVERY_BIT: Final = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(Made):
     """Registered host memory."""
 
-    gpu: Gpu
-    address: Address
+    __slots__ = ("there",)
+    back = "hipHostUnregister"
+    there: Address
 
 
 def pin(driver: Driver, gpu: Gpu, address: Address, size: int) -> tuple[Pin, Address]:
     """``hipHostRegister``, ``hipHostGetDevicePointer``."""
-    with gpu.aside():
-        driver.call("hipHostRegister", address, size, _PORTABLE | _MAPPED)
-        try:
-            there = int(driver.call("hipHostGetDevicePointer", address, 0))
-        except BaseException:
-            driver.undo("hipHostUnregister", address)
-            raise
-    return Pin(gpu, address), there
+    made = Pin(gpu)
 
+    def work() -> None:
+        made.add("hipHostRegister", address, size, _PORTABLE | _MAPPED)
+        made.there = int(driver.call("hipHostGetDevicePointer", address, 0))
 
-def unpin(driver: Driver, pinned: Pin) -> None:
-    """``hipHostUnregister``."""
-    with pinned.gpu.aside():
-        driver.call("hipHostUnregister", pinned.address)
+    return gpu.create(made, work), made.there
 
 
 def write(driver: Driver, stream: Stream, word: Address, value: int) -> None:
     """``hipStreamWriteValue64``."""
-    with stream.on_device():
-        driver.call("hipStreamWriteValue64", stream.handle, word, value, 0)
+    stream.run(partial(driver.call, "hipStreamWriteValue64", stream.handle, word, value, 0))
 
 
 def wait(driver: Driver, stream: Stream, word: Address, value: int) -> None:
     """``hipStreamWaitValue64``, until the word is `value` or more."""
-    with stream.on_device():
-        driver.call("hipStreamWaitValue64", stream.handle, word, value, _GTE, _EVERY_BIT)
+    stream.run(partial(driver.call, "hipStreamWaitValue64", stream.handle, word, value, _GTE, _EVERY_BIT))

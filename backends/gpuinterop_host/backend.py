@@ -48,6 +48,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
     name = "host"
     priority = -1
     pageable_copies_block: ClassVar[bool] = False  # a copy is the worker's, whatever memory it touches
+    survives_fork: ClassVar[bool] = True
 
     def __init__(self) -> None:
         if sys.platform != "linux":
@@ -83,7 +84,7 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
     # -- streams and events --------------------------------------------------------------------------------------
 
     def create_stream(self, device: Device, *, high_priority: bool = False) -> streams.Stream:
-        return streams.Stream()
+        return streams.create()
 
     def adopt_stream(self, device: Device, pointer: int) -> streams.AnyStream:
         if pointer == 0:
@@ -131,17 +132,17 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
 
     # -- external memory -----------------------------------------------------------------------------------------
 
-    def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> memory.Memory:
+    def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> memory.Mapping:
         return memory.import_memory(_fd(handle, OpaqueFd), size, trusted=_trusted(handle))
 
-    def map_buffer(self, memory: memory.Memory, *, size: int) -> tuple[memory.Memory, Address]:
+    def map_buffer(self, memory: memory.Mapping, *, size: int) -> tuple[memory.Mapping, Address]:
         return memory, memory.data
 
-    def unmap_buffer(self, mapping: memory.Memory) -> None:
+    def unmap_buffer(self, mapping: memory.Mapping) -> None:
         """The object is mapped as a whole, until it is destroyed."""
 
-    def destroy_memory(self, memory: memory.Memory) -> None:
-        memory.destroy()
+    def destroy_memory(self, memory: memory.Mapping) -> None:
+        memory.release()
 
     # -- external semaphores -------------------------------------------------------------------------------------
 
@@ -169,8 +170,9 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
         return _semaphore(handle_type).create()
 
     def export_semaphore(self, semaphore: semaphores.Semaphore) -> AnySemaphoreHandle:
-        kind = OpaqueFd if isinstance(semaphore, semaphores.BinarySemaphore) else TimelineFd
-        return kind.adopt(semaphore.duplicate())
+        if isinstance(semaphore, semaphores.BinarySemaphore):
+            return semaphore.export(OpaqueFd)
+        return semaphore.export(TimelineFd)
 
     def host_signal(self, semaphore: semaphores.Semaphore, value: int) -> None:
         semaphore.signal(value)
@@ -202,18 +204,19 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
         return memory.allocate(size)
 
     def export_allocation(self, allocation: memory.Allocation) -> AllocationHandle:
-        return VmmFd.adopt(system.duplicate(allocation.fd))
+        return memory.export(VmmFd, allocation.fd)
 
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> memory.Allocation:
         return memory.import_allocation(_fd(handle, VmmFd), size)
 
     def map_allocation(
         self, allocation: memory.Allocation, devices: Sequence[Device]
-    ) -> tuple[tuple[int, int], Address]:
-        return allocation.map()
+    ) -> tuple[memory.Mapping, Address]:
+        mapping = allocation.map()
+        return mapping, mapping.data
 
-    def unmap_allocation(self, mapping: tuple[int, int]) -> None:
-        system.unmap(*mapping)
+    def unmap_allocation(self, mapping: memory.Mapping) -> None:
+        mapping.release()
 
     def release_allocation(self, allocation: memory.Allocation) -> None:
         allocation.release()

@@ -18,19 +18,25 @@ again behind it; then the whole object is mapped once. Timelines and allocations
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import operator
 import os
 import sys
 from dataclasses import dataclass
-from typing import Final
+from itertools import starmap
+from typing import Any, Final, TypeVar
 
 from gpuinterop import system, timeline
 from gpuinterop.errors import HandleError
+from gpuinterop.handles import FdHandle
 
 from .formats import lavapipe, swiftshader
 
 if sys.platform != "win32":
     import fcntl
+
+_FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 
 MEMORY_DRIVERS: Final = (swiftshader.MEMORY_NAME,)
 SEMAPHORE_DRIVERS: Final = (swiftshader.SEMAPHORE_NAME,)
@@ -116,25 +122,44 @@ def check_size(size: int, there: int, what: str) -> None:
         )
 
 
-class Memory:
-    """Imported memory: the whole object mapped once, from import to destruction."""
+class Owned:
+    """What the kernel has given, and how it is given back: each once, whatever interrupts.
 
-    __slots__ = ("_base", "_mapped", "data", "size")
+    CPython looks at signals after a call of C's, at the entry of a function, and where a loop turns back. So C stores
+    what was given with its end, and takes an end out in the step that calls it.
+    """
 
-    def __init__(self, base: int, mapped: int, offset: int) -> None:
-        self._base = base
-        self._mapped = mapped
-        self.data = base + offset
+    __slots__ = ("ends",)
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[Any, ...]] = []
+        """Functions of C's and what they are given, the latest first to go."""
+
+    def release(self) -> None:
+        """Called again it goes on."""
+        told: list[int | None] = []
+        while self.ends:
+            told.extend(starmap(operator.call, starmap(self.ends.pop, ((),))))
+        if -1 in told:
+            raise system.driver_error("munmap", ctypes.get_errno())
+
+
+class Mapping(Owned):
+    """Shared memory, mapped."""
+
+    __slots__ = ("data",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = 0
         """The address of the first byte of data."""
-        self.size = mapped - offset
 
-    def destroy(self) -> None:
-        base, self._base = self._base, 0
-        if base:
-            system.unmap(base, self._mapped)
+    def map(self, fd: int, size: int, offset: int = 0) -> None:
+        self.ends.append((system.munmap, system.map_shared(fd, size), size))
+        self.data = self.ends[0][1] + offset
 
 
-def import_memory(fd: int, size: int, *, trusted: bool) -> Memory:
+def import_memory(fd: int, size: int, *, trusted: bool) -> Mapping:
     """Map the memory behind `fd` and close it; on an exception `fd` is left alone."""
     found = examine(fd, "memory", MEMORY_DRIVERS)
     if found.name.startswith(MEMORY_DRIVERS) and not trusted:
@@ -148,28 +173,49 @@ def import_memory(fd: int, size: int, *, trusted: bool) -> Memory:
     offset = lavapipe.data_offset(fd, found.size) if found.name == lavapipe.NAME else 0
     check_size(size, found.size - offset, "memory object")
     found.secure()
-    memory = Memory(system.map_shared(fd, found.size), found.size, offset)
-    os.close(fd)
-    return memory
+    memory = Mapping()
+    try:
+        memory.map(fd, found.size, offset)
+        os.close(fd)
+        return memory
+    except BaseException:
+        memory.release()
+        raise
 
 
-class Allocation:
+class Allocation(Owned):
     """Shareable memory: a sealed memfd, mapped on demand."""
 
-    __slots__ = ("fd", "size")
+    __slots__ = ("size",)
 
-    def __init__(self, fd: int, size: int) -> None:
-        self.fd = fd
+    def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
 
-    def map(self) -> tuple[tuple[int, int], int]:
-        address = system.map_shared(self.fd, self.size)
-        return (address, self.size), address
+    @property
+    def fd(self) -> int:
+        return int(self.ends[0][1])
 
-    def release(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+    def map(self) -> Mapping:
+        mapping = Mapping()
+        try:
+            mapping.map(self.fd, self.size)
+            return mapping
+        except BaseException:
+            mapping.release()
+            raise
+
+
+def export(kind: type[_FdHandle], fd: int) -> _FdHandle:
+    """A handle that owns a duplicate."""
+    made: list[int] = []
+    try:
+        made.append(system.duplicate(fd))
+        return kind.adopt(made[0])
+    except BaseException:
+        for one in made:
+            os.close(one)
+        raise
 
 
 def allocate(size: int) -> Allocation:
@@ -183,7 +229,13 @@ def allocate(size: int) -> Allocation:
     if (available := _available()) is not None and size > available:
         meaning = f"{size} bytes are wanted, {available} are available"
         raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
-    return Allocation(system.create_memfd(ALLOCATION_NAME, size), size)
+    allocation = Allocation(size)
+    try:
+        allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
+        return allocation
+    except BaseException:
+        allocation.release()
+        raise
 
 
 def _available() -> int | None:
@@ -205,4 +257,6 @@ def import_allocation(fd: int, size: int) -> Allocation:
             "growing. Import it as memory (OpaqueFd) instead."
         )
     check_size(size, found.size, "allocation")
-    return Allocation(fd, size)
+    allocation = Allocation(size)
+    allocation.ends.append((os.close, fd))
+    return allocation

@@ -29,9 +29,8 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import ClassVar, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, TypeAlias, TypeVar
 
 from gpuinterop import system, timeline
 from gpuinterop.errors import (
@@ -42,9 +41,14 @@ from gpuinterop.errors import (
     SemaphoreTimeoutError,
     again,
 )
+from gpuinterop.handles import FdHandle
 
 from . import memory
 from .formats import swiftshader
+
+_T = TypeVar("_T")
+_FdHandle = TypeVar("_FdHandle", bound=FdHandle)
+_Kind = TypeVar("_Kind", bound="Semaphore")
 
 LOCK_LIMIT: Final = timeline.LOCK_LIMIT
 """Seconds that a lock may be held by somebody else."""
@@ -55,21 +59,23 @@ Check: TypeAlias = Callable[[], None]
 """Raises when whoever waits is to stop waiting."""
 
 
-class Semaphore(ABC):
+class Semaphore(memory.Owned, ABC):
     """One page of shared memory and the fd of it, which is kept for `export`."""
 
     kind: ClassVar[str]
 
     def __init__(self, fd: int, address: int) -> None:
+        super().__init__()
         self.fd = fd
         self._address = address
         self.label = f"{self.kind} semaphore {os.fstat(fd).st_ino}"
         """For messages. The number is the memfd's inode, the same in every process."""
-        # Reentrant: the garbage collector may run a finalizer that closes us while we hold it.
-        self._lock = threading.RLock()
-        self._users: list[int] = []  # their threads, once for each time: after a fork only the forking one is left
+        self._users: list[int] = []
+        """The threads that have the page in use, once for each time."""
         self._closed = False
-        self._released = False
+        self._releaser: dict[None, int] = {}
+        """The thread that gives back what is in `ends`."""
+        self.ends += (os.close, fd), (system.munmap, address, system.PAGE)
         self._failure: GpuInteropError | None = None
         serial, live = next(_serials), _live  # a local: the module may be gone when the last ones are collected
         live[serial] = weakref.ref(self, lambda _: live.pop(serial, None))
@@ -85,48 +91,59 @@ class Semaphore(ABC):
     def describe(self, value: int) -> str:
         """What a wait for `value` waits for, and how it stands."""
 
-    def duplicate(self) -> int:
-        """A close-on-exec duplicate of the fd."""
-        with self._in_use():  # a number that another thread closes may be anybody's a moment later
-            return system.duplicate(self.fd)
+    def export(self, kind: type[_FdHandle]) -> _FdHandle:
+        """A handle of its own."""
+        made: list[_FdHandle] = []
+        try:
+            # In use: a number that another thread closes may be anybody's a moment later.
+            self._use(lambda: made.append(memory.export(kind, self.fd)))
+            return made[0]
+        except BaseException:
+            for handle in made:
+                handle.close()
+            raise
 
     def abandon(self) -> None:
         """Make pending and later operations raise `ResourceClosedError`."""
         failure = ResourceClosedError(f"{self.label} was abandoned: it was closed while operations were pending.")
-        with self._lock:
-            self._failure = self._failure or failure
-            if not self._closed:
-                self._wake()
+        self._failure = self._failure or failure
+        self._stop(closed=False)
 
     def close(self) -> None:
         """End use. The page is unmapped at once, or by the last thread that still looks at it."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._wake()
+        self._stop(closed=True)
+
+    def _stop(self, *, closed: bool) -> None:
+        users, thread = self._users, threading.get_ident()
+        users += (thread,)  # see `_use`
+        try:
+            if not self._closed:
+                self._closed = closed
+                self._wake()
+        finally:
+            users.remove(thread)
         self._release_if_last()
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Keep the page mapped."""
-        thread = threading.get_ident()
-        with self._lock:
-            self._users.append(thread)
+    def _use(self, work: Callable[[], _T]) -> _T:
+        """Call `work` with the page mapped: who uses it says so and then looks, who closes it says so and then looks.
+
+        There is no call between saying so and the `try`, and so no interrupt. No lock is needed either, which a fork
+        could leave taken, and a finalizer find taken by its own thread.
+        """
+        users, thread = self._users, threading.get_ident()
+        users += (thread,)
         try:
-            self._check()  # behind the count: from here on nobody unmaps
-            yield
+            self._check()
+            return work()
         finally:
-            with self._lock:
-                self._users.remove(thread)
-            self._release_if_last()
+            users.remove(thread)
+            if self._closed:
+                self._release_if_last()
 
     def _release_if_last(self) -> None:
-        with self._lock:
-            if self._users or not self._closed or self._released:
-                return
-            self._released = True
-        self._release()
+        thread = threading.get_ident()
+        if self._closed and not self._users and self._releaser.setdefault(None, thread) == thread:
+            self._release()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -134,18 +151,15 @@ class Semaphore(ABC):
         if self._closed:
             raise ResourceClosedError(f"{self.label} is closed.")
 
-    def _wake(self) -> None:  # noqa: B027 - only what sleeps has to be woken
+    def _wake(self) -> None:
         """Wake this process's waiters, who then look at `_check`. Called with the page mapped."""
 
     def _release(self) -> None:
-        system.unmap(self._address, system.PAGE)
-        os.close(self.fd)
+        self.release()
 
     def _forked(self) -> None:
-        # Another thread of the parent may have held the lock, or have waited here: neither exists in the child.
-        self._lock = threading.RLock()
-        thread = threading.get_ident()
-        self._users = [user for user in self._users if user == thread]
+        thread = threading.get_ident()  # the parent's others do not exist in the child
+        self._users[:] = [user for user in self._users if user == thread]
 
 
 class BinarySemaphore(Semaphore):
@@ -156,13 +170,12 @@ class BinarySemaphore(Semaphore):
     def __init__(self, fd: int, address: int) -> None:
         super().__init__(fd, address)
         self._page = swiftshader.Page(address)
-        self._process = os.getpid()
+        self._process = 0
         """Whose reference `ref_count` counts."""
 
     @classmethod
     def create(cls) -> BinarySemaphore:
-        fd, address = _new_page(memory.BINARY_NAME, swiftshader.initialise)
-        return cls(fd, address)
+        return _make(cls, lambda: _new_page(memory.BINARY_NAME, swiftshader.initialise), cls._count_own)
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> BinarySemaphore:
@@ -178,22 +191,13 @@ class BinarySemaphore(Semaphore):
                 "them: OpaqueFd(fd, trusted=True)."
             )
         found.secure()
-        address = system.map_shared(fd, system.PAGE)
-        try:
-            semaphore = cls(fd, address)
-            semaphore._locked(semaphore._add_reference, IMPORT_LIMIT)
-        except BaseException:
-            system.unmap(address, system.PAGE)
-            raise
-        return semaphore
+        return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), cls._add_reference, fd=fd)
 
     def signal(self, value: int) -> None:
-        with self._in_use():
-            if self._locked(self._set):
-                self._wake_sleepers()
+        self._use(lambda: self._wake_sleepers() if self._locked(self._set) else None)
 
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
-        with self._in_use():
+        def work() -> bool:
             spins = system.SPINS
             pauses = system.pauses()
             looked = time.monotonic()
@@ -219,13 +223,25 @@ class BinarySemaphore(Semaphore):
                 check()
                 time.sleep(pause)
 
+        return self._use(work)
+
     def describe(self, value: int) -> str:
         return f"{self.label} to be signalled"
 
+    def _count_own(self) -> None:
+        self._process = os.getpid()
+
     def _add_reference(self) -> None:
-        self._page.ref_count += 1
+        process = os.getpid()
+
+        def add() -> None:
+            self._page.ref_count += 1
+            self._process = process  # no call stands between the two
+
+        self._locked(add, IMPORT_LIMIT)
 
     def _drop_reference(self) -> None:
+        self._process = 0
         self._page.ref_count -= 1
 
     def _set(self) -> bool:
@@ -236,8 +252,8 @@ class BinarySemaphore(Semaphore):
         """Broadcast, in a thread: over a waiter that was killed in its sleep the call never returns."""
 
         def broadcast() -> None:
-            with contextlib.suppress(GpuInteropError), self._in_use():
-                self._page.broadcast()
+            with contextlib.suppress(GpuInteropError):
+                self._use(self._page.broadcast)
 
         thread = threading.Thread(target=broadcast, name="gpuinterop broadcast", daemon=True)
         try:
@@ -278,7 +294,8 @@ class BinarySemaphore(Semaphore):
         return again(self._failure)
 
     def _release(self) -> None:
-        if self._process == os.getpid() and not self._page.lock_problem():
+        mapped = self.ends and self.ends[-1][0] is system.munmap
+        if mapped and self._process == os.getpid() and not self._page.lock_problem():
             # Without waiting: who dropped us is never blocked, and the count is of no use where the lock is lost.
             with contextlib.suppress(TimeoutError):
                 self._page.mutex.run(self._drop_reference, 0)
@@ -296,7 +313,7 @@ class TimelineSemaphore(Semaphore):
 
     @classmethod
     def create(cls) -> TimelineSemaphore:
-        return cls(*timeline.create())
+        return _make(cls, timeline.create)
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> TimelineSemaphore:
@@ -306,29 +323,21 @@ class TimelineSemaphore(Semaphore):
             raise HandleError(_no_timeline("it is not sealed against shrinking and growing"))
         if problem := _wrong_size(found.size) or timeline.problem(os.pread(fd, system.PAGE, 0)):
             raise HandleError(_no_timeline(problem))
-        address = system.map_shared(fd, system.PAGE)
-        try:
-            return cls(fd, address)
-        except BaseException:
-            system.unmap(address, system.PAGE)
-            raise
+        return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), fd=fd)
 
     @property
     def value(self) -> int:
-        with self._in_use():
-            return self._page.value
+        return self._use(lambda: self._page.value)
 
     def signal(self, value: int) -> None:
-        with self._in_use():
-            self._page.signal(value)
+        self._use(lambda: self._page.signal(value))
 
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
         def stop() -> None:
             self._check()
             check()
 
-        with self._in_use():
-            return self._page.wait(value, deadline, stop)
+        return self._use(lambda: self._page.wait(value, deadline, stop))
 
     def describe(self, value: int) -> str:
         return f"{self.label} to reach {value} (it stands at {self.value})"
@@ -349,6 +358,32 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _make(
+    kind: type[_Kind],
+    pages: Callable[[], tuple[int, int]],
+    count: Callable[[_Kind], object] = lambda _: None,
+    *,
+    fd: int | None = None,
+) -> _Kind:
+    """A semaphore on what `pages` gives, a descriptor and an address; an exception leaves nothing but `fd`."""
+    kept: list[tuple[int, int]] = []
+    made: list[_Kind] = []
+    try:
+        kept.append(pages())
+        made.append(kind(*kept[0]))
+        count(made[0])
+        return made[0]
+    except BaseException:
+        for semaphore in made:
+            semaphore.ends[: fd is not None] = ()
+            semaphore._release()
+        for number, address in kept[len(made) :]:
+            system.unmap(address, system.PAGE)
+            if fd is None:
+                os.close(number)
+        raise
 
 
 def _new_page(name: str, initialise: Callable[[int], None]) -> tuple[int, int]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import atexit
 import errno
 import itertools
+import operator
 import os
 import threading
 import time
-from _thread import LockType, allocate_lock
+from _thread import LockType, allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -93,19 +94,16 @@ class Stream:
         """Why the stream takes nothing any more; set before the None is queued that ends the worker."""
         self._ended = False
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"gpuinterop-host-{self.pointer}", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # "can't start new thread"
-            raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
-        _live[self.pointer] = self
+        self._submit: tuple[Callable[[Any], None], ...] = self._unfinished.append, self._queue.put
+        self._running = allocate_lock()  # until the worker has ended
+        self._running.acquire()
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         gone = self._gone
         if gone:
             raise ResourceClosedError(gone)
-        self._unfinished.append(None)
-        self._queue.put((function, arguments))
+        both: tuple[None, Work] = (None, (function, arguments))
+        list(map(operator.call, self._submit, both))  # both, or neither: no interrupt between
         if self._gone:  # since the look above: nobody can tell any more whether the worker saw it before its end
             if self._ended:
                 self._refuse()
@@ -149,7 +147,14 @@ class Stream:
     def end(self, limit: float) -> None:
         self._gone = self._gone or f"the host stream {self.pointer} has ended: the interpreter is exiting."
         self._queue.put(None)
-        self._thread.join(limit)
+        self.join(limit)
+
+    def join(self, limit: float) -> bool:
+        """Whether the worker has ended; waits up to `limit` seconds for it."""
+        ended = self._running.acquire(timeout=limit)
+        if ended:
+            self._running.release()
+        return ended
 
     def _run(self) -> None:
         get = self._queue.get
@@ -167,6 +172,7 @@ class Stream:
             item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
         self._ended = True
         self._refuse()
+        self._running.release()
 
     def _refuse(self) -> None:
         """The worker has gone: let nobody wait for what was queued after it."""
@@ -189,6 +195,20 @@ class Stream:
         # The thread stayed in the parent, and perhaps holds the queue's lock for ever: get_nowait does not wait for it.
         self._queue = SimpleQueue()
         self._unfinished = deque()
+        self._submit = self._unfinished.append, self._queue.put
+
+
+def create() -> Stream:
+    stream = Stream()
+    try:
+        start_new_thread(stream._run, ())  # threading's own start leaves a lock taken where an interrupt strikes it
+        _live[stream.pointer] = stream
+        return stream
+    except BaseException as error:
+        stream.destroy()
+        if isinstance(error, RuntimeError):  # "can't start new thread"
+            raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
+        raise
 
 
 class CallingThread:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
@@ -48,10 +48,6 @@ class Allocation(Resource):
             lambda: Mapping(lifetime, device, backend.unmap_allocation, blocks=False, devices=self._devices),
             lambda: backend.map_allocation(lifetime.handle, [one._native for one in devices]),
         )
-
-    @property
-    def _native(self) -> Any:
-        return self._lifetime.handle
 
     @property
     def device(self) -> Device:

@@ -54,7 +54,7 @@ class MipmappedArray(Resource):
         self._device = memory._device
         self._backend = backend
         self.layout = layout
-        self._native = self._lifetime.create(lambda: backend.map_array(memory._lifetime.handle, layout))
+        self._lifetime.create(lambda: backend.map_array(memory._native, layout))
 
     def level(self, n: int) -> ArrayLevel:
         """One mip level.
@@ -127,7 +127,7 @@ class ArrayLevel:
             native.graph.hold(array._lifetime)
         elif native not in array._lifetime.uses:
             note_use(array._lifetime, native, None)
-        stream.enqueue(
+        stream._enqueue(
             lambda handle: array._backend.copy_level(
                 handle, array._native, self.index, address, self.nbytes, to_array=to_array
             ),

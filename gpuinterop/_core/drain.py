@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from .. import system
 from ..errors import report, warn_leak
@@ -36,6 +36,8 @@ from .native import (
 )  # fmt: skip
 from .native_stream import NativeStream, Point, pointed
 
+T = TypeVar("T")
+
 _EXIT_GRACE_S: Final = 2.0
 _MANY_DROPPED: Final = 256
 _exiting = False
@@ -55,7 +57,7 @@ def drain() -> None:
         while True:
             retire_dropped()
             for stream in pointed.copy():
-                stream.poll()
+                _shown(stream.poll)
             for gate in blocking.copy():
                 if not _held_by(gate, held_by):
                     unblock(gate)
@@ -106,7 +108,10 @@ def _release_ready(held_by: dict[Gate, str]) -> bool:
         _claim(claimed)
         ends: dict[NativeStream, Point | None] = {}  # one event a stream, however many wait for it
         while claimed:
-            moved |= _advance(claimed[0], ends, held_by)
+            try:
+                moved |= _advance(claimed[0], ends, held_by)
+            except Exception as error:  # a backend's mistake: whoever drains has nothing to do with it
+                _leak(claimed[0], error)
             del claimed[0]
         return moved
     finally:
@@ -187,7 +192,7 @@ def _end_events(native: Native) -> None:
 
 def _held_by(gate: Gate, held_by: dict[Gate, str]) -> str:
     if gate not in held_by:
-        held_by[gate] = gate.look()
+        held_by[gate] = _shown(gate.look) or ""
     return held_by[gate]
 
 
@@ -222,8 +227,28 @@ def _release(native: Native) -> bool:
     finally:
         _end(native, problem, kept)
     if problem is not None:
-        warn_leak(f"releasing {native.label} failed: {problem}")
+        _warn(native, problem)
     return True
+
+
+def _leak(native: Native, problem: Exception) -> None:
+    """Nobody can say whether it may be released."""
+    if _begin(native):
+        _end(native, problem, [])
+    _warn(native, problem)
+
+
+def _warn(native: Native, problem: Exception) -> None:
+    warn_leak(f"releasing {native.label} failed: {problem}")
+
+
+def _shown(call: Callable[[], T]) -> T | None:
+    """What fails in a drain is shown, and raised to nobody: the caller only happened to drain."""
+    try:
+        return call()
+    except Exception as error:
+        report(error)
+        return None
 
 
 @locked
@@ -261,9 +286,9 @@ def call_back() -> None:
             for native in taken:
                 hook, native.on_retired = native.on_retired, None
                 if hook is not None:
-                    _run(hook)
+                    _shown(hook)
                 while native.callbacks and native.state in GONE:
-                    _run(native.callbacks.pop(0))
+                    _shown(native.callbacks.pop(0))
         finally:
             for native in taken:
                 _told(native)
@@ -282,13 +307,6 @@ def _told(native: Native) -> None:
     native.teller = None
     if native.callbacks and native.state in GONE:  # an interrupt came in between
         endings[native] = None
-
-
-def _run(callback: Callable[[], None]) -> None:
-    try:
-        callback()
-    except Exception as error:
-        report(error)
 
 
 @atexit.register

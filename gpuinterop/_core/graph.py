@@ -236,7 +236,7 @@ class Graph(Resource):
                 for wait in waits:
                     wait.enqueued = True
 
-        stream.call(native, enqueue, executable)
+        stream._call(native, enqueue, executable)
         for semaphore, value in _values(self.semaphores.signals):
             note_use(semaphore._lifetime, native, max(value or 0, semaphore._lifetime.uses.get(native, 0)))
         native.came_along()
@@ -251,12 +251,12 @@ class Graph(Resource):
         """Keep what captured work uses."""
         hold(native, self._lifetime)
 
-    def note(self, mapping: Mapping, start: int, end: int) -> None:
+    def _note(self, mapping: Mapping, start: int, end: int) -> None:
         """Each launch will use these bytes."""
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
-    def join(self, native: NativeStream) -> None:
+    def _join(self, native: NativeStream) -> None:
         """Its work goes into the graph from now on."""
         native.graph = self
         self._joined.append(native)
@@ -269,7 +269,7 @@ class Graph(Resource):
     def _finish(self, stream: Stream, native: NativeStream) -> None:
         device, backend = self._device._native, self._backend
         graph = Native("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self._lifetime,))
-        graph.create(lambda: stream.call(native, backend.end_capture))
+        graph.create(lambda: stream._call(native, backend.end_capture))
         executable = Native("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
@@ -296,8 +296,8 @@ def capture(stream: Stream) -> Iterator[Graph]:
     native = stream._known_as()
     graph = Graph(device, backend)
     try:
-        stream.call(native, backend.begin_capture)
-        graph.join(native)
+        stream._call(native, backend.begin_capture)
+        graph._join(native)
         yield graph
         graph._leave()
         graph._finish(stream, native)

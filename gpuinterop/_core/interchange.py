@@ -337,7 +337,7 @@ class View:
         consumer = self._buffer._device.wrap_stream(default if stream is None else stream)
         token.keep = (token.keep, consumer)  # known as long as the array: its work there is waited for
         for user in self._buffer._users(consumer):
-            consumer.follow(user)
+            consumer._follow(user)
         self._buffer._use(consumer, 0, self._buffer.size)
 
     def _interface(self) -> dict[str, Any]:
@@ -362,7 +362,7 @@ class View:
             self._meeting = self._buffer._device.create_stream()
             self._meeting._warns = False
         for user in users:
-            self._meeting.follow(user)
+            self._meeting._follow(user)
         return self._meeting.ptr
 
     def _refuse_numpy(self, *_args: object, **_kwargs: object) -> NoReturn:

@@ -345,7 +345,7 @@ class Buffer(Resource):
         native, first = stream._known_as(), self._offset + start
         if native.graph is not None:  # its launches use them
             native.graph.hold(self._mapping)
-            native.graph.note(self._mapping, first, first + size)
+            native.graph._note(self._mapping, first, first + size)
         else:
             self._mapping.used_on(native, first, first + size)
 
@@ -370,15 +370,15 @@ class Buffer(Resource):
             if array is not None:
                 stream.check_host_copy(array)
             self._use(stream, start, size)
-            stream.enqueue(enqueue, self._lifetime, self._mapping, host=array)
+            stream._enqueue(enqueue, self._lifetime, self._mapping, host=array)
             return
         with self._device._copy_stream() as copier:
             users = self._users(copier, start, size)
             for user in users:
-                copier.follow(user)
+                copier._follow(user)
             if array is not None and users:
                 copier.check_host_copy(array)
-            copier.enqueue(enqueue, self._lifetime, self._mapping, host=array)
+            copier._enqueue(enqueue, self._lifetime, self._mapping, host=array)
             copier.synchronize()
 
     def close(self, timeout: float | None = None) -> None:

@@ -324,10 +324,6 @@ class MulticastObject(Resource):
         """Those that are open."""
         return tuple(binding for binding in self._bindings.copy().values() if not binding.closed)
 
-    @property
-    def _native(self) -> Any:
-        return self._lifetime.handle
-
     # -- its life ----------------------------------------------------------------------------------------------
 
     def add_device(self, device: Device) -> None:

@@ -216,6 +216,8 @@ class Native:
         if arrays := sum(one.label.startswith(EXPORTED) for one in standing):
             return f"{arrays} exported array(s) are still alive"
         for one, how in standing.items():
+            if one.state is LEAKED:
+                return f"{one.label} could not be released"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
             if one.state in (RELEASING, LEAKED):
@@ -260,8 +262,9 @@ def _begin(native: Native) -> None:
 def _came_up(native: Native, made: list[Any], whole: bool) -> None:
     if native.state is not BORN:  # of the parent process
         return
-    if not made:  # nothing to release
+    if not made:  # there is nothing to wait for, nor to release
         native.release = native.gate = None
+        native.behind = []
         waiting_for_a_look[native] = None
         native.state = RETIRED
         return

@@ -36,25 +36,37 @@ pointed: dict[NativeStream, None] = {}
 
 
 class Wait:
-    """A semaphore wait that a stream was given. Streams that were ordered behind it share it.
+    """A semaphore wait that a stream was given, or that it was ordered behind.
 
     Attributes
     ----------
+    origin : Wait
+        That of the stream which was given it.
     reached : callable or None
         Whether the value is there already, where that can be seen: then the wait passes by itself.
     enqueued : bool
         The driver has it.
     passed : bool
+    failure : GpuInteropError or None
+        It will not come, and who waits is let go.
     """
 
-    __slots__ = ("enqueued", "passed", "reached", "semaphore", "value")
+    __slots__ = ("enqueued", "failure", "origin", "passed", "reached", "semaphore", "value")
 
     def __init__(self, semaphore: Native, value: int | None, reached: Callable[[], bool] | None = None) -> None:
+        self.origin = self
         self.semaphore = semaphore
         self.value = value
         self.reached = reached
         self.enqueued = False
         self.passed = False
+        self.failure: GpuInteropError | None = None
+
+    def inherited(self) -> Wait:
+        """As of a stream that is ordered behind it, and goes on when it has passed there."""
+        wait = Wait(self.semaphore, self.value, self.origin.is_there)
+        wait.origin = self.origin
+        return wait
 
     def is_there(self) -> bool:
         """Whether nobody has to do anything for it to pass. Under the monitor."""
@@ -72,19 +84,30 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
 
     Makes no driver call: it is the bridge's watcher that tells.
     """
-    end = next(order)
+    wait.failure = error  # first: whoever notes it from now on looks at this
     for stream in list(waiting):
-        first = next((number for number, one in stream.waits.copy() if one is wait), None)
-        if first is not None:
-            stream.voids.append((first, end))
-            stream.fail(error)
+        _fail_behind(stream, wait, error)
 
 
 @locked
-def fail_stream(stream: NativeStream | None, error: GpuInteropError) -> None:
-    """Tell that what it was given has had no effect."""
-    if stream is not None:
+def fail_followers(stream: NativeStream, noted: list[Wait]) -> None:
+    """Look whether what was noted has failed meanwhile: whoever told it may have missed the stream."""
+    for wait in noted:
+        if wait.origin.failure is not None:
+            _fail_behind(stream, wait.origin, wait.origin.failure)
+
+
+def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> None:
+    first = next((number for number, one in stream.waits.copy() if one.origin is wait), None)
+    if first is not None:
         stream.fail(error)
+        stream.voids.append((first, next(order)))  # numbered last: what is enqueued behind this sees the failure
+
+
+@locked
+def fail_stream(stream: NativeStream, error: GpuInteropError) -> None:
+    """Tell that what it was given has had no effect."""
+    stream.fail(error)
 
 
 class Point(Native):
@@ -209,6 +232,10 @@ class NativeStream(Native):
     def pending(self) -> list[Wait]:
         """The waits that may be pending."""
         return [wait for _, wait in self.waits.copy() if not wait.passed]
+
+    def is_behind(self, wait: Wait) -> bool:
+        """Whether it was given the wait, or ordered behind it, and that may be pending."""
+        return any(one.origin is wait.origin for _, one in self.waits.copy())
 
     def enqueued(self) -> list[Wait]:
         """The waits that whatever is enqueued next stands behind."""
@@ -410,7 +437,9 @@ class Streams:
     def _find(self, handle: Handle, wrapper: Native | None) -> NativeStream:
         pointer = self.backend.stream_pointer(handle)
         thread = _here.me if pointer == _PER_THREAD else None
-        key = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
+        key: Hashable = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
+        if key not in self.table and thread is None and self.backend.is_capturing(handle):  # and cannot be asked
+            key = next((known.key for known in self.known() if known.pointer == pointer), key)
         found: list[NativeStream] = []
         _intern(self, key, pointer, handle, wrapper, thread, found)
         return found[0]

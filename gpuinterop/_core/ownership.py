@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from .. import system
 from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
-from ..handles import FdHandle, Handle
+from ..handles import FdHandle, Handle, _State
 
 if sys.platform != "win32":
     import fcntl
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 # From the duplicate to the check no other import may run: a driver's close could otherwise hand our number to
 # another thread's descriptor between the two.
-_import_lock = threading.Lock()
+_import_lock = threading.RLock()
 
 
 def _forked() -> None:
     global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it, and does not exist in the child
-    _import_lock = threading.Lock()
+    _import_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -47,6 +47,9 @@ _DUPLICATE_BASE = 200  # away from the low numbers that other threads are given 
 def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
+    An interrupt behind the end of `call` takes away what this returns, and the handle is consumed all the same: what
+    must not be lost, `call` stores by itself.
+
     Parameters
     ----------
     handle : Handle
@@ -59,40 +62,75 @@ def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
     if not isinstance(handle, FdHandle):
         handle._check_open()
         return call(handle)
-    with _import_lock:
-        original = handle.fd
-        duplicate = _duplicate(original)
+    done: list[T] = []
+    try:
+        _lend(handle, call, user, done)
+    finally:
         try:
-            result = call(type(handle)(duplicate, origin=handle.origin, trusted=handle.trusted))
+            handle._settle()
         except BaseException:
-            _settle(original, duplicate)
+            handle._settle()
             raise
-        handle._consume(user)
-        os.close(original)
-        return result
+    return done[0]
 
 
-def _duplicate(fd: int) -> int:
+def _lend(handle: FdHandle, call: Callable[[Handle], T], user: str, done: list[T]) -> None:
+    # An interrupt comes between two steps of Python's, and takes nothing away that C has put into a list by then.
+    lock = _import_lock
+    held: list[bool] = []
+    lent: list[int] = []
+    calls, mark = handle._calls, (threading.get_ident(),)
+
+    def settle() -> None:
+        if done:
+            handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
+        elif lent:
+            _take_back(handle._fd, lent)
+
+    try:
+        held.extend(map(lock.acquire, (True,)))
+        calls += mark
+        try:
+            _duplicate(handle.fd, lent)
+            done.extend(map(call, (type(handle)(lent[0], origin=handle.origin, trusted=handle.trusted),)))
+        finally:
+            try:
+                settle()
+            except BaseException:  # the interrupt came in there
+                settle()
+                raise
+            finally:
+                calls.remove(mark[0])
+    finally:
+        if held:
+            lock.release()
+
+
+def _duplicate(fd: int, lent: list[int]) -> None:
     for base in (_DUPLICATE_BASE, 0):
         try:
-            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
+            lent.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (base,)))
+            return
         except OSError as error:
             if base == 0:
                 raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}).") from error
-    raise AssertionError
 
 
-def _settle(original: int, duplicate: int) -> None:
+def _take_back(original: int, lent: list[int]) -> None:
     """After a failed import: close the duplicate if it is certainly still ours."""
+    duplicate = lent[0]
     same = same_open_file(original, duplicate)
     if same:
-        system.close(duplicate)
-    elif same is None:
+        closed: list[object] = []
+        closed.extend(map(system.closer(duplicate), map(list.pop, (lent,))))
+        return
+    lent.clear()
+    if same is None:
         warnings.warn(
             f"fd {duplicate}, lent to a driver whose import failed, is left open: nothing on this system can tell "
             "whether the number is still ours",
             LeakedResourceWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
 
 
@@ -146,7 +184,7 @@ def check_size(handle: Handle, size: int) -> None:
     known = [("the exporter", handle.origin.size)] if handle.origin and handle.origin.size is not None else []
     if isinstance(handle, FdHandle):
         try:
-            real = object_size(handle.fd)
+            real = handle._use(object_size)
         except OSError:
             real = None  # no /proc, or an object that cannot seek: the driver has to tell
         if real is not None:

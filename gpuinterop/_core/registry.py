@@ -49,6 +49,8 @@ _DISABLE_VARIABLE = "GPUINTEROP_DISABLE"
 _lock = threading.RLock()
 _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
 _warned: set[str] = set()
+_chosen: tuple[list[object], dict[str | None, str]] = ([], {})
+"""Where entry points were scanned, and the names of the backends that were found there, by the name asked for."""
 
 
 def _forked() -> None:
@@ -107,6 +109,8 @@ class LoadedBackend:
             `ordinal` is no int.
         """
         number = check_int(ordinal, "ordinal")
+        if (known_one := self._devices.get(number)) is not None:  # whatever another thread loads meanwhile
+            return known_one
         with _lock:
             device = self._devices.get(number)
             if device is None:
@@ -301,15 +305,21 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     source = "name"
     if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
         source = _BACKEND_VARIABLE
-    if name:
-        return _by_name(name, source)
-    for loaded in _by_priority():
-        if loaded._infos():
-            return loaded
-    raise BackendUnavailableError(
-        f"no installed backend works here: {_reasons() or 'none is installed'}",
-        fix="`gpuinterop info` says more.",
-    )
+    names = _names_chosen_here()
+    found = _loaded.get(names.get(name, ""))
+    if not isinstance(found, LoadedBackend):
+        found = _by_name(name, source) if name else _by_priority()
+        names[name] = found.name
+    return found
+
+
+def _names_chosen_here() -> dict[str | None, str]:
+    """Empty where what a scan depends on has changed: a scan takes a millisecond, and few programs need two."""
+    global _chosen  # noqa: PLW0603 - both at once, for other threads
+    where: list[object] = [*sys.path, *sys.meta_path]
+    if (chosen := _chosen)[0] != where:
+        chosen = _chosen = (where, {})
+    return chosen[1]
 
 
 def _by_name(name: str, source: str) -> LoadedBackend:
@@ -327,12 +337,17 @@ def _by_name(name: str, source: str) -> LoadedBackend:
     return found
 
 
-def _by_priority() -> Iterator[LoadedBackend]:
-    """Those that work, the highest priority first; says once what it fell past."""
+def _by_priority() -> LoadedBackend:
+    """The first that works and has a device; says once what it fell past."""
     for loaded in _working():
         if loaded._rank > 0:
             _warn_of_failures(loaded.name)
-        yield loaded
+        if loaded._infos():
+            return loaded
+    raise BackendUnavailableError(
+        f"no installed backend works here: {_reasons() or 'none is installed'}",
+        fix="`gpuinterop info` says more.",
+    )
 
 
 def _warn_of_failures(fallback: str) -> None:

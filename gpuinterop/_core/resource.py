@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, warn_leak
 from .drain import call_back, drain, wait_for
@@ -53,6 +53,11 @@ class Resource:
     def __init__(self, lifetime: Native, *parents: Resource) -> None:
         self._lifetime = lifetime
         self._parents = parents  # children hold parents
+
+    @property
+    def _native(self) -> Any:
+        """What the backend knows it by."""
+        return self._lifetime.handle
 
     @property
     def label(self) -> str:

@@ -72,6 +72,8 @@ class SemaphoreCalls(ABC):
     """The largest value that streams can wait for."""
     blocks: bool = False
     """`destroy` waits for the whole device."""
+    in_graphs: bool = True
+    """A stream that is being captured takes them."""
 
     @abstractmethod
     def prepare(self, handles: Sequence[Handle]) -> Any:
@@ -195,7 +197,6 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._device = device
         self._gate = device._gate
         self._calls = calls
-        self._native: Handle = None
         self._batch: Any = None
         self._exportable = exportable
         self.handle_type = handle_type
@@ -203,6 +204,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
         self._max_value = calls.max_value
+        self._in_graphs = calls.in_graphs
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
@@ -210,8 +212,7 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     def _create(self, call: Callable[[], Handle]) -> None:
         """Make or import it."""
-        self._native = self._lifetime.create(call)
-        self._batch = self._calls.prepare([self._native])
+        self._batch = self._calls.prepare([self._lifetime.create(call)])
         self._calls.know(self)
 
     @property
@@ -279,10 +280,12 @@ class ExternalSemaphore(Resource, Generic[K]):
                 number = value
             else:
                 number = self._check_value(value)
+            if not self._in_graphs:
+                _refuse_capture(native)
             ms = None if timeout is None else self._milliseconds(timeout)
             if native not in lifetime.uses:  # before the call: whatever strikes behind it, the release waits
                 note_use(lifetime, native, 0)
-            pending = Wait(lifetime, value, self._calls.looker(self._native, number))
+            pending = Wait(lifetime, value, self._calls.looker(lifetime.handle, number))
             if native.graph is not None:  # it waits when the graph is launched
                 native.graph.hold(lifetime)
             else:
@@ -349,11 +352,13 @@ class ExternalSemaphore(Resource, Generic[K]):
                 number = value
             else:
                 number = self._check_value(value)
+            if not self._in_graphs:
+                _refuse_capture(native)
             last = lifetime.uses.get(native)
             if last is None:
                 note_use(lifetime, native, last := 0)
             if self._grows and number <= last and not native.is_capturing():
-                self._refuse_smaller(number, last)
+                self._refuse_smaller(number, last, "value")
             if native.graph is not None:  # signalled by its launches, not now
                 native.graph.hold(lifetime)
                 number_now = last
@@ -415,6 +420,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 "semaphore",
                 f"{self.label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
+        self._lifetime.gate = self._gate if self._calls.blocks else None  # what others may have is not used again
         handle = self._lifetime.use(self._calls.export)
         # One of our own lies in no device's memory: any device takes it.
         device = self._device.identity if isinstance(self._calls, DriverSemaphores) else None
@@ -468,17 +474,30 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise UnsupportedError(gap, context=self._device.name)
         check_stream(self._device, stream)
 
-    def _refuse_smaller(self, number: int, last: int) -> None:
+    def _refuse_smaller(self, number: int, last: int, argument: str) -> None:
         raise InvalidArgumentError(
-            "value",
+            argument,
             f"{number} after {last} on the same stream for {self.label}: a timeline only grows; signal {last + 1} or "
             "more.",
         )
+
+    def _last_signalled(self) -> int:
+        """The largest value that streams were given to signal here."""
+        return max(self._lifetime.uses.copy().values(), default=0)
 
     def _forget_values(self) -> None:
         """Begin anew with what grows: a capture noted values here that nobody has signalled."""
         for stream in self._lifetime.uses.copy():
             self._lifetime.uses[stream] = 0
+
+
+def _refuse_capture(stream: NativeStream) -> None:
+    if stream.is_capturing():
+        raise InvalidArgumentError(
+            "stream",
+            f"{stream.label} is being captured, and a semaphore of stream words has its value for one time only: "
+            "signal and wait outside of the graph, before and after its launch.",
+        )
 
 
 def _let_threads_go(lifetime: Native, calls: SemaphoreCalls) -> None:
@@ -560,7 +579,7 @@ class SemaphoreBatch:
                 for wait in waits:
                     wait.enqueued = True
 
-        stream.call(native, enqueue, self._lifetime)
+        stream._call(native, enqueue, self._lifetime)
         native.came_along()
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
@@ -574,8 +593,8 @@ class SemaphoreBatch:
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
             last = semaphore._lifetime.uses[native]
             if semaphore._grows and number <= last and not native.is_capturing():
-                semaphore._refuse_smaller(number, last)
-        stream.call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
+                semaphore._refuse_smaller(number, last, "values")
+        stream._call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
         if native.graph is None:
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
                 semaphore._lifetime.uses[native] = number
@@ -597,6 +616,8 @@ class SemaphoreBatch:
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         check_stream(self._device, stream)
+        if not self._calls.in_graphs:
+            _refuse_capture(stream._known_as())
         numbers = []
         for semaphore, value in zip(self._semaphores, given, strict=True):
             semaphore._check_open()

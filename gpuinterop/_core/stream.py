@@ -19,7 +19,7 @@ from ..errors import (
 from .drain import drain, relieve, tidy
 from .monitor import dropped
 from .native import DEAD, LIVE, MARK, Native, Standing
-from .native_stream import NativeStream, settle
+from .native_stream import NativeStream, fail_followers, settle
 from .resource import Resource, check_timeout
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Stream(Resource):
         self._device = device
         self._backend = device._backend
         self._ptr = native.pointer
-        self._native = native.handle
+        self._handle = native.handle
         self._failure: GpuInteropError | None = None
         self._stream: NativeStream | None = None if native.thread is not None else native
         """None of a thread's own default stream: then it is that of the thread that calls (`_of_this_thread`)."""
@@ -59,7 +59,11 @@ class Stream(Resource):
 
     def _known_as(self) -> NativeStream:
         """The native stream that a call of this thread reaches."""
-        return self._stream or self._device._streams.of_this_thread(self._native)
+        return self._stream or self._device._streams.of_this_thread(self._handle)
+
+    @property
+    def _native(self) -> Handle:
+        return self._handle
 
     # -- public ------------------------------------------------------------------------------------------------
 
@@ -122,7 +126,7 @@ class Stream(Resource):
         self._refuse_capture()
         stream = self._known_as()
         seen = stream.enqueued()
-        done = self.call(stream, self._backend.is_idle)
+        done = self._call(stream, self._backend.is_idle)
         if done:
             settle(stream, seen)
             self.check_failure()
@@ -169,7 +173,7 @@ class Stream(Resource):
             )
         other.check_failure()
         self.check_failure()
-        self.follow(other._known_as())
+        self._follow(other._known_as())
         other.check_failure()  # since the look above: whoever told it may have missed us
 
     def record(self) -> Event:
@@ -181,7 +185,7 @@ class Stream(Resource):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def call(self, stream: NativeStream, call: Callable[[Handle], T], *natives: Native) -> T:
+    def _call(self, stream: NativeStream, call: Callable[[Handle], T], *natives: Native) -> T:
         """Call the driver with the stream, and one or two natives that must not be released meanwhile."""
         first = natives[0] if natives else stream
         second = natives[1] if len(natives) > 1 else first
@@ -197,20 +201,20 @@ class Stream(Resource):
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
-    def enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
+    def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
         """Give it work with one or two natives, and perhaps with a caller's host memory, which is kept until then."""
         stream = self._known_as()
         entry: list[Any] = [None, host]
         if host is not None:
             stream.drop_kept()
             stream.kept.append(entry)  # first: whatever strikes behind the call, the copy is still to come
-        self.call(stream, call, *natives)
+        self._call(stream, call, *natives)
         if host is not None:
             entry[0] = stream.point()
         else:
             stream.came_along()
 
-    def follow(self, other: NativeStream) -> None:
+    def _follow(self, other: NativeStream) -> None:
         """Order what follows behind what another native stream, which may be closed, was given so far."""
         stream = self._known_as()
         if other is stream:
@@ -218,14 +222,23 @@ class Stream(Resource):
         gate = stream.device.gate
         if gate.crowded:
             relieve(gate)
-        for wait in other.pending():
-            if all(wait is not one for _, one in stream.waits.copy()):
-                stream.note(wait)
-        if gate.shut:
-            gate.let_releases_end()
-        other.with_event(lambda event: self.call(stream, lambda native: self._backend.wait_event(native, event)))
+        inherited = [wait.inherited() for wait in other.pending() if not stream.is_behind(wait)]
+
+        def wait_for(event: Handle) -> None:
+            try:
+                for wait in inherited:
+                    stream.note(wait)
+                fail_followers(stream, inherited)
+                if gate.shut:
+                    gate.let_releases_end()
+                self._call(stream, lambda native: self._backend.wait_event(native, event))
+            finally:
+                for wait in inherited:
+                    wait.enqueued = True
+
+        other.with_event(wait_for)
         if other.graph is not None and stream.graph is None:
-            other.graph.join(stream)
+            other.graph._join(stream)
 
     def check_failure(self) -> None:
         """Raise why it has failed, if it has; the first failure stays."""

@@ -7,34 +7,38 @@ streams that use it are done.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import mmap
 import operator
 import os
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar, cast
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError, ResourceClosedError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
+from .monitor import generation
+from .native import Native, retire
 from .native_stream import NativeStream, Wait
 from .ownership import lend
 from .semaphore import ExternalSemaphore, SemaphoreCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..backend import Address, Native as Handle
     from .device import Device
 
-__all__ = ["OwnTimelines", "PinnedWords", "no_timeout", "refuse_capture", "stream_words"]
+__all__ = ["OwnTimelines", "PinnedWords", "Spare", "no_timeout", "spare_words", "stream_words"]
 
 MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE
 """Of a word that streams wait for: they compare cyclically."""
-_SPARE: Final = 64
-"""Pages that are kept for the next semaphores."""
+SPARE: Final = 64
+"""Pages that are kept for the next semaphores, of a device and kind."""
 _STRIDE: Final = 64
 """Bytes from one word to the next: a cache line each, because one is written by the CPU, another by a device."""
 
@@ -51,16 +55,6 @@ def stream_words(device: Device) -> StreamMemoryBackend:
     backend = device._backend
     assert isinstance(backend, StreamMemoryBackend)  # otherwise the capability is a gap
     return backend
-
-
-def refuse_capture(stream: NativeStream) -> None:
-    """Refuse a stream that is being captured: each launch would write, and wait for, the same value again."""
-    if stream.is_capturing():
-        raise InvalidArgumentError(
-            "stream",
-            f"{stream.label} is being captured, and a semaphore of stream words has its value for one time only: "
-            "signal and wait outside of the graph, before and after its launch.",
-        )
 
 
 def no_timeout() -> Capability:
@@ -95,11 +89,18 @@ class PinnedWords:
         self._backend = stream_words(device)
         self._memory = mmap.mmap(-1, system.PAGE)
         self._words = [ctypes.c_uint64.from_buffer(self._memory, index * _STRIDE) for index in range(self.COUNT)]
+        _pinned[self] = None  # first: whatever strikes, the driver's page is not unmapped
         try:
             self._pin, self._address = self._backend.pin(device._native, ctypes.addressof(self._words[0]), system.PAGE)
         except BaseException:
             self._unmap()
             raise
+
+    def anew(self) -> Self:
+        """As it was made."""
+        for word in self._words:
+            word.value = 0
+        return self
 
     def load(self, index: int) -> int:
         """A word as it stands, ahead of what the CPU does next."""
@@ -128,14 +129,69 @@ class PinnedWords:
     def _unmap(self) -> None:
         self._words = []
         self._memory.close()
+        _pinned.pop(self, None)
+
+
+_pinned: Final[dict[PinnedWords, None]] = {}
+"""Also what is left behind: unmapped and still registered, it would be in the way of whatever comes to lie there."""
+
+
+class _Page(Protocol):
+    def anew(self) -> Self: ...
+
+    def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=_Page)
+
+
+class Spare(Generic[P]):
+    """Pages of a device that nobody else ever had: they are used again, because to unpin one waits for all its work."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pages: list[P] = []
+
+    def take(self, make: Callable[[], P]) -> P:
+        """One that stands at 0."""
+        self._device._native  # noqa: B018 - raises in a child that cannot have it
+        taken: list[P] = []
+        try:
+            taken.extend(map(operator.call, (self._pages.pop,)))
+            return taken[0].anew()
+        except IndexError:
+            return make()
+        except BaseException:
+            self._pages += taken
+            raise
+
+    def give(self, page: Iterator[P]) -> None:
+        """Keep the one that is left in `page`: after an interrupt nobody gives it twice."""
+        self._pages.extend(page)
+        if len(self._pages) > SPARE:
+            gate = self._device._gate if self._device._backend.releases_block else None
+            surplus = Native("pinned page", operator.methodcaller("close"), gate=gate)
+            try:
+                with contextlib.suppress(IndexError):  # others have taken them
+                    surplus.create(self._pages.pop)
+            finally:
+                retire(surplus)
+
+
+def spare_words(device: Device) -> Spare[PinnedWords]:
+    """The device's; in a child of a fork others, because the pages are shared with the parent."""
+    return device._once(f"spare words of {generation()}", lambda: Spare[PinnedWords](device))
 
 
 class _Own:
     """One of our own timelines as one device uses it."""
 
-    __slots__ = ("exported", "fd", "fds", "label", "page", "pages", "pin", "spare", "stopped", "word")
+    __slots__ = ("_backend", "exported", "fd", "fds", "label", "once", "page", "pages", "pin", "stopped", "word")
 
-    def __init__(self, fd: int, page: timeline.Page, pin: Handle, word: Address, *, exported: bool) -> None:
+    def __init__(
+        self, backend: StreamMemoryBackend, fd: int, page: timeline.Page, pin: Handle, word: Address, *, exported: bool
+    ) -> None:
+        self._backend = backend
         self.fd = fd
         self.page = page
         self.pin = pin
@@ -145,15 +201,28 @@ class _Own:
         self.exported = exported
         """Others may have it."""
         # Each gives once what is to be done once, however often an interrupt makes us begin again.
-        self.spare = iter((self,))
+        self.once = iter((self,))
         self.pages = iter((page.address,))
         self.fds = iter((fd,))
+
+    def anew(self) -> _Own:
+        """The page for another semaphore."""
+        self.page.reset()
+        return _Own(self._backend, self.fd, self.page, self.pin, self.word, exported=False)
+
+    def close(self) -> None:
+        """Where unpinning fails the page stays: the device may still have it."""
+        self._backend.unpin(self.pin)
+        system.unmap_each(self.pages, system.PAGE)
+        for fd in self.fds:
+            os.close(fd)
 
 
 class WordCalls(SemaphoreCalls):
     """What semaphores of stream words have in common."""
 
     max_value = MAX_VALUE
+    in_graphs = False  # each launch would write, and wait for, the same value again
 
     def prepare(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         return handles
@@ -172,14 +241,14 @@ class OwnTimelines(WordCalls):
     def __init__(self, device: Device) -> None:
         self._device = device
         self._backend = stream_words(device)
-        self._spare: list[_Own] = []
+        self._spare: Spare[_Own] = Spare(device)
         self.blocks = device._backend.releases_block
 
     def create(self) -> ExternalSemaphore[Timeline]:
         """A new one, at 0."""
         semaphore = ExternalSemaphore(self._device, TimelineFd, self, exportable=True)
         semaphore._lifetime.gate = None  # nothing is unpinned before it was exported
-        semaphore._create(self._new)
+        semaphore._create(functools.partial(self._spare.take, self._new))
         return semaphore
 
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
@@ -190,17 +259,7 @@ class OwnTimelines(WordCalls):
         return semaphore
 
     def _new(self) -> _Own:
-        """Pages that nobody else ever had are used again: to unpin one waits for the whole device."""
-        taken: list[_Own] = []
-        try:
-            taken.extend(map(operator.call, (self._spare.pop,)))
-            taken[0].spare = iter(taken)
-            return taken[0]
-        except IndexError:
-            return self._take(*timeline.create(), ours=True)
-        except BaseException:
-            self._spare += taken
-            raise
+        return self._take(*timeline.create(), ours=True)
 
     def _map(self, fd: int) -> _Own:
         return self._take(fd, system.map_shared(fd, system.PAGE), ours=False)
@@ -219,19 +278,17 @@ class OwnTimelines(WordCalls):
                 os.close(fd)
             raise
         page.give_to_device()
-        return _Own(fd, page, pin, there + timeline.VALUE, exported=not ours)
+        return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=not ours)
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
     def wait(
         self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]
     ) -> None:
-        refuse_capture(stream)
         for own, value in zip(batch, values, strict=True):
             self._backend.wait_value(stream.handle, own.word, value)
 
     def signal(self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int]) -> None:
-        refuse_capture(stream)
         for own, value in zip(batch, values, strict=True):
             if value <= (current := own.page.value):  # it never shrinks, so by the time of the store it is no less
                 raise InvalidArgumentError(
@@ -244,14 +301,10 @@ class OwnTimelines(WordCalls):
         return lambda: handle.page.value >= value
 
     def destroy(self, handle: _Own) -> None:
-        if not handle.exported and len(self._spare) < _SPARE:
-            handle.page.reset()
-            self._spare.extend(handle.spare)
-            return
-        self._backend.unpin(handle.pin)  # where it fails the page stays: the device may still have it
-        system.unmap_each(handle.pages, system.PAGE)
-        for fd in handle.fds:
-            os.close(fd)
+        if handle.exported:
+            handle.close()
+        else:
+            self._spare.give(handle.once)
 
     def abandon(self, handle: _Own) -> None:
         handle.stopped = True

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
@@ -17,7 +16,7 @@ from .._core.native import Native
 from .._core.ownership import lend
 from .._core.resource import Resource, check_timeout
 from .._core.semaphore import ExternalSemaphore
-from .._core.words import PinnedWords, WordCalls, refuse_capture, stream_words
+from .._core.words import WordCalls, spare_words, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -27,7 +26,6 @@ from ..errors import (
     ResourceClosedError,
     UnsupportedError,
     again,
-    warn_leak,
 )
 from ..handles import (
     Binary,
@@ -42,7 +40,7 @@ from ..handles import (
     TimelineFd,
 )
 from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEndpoint, SyncobjEndpoint, render_nodes
-from ._watcher import Lane, Watcher, open_peer
+from ._watcher import Lane, Watcher
 
 if TYPE_CHECKING:
     from .._core.native_stream import NativeStream, Wait
@@ -61,15 +59,11 @@ _ENDPOINTS: Final[Mapping[type[FdHandle], Callable[[Any], Endpoint]]] = {
 
 
 class _Calls(WordCalls):
-    """What the bridge's semaphores of one device do in place of the driver; handles are lanes."""
-
-    def __init__(self, device: Device) -> None:
-        self.blocks = device._backend.releases_block
+    """What a bridged semaphore does in place of the driver; handles are lanes."""
 
     def wait(
         self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int], ms: int | None, waits: Sequence[Wait]
     ) -> None:
-        refuse_capture(stream)
         for lane, value, wait in zip(batch, values, waits, strict=True):
             lane.wait(stream, value, wait)
         # Whoever is let go already, as the calling thread's own stream is, must not go on with it.
@@ -77,15 +71,11 @@ class _Calls(WordCalls):
             raise again(failure)
 
     def signal(self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int]) -> None:
-        refuse_capture(stream)
         for lane, value in zip(batch, values, strict=True):
             lane.signal(stream, value)
 
     def destroy(self, handle: Lane) -> None:
-        try:
-            handle.end()
-        except ResourceBusyError as error:  # a page of words is left behind; what it stands on is not
-            warn_leak(f"releasing a bridged semaphore failed: {error}")
+        handle.end()
 
     def abandon(self, handle: Lane) -> None:
         handle.stopped = True  # threads only: `BridgedSemaphore.close` lets streams go
@@ -95,6 +85,9 @@ class _Calls(WordCalls):
 
     def host_wait(self, handle: Lane, value: int, timeout: float | None) -> bool:
         return handle.host_wait(value, None if timeout is None else time.monotonic() + timeout)
+
+
+_CALLS: Final = _Calls()
 
 
 class BridgedSemaphore(ExternalSemaphore[K]):
@@ -110,7 +103,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     def __init__(self, bridge: Bridge, endpoint: Endpoint) -> None:
         handle_type: Any = TimelineFd if endpoint.kind is Timeline else OpaqueFd
         super().__init__(
-            bridge.device, handle_type, bridge._calls, parents=(bridge._lifetime,), label=f"bridged {endpoint.label}"
+            bridge.device, handle_type, _CALLS, parents=(bridge._lifetime,), label=f"bridged {endpoint.label}"
         )
         self._parents = (bridge,)
         self._endpoint = endpoint
@@ -201,11 +194,15 @@ class Bridge(Resource):
         self._grace = seconds
         self._closing = [seconds]
         self._watcher = watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
-        self._calls = _Calls(device)
         super().__init__(Native("Bridge", lambda _: watcher.stop()))
         closing = self._closing
         self._lifetime.on_retired = lambda: watcher.cancel_after(closing[0])
         self._lifetime.open()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_lifetime") and not self.closed and not _ending():
+            self._watcher.cancel_after(self._grace)  # who waits for a stream does not drain
+        super().__del__()
 
     @property
     def device(self) -> Device:
@@ -279,7 +276,7 @@ class Bridge(Resource):
             )
         make = _ENDPOINTS[cast("type[FdHandle]", kind)]
         # A duplicate is the endpoint's, so that nothing has to be taken back from it when a later step fails.
-        duplicate = system.duplicate(cast(FdHandle, handle).fd)
+        duplicate = cast(FdHandle, handle).duplicate().detach()
         try:
             endpoint = make(cast("type[FdHandle]", kind)(duplicate, origin=handle.origin))
         except BaseException:
@@ -345,14 +342,12 @@ class Bridge(Resource):
         return semaphore
 
     def _new_lane(self, endpoint: Endpoint, peer: int | None) -> Lane:
-        with ExitStack() as undo:
-            watch = open_peer(peer)
-            if watch is not None:
-                undo.callback(os.close, watch)
-            words = PinnedWords(self._device)  # last: to unpin may block behind what a stream waits for
-            undo.pop_all()
-        lane = Lane(self._watcher, words, endpoint, watch, peer)
-        self._watcher.add(lane)
+        lane = Lane(self._watcher, spare_words(self._device), endpoint, peer)
+        try:
+            lane.open(self._device)
+        except BaseException:
+            lane.end()
+            raise
         return lane
 
     def close(self, timeout: float | None = None) -> None:

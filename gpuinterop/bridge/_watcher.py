@@ -15,6 +15,7 @@ import contextlib
 import errno
 import functools
 import itertools
+import operator
 import os
 import queue
 import select
@@ -23,20 +24,31 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .. import system
-from .._core.monitor import after_fork
-from .._core.native_stream import fail_stream, fail_wait, order
+from .._core.monitor import after_fork, locked
+from .._core.native_stream import Wait, fail_stream, fail_wait, order
 from .._core.resource import check_int
-from .._core.words import PinnedWords
-from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, again
+from .._core.words import PinnedWords, Spare
+from ..errors import (
+    GpuInteropError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceBusyError,
+    ResourceClosedError,
+    again,
+    warn_leak,
+)
 from ..handles import Timeline
 
 if TYPE_CHECKING:
-    from .._core.native_stream import NativeStream, Wait
+    from .._core.device import Device
+    from .._core.native_stream import NativeStream
     from ._endpoints import Endpoint
+
+T = TypeVar("T")
 
 _SPIN_S: Final = 1e-3  # a handoff of two sides that both work takes less
 _LONGEST_PAUSE_S: Final = 2e-3
@@ -49,25 +61,30 @@ _LAST_LOOK_S: Final = 0.01  # for which a `host_wait` whose time is over waits f
 _LONGEST_SLEEP_S: Final = 3600.0  # locks take no infinity
 
 
-class _Pending:
-    """A wait that was enqueued, or a signal of a stream."""
+class _Waiting(NamedTuple):
+    """A wait that was enqueued, or is about to be."""
 
-    __slots__ = ("number", "serial", "stream", "value", "wait")
+    value: int
+    """What is stored for it."""
+    wait: Wait
 
-    def __init__(
-        self, value: int, *, wait: Wait | None = None, stream: NativeStream | None = None, number: int = 0
-    ) -> None:
-        self.serial = next(order)
+
+class _Signal:
+    """A signal that a stream was given, or is about to be."""
+
+    __slots__ = ("number", "serial", "stream", "value")
+
+    def __init__(self, value: int, number: int, stream: NativeStream) -> None:
         self.value = value
-        self.wait = wait
-        self.stream = stream
         self.number = number
-        """What a signal has its stream store."""
+        """What the stream stores."""
+        self.stream = stream
+        self.serial = next(order)
 
     @property
     def is_void(self) -> bool:
         """It was signalled behind a wait that did not come: nobody is told."""
-        return self.stream is not None and self.stream.is_void(self.serial)
+        return self.stream.is_void(self.serial)
 
 
 class _Out:
@@ -80,15 +97,26 @@ class _Out:
         self.key = key
         self.written = 0
         """How many signals were enqueued."""
-        self.pending: deque[_Pending] = deque()
+        self.pending: deque[_Signal] = deque()
 
-    def ready(self, stored: int) -> list[_Pending]:
+    def ready(self, stored: int) -> list[_Signal]:
         """Those that the stream has come to."""
         try:
             most = stored - self.pending[0].number + 1  # one may be left out, and none is there twice
         except IndexError:  # it could not be enqueued
             return []
         return [pending for pending in list(itertools.islice(self.pending, max(0, most))) if pending.number <= stored]
+
+
+def _with(lock: threading.RLock, call: Callable[[bool], T], limit: float = -1) -> T:
+    """Run `call` with the lock, or after `limit` seconds without: it is told which. An interrupt does not keep it."""
+    try:  # as in `monitor.locked`
+        return call(lock.acquire(timeout=limit))
+    finally:
+        try:  # noqa: SIM105
+            lock.release()
+        except RuntimeError:
+            pass
 
 
 class Lane:
@@ -98,57 +126,64 @@ class Lane:
     long as a look takes, by the watcher, and by whoever ends the lane.
     """
 
-    def __init__(
-        self, watcher: Watcher, words: PinnedWords, endpoint: Endpoint, watch: int | None, peer: int | None
-    ) -> None:
+    def __init__(self, watcher: Watcher, spare: Spare[PinnedWords], endpoint: Endpoint, peer: int | None) -> None:
         self.watcher = watcher
-        self.words = words
         self.endpoint = endpoint
-        self.lock = threading.RLock()  # a finalizer may come in between
+        self.lock = threading.RLock()
         self.refusal: GpuInteropError | None = None
         """Why no more is taken: it was cancelled, or it has failed. Unless it has failed, what is signalled is told."""
         self.failed = False
         self.closed = False
         self.stopped = False
         """Threads in `host_wait` are to leave it."""
-        self._adopted = False
+        self._stuck = False
+        """Somebody may store a word at any time, without the lock."""
         self._timeline = endpoint.kind is Timeline
-        self._waits: deque[_Pending] = deque()
+        self._waits: deque[_Waiting] = deque()
         self._ordered = True
         """Whether the first of a timeline's waits is the least."""
-        self._appending = threading.Lock()
         self._passed = 0
         """What `arrived` was last set to."""
         self._numbers = itertools.count(1)  # of a binary semaphore's waits
         self._unclaimed: deque[None] = deque()  # signals that were taken for waits that could not be enqueued
         self._outs: dict[NativeStream, _Out] = {}
         self._forwarded = 0
-        self.enqueuing = threading.Lock()
-        self._peer = watch
+        self._enqueuing = threading.RLock()
         self._peer_number = peer
         self._peer_checked = 0.0
+        self._spare = spare
+        # What is released once, however often an interrupt makes `end` begin again.
+        self._made: list[PinnedWords] = []
+        self._peers: list[int] = []
+        self._words_once, self._peers_once = iter(self._made), iter(self._peers)
+        self._endpoint_once: Iterator[Callable[[], None]] = iter(())
+
+    @property
+    def words(self) -> PinnedWords:
+        return self._made[0]
+
+    def open(self, device: Device) -> None:
+        """Make what it needs; what it has made is released by `end`."""
+        if self._peer_number is not None:
+            self._peers.extend(map(open_peer, (self._peer_number,)))
+        self._made.extend(map(self._spare.take, (functools.partial(PinnedWords, device),)))
+        self.watcher.add(self)
 
     # -- the application's threads -------------------------------------------------------------------------------
 
     def adopt(self) -> None:
         """From now on `end` closes the endpoint. Raises if that was called: then it is still the caller's."""
-        with self.lock:
-            if self.closed:
-                raise ResourceClosedError("the bridge was closed meanwhile.")
-            self._adopted = True
+        _with(self.lock, self._adopt)
+
+    def _adopt(self, held: bool) -> None:
+        if self.closed:
+            raise ResourceClosedError("the bridge was closed meanwhile.")
+        self._endpoint_once = iter((self.endpoint.close,))
 
     def wait(self, stream: NativeStream, value: int, wait: Wait) -> None:
         """Enqueue a wait."""
         self._check()
-        # First: the calling thread's own stream blocks in the next call.
-        with self._appending:  # binary waits pass in the order of their numbers
-            pending = _Pending(value if self._timeline else next(self._numbers), wait=wait)
-            wait.reached = functools.partial(self._has_stored, pending.value)
-            try:
-                self._ordered = pending.value >= self._waits[-1].value and self._ordered
-            except IndexError:
-                self._ordered = True
-            self._waits.append(pending)
+        pending = self._note(value, wait)  # first: the calling thread's own stream blocks in the next call
         self.watcher.poke()
         try:
             self.words.wait(stream, 0, pending.value)
@@ -160,9 +195,19 @@ class Lane:
                     self._unclaimed.append(None)
             raise
         if self.refusal is not None:  # since the look above: nobody else sees to this one
-            with self._looked():
-                if not self.closed:
-                    self._let_go(self.refusal)
+            self.cancel(self.refusal)
+
+    @locked
+    def _note(self, value: int, wait: Wait) -> _Waiting:
+        """Binary waits pass in the order of their numbers."""
+        pending = _Waiting(value if self._timeline else next(self._numbers), wait)
+        wait.reached = functools.partial(self._has_stored, pending.value)
+        try:
+            self._ordered = pending.value >= self._waits[-1].value and self._ordered
+        except IndexError:
+            self._ordered = True
+        self._waits.append(pending)
+        return pending
 
     def _has_stored(self, value: int) -> bool:
         """Whether streams that wait for the value go on by themselves."""
@@ -171,22 +216,26 @@ class Lane:
     def signal(self, stream: NativeStream, value: int) -> None:
         """Enqueue a signal."""
         self._check()
-        with self.enqueuing:  # the stream's word counts in the order in which it is written
-            out = self._out(stream)
-            out.written += 1  # in this order: Ctrl-C in between leaves out a number, and that is all
-            pending = _Pending(value, stream=stream, number=out.written)
-            out.pending.append(pending)
-            self.watcher.poke()  # Ctrl-C may strike behind the call
-            try:
-                self.words.write(stream, out.index, out.written)
-            except Exception:
-                out.written -= 1
-                out.pending.remove(pending)
-                raise
+        _with(self._enqueuing, functools.partial(self._signal, stream, value))
         self.watcher.poke()
         if self.failed:  # since the look above
-            with self._looked():
-                self._drop_signals()
+            _with(self.lock, self._drop_signals, _LOCK_LIMIT_S)
+
+    def _signal(self, stream: NativeStream, value: int, held: bool) -> None:
+        """The stream's word counts in the order in which it is written."""
+        out = self._out(stream)
+        out.written += 1  # in this order: Ctrl-C in between leaves out a number, and that is all
+        pending = _Signal(value, out.written, stream)
+        if (failure := stream.tell_failure()) is not None:  # before it was numbered, so `is_void` would not say so
+            raise again(failure)
+        out.pending.append(pending)
+        self.watcher.poke()  # Ctrl-C may strike behind the call
+        try:
+            self.words.write(stream, out.index, out.written)
+        except Exception:
+            out.written -= 1
+            out.pending.remove(pending)
+            raise
 
     def host_wait(self, value: int, deadline: float | None) -> bool:
         """Block the calling thread; other calls of the endpoint come in between."""
@@ -199,18 +248,15 @@ class Lane:
                 raise ResourceClosedError(f"{self.endpoint.label} was closed while this thread waited for it.")
             left = _HOST_SLICE_S if deadline is None else deadline - time.monotonic()
             # The watcher may be stuck in a look; wait for one that is not: a time-out of 0 is to find what is there.
-            if self.lock.acquire(timeout=max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))):
-                try:
-                    if self._take(value):
-                        return True
-                finally:
-                    self.lock.release()
+            limit = max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))
+            if _with(self.lock, lambda held: held and self._take(value), limit):
+                return True
             if gone:
                 raise self._peer_died()
             now = time.monotonic()
-            if self._peer is not None and now - checked >= _PEER_CHECK_S:
+            if self._peers and now - checked >= _PEER_CHECK_S:
                 checked = now
-                if gone := ended(self._peer):
+                if gone := ended(self._peers[0]):
                     continue  # it may have signalled before it died
             if deadline is not None and now >= deadline:
                 return False
@@ -219,66 +265,49 @@ class Lane:
 
     def host_signal(self, value: int) -> None:
         self._check()
-        with self._looked() as held:
-            if not held:
-                raise ResourceBusyError(f"{self.endpoint.label} is stuck in a look that was to take no time.")
-            self.endpoint.signal(value)
+        _with(self.lock, functools.partial(self._host_signal, value), _LOCK_LIMIT_S)
 
-    @contextlib.contextmanager
-    def _looked(self) -> Generator[bool]:
-        """Behind the look that is under way. An endpoint may be stuck in one: then without the lock, which it gives."""
-        held = self.lock.acquire(timeout=_LOCK_LIMIT_S)
-        try:
-            yield held
-        finally:
-            if held:
-                self.lock.release()
+    def _host_signal(self, value: int, held: bool) -> None:
+        if not held:
+            raise ResourceBusyError(f"{self.endpoint.label} is stuck in a look that was to take no time.")
+        self.endpoint.signal(value)
 
     def cancel(self, error: GpuInteropError) -> None:
         """Let every stream go that waits here; it fails with `error`, and so does what is done with the lane.
 
         What streams signal that do not fail is still told.
         """
-        with self._looked():
-            if not self.closed:
-                self._refuse(error)
+        _with(self.lock, functools.partial(self._cancel, error), _LOCK_LIMIT_S)
 
-    def forked(self, error: GpuInteropError) -> None:
-        """In a child: the words, what is behind the endpoint and the driver are the parent's."""
-        self.lock = threading.RLock()
-        self.enqueuing, self._appending = threading.Lock(), threading.Lock()
-        self.refusal = self.refusal or error
-        self.failed = self.closed = True
-        self._waits.clear()
-        self._outs.clear()
+    def _cancel(self, error: GpuInteropError, held: bool) -> None:
+        self._stuck = self._stuck or not held  # before the look: `end` closes first
+        if not self.closed:
+            self._refuse(error)
 
     def end(self) -> None:
         """Forward what was signalled to the last, and release everything; no stream uses the words any more."""
-        if not self.lock.acquire(timeout=_LOCK_LIMIT_S):
-            self.watcher.remove(self)
-            raise ResourceBusyError(
-                f"{self.endpoint.label} is stuck in a look that was to take no time; it and a page of words are left "
-                "behind."
-            )
-        try:
-            if self.closed:
-                return
-            if not self.failed:
-                self.step(time.monotonic())
-            self.closed = True
-            self.refusal = self.refusal or ResourceClosedError(f"{self.endpoint.label} is closed.")
-            adopted = self._adopted
-        finally:
-            self.lock.release()
+        held = _with(self.lock, self._end, _LOCK_LIMIT_S)
         self.watcher.remove(self)
-        # Without the lock, which the watcher may be waiting for: unpinning may take its time.
-        if self._peer is not None:
-            os.close(self._peer)
+        # Without the lock, which the watcher may be waiting for.
+        done: list[object] = []
         try:
-            if adopted:
-                self.endpoint.close()
+            if held:
+                done.extend(map(os.close, self._peers_once))
+                done.extend(map(operator.call, self._endpoint_once))
         finally:
-            self.words.close()
+            if not self._stuck:
+                self._spare.give(self._words_once)
+        if self._stuck:
+            what = "a page of words is" if held else "it and a page of words are"
+            warn_leak(f"{self.endpoint.label} was stuck in a look that was to take no time; {what} left behind")
+
+    def _end(self, held: bool) -> bool:
+        if held:
+            self._look(time.monotonic())
+        self.closed = True
+        self._stuck = self._stuck or not held
+        self.refusal = self.refusal or ResourceClosedError(f"{self.endpoint.label} is closed.")
+        return held
 
     def _check(self) -> None:
         if self.refusal is not None:
@@ -315,27 +344,32 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether something is pending."""
-        return not self.failed and (bool(self._waits) or any(out.pending for out in list(self._outs.values())))
+        return not (self.failed or self.closed) and (
+            bool(self._waits) or any(out.pending for out in list(self._outs.values()))
+        )
 
     def step(self, now: float) -> bool:
         """Look once; whether anything has happened."""
-        with self.lock:
-            if self.closed or self.failed:
-                return False
-            try:
-                moved = self._forward()
-                arrived = self._arrive()
-                if not (moved or arrived):
-                    self._check_peer(now)
-            except GpuInteropError as error:
-                self._fail(error)
-                return True
-            except BaseException as error:  # of an endpoint that is not ours; and nothing may end this thread
-                failure = PeerError(f"{self.endpoint.label} failed in the bridge's watcher: {error!r}.")
-                failure.__cause__ = error
-                self._fail(failure)
-                return True
-            return moved or arrived
+        with self.lock:  # in this thread no interrupt strikes
+            return self._look(now)
+
+    def _look(self, now: float) -> bool:
+        if self.closed or self.failed:
+            return False
+        try:
+            moved = self._forward()
+            arrived = self._arrive()
+            if not (moved or arrived):
+                self._check_peer(now)
+        except GpuInteropError as error:
+            self._fail(error)
+            return True
+        except BaseException as error:  # of an endpoint that is not ours; and nothing may end this thread
+            failure = PeerError(f"{self.endpoint.label} failed in the bridge's watcher: {error!r}.")
+            failure.__cause__ = error
+            self._fail(failure)
+            return True
+        return moved or arrived
 
     def _arrive(self) -> bool:
         """Store what the foreign semaphore has reached."""
@@ -354,7 +388,7 @@ class Lane:
             moved = True
         return moved
 
-    def _next(self) -> _Pending | None:
+    def _next(self) -> _Waiting | None:
         """The wait that is to pass first. Other threads add to them, and take away what could not be enqueued."""
         # Streams may wait out of order: the least comes first, or the one behind it would hold it up.
         if self._timeline and not self._ordered:
@@ -390,10 +424,10 @@ class Lane:
         return any(ready for _, ready in done)
 
     def _check_peer(self, now: float) -> None:
-        if self._peer is None or not self._waits or now - self._peer_checked < _PEER_CHECK_S:
+        if not self._peers or not self._waits or now - self._peer_checked < _PEER_CHECK_S:
             return
         self._peer_checked = now
-        if ended(self._peer) and not self._arrive():  # it may have signalled before it died
+        if ended(self._peers[0]) and not self._arrive():  # it may have signalled before it died
             raise self._peer_died()
 
     def _peer_died(self) -> PeerError:
@@ -403,9 +437,9 @@ class Lane:
         """The endpoint is of no use any more."""
         self.failed = True
         self._refuse(error)
-        self._drop_signals()
+        self._drop_signals(True)
 
-    def _drop_signals(self) -> None:
+    def _drop_signals(self, held: bool) -> None:
         """What streams have signalled, and have yet to, reaches nobody: they are told."""
         assert self.refusal is not None
         for out in list(self._outs.values()):
@@ -424,20 +458,17 @@ class Lane:
                 pending = self._waits.popleft()
             except IndexError:
                 break
-            if pending.wait is not None:
-                fail_wait(pending.wait, error)
+            fail_wait(pending.wait, error)
         self.words.store(0, _RELEASED)
         self._passed = _RELEASED
 
 
-def _value_of(pending: _Pending) -> int:
+def _value_of(pending: _Waiting) -> int:
     return pending.value
 
 
-def open_peer(pid: int | None) -> int | None:
+def open_peer(pid: int) -> int:
     """A pidfd of the process whose death is to be noticed; the caller's."""
-    if pid is None:
-        return None
     if sys.platform != "linux":
         raise InvalidArgumentError("peer", "a process can be watched on Linux only.")
     if not 0 < check_int(pid, "peer") < 2**31:
@@ -462,14 +493,14 @@ class Watcher:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[Lane, None] = {}
         # No Event: the collector may end a bridge in this very thread, in the middle of its wait(), and its lock is not
         # reentrant. A SimpleQueue's put() is.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._sleeping = False
         self._stopping = False
         self._cancel_at: float | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._failure: GpuInteropError | None = None
         _live.add(self)
@@ -477,10 +508,10 @@ class Watcher:
     # -- the application's threads -------------------------------------------------------------------------------
 
     def add(self, lane: Lane) -> None:
-        self._lanes[id(lane)] = lane
+        self._lanes[lane] = None
 
     def remove(self, lane: Lane) -> None:
-        self._lanes.pop(id(lane), None)
+        self._lanes.pop(lane, None)
         self.poke()
 
     def poke(self) -> None:
@@ -498,14 +529,16 @@ class Watcher:
         self.check()
         if self._thread is not None or self._stopping:
             return
-        with self._starting:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # "can't start new thread"
-                    raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
-                self._thread = thread
+        _with(self._starting, self._start)
+
+    def _start(self, held: bool) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # "can't start new thread"
+                raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
+            self._thread = thread  # an interrupt before this: then there are two, which is harmless
 
     def cancel_after(self, seconds: float) -> None:
         """What is still pending then is let go."""
@@ -521,7 +554,7 @@ class Watcher:
             thread.join(limit)
 
     def cancel(self, error: GpuInteropError) -> None:
-        for lane in list(self._lanes.values()):
+        for lane in list(self._lanes):
             lane.cancel(error)
 
     def exiting(self) -> None:
@@ -529,22 +562,6 @@ class Watcher:
         self._failure = ResourceClosedError("the interpreter is exiting while a stream still waits.")
         self.cancel(self._failure)
         self.stop()
-
-    def forked(self) -> None:
-        """In a child there is no thread: nothing that is enqueued from now on would ever come.
-
-        What was is the parent's, words included: whatever the child closes, and its exit, leaves them alone.
-        """
-        self._failure = error = ResourceClosedError(
-            "the bridge belongs to the parent process; make one after the fork."
-        )
-        self._stopping = True
-        self._thread = None
-        self._starting = threading.Lock()
-        self._wake = queue.SimpleQueue()
-        lanes, self._lanes = self._lanes, {}
-        for lane in lanes.values():
-            lane.forked(error)
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -566,7 +583,7 @@ class Watcher:
                 self._cancel_at = None
                 self.cancel(ResourceClosedError("the bridge was closed while a stream still waited."))
             moved = busy = False
-            for lane in list(self._lanes.values()):
+            for lane in list(self._lanes):
                 if lane.busy:
                     busy = True
                     moved |= lane.step(now)
@@ -589,7 +606,7 @@ class Watcher:
                 self._wake.get_nowait()
         self._sleeping = True
         try:
-            if self._stopping or (idle and any(lane.busy for lane in list(self._lanes.values()))):
+            if self._stopping or (idle and any(lane.busy for lane in list(self._lanes))):
                 return True  # it came before we could be poked
             self._wake.get(timeout=None if seconds is None else min(seconds, _LONGEST_SLEEP_S))
         except queue.Empty:
@@ -612,10 +629,5 @@ def _exit() -> None:
         watcher.stop(max(0.0, deadline - time.monotonic()))
 
 
-@after_fork
-def _forked() -> None:
-    for watcher in list(_live):
-        watcher.forked()
-
-
+after_fork(_live.clear)  # in a child there is no thread, and its exit stores nothing in the parent's words
 atexit.register(_exit)  # what is registered last runs first: streams are drained afterwards, and come to their ends

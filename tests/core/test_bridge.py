@@ -23,8 +23,10 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.resource import Resource
-from gpuinterop._core.semaphore import SemaphoreBatch
+from gpuinterop._core.native import GONE, retire
+from gpuinterop._core.native_stream import NativeStream
+from gpuinterop._core.semaphore import ExternalSemaphore, SemaphoreBatch
+from gpuinterop._core.words import SPARE, spare_words
 from gpuinterop.backend import Native, StreamMemoryBackend
 from gpuinterop.bridge import Bridge, Endpoint, SemaphoreEndpoint, SyncobjEndpoint, _endpoints, _watcher
 from gpuinterop.capabilities import Operation
@@ -72,13 +74,18 @@ class Scripted(Endpoint):
 
 
 class WordsBackend(FakeBackend, StreamMemoryBackend):
-    """Streams that do nothing by themselves: what they were to wait for and write stands in lists."""
+    """Streams that do nothing by themselves: what they were to wait for and write stands in lists.
+
+    They are idle when their waits have passed, whatever is left to be written.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.pins: dict[int, int] = {}
         self.waits: list[tuple[Native, int, int]] = []
         """Stream, address, value."""
+        self.pending: list[tuple[Native, int, int]] = []
+        """Those that may not have passed."""
         self.writes: list[tuple[Native, int, int]] = []
         self.captured: set[int] = set()
         self.on_pin: Script = lambda: None
@@ -100,6 +107,17 @@ class WordsBackend(FakeBackend, StreamMemoryBackend):
     def wait_value(self, stream: Native, word: int, value: int) -> None:
         self.before_wait()
         self.waits.append((stream, word, value))
+        self.pending.append((stream, word, value))
+
+    def is_waiting(self) -> bool:
+        self.pending = [it for it in self.pending if ctypes.c_uint64.from_address(it[1]).value < it[2]]
+        return bool(self.pending)
+
+    def is_idle(self, stream: Native) -> bool:
+        return not self.is_waiting() or all(it[0] != stream for it in self.pending)
+
+    def is_done(self, event: Native) -> bool:
+        return self.is_idle(self.event_streams[event])
 
     def is_capturing(self, stream: Native) -> bool:
         return stream[1] in self.captured
@@ -151,6 +169,11 @@ def lane_of(semaphore: Any) -> _watcher.Lane:
 
 def word_of(semaphore: Any) -> int:
     return lane_of(semaphore).words.load(0)
+
+
+def spare(device: Device) -> int:
+    """How many pages are kept for the next semaphores."""
+    return len(spare_words(device)._pages)
 
 
 def end(*resources: Any) -> None:
@@ -626,7 +649,7 @@ def test_a_signal_that_the_endpoint_refuses_reaches_the_owner(host: Device, scop
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
     stream = scope.enter_context(host.create_stream())
     semaphore.signal(stream, 1)
-    until(lambda: stream._failure is not None)
+    until(lambda: stream._known_as().failure is not None)
     with pytest.raises(gi.InvalidArgumentError, match="it stands at 9"):
         stream.synchronize(LIMIT)
     assert endpoint.told == []
@@ -683,6 +706,7 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, scope: Exi
     thread.join(LIMIT)
     assert lane.words.load(0) == RELEASED
     assert endpoint.closed == 0
+    assert lane.words not in spare_words(host)._pages
     lane.words.close()
 
 
@@ -891,6 +915,124 @@ def test_many_waits_queued_ahead_are_looked_at_one_by_one(
     until(lambda: word_of(semaphore) == 700)
 
 
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+class Blocking(WordsBackend):
+    """To unpin a page waits for all work of the device, as on CUDA."""
+
+    releases_block = True
+
+    def unpin(self, pin: Native) -> None:
+        assert not self.is_waiting(), "it would block"
+        super().unpin(pin)
+
+
+@pytest.fixture
+def blocking() -> tuple[Device, Blocking]:
+    backend = Blocking()
+    return fake_device(backend=backend)[0], backend
+
+
+def test_a_closed_semaphores_page_is_the_next_ones(blocking: tuple[Device, Blocking], scope: ExitStack) -> None:
+    """Its words stand at 0 again. Nothing is unpinned, so it is released while another stream waits."""
+    device, backend = blocking
+    bridge = scope.enter_context(Bridge(device))
+    waiting, stream = (scope.enter_context(device.create_stream()) for _ in range(2))
+    scope.enter_context(pending := bridge.from_endpoint(never := Scripted())).wait(waiting, 1)
+    for frame in range(5):
+        endpoint = Scripted()
+        semaphore = bridge.from_endpoint(endpoint)
+        page = lane_of(semaphore).words
+        assert [page.load(index) for index in range(page.COUNT)] == [0] * page.COUNT
+        semaphore.signal(stream, 7)
+        semaphore.wait(stream, 9)
+        assert not stream.query()
+        endpoint.reached = 9
+        backend.run_writes()
+        until(lambda told=endpoint.told: told == [7])
+        end(semaphore)
+        assert len(backend.pins) == 2, frame
+    assert word_of(pending) == 0
+    never.reached = 1
+
+
+def test_pages_that_are_not_kept_are_unpinned_when_nobody_waits(
+    blocking: tuple[Device, Blocking], scope: ExitStack
+) -> None:
+    device, backend = blocking
+    bridge = scope.enter_context(Bridge(device))
+    stream = scope.enter_context(device.create_stream())
+    waited = scope.enter_context(bridge.from_endpoint(endpoint := Scripted()))
+    many = [bridge.from_endpoint(Scripted()) for _ in range(SPARE + 3)]
+    waited.wait(stream, 1)
+    end(*many)  # each is released
+    assert len(backend.pins) == SPARE + 4
+    endpoint.reached = 1
+    until(stream.query)
+    device.drain(LIMIT)
+    assert spare(device) == SPARE
+    assert len(backend.pins) == SPARE + 1
+    assert word_of(waited) == 1
+
+
+def test_an_interrupted_release_gives_its_page_once(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is released anew, and meanwhile another semaphore may have the page: that is its own."""
+    device, backend = words
+    bridge = scope.enter_context(Bridge(device))
+    semaphore = bridge.from_endpoint(endpoint := Scripted())
+    give = spare_words(device).give
+    others: list[Any] = []
+
+    def interrupted(page: Any) -> None:
+        give(page)
+        if not others:
+            others.append(bridge.from_endpoint(Scripted()))
+            lane_of(others[0]).words.store(0, 5)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(spare_words(device), "give", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        semaphore.close()
+    until(lambda: semaphore._lifetime.state in GONE)
+    others.append(bridge.from_endpoint(Scripted()))
+    assert endpoint.closed == 1
+    assert (word_of(others[0]), word_of(others[1])) == (5, 0)
+    assert len(backend.pins) == 2
+    end(*others)
+
+
+def test_a_lock_outlives_no_interrupt() -> None:
+    """One strikes behind acquire(): the watcher, or whoever comes next, must not wait for ever."""
+    lock = threading.RLock()
+
+    class Struck:
+        release = staticmethod(lock.release)
+
+        @staticmethod
+        def acquire(timeout: float) -> bool:
+            lock.acquire(timeout=timeout)
+            raise KeyboardInterrupt
+
+    def free() -> bool:
+        taken: list[bool] = []
+        thread = threading.Thread(target=lambda: taken.append(_watcher._with(lock, bool, 0.0)))
+        thread.start()
+        thread.join(LIMIT)
+        return taken[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        _watcher._with(Struck(), bool)  # type: ignore[arg-type]
+    assert free()
+    with lock:
+        assert not free()
+        assert _watcher._with(lock, bool)
+        assert not free(), "another's hold was given up"
+    assert free()
+
+
 # -- what cannot be enqueued -----------------------------------------------------------------------------------------
 
 
@@ -1023,7 +1165,7 @@ def test_ctrl_c_ahead_of_the_write_miscounts_nothing(words: tuple[Device, WordsB
     endpoint = Scripted(Binary)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
-    out = lane_of(semaphore)._out(stream)
+    out = lane_of(semaphore)._out(stream._known_as())
     out.written += 1  # Ctrl-C between this and what follows it
     for _ in range(3):
         semaphore.signal(stream)
@@ -1126,8 +1268,9 @@ def test_closed_while_a_semaphore_is_being_made(
     handle = gi.EventFd(fd)
     endpoint = Scripted()
     before = len(os.listdir("/proc/self/fd"))
-    for give in ("endpoint", "handle"):
-        bridge = Bridge(device)
+    devices = [device, fake_device(backend=backend)[0]]  # the first one's page is used again
+    for give, on in zip(("endpoint", "handle"), devices, strict=True):
+        bridge = Bridge(on)
         if when == "pinned":
             backend.on_pin = bridge.close
         else:
@@ -1144,35 +1287,43 @@ def test_closed_while_a_semaphore_is_being_made(
     os.write(fd, struct.pack("=Q", 1))
     assert count_of(fd) == 1
     assert len(os.listdir("/proc/self/fd")) == before
-    assert backend.pins == {}
+    assert [spare(one) for one in devices] == [1, 1]
+    assert len(backend.pins) == 2
     backend.on_pin = lambda: None
     monkeypatch.undo()
     with Bridge(device) as anew:  # and can be used once more
         end(anew.from_endpoint(endpoint), anew.import_semaphore(handle))
     assert endpoint.closed == 1
+    assert spare(device) == len(backend.pins) - 1 == 2
 
 
+@pytest.mark.parametrize("when", ["before it is made", "made"])
 def test_closed_while_it_is_being_constructed(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Another thread closes the bridge between two lines of the constructor: nothing is enqueued on what is gone."""
     device, backend = words
-    bridge = Bridge(device)
     stream = scope.enter_context(device.create_stream())
-    initialise = Resource.__init__
+    create = ExternalSemaphore._create
+    bridges: list[Bridge] = []
 
-    def interrupted(self: Resource, *arguments: Any, **named: Any) -> None:
-        initialise(self, *arguments, **named)
-        if isinstance(self, gi.bridge.BridgedSemaphore):
-            self._retire()  # as the closing bridge does to each; its drain is still to come
+    def interrupted(self: Any, make: Any) -> None:
+        if when == "made":
+            create(self, make)
+        for bridge in bridges:
+            retire(bridge._lifetime)  # as in its close(); the drain is still to come
+        if when != "made":
+            create(self, make)
 
-    monkeypatch.setattr(Resource, "__init__", interrupted)
+    monkeypatch.setattr(ExternalSemaphore, "_create", interrupted)
     for use in ("wait", "signal"):
-        semaphore = bridge.from_endpoint(Scripted())
+        bridges[:] = [Bridge(device)]
+        endpoint = Scripted()
         with pytest.raises(gi.ResourceClosedError):
-            getattr(semaphore, use)(stream, 1)
+            getattr(bridges[0].from_endpoint(endpoint), use)(stream, 1)
+        bridges[0].close(timeout=LIMIT)
+        assert endpoint.closed == (when == "made")  # otherwise it is still the caller's
     assert (backend.waits, backend.writes) == ([], [])
-    bridge.close(timeout=LIMIT)
 
 
 def test_a_thread_that_cannot_be_started(
@@ -1235,7 +1386,7 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitSta
     last.wait_stream(behind)
     second.signal(last, 8)
     broken.on_wait = fails
-    until(lambda: last._failure is not None)
+    until(lambda: last._known_as().failure is not None)
     for stream in (waiting, behind, last):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
@@ -1256,7 +1407,7 @@ def test_another_devices_stream_fails_with_what_it_was_ordered_behind(host: Devi
     theirs.wait_stream(waiting)
     last.wait_stream(theirs)
     broken.on_wait = fails
-    until(lambda: last._failure is not None)
+    until(lambda: last._known_as().failure is not None)
     for stream in (waiting, theirs, last):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
@@ -1279,12 +1430,76 @@ def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
     broken.on_wait = fails
     until(lambda: lane_of(first).failed)
     for stream in (waiting, theirs, last):
-        until(lambda stream=stream: stream._failure is not None)
+        until(lambda stream=stream: stream._known_as().failure is not None)
     backend.run_writes()
     second.signal(scope.enter_context(peer.create_stream()), 8)
     backend.run_writes()
     until(lambda: told.told)
     assert told.told == [8]
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Before or behind the note of it: whoever follows fails, and what it signals is not told."""
+    device, backend = words
+    bridge = scope.enter_context(Bridge(device))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    waiting, behind, other = (scope.enter_context(device.create_stream()) for _ in range(3))
+    first.wait(waiting, 1)
+    note = NativeStream.note
+
+    def fail() -> None:
+        broken.on_wait = fails
+        until(lambda: lane_of(first).failed)
+
+    def noted(stream: NativeStream, wait: Any) -> None:
+        if when == "before":
+            fail()
+        note(stream, wait)
+        if when == "behind":
+            fail()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeStream, "note", noted)
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            behind.wait_stream(waiting)
+    for stream in (waiting, behind):
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            stream.synchronize(LIMIT)
+    with pytest.raises(gi.DriverError, match="the test says so"):
+        second.signal(behind, 3)
+    second.signal(other, 2)
+    backend.run_writes()
+    until(lambda: told.told)
+    assert told.told == [2]
+
+
+def test_a_stream_that_fails_as_it_signals_tells_nobody(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the call's own look at the stream."""
+    device, backend = words
+    bridge = scope.enter_context(Bridge(device))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    stream = scope.enter_context(device.create_stream())
+    first.wait(stream, 1)
+    lane = lane_of(second)
+    check = lane._check
+
+    def late() -> None:
+        check()
+        broken.on_wait = fails
+        until(lambda: lane_of(first).failed)
+
+    monkeypatch.setattr(lane, "_check", late)
+    with pytest.raises(gi.DriverError, match="the test says so"):
+        second.signal(stream, 1)
+    assert backend.writes == []
+    assert not lane.busy
 
 
 def test_whoever_wraps_a_failed_stream_next_is_told(host: Device, scope: ExitStack) -> None:
@@ -1326,7 +1541,7 @@ def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend
     second.signal(two, 2)
     healthy = scope.enter_context(device.create_stream())
     broken.on_wait = fails
-    until(lambda: two._failure is not None)
+    until(lambda: two._known_as().failure is not None)
     backend.run_writes()
     until(lambda: told.told)
     calls: list[Script] = [lambda: two.synchronize(LIMIT), lambda: second.signal(two, 3), lambda: second.wait(two, 3)]
@@ -1354,7 +1569,7 @@ def test_void_signals_of_two_bridges(words: tuple[Device, WordsBackend], scope: 
     first.wait(stream, 1)
     second.signal(stream)
     broken.on_wait = fails
-    until(lambda: stream._failure is not None)
+    until(lambda: stream._known_as().failure is not None)
     backend.run_writes()
     second.signal(other)
     backend.run_writes()
@@ -1622,11 +1837,12 @@ def test_the_watcher_never_calls_the_driver(noting: tuple[Device, Noting], scope
     gc.collect()
     device.drain()
 
-    pairs = (("create_stream", "destroy_stream"), ("record", "destroy_event"), ("pin", "unpin"))
+    pairs = (("create_stream", "destroy_stream"), ("record", "destroy_event"))
 
     def released() -> bool:
         device.drain()
-        return all(backend.done[made] == backend.done[gone] > 0 for made, gone in pairs)
+        pages = backend.done["pin"] == spare(device) > 0
+        return pages and all(backend.done[made] == backend.done[gone] > 0 for made, gone in pairs)
 
     until(released)
 
@@ -1773,7 +1989,7 @@ def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: semaphore._host_waits)
+    until(lambda: semaphore._lifetime.calls)
     semaphore.close()
     thread.join(LIMIT)
     assert [type(error) for error in caught] == [gi.ResourceClosedError]
@@ -1986,7 +2202,7 @@ def test_a_fork_leaves_the_bridge_to_the_parent() -> None:
                     try:
                         call(other)
                     except gi.ResourceClosedError as error:
-                        assert "after the fork" in str(error), error
+                        assert "made before the fork" in str(error), error
                     else:
                         os._exit(2)
                 with gi.bridge.Bridge(device) as anew:  # one of its own works
@@ -2082,7 +2298,7 @@ def test_a_bridge_takes_nothing_more_in_a_child_nor_at_the_end() -> None:
         if child == 0:
             status = 1
             try:
-                refused("after the fork")
+                refused("made before the fork")
                 status = 0
             finally:
                 os._exit(status)

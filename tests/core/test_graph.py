@@ -2,94 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop.backend import GraphBackend, Native, SemaphoreNode
+from gpuinterop.backend import SemaphoreNode
 from gpuinterop.capabilities import Operation
 
-from .fake import FakeBackend, fake_device
+from .fake import FakeGraphs, fake_device
 
 LIMIT = 20.0
 
 
-class GraphFake(FakeBackend, GraphBackend):
-    """Captures signals and waits; knows by number what it has captured."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.capturing: dict[int, list[SemaphoreNode]] = {}
-        self.graphs: dict[int, list[SemaphoreNode]] = {}
-        self.recorded_in_a_capture = 0
-
-    def is_capturing(self, stream: Native) -> bool:
-        return stream[1] in self.capturing
-
-    def begin_capture(self, stream: Native) -> None:
-        self.capturing[stream[1]] = []
-
-    def end_capture(self, stream: Native) -> int:
-        graph = self._new("graph")[1]
-        self.graphs[graph] = self.capturing.pop(stream[1])
-        return graph
-
-    def instantiate(self, device: Native, graph: int) -> int:
-        self.calls.append(("instantiate", graph))
-        return self._new("executable")[1]
-
-    def launch(self, executable: int, stream: Native) -> None:
-        self.calls.append(("launch", executable, stream))
-
-    def destroy_graph(self, device: Native, graph: int) -> None:
-        self._drop(("graph", graph))
-
-    def destroy_executable(self, device: Native, executable: int) -> None:
-        self._drop(("executable", executable))
-
-    def semaphore_pointer(self, semaphore: Native) -> int:
-        return int(semaphore[1])
-
-    def semaphore_nodes(self, graph: int) -> Sequence[SemaphoreNode]:
-        return self.graphs[graph]
-
-    def set_node(
-        self, executable: int, node: SemaphoreNode, semaphores: Sequence[Native], values: Sequence[int]
-    ) -> None:
-        self.calls.append(("set_node", executable, node.native, tuple(semaphores), tuple(values)))
-
-    def record(self, stream: Native) -> Native:
-        self.recorded_in_a_capture += stream[1] in self.capturing
-        return super().record(stream)
-
-    def _node(self, batch: Native, stream: Native, values: Sequence[int], *, signals: bool) -> bool:
-        nodes = self.capturing.get(stream[1])
-        if nodes is not None:
-            nodes.append(
-                SemaphoreNode(
-                    native=("node", len(nodes)),
-                    signals=signals,
-                    semaphores=tuple(one[1] for one in batch),
-                    values=tuple(values),
-                )
-            )
-        return nodes is not None
-
-    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
-        if not self._node(batch, stream, values, signals=True):
-            super().signal(batch, stream, values)
-
-    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
-        if not self._node(batch, stream, values, signals=False):
-            super().wait(batch, stream, values, timeout_ms)
-
-
 @pytest.fixture
-def fake() -> tuple[Device, GraphFake]:
-    backend = GraphFake()
+def fake() -> tuple[Device, FakeGraphs]:
+    backend = FakeGraphs()
     device, _ = fake_device(backend=backend)
     return device, backend
 
@@ -107,7 +35,7 @@ def buffer_of(device: Device) -> tuple[gi.ExternalMemory, gi.Buffer]:
     return memory, memory.map_buffer()
 
 
-def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, GraphFake]) -> None:
+def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
     with timeline(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
@@ -135,7 +63,7 @@ def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, GraphFake])
         graph.close()
 
 
-def test_binary_semaphores_keep_no_value(fake: tuple[Device, GraphFake]) -> None:
+def test_binary_semaphores_keep_no_value(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
     with binary(device) as one, timeline(device) as other, device.create_stream() as stream:
         with stream.capture() as graph:
@@ -149,7 +77,7 @@ def test_binary_semaphores_keep_no_value(fake: tuple[Device, GraphFake]) -> None
         graph.close()
 
 
-def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Device, GraphFake]) -> None:
+def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
     semaphore, stream = timeline(device), device.create_stream()
     memory, buffer = buffer_of(device)
@@ -173,7 +101,7 @@ def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Dev
     stream.close()
 
 
-def test_another_librarys_graph(fake: tuple[Device, GraphFake]) -> None:
+def test_another_librarys_graph(fake: tuple[Device, FakeGraphs]) -> None:
     """Its stream is captured by others, the values are baked in and set anew; its handles stay its own."""
     device, backend = fake
     semaphore, foreign = timeline(device), device.wrap_stream(99)
@@ -193,7 +121,7 @@ def test_another_librarys_graph(fake: tuple[Device, GraphFake]) -> None:
     foreign.close()
 
 
-def test_a_node_of_somebody_elses_semaphore_is_left_alone(fake: tuple[Device, GraphFake]) -> None:
+def test_a_node_of_somebody_elses_semaphore_is_left_alone(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
     backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(4242,), values=(1,))]
     with gi.GraphSemaphores(device, 7, 8) as semaphores:
@@ -202,7 +130,7 @@ def test_a_node_of_somebody_elses_semaphore_is_left_alone(fake: tuple[Device, Gr
             semaphores.advance(1)
 
 
-def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, GraphFake]) -> None:
+def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
     with timeline(device) as semaphore, device.create_stream() as stream:
         semaphore.signal(stream, 5)
@@ -213,7 +141,7 @@ def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, 
         graph.close()
 
 
-def test_no_event_goes_into_a_capture(fake: tuple[Device, GraphFake]) -> None:
+def test_no_event_goes_into_a_capture(fake: tuple[Device, FakeGraphs]) -> None:
     """Closing and dropping things during a capture releases nothing, records nothing, and is made up for afterwards."""
     device, backend = fake
     semaphore, foreign = timeline(device), device.wrap_stream(99)
@@ -237,7 +165,7 @@ def test_no_event_goes_into_a_capture(fake: tuple[Device, GraphFake]) -> None:
     foreign.close()
 
 
-def test_what_a_capture_would_not_survive_is_refused(fake: tuple[Device, GraphFake]) -> None:
+def test_what_a_capture_would_not_survive_is_refused(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
     memory, buffer = buffer_of(device)
     with device.create_stream() as stream:
@@ -263,7 +191,7 @@ def test_what_a_capture_would_not_survive_is_refused(fake: tuple[Device, GraphFa
     memory.close()
 
 
-def test_a_capture_whose_body_fails_ends(fake: tuple[Device, GraphFake]) -> None:
+def test_a_capture_whose_body_fails_ends(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
     with device.create_stream() as stream:
         with pytest.raises(KeyError), stream.capture() as graph:
@@ -274,7 +202,7 @@ def test_a_capture_whose_body_fails_ends(fake: tuple[Device, GraphFake]) -> None
             graph.launch(stream)
 
 
-def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, GraphFake]) -> None:
+def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, FakeGraphs]) -> None:
     """Also through another wrapper of the captured stream, and a semaphore that is dropped in the body."""
     device, backend = fake
     memory, buffer = buffer_of(device)
@@ -299,7 +227,7 @@ def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, GraphFake]) -> No
         assert (backend.count("mapping"), backend.count("semaphore")) == (0, 0)
 
 
-def test_advance_sets_all_or_nothing(fake: tuple[Device, GraphFake]) -> None:
+def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
     with timeline(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
@@ -311,7 +239,7 @@ def test_advance_sets_all_or_nothing(fake: tuple[Device, GraphFake]) -> None:
         graph.close()
 
 
-def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tuple[Device, GraphFake]) -> None:
+def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
     with timeline(device) as semaphore, device.create_stream() as stream:
 
@@ -335,7 +263,7 @@ def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tup
         graph.close()
 
 
-def test_a_released_semaphore_is_no_longer_known(fake: tuple[Device, GraphFake]) -> None:
+def test_a_released_semaphore_is_no_longer_known(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
     semaphore = timeline(device)
     pointer = semaphore._native[1]
@@ -355,7 +283,7 @@ def test_without_graphs_it_is_a_gap() -> None:
             gi.GraphSemaphores(device, 1, 2)
 
 
-def test_a_stream_of_another_gpu_is_refused(fake: tuple[Device, GraphFake]) -> None:
+def test_a_stream_of_another_gpu_is_refused(fake: tuple[Device, FakeGraphs]) -> None:
     """torch's default stream has the number 0 on every GPU: what tells them apart is the stream's own word."""
 
     class TorchDevice:

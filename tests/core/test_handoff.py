@@ -1,5 +1,8 @@
 """The order of a handoff, and the values behind it."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 
 import gpuinterop as gi
@@ -78,3 +81,111 @@ def test_semaphores_that_do_not_fit_are_refused() -> None:
         for wrong in ((binary,), (binary, timeline), (binary, binary), (timeline, binary), (keyed,), (3,)):
             with pytest.raises(gi.InvalidArgumentError, match=r"to_compute|to_graphics"):
                 gi.Handoff(*wrong)
+
+
+# -- over a timeline that was used before ----------------------------------------------------------------------------
+
+
+def frames(handoff: gi.Handoff, stream: gi.Stream, count: int, graphics: Callable[[HandoffStep], None]) -> None:
+    for _ in range(count):
+        graphics(handoff.next_submit())
+        handoff.acquire(stream)
+        handoff.release(stream)
+
+
+@pytest.fixture
+def host() -> Iterator[tuple[gi.Stream, Any]]:
+    device = gi.get_backend("host").device()
+    with device.create_stream() as stream, device.create_semaphore(gi.TimelineFd) as timeline:
+        yield stream, timeline
+        stream.synchronize(10)
+
+
+def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Stream, Any]) -> None:
+    stream, timeline = host
+
+    def graphics(step: HandoffStep) -> None:
+        timeline.host_wait(step.wait_value or 0, timeout=10)
+        timeline.host_signal(step.signal_value)
+
+    frames(gi.Handoff(timeline), stream, 3, graphics)
+    handoff = gi.Handoff(timeline)
+    assert handoff.frame == 3
+    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn.*frame 3.*submit"):
+        handoff.acquire(stream)
+    assert handoff.next_submit() == HandoffStep(3, 6, 7)
+    handoff.acquire(stream)
+    timeline.host_wait(6, timeout=10)
+    assert not stream.query(), "it must wait for what nobody has submitted"
+    timeline.host_signal(7)
+    handoff.release(stream)
+    stream.synchronize(10)
+    timeline.host_wait(8, timeout=10)
+
+
+@pytest.mark.parametrize("stands", [1, 2, 5, 6, 1000, 1001, 2**40 + 1, 2**62])
+def test_the_counter_says_the_frame_where_it_can_be_seen(host: tuple[gi.Stream, Any], stands: int) -> None:
+    """Of frames that others have handed over; the graphics side, elsewhere, may have submitted the one under way."""
+    stream, timeline = host
+    timeline.host_signal(stands)
+    handoff = gi.Handoff(timeline, tracks_submits=False)
+    assert handoff.frame == stands // 2
+    handoff.acquire(stream)
+    if stands % 2:
+        stream.synchronize(10)
+    else:
+        assert not stream.query()
+        timeline.host_signal(stands + 1)
+
+
+def test_a_driver_s_timeline_goes_by_what_was_signalled_here() -> None:
+    device, backend = fake_device()
+    with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
+        frames(gi.Handoff(timeline), stream, 3, lambda step: None)
+        handoff = gi.Handoff(timeline)
+        assert handoff.next_submit() == HandoffStep(3, 6, 7)
+        again = gi.Handoff(timeline)  # and what was asked for is submitted, or will be
+        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn: frame 3 is due for acquire"):
+            again.next_submit()
+        again.acquire(stream)
+        assert backend.calls[-1][2] == (7,)
+        again.release(stream)
+        assert again.next_submit() == HandoffStep(4, 8, 9)
+        again.undo_submit()
+        assert gi.Handoff(timeline).next_submit() == HandoffStep(4, 8, 9)
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_where_no_frame_begins_the_caller_says_which_is_next(tracks: bool) -> None:
+    device, _ = fake_device()
+    with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
+        timeline.signal(stream, 7)
+        with pytest.raises(gi.InvalidArgumentError, match=r"stands at 7.*frame=4, whose values are 9 and 10") as caught:
+            gi.Handoff(timeline, tracks_submits=tracks)
+        assert caught.value.argument == "frame"
+        handoff = gi.Handoff(timeline, tracks_submits=tracks, frame=4)
+        assert handoff.frame == 4
+        if tracks:
+            assert handoff.next_submit() == HandoffStep(4, None, 9)  # nobody will signal 8
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_a_frame_that_has_gone_by_is_refused(host: tuple[gi.Stream, Any], tracks: bool) -> None:
+    _, timeline = host
+    timeline.host_signal(6)
+    for frame in (-1, 0, 2):
+        with pytest.raises(gi.InvalidArgumentError, match=rf"{frame} has gone by: .* stands at 6; pass 3") as caught:
+            gi.Handoff(timeline, tracks_submits=tracks, frame=frame)
+        assert caught.value.argument == "frame"
+    assert gi.Handoff(timeline, tracks_submits=tracks, frame=3).frame == 3
+    with pytest.raises(gi.ArgumentTypeError, match="frame"):
+        gi.Handoff(timeline, tracks_submits=tracks, frame="3")  # type: ignore[arg-type]
+
+
+def test_binary_ones_go_on_as_the_caller_says() -> None:
+    device, _ = fake_device()
+    with (
+        device.import_semaphore(gi.OpaqueWin32(handle=8)) as to_compute,
+        device.import_semaphore(gi.OpaqueWin32(handle=9)) as to_graphics,
+    ):
+        assert gi.Handoff(to_compute, to_graphics, frame=3).next_submit() == HandoffStep(3, 0, 0)

@@ -30,6 +30,7 @@ def test_pending_work_holds_the_release_back(fake: tuple[Device, FakeBackend]) -
         backend.blocked.add(stream.ptr)
         memory = memory_of(device)
         buffer = memory.map_buffer()
+        buffer.fill(1, stream=stream)
         memory.close()
         assert memory.closed
         assert buffer.closed
@@ -75,10 +76,25 @@ def test_work_enqueued_while_an_array_lives_on_is_waited_for(fake: tuple[Device,
         memory.close(timeout=5)
 
 
+def test_memory_that_a_waiting_stream_never_touched_is_not_held(fake: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake
+    with device.create_stream() as stream, memory_of(device) as other:
+        used = other.map_buffer()
+        used.fill(1, stream=stream)
+        backend.blocked.add(stream.ptr)
+        memory = memory_of(device)
+        _untouched = memory.map_buffer()
+        memory.close()
+        assert (backend.count("memory"), backend.count("mapping")) == (1, 1)
+        backend.blocked.clear()
+
+
 def test_a_closed_stream_still_counts_as_pending(fake: tuple[Device, FakeBackend]) -> None:
     device, backend = fake
     stream = device.create_stream()
     memory = memory_of(device)
+    used = memory.map_buffer()
+    used.fill(1, stream=stream)
     backend.blocked.add(stream.ptr)
     stream.close()
     memory.close()
@@ -93,6 +109,8 @@ def test_on_released_runs_once_after_the_native_release(fake: tuple[Device, Fake
     with device.create_stream() as stream:
         backend.blocked.add(stream.ptr)
         memory = memory_of(device)
+        used = memory.map_buffer()
+        used.fill(1, stream=stream)
         seen: list[int] = []
         memory.on_released(lambda: seen.append(backend.count("memory")))
         memory.close()

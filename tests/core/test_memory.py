@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import gc
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.memory import Mapping
 
 from .fake import FakeBackend, fake_device
 
@@ -40,38 +38,6 @@ def test_whatever_the_ranges_the_driver_maps_once(ranges: list[tuple[int, int]])
                 assert open_ones[-1].ptr == ctypes.addressof(backend.memory) + offset
         made = [call for call in backend.calls if call[0] == "map_buffer"]
         assert made == [("map_buffer", 64)] * bool(open_ones)
-
-
-def test_a_buffer_is_not_closed_by_the_close_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is made just when the last one goes is of a mapping of its own, or refused."""
-    device, _ = fake_device()
-    made: list[gi.Buffer] = []
-    refused: list[gi.ResourceBusyError] = []
-    threads: list[threading.Thread] = []
-    retire = Mapping._retire
-
-    def make() -> None:
-        try:
-            made.append(memory.map_buffer(64, 16))
-        except gi.ResourceBusyError as error:
-            refused.append(error)
-
-    def slowly(mapping: Mapping) -> None:
-        if not threads:
-            threads.append(threading.Thread(target=make))
-            threads[0].start()
-            threads[0].join(0.1)  # it has its chance between the look for others and the end
-        retire(mapping)
-
-    with memory_of(device) as memory:
-        last = memory.map_buffer(0, 16)
-        monkeypatch.setattr(Mapping, "_retire", slowly)
-        last.close()
-        threads[0].join(20)
-        assert len(made) + len(refused) == 1
-        with memory.map_buffer(64, 16) if refused else made[0] as buffer:
-            assert not buffer.closed
-            buffer.fill(1)
 
 
 def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes() -> None:
@@ -126,19 +92,17 @@ def test_a_stream_that_was_dropped_is_waited_for_once() -> None:
         backend.blocked.add(40)
         del stream
         gc.collect()
-        looks = []
+        device.drain()
 
-        def look() -> None:
-            looks.append(1)
-            if len(looks) == 3:
-                backend.blocked.clear()
+        def waited_for() -> list[object]:
+            start = len(backend.calls)
+            buffer.copy_to_host(out)
+            return [call[2] for call in backend.calls[start:] if call[0] == "wait_event"]
 
-        backend.on_is_done = look
-        buffer.copy_to_host(out)
-        assert len(looks) >= 3, "the copy did not wait for the stream's work"
-        with device.create_stream() as other:
-            buffer.fill(2, stream=other)
-        assert [use.retirement.label for use in buffer._mapping._uses.values()] == [other.label]
+        assert waited_for() == [("adopted", 40)]
+        backend.blocked.clear()
+        device.drain()
+        assert waited_for() == []
 
 
 @pytest.mark.parametrize(
@@ -250,8 +214,9 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         view.__dlpack__(stream=default)
         assert not [call for call in backend.calls if call[0] == "wait_event"]  # nothing was written yet
         buffer.fill(7, stream=stream)
+        taken = []
         for given_, pointer in ((None, default), (40, 40)):
-            view.__dlpack__(stream=given_)
+            taken.append(view.__dlpack__(stream=given_))
             assert backend.calls[-1] == ("wait_event", ("adopted", pointer), stream._native)
         before = len(backend.calls)
         view.__dlpack__(stream=-1)
@@ -260,7 +225,27 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
             with pytest.raises(gi.InvalidArgumentError, match="array API"):
                 view.__dlpack__(stream=pointer)
         assert not hasattr(view, "__array_interface__")
-        assert view.__cuda_array_interface__["stream"] == stream.ptr
+        # The consumers' streams have had the bytes, too.
+        found = view.__cuda_array_interface__["stream"]
+        behind = {call[2] for call in backend.calls if call[0] == "wait_event" and call[1][1] == found}
+        assert behind == {stream._native, ("adopted", default), ("adopted", 40)}
+
+
+def test_an_exported_arrays_stream_is_waited_for() -> None:
+    """Also when the array is gone, and nobody wraps the stream any more."""
+    device, backend = fake_device(dlpack=(2, 0))
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        capsule = buffer.view(4).__dlpack__(stream=40)
+        backend.blocked.add(40)  # a kernel of the consumer's
+        buffer.close()
+        del capsule
+        gc.collect()
+        device.drain()
+        assert backend.count("mapping") == 1
+        backend.blocked.clear()
+        device.drain()
+        assert backend.count("mapping") == 0
 
 
 @pytest.mark.parametrize("kind", [2, 10])
@@ -391,7 +376,7 @@ def test_arrays_are_laid_out_checked_and_copied() -> None:
             with pytest.raises(gi.InvalidArgumentError):
                 call()
         assert len(backend.calls) == before
-        buffer._mapping._parents[0].close()
+        buffer._parents[0].close()
     assert not [native for native in backend.live if native[0] == "array"]
 
 

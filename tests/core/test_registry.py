@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -120,6 +121,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             for cls in classes
         ]
         monkeypatch.setattr(registry, "entry_points", lambda group: [*points, *extra])
+        monkeypatch.setattr(registry, "_chosen", ([], {}))
 
     return put
 
@@ -305,6 +307,80 @@ def test_devices_are_made_once(install: Install) -> None:
     assert gi.device() is gi.device(0) is gi.devices()[0] is gi.get_backend("high").device()
     with pytest.raises(gi.DeviceNotFoundError, match=r"no device 3; devices: 0: fake"):
         gi.device(3)
+
+
+@pytest.mark.parametrize("chosen", [None, "", "low", "high"])
+def test_entry_points_and_drivers_are_asked_once(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: str | None
+) -> None:
+    """Not at each `gi.device()`; what is installed later is found where the path or the environment says so."""
+    asked: list[str] = []
+
+    def count(where: Any, name: str) -> None:
+        real = getattr(where, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            asked.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(where, name, counted)
+
+    install(Low, High)
+    if chosen is not None:
+        monkeypatch.setenv("GPUINTEROP_BACKEND", chosen)
+    count(registry, "entry_points")
+    count(FakeBackend, "devices")
+    first = gi.device()
+    assert first.backend == (chosen or "high")
+    assert asked.count("entry_points") == 1
+    asked.clear()
+    assert all(gi.device() is first for _ in range(9))
+    assert not asked
+
+    other = "low" if chosen == "high" else "high"
+    monkeypatch.setenv("GPUINTEROP_BACKEND", other)
+    assert gi.device().backend == other
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "later")
+    for _ in range(2):
+        asked.clear()
+        with pytest.raises(gi.BackendNotFoundError, match="later"):
+            gi.device()
+        assert asked.count("entry_points") == 1  # a failure is not remembered
+
+    (tmp_path / "laterbackend.py").write_text(
+        f"{HIGH}\n    name = 'later'\n    def __init__(self): super().__init__(); self.priority = 50\n"
+    )
+    monkeypatch.delenv("GPUINTEROP_BACKEND", raising=False)
+    assert gi.device().backend == "high"
+    scan: Any = vars(registry)["entry_points"]
+    later = EntryPoint("later", "laterbackend:Plugin", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [*scan(group=group), later])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert gi.device().backend == "later"
+
+
+def test_a_device_is_had_while_another_thread_loads_a_backend(install: Install) -> None:
+    install(High)
+    gi.device()
+    taken = threading.Event()
+    go_on = threading.Event()
+
+    def hold() -> None:
+        with registry._lock:
+            taken.set()
+            go_on.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert taken.wait(30)
+        asking = threading.Thread(target=gi.device)
+        asking.start()
+        asking.join(10)
+        assert not asking.is_alive()
+    finally:
+        go_on.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("ordinal", [[], "0", None, True, False, 0.0])

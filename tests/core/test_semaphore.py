@@ -144,7 +144,7 @@ def test_what_a_stream_waits_for_is_named() -> None:
             stream.record().wait(timeout=0)
         backend.blocked.clear()
         stream.synchronize()
-        assert stream.waiting_for() == ""
+        assert stream._known_as().waiting_for() == ""
 
 
 def test_without_host_semaphores_the_host_calls_are_gaps() -> None:

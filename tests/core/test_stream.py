@@ -1,16 +1,15 @@
 """Streams of ours, streams of others, events."""
 
 import asyncio
-import os
-import threading
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.resource import kept_off_drivers
-from gpuinterop._core.stream import order
+from gpuinterop._core.native import Native as Lifetime
+from gpuinterop._core.native_stream import Wait, fail_stream, fail_wait, order
 from gpuinterop.backend import Native
 
 from .fake import FakeBackend, fake_device
@@ -39,7 +38,7 @@ def test_other_libraries_streams_are_understood_and_kept_alive() -> None:
     for foreign, pointer in ((Torch(), 64), (CuPy(), 80), (Protocol(), 96), (0, 0), (112, 112)):
         stream = device.wrap_stream(foreign)
         assert stream.ptr == pointer
-        assert stream._keepalive in (foreign, None)
+        assert stream._lifetime.keep in (foreign, None)
         stream.close()
     assert not [call for call in backend.calls if call == ("destroy", "stream")]
     with device.create_stream() as ours:
@@ -132,9 +131,10 @@ def test_no_release_blocks_behind_a_wait_that_another_devices_stream_hands_on() 
     mine, theirs = device.create_stream(), peer.create_stream()
     memory = device.import_memory(gi.OpaqueWin32(handle=8), size=64)
     buffer = memory.map_buffer()
+    buffer.fill(1, stream=mine)
     backend.blocked.update({mine.ptr, theirs.ptr})
     buffer.close()  # goes when what `mine` has done so far is seen as done
-    theirs._waits.append(("a semaphore", 1))
+    pending(theirs)
 
     def look() -> None:
         backend.blocked.remove(mine.ptr)
@@ -171,7 +171,7 @@ def told(call: Callable[[], object]) -> bool:
 def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
     device, _ = fake_device()
     with device.create_stream() as failed, device.create_stream() as other:
-        failed.fail(gi.PeerError("gone"))
+        fail_stream(failed._known_as(), gi.PeerError("gone"))
         calls = (
             failed.synchronize,
             failed.query,
@@ -183,71 +183,70 @@ def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
         assert not told(other.synchronize)
 
 
-def test_who_follows_a_waiting_stream_is_known_until_it_is_idle() -> None:
-    """By the native streams: wrappers come and go."""
-    device, _ = fake_device()
-    known = device._reclaimer.followers
+def pending(stream: gi.Stream) -> Wait:
+    """A wait that was enqueued, and that nobody has signalled."""
+    wait = Wait(Lifetime("a semaphore"), 1)
+    stream._known_as().note(wait)
+    wait.enqueued = True
+    return wait
+
+
+def test_who_was_ordered_behind_a_wait_fails_with_it() -> None:
+    """By the native streams: wrappers come and go. Not one that was ordered behind what came before it."""
+    device, backend = fake_device()
     with device.create_stream() as waiting, device.create_stream() as before, device.create_stream() as behind:
         before.wait_stream(waiting)
-        assert known(waiting.ptr, 0) == [], "nothing was pending there"
-        enqueued = next(order)
-        waiting._waits.append(("a semaphore", 1))
+        wait = pending(waiting)
+        backend.blocked.update({waiting.ptr, behind.ptr})
         for _ in range(1000):
             behind.wait_stream(device.wrap_stream(waiting.ptr))
-        assert known(waiting.ptr, enqueued) == [(device._reclaimer, behind.ptr, enqueued + 1)], (
-            "the first of them counts"
-        )
-        later = next(order)
-        assert known(waiting.ptr, later) == [], "it does not follow what comes later"
-        waiting._waits.clear()
-        before.wait_stream(waiting)
-        assert known(waiting.ptr, 0) == []
+        assert [one.origin for _, one in behind._known_as().waits] == [wait], "it is noted once"
+        first = behind._known_as().waits[0][0]
+        fail_wait(wait, gi.PeerError("gone"))
+        assert [told(stream.record) for stream in (waiting, before, behind)] == [True, False, True]
+        assert behind._known_as().is_void(first)
+        assert not behind._known_as().is_void(first - 1), "what it was given before is right"
+        assert not behind._known_as().is_void(next(order)), "and what it is given from now on"
+        backend.blocked.clear()
+
+
+def test_a_wait_that_is_done_is_nobodys_any_more() -> None:
+    device, backend = fake_device()
+    with device.create_stream() as waiting, device.create_stream() as behind:
+        wait = pending(waiting)
+        backend.blocked.add(waiting.ptr)
+        assert not waiting.query()
+        assert str(wait) in waiting._known_as().waiting_for()
+        backend.blocked.clear()
+        assert waiting.query()
+        behind.wait_stream(waiting)
+        assert not behind._known_as().waits
+        fail_wait(wait, gi.PeerError("gone"))
+        assert not told(waiting.record)
 
 
 def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
     device, backend = fake_device()
-    first = device.wrap_stream(64)
-    device._reclaimer.failures[64] = gi.PeerError("gone")
-    second, other = device.wrap_stream(64), device.wrap_stream(80)
-    assert not told(first.synchronize), "it was there before; whoever fails it tells it by itself"
+    first, other = device.wrap_stream(64), device.wrap_stream(80)
+    fail_stream(first._known_as(), gi.PeerError("gone"))
+    first.close()
+    device.drain()
+    second = device.wrap_stream(64)
     assert told(second.record)
     assert told(second.synchronize), "the first failure stays"
     third = device.wrap_stream(64)
     assert not told(third.synchronize), "the application knows"
+    assert told(second.synchronize)
     assert not told(other.synchronize)
-    stale = next(backend._serial) + 1  # what the next stream will be numbered
-    device._reclaimer.failures[stale] = gi.PeerError("of a stream that is gone")
+    number = 1 << 20  # what the next stream will be numbered
+    stale = device.wrap_stream(number)
+    fail_stream(stale._known_as(), gi.PeerError("of a stream that is gone"))
+    stale.close()
+    device.drain()
+    backend._serial = itertools.count(number)
     with device.create_stream() as ours:
-        assert ours.ptr == stale
+        assert ours.ptr == number
         assert not told(ours.synchronize)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork")
-def test_a_forked_childs_threads_are_not_kept_off_drivers() -> None:
-    barred = threading.Event()
-    end = threading.Event()
-
-    def keep_off() -> None:
-        with kept_off_drivers():
-            barred.set()
-            end.wait(20)
-
-    thread = threading.Thread(target=keep_off)
-    thread.start()
-    assert barred.wait(20)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        from gpuinterop._core import resource
-
-        os.write(write, str(len(resource._kept_off)).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 8) == b"0"
-    end.set()
-    thread.join(20)
-    for fd in (read, write):
-        os.close(fd)
 
 
 def test_host_memory_of_an_asynchronous_copy_is_kept_until_it_is_done() -> None:
@@ -256,10 +255,10 @@ def test_host_memory_of_an_asynchronous_copy_is_kept_until_it_is_done() -> None:
         buffer = memory.map_buffer()
         backend.blocked.add(stream.ptr)
         buffer.copy_from_host(np.arange(8), stream=stream)
-        assert len(stream._kept) == 1
+        assert len(stream._known_as().kept) == 1
         backend.blocked.clear()
         stream.synchronize()
-        assert not stream._kept
+        assert not stream._known_as().kept
     assert device.info.name == "fake"
     assert "fake" in repr(device)
 

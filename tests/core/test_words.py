@@ -22,7 +22,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system, timeline
 from gpuinterop._core.device import Device
-from gpuinterop._core.words import PinnedWords
+from gpuinterop._core.words import SPARE, PinnedWords
 from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import HandleOrigin, OriginKind
 
@@ -71,6 +71,12 @@ def operations(backend: FakeWords) -> list[tuple[Any, ...]]:
     return [call for call in backend.calls if call[0] in ("write_value", "wait_value", "signal", "wait")]
 
 
+def exported(semaphore: Any) -> Any:
+    """The semaphore, of which others may have the page: it is unpinned, not used again."""
+    semaphore.export().close()
+    return semaphore
+
+
 def mapped(fd: int) -> int:
     """How often this process has mapped the object."""
     inode = os.fstat(fd).st_ino
@@ -99,8 +105,8 @@ def test_each_word_is_its_own(device: Device, backend: FakeWords, stream: Any) -
     assert words.COUNT == PAGE // 64
     assert [words.load(index) for index in range(words.COUNT)] == [0] * words.COUNT
     for index in range(words.COUNT):
-        words.write(stream, index, 1000 + index)
-        words.wait(stream, index, 2000 + index)
+        words.write(stream._known_as(), index, 1000 + index)
+        words.wait(stream._known_as(), index, 2000 + index)
     for index in range(words.COUNT):
         # a cache line each, by the device's address; where the process sees it 0 to 7 are the value
         there = address + backend.APART + 64 * index
@@ -177,7 +183,7 @@ def test_streams_use_the_word_in_the_page(device: Device, backend: FakeWords, st
             ("write_value", stream._native, word, 5),
             ("wait_value", stream._native, word, 9),
         ]
-        assert stream.waiting_for().endswith(f"{made.label} to reach 9")
+        assert stream._known_as().waiting_for().endswith(f"{made.label} to reach 9")
 
 
 def test_the_calling_thread(device: Device) -> None:
@@ -225,7 +231,7 @@ def test_it_never_goes_back(device: Device, backend: FakeWords, stream: Any) -> 
     with made_by(device) as made, device.create_stream() as other, made.export() as handle:
         made.signal(stream, 5)
         for value in (5, 4, 0):
-            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* on the same stream: .* signal 6 or more"):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* same stream for .*: .* signal 6 or more"):
                 made.signal(stream, value)
         for value in (5, 1):
             with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* stands at 5.* signal 6 or more"):
@@ -277,7 +283,7 @@ def test_no_capture_and_no_timeout(device: Device, backend: FakeWords, stream: A
         assert operations(backend) == []
         assert counter(handle.fd) == 0
         made.signal(stream, 1)  # what was refused left no trace
-        assert stream.waiting_for() == ""
+        assert stream._known_as().waiting_for() == ""
 
 
 @pytest.mark.parametrize("error", [gi.DriverError("cuStreamWaitValue64", 1, "INVALID", "no"), KeyboardInterrupt()])
@@ -285,7 +291,7 @@ def test_a_wait_that_fails_behind_the_call_is_known(
     device: Device, backend: FakeWords, stream: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of a batch may be waited for, and Ctrl-C strikes anywhere: no page goes from under the stream."""
-    first, second = made_by(device), made_by(device)
+    first, second = exported(made_by(device)), exported(made_by(device))
     wait_value = backend.wait_value
     given: list[int] = []
 
@@ -300,7 +306,7 @@ def test_a_wait_that_fails_behind_the_call_is_known(
     with pytest.raises(type(error)):
         gi.SemaphoreBatch(first, second).wait(stream, (1, 2))
     assert len(given) == 2
-    assert "to reach 1" in stream.waiting_for()
+    assert "to reach 1" in stream._known_as().waiting_for()
     with pytest.raises(type(error)):
         second.wait(stream, 2)
     for semaphore in (first, second):
@@ -330,13 +336,16 @@ def test_where_it_cannot_be_made_it_is_not_imported_either(backend: FakeWords) -
 
 def test_what_cannot_be_pinned_is_not_made(device: Device, backend: FakeWords) -> None:
     backend.on_pin = fail
-    before = set(os.listdir("/proc/self/fd"))
+
+    def pages() -> list[str]:
+        with open("/proc/self/maps", encoding="utf-8") as lines:
+            return [line for line in lines if "memfd:gpuinterop.timeline" in line]
+
+    before = set(os.listdir("/proc/self/fd")), pages()  # other devices keep theirs for the next semaphores
     for _ in range(3):
         with pytest.raises(gi.DriverError, match="cuMemHostRegister"):
             made_by(device)
-    assert set(os.listdir("/proc/self/fd")) == before
-    with open("/proc/self/maps", encoding="utf-8") as lines:
-        assert not [line for line in lines if "memfd:gpuinterop.timeline" in line]
+    assert (set(os.listdir("/proc/self/fd")), pages()) == before
 
 
 # -- handles -----------------------------------------------------------------------------------------------------------
@@ -460,7 +469,7 @@ class Waiter:
         self._thread = threading.Thread(target=self._run, args=(semaphore, value), daemon=True)
         self._thread.start()
         deadline = time.monotonic() + LIMIT
-        while not semaphore._host_waits and time.monotonic() < deadline:
+        while not semaphore._lifetime.calls and time.monotonic() < deadline:
             os.sched_yield()
 
     def _run(self, semaphore: Any, value: int) -> None:
@@ -501,7 +510,7 @@ def test_a_device_s_store_is_seen_without_a_wake(device: Device, monkeypatch: py
 
 
 def test_close_ends_a_host_wait(device: Device) -> None:
-    made = made_by(device)
+    made = exported(made_by(device))
     waiter = Waiter(made, 1)
     made.close()
     assert isinstance(waiter.end(), gi.ResourceClosedError)
@@ -509,18 +518,30 @@ def test_close_ends_a_host_wait(device: Device) -> None:
     assert device._backend.count("pin") == 0  # type: ignore[attr-defined]
 
 
-def test_close_as_a_host_wait_begins(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed after the wait looked whether it is open, and before close() could see the thread."""
+@pytest.mark.parametrize("when", ["before the mark", "behind the look"])
+def test_close_as_a_host_wait_begins(device: Device, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Where close() sees no thread, the wait sees that it is closed; behind that look close() sees the thread."""
     made = made_by(device)
+    lifetime = made._lifetime
+    if when == "before the mark":
 
-    class Noted(dict[int, None]):
-        def __setitem__(self, key: int, value: None) -> None:
-            monkeypatch.setattr(made, "_host_waits", {})  # close() finds nobody
+        class Noted(list[Any]):
+            def __iadd__(self, marks: Any) -> Any:  # type: ignore[misc]
+                monkeypatch.undo()
+                made.close()
+                lifetime.calls += marks
+                return lifetime.calls
+
+        monkeypatch.setattr(lifetime, "calls", Noted())
+    else:
+        calls = made._calls
+        wait = calls.host_wait
+
+        def host_wait(*arguments: Any) -> Any:
             made.close()
-            monkeypatch.setattr(made, "_host_waits", self)
-            super().__setitem__(key, value)
+            return wait(*arguments)
 
-    monkeypatch.setattr(made, "_host_waits", Noted())
+        monkeypatch.setattr(calls, "host_wait", host_wait)
     with pytest.raises(gi.ResourceClosedError):
         made.host_wait(1, timeout=LIMIT)
 
@@ -549,13 +570,54 @@ def test_closing_waits_for_the_streams(device: Device, backend: FakeWords, strea
 
 
 def test_a_dropped_one_warns_and_is_released(device: Device, backend: FakeWords) -> None:
-    made = made_by(device)
+    made = exported(made_by(device))
     label = made.label
     with pytest.warns(gi.LeakedResourceWarning, match=label):
         del made
         gc.collect()
     device.drain()
     assert backend.count("pin") == 0
+
+
+def test_what_nobody_else_ever_had_is_used_again(device: Device, backend: FakeWords, stream: Any) -> None:
+    """To unpin a page waits for the whole device. A later semaphore's begins at 0, and nobody waits at its gate."""
+    many = [made_by(device) for _ in range(3)]
+    for made in many:
+        made.signal(stream, 9)
+        made.close(timeout=LIMIT)
+    assert backend.count("pin") == 3
+    again = [made_by(device) for _ in range(3)]
+    assert len([call for call in backend.calls if call[0] == "pin"]) == 3
+    for made in again:
+        with made.export() as handle:
+            assert counter(handle.fd) == 0
+        made.close(timeout=LIMIT)
+    assert backend.count("pin") == 0
+
+
+def test_what_others_may_have_is_unpinned_when_nobody_waits() -> None:
+    """And so is what is too much to keep: to unpin a page waits for the whole device."""
+
+    class Blocking(FakeWords):
+        releases_block = True
+
+    backend = Blocking()
+    device, _ = fake_device(backend=backend)
+    with device.create_stream() as stream, exported(made_by(device)) as pending:
+        many = [made_by(device) for _ in range(SPARE + 1)]
+        shared = exported(made_by(device))
+        backend.blocked.add(stream._ptr)
+        pending.wait(stream, 1)
+        for made in many:
+            made.close(timeout=LIMIT)
+        with pytest.raises(gi.ResourceBusyError, match="waits for the whole device"):
+            shared.close(timeout=0.0)
+        assert backend.count("pin") == SPARE + 3
+        backend.blocked.clear()
+        device.drain(LIMIT)
+        assert backend.count("pin") == SPARE + 1
+    device.drain(LIMIT)
+    assert backend.count("pin") == SPARE
 
 
 def test_threads(device: Device, backend: FakeWords) -> None:

@@ -133,7 +133,7 @@ def kernels() -> multicast.Kernels:
     """Not yet loaded."""
     native = gi.get_backend("cuda")._native
     assert isinstance(native, CudaBackend)
-    return multicast.Kernels(native._driver)
+    return multicast.Kernels()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,8 +182,8 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
     given: dict[str, Any] = {}
     stream = new_stream(device, scope)
 
-    def noted(call: str) -> Callable[..., Any]:
-        real = getattr(cuda, call)
+    def noted(of: Any, call: str) -> Callable[..., Any]:
+        real = getattr(of, call)
 
         def note(*arguments: Any) -> Any:
             given[call] = arguments
@@ -190,13 +191,15 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
 
         return note
 
-    for call in ("cuMemHostRegister", "cuStreamWriteValue64", "cuStreamWaitValue64"):
-        monkeypatch.setattr(cuda, call, noted(call))
+    for call in ("cuStreamWriteValue64", "cuStreamWaitValue64"):
+        monkeypatch.setattr(cuda, call, noted(cuda, call))
+    entries: Any = SimpleNamespace(cuMemHostRegister=device._native.driver.entry("cuMemHostRegister"))
+    monkeypatch.setitem(device._native.driver._entries, "cuMemHostRegister", noted(entries, "cuMemHostRegister"))
     made, _ = make(device, scope)
     made.signal(stream, 1)
     made.wait(stream, 1)
     stream.synchronize(LIMIT)
-    assert given["cuMemHostRegister"][2] == cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP
+    assert given["cuMemHostRegister"][2].value == cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP
     assert given["cuStreamWriteValue64"][3] == int(cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
     assert given["cuStreamWaitValue64"][3] == int(cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 

@@ -191,8 +191,8 @@ FORK = textwrap.dedent(
     if child == 0:
         try:
             device.create_stream()
-        except gi.DriverError as error:
-            os._exit(0 if "spawn" in str(error) and error.symbol == "CUDA_ERROR_NOT_INITIALIZED" else 2)
+        except gi.ResourceClosedError as error:
+            os._exit(0 if "spawn" in str(error) else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     stream.close()

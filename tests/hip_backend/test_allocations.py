@@ -116,25 +116,3 @@ def test_no_multicast(simulator: Simulator) -> None:
         devices[0].multicast_granularity(devices, 4 << 20)
     assert not isinstance(_backend(), gi.backend.MulticastBackend)
     assert simulator.trace("hipMemCreate", "hipMemMap") == []
-
-
-@pytest.mark.parametrize("after", ["hipMemMap", "hipMemSetAccess"])
-def test_an_interrupt_while_it_is_mapped(simulator: Simulator, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
-    """Ctrl-C strikes when the call has been made: what it made is undone."""
-    driver = _backend()._driver
-    call = driver.call
-
-    def strike(name: str, *arguments: Any) -> Any:
-        made = call(name, *arguments)
-        if name == after:
-            raise KeyboardInterrupt
-        return made
-
-    before = simulator.live()
-    with gi.get_backend("hip").device().allocate(1) as allocation:
-        monkeypatch.setitem(vars(driver), "call", strike)
-        with pytest.raises(KeyboardInterrupt):
-            _ = allocation.buffer
-        monkeypatch.undo()
-    allocation.close(timeout=20)
-    assert simulator.live() == before

@@ -130,8 +130,8 @@ def test_a_range_that_stays_mapped_is_not_used_again(
     ranges, size, taken = backend._ranges, 50 << 20, list[int]()
     take = ranges.take
 
-    def noted(wanted: int) -> int:
-        taken.append(take(wanted))
+    def noted(place: Any, wanted: int) -> int:
+        taken.append(take(place, wanted))
         return taken[-1]
 
     monkeypatch.setitem(vars(ranges), "take", noted)

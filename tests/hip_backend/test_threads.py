@@ -224,9 +224,11 @@ OBJECTS = textwrap.dedent(
         assert library.hipGetDevice(ctypes.byref(found)) == 0
         return found.value
 
-    class Recorder:  # the bindings, and what is called through them: with which device, with what
+    class Recorder:  # the bindings or the library, and what is called through them: with which device, with what
+        calls = []
+
         def __init__(self, api):
-            self._api, self.calls = api, []
+            self._api = api
 
         def __getattr__(self, name):
             found = getattr(self._api, name)
@@ -241,6 +243,7 @@ OBJECTS = textwrap.dedent(
 
     backend = gi.get_backend("hip")._native
     recorder = backend._driver.api = Recorder(backend._driver.api)
+    backend._driver.library = Recorder(backend._driver.library)
     devices = gi.get_backend("hip").devices()
 
     # Of no device, or of the one that is said, or of a stream or event, which have one.
@@ -324,11 +327,13 @@ OBJECTS = textwrap.dedent(
                     pass
                 else:
                     raise AssertionError("the import did not fail")
-        for scope in (device._native.current, device._native.aside):
+        def struck():
+            assert current() == device.ordinal
+            raise KeyError
+
+        for aside in (False, True):
             try:
-                with scope():
-                    assert current() == device.ordinal
-                    raise KeyError
+                device._native.run(struck, aside=aside)
             except KeyError:
                 pass
             assert current() != device.ordinal
@@ -345,8 +350,8 @@ OBJECTS = textwrap.dedent(
         made = {name for name, _, _ in recorder.calls}
         assert made >= THERE, f"not called: {THERE - made}"
         arguments = {name: found for name, _, found in recorder.calls}
-        assert arguments["hipHostRegister"][2] == hip.hipHostRegisterPortable | hip.hipHostRegisterMapped == 3
-        assert arguments["hipEventCreateWithFlags"] == (hip.hipEventDisableTiming,) == (2,)
+        assert arguments["hipHostRegister"][2].value == hip.hipHostRegisterPortable | hip.hipHostRegisterMapped == 3
+        assert arguments["hipEventCreateWithFlags"][1].value == hip.hipEventDisableTiming == 2
     assert simulator.violations() == [], simulator.violations()
     print("ok")
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -166,10 +168,8 @@ def test_destroying_a_stream_that_waits_for_an_event(backend: HostBackend, devic
 
 def test_after_destruction(backend: HostBackend, device: Device) -> None:
     stream = backend.create_stream(device)
-    thread = stream._thread
     backend.destroy_stream(stream)
-    thread.join(LIMIT)
-    assert not thread.is_alive()
+    assert stream.join(LIMIT)
     other: Any = backend.create_stream(device)
     semaphore: Any = backend.create_semaphore(device, TimelineFd)
     batch = backend.prepare([semaphore])
@@ -199,16 +199,15 @@ def test_destroyed_in_the_middle_of_a_submit(
 ) -> None:
     """What another thread's destruction makes doubtful is not accepted, and leaves nothing behind."""
     stream = backend.create_stream(device)
-    put = stream._queue.put
+    note, put = stream._submit
 
-    class Queue:
-        def put(self, item: object) -> None:
-            monkeypatch.undo()
-            backend.destroy_stream(stream)
-            stream._thread.join(LIMIT)
-            put(item)  # type: ignore[arg-type]
+    def late(item: object) -> None:
+        monkeypatch.undo()
+        backend.destroy_stream(stream)
+        stream.join(LIMIT)
+        put(item)
 
-    monkeypatch.setattr(stream, "_queue", Queue())
+    monkeypatch.setattr(stream, "_submit", (note, late))
     seen: list[int] = []
     with pytest.raises(ResourceClosedError, match="was destroyed"):
         stream.submit(seen.append, (1,))
@@ -217,16 +216,19 @@ def test_destroyed_in_the_middle_of_a_submit(
 
 
 def test_streams_do_not_leak_threads(backend: HostBackend, device: Device) -> None:
-    before = threading.active_count()
-    threads = []
+    before = len(os.listdir("/proc/self/task"))
+    streams = []
     for _ in range(200):
         stream = backend.create_stream(device)
         backend.synchronize(stream)
-        threads.append(stream._thread)
+        streams.append(stream)
         backend.destroy_stream(stream)
-    for thread in threads:
-        thread.join(LIMIT)
-    assert threading.active_count() == before
+    for stream in streams:
+        assert stream.join(LIMIT)
+    deadline = time.monotonic() + LIMIT
+    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(os.listdir("/proc/self/task")) <= before
 
 
 def test_an_idle_stream_keeps_nothing_alive(backend: HostBackend, stream: Any) -> None:
@@ -416,10 +418,10 @@ def test_fork() -> None:
 
 
 def test_no_thread_to_be_had(backend: HostBackend, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(streams, "start_new_thread", refuse)
     with pytest.raises(DriverError, match="pthread_create"):
         backend.create_stream(device)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gpuinterop as gi
+from tests.spare_pages import unpin_spare_pages
 
 _FD: Final = {"driver": 0, "open": 1, "closed": 2}
 _MEMORY_FD: Final = (1, 9)
@@ -233,6 +234,7 @@ class Simulator:
         gc.collect()
         for device in gi.get_backend(backend).devices():
             device.drain()
+            unpin_spare_pages(device)
         assert (found := self.violations()) == [], found
         after = self.live()
         assert {kind: after.get(kind) for kind in _KEPT} == {kind: before.get(kind) for kind in _KEPT}

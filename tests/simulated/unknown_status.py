@@ -39,7 +39,7 @@ ANSWERS: Final = {
     "cuGetProcAddress", "cuDeviceGetAttribute", "hipDeviceGetAttribute",  # the table has a gap
     "cuPointerGetAttribute", "hipPointerGetAttribute",  # memory that the driver does not know
     "cuDeviceGetUuid",  # the whole GPU's, under MIG
-    "cuStreamGetCtx",  # a stream that has no context to tell
+    "cuStreamGetCtx", "cuStreamGetId",  # a stream that has none to tell
 }  # fmt: skip
 """Calls whose failure is an answer: all others are told, by an error or a warning."""
 ASKED_AT_CLOSE: Final = {"is_capturing", "is_idle", "is_done", "record"}
@@ -112,9 +112,18 @@ class Check:
         self.api = driver.api
         self.recorder = driver.api = Recorder(self.api)
         backend._semaphores = type(backend._semaphores)(driver)  # binds its functions
-        if vendor == "hip":  # what the backend calls past the bindings
+        # What the backend calls past the bindings.
+        if vendor == "hip":
             driver._exchange = self.recorder.watched("hipThreadExchangeStreamCaptureMode", driver._exchange)
             driver._status = self.recorder.watched("hipStreamIsCapturing", driver._status)
+            driver.library = Recorder(driver.library)
+            driver.library.failed = self.recorder.failed
+        else:
+            entry = driver.entry
+            driver.entry = lambda name, *version: self.recorder.watched(name, entry(name, *version))
+            driver._exchange = driver.entry("cuThreadExchangeStreamCaptureMode")
+            driver._push = driver.entry("cuCtxPushCurrent")
+            driver._pop = self.recorder.watched("cuCtxPopCurrent", driver._pop)
 
     # -- the steps -----------------------------------------------------------------------------------------------
 

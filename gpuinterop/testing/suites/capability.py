@@ -15,7 +15,7 @@ from ..._core.device import Device
 from ..._core.memory import ExternalMemory
 from ..._core.multicast import create_multicast, import_multicast
 from ..._core.native import revive
-from ..._core.semaphore import ExternalSemaphore
+from ..._core.semaphore import DriverSemaphores, ExternalSemaphore
 from ..._core.stream import Stream
 from ..._core.words import PinnedWords
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
@@ -255,12 +255,12 @@ class _Attempt:
         kind: Any = self._cell.handle_type
         memory = ExternalMemory(self._device, kind, size=4096, dedicated=False)
         revive(memory._lifetime)
-        memory._warns = False
+        memory._lifetime.release, memory._warns = None, False
         return memory
 
     def _semaphore(self) -> ExternalSemaphore[Any]:
         kind: Any = self._cell.handle_type
-        semaphore: ExternalSemaphore[Any] = ExternalSemaphore(self._device, kind, self._device._driver)
+        semaphore: ExternalSemaphore[Any] = ExternalSemaphore(self._device, kind, DriverSemaphores(self._device))
         revive(semaphore._lifetime)
-        semaphore._warns = False
+        semaphore._lifetime.release, semaphore._warns = None, False
         return semaphore

@@ -618,7 +618,7 @@ class CreatedSemaphoreSuite(Suite):
         waiter = threading.Thread(target=wait, daemon=True)
         waiter.start()
         deadline = time.monotonic() + LIMIT
-        while not made._host_waits and time.monotonic() < deadline:
+        while not made._lifetime.calls.copy() and time.monotonic() < deadline:
             os.sched_yield()
         made.close()
         waiter.join(LIMIT)

@@ -1,0 +1,30 @@
+"""What holds for all tests of the core: a scripted backend that was given something dead fails its test."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from .explored import forget
+from .fake import VIOLATIONS
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_dead_reached_a_driver(request: pytest.FixtureRequest) -> Iterator[None]:
+    VIOLATIONS.clear()
+    yield
+    found = VIOLATIONS.copy()
+    VIOLATIONS.clear()
+    if found or request.node.stash.get(_FAILED, False):
+        forget()  # a drain is the process's: the next test's would come upon what this one has left
+    assert found == []

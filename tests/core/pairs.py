@@ -1,0 +1,436 @@
+"""Which public calls may meet in two threads: all of them, made of the public methods by looking at the classes.
+
+`METHODS` says of each public method how it is called here, or why it is in no pair. A method that stands in neither
+fails `test_pairs.py`: whoever adds one says what it may meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+
+from .explored import Core
+from .explorer import Explored, Run, explore
+from .fake import FakeEverything, fake_device
+
+CLASSES: tuple[type, ...] = (
+    gi.Stream, gi.Event, gi.Buffer, gi.View, gi.ExternalMemory, gi.ExternalSemaphore, gi.SemaphoreBatch, gi.Allocation,
+    gi.MipmappedArray, gi.ArrayLevel, gi.Graph, gi.GraphSemaphores, gi.GraphStep, gi.Device, gi.OpaqueFd,
+)  # fmt: skip
+ALLOWED = (
+    gi.ResourceClosedError, gi.ResourceBusyError, gi.InvalidArgumentError, gi.HandleError, gi.SemaphoreTimeoutError,
+)  # fmt: skip
+LIMIT = 5.0
+"""Seconds, of the explorer's clock."""
+
+
+class World:
+    """What the calls of a pair are made on: each thing is made when it is first asked for."""
+
+    def __init__(self, device: Device, backend: FakeEverything) -> None:
+        self.device = device
+        self.backend = backend
+        self.made: list[Any] = []
+
+    @functools.cached_property
+    def stream(self) -> gi.Stream:
+        return self.device.create_stream()
+
+    @functools.cached_property
+    def other(self) -> gi.Stream:
+        return self.device.create_stream()
+
+    @functools.cached_property
+    def wrapped(self) -> gi.Stream:
+        return self.device.wrap_stream(64)
+
+    @functools.cached_property
+    def event(self) -> gi.Event:
+        return self.stream.record()
+
+    @functools.cached_property
+    def memory(self) -> gi.ExternalMemory:
+        return self.device.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+
+    @functools.cached_property
+    def buffer(self) -> gi.Buffer:
+        made = self.memory.map_buffer()
+        made.fill(1, stream=self.stream)
+        return made
+
+    @functools.cached_property
+    def view(self) -> gi.View:
+        return self.buffer.view(16)
+
+    @functools.cached_property
+    def array(self) -> gi.MipmappedArray:
+        return self.memory.map_mipmapped_array("R8_UNORM", (4, 4))
+
+    @functools.cached_property
+    def level(self) -> gi.ArrayLevel:
+        return self.array.level(0)
+
+    @functools.cached_property
+    def allocation(self) -> gi.Allocation:
+        return self.device.allocate(4096)
+
+    @functools.cached_property
+    def shared(self) -> gi.Buffer:
+        return self.allocation.buffer
+
+    @functools.cached_property
+    def semaphore(self) -> Any:
+        made = self.device.import_semaphore(gi.TimelineWin32(handle=8))
+        made.signal(self.stream, 1)
+        return made
+
+    @functools.cached_property
+    def own(self) -> Any:
+        return self.device.create_semaphore(gi.TimelineFd)
+
+    @functools.cached_property
+    def batch(self) -> gi.SemaphoreBatch:
+        return gi.SemaphoreBatch(self.semaphore)
+
+    @functools.cached_property
+    def graph(self) -> gi.Graph:
+        with self.stream.capture() as graph:
+            self.semaphore.wait(self.stream, 5)
+            self.semaphore.signal(self.stream, 6)
+        return graph
+
+    @functools.cached_property
+    def handle(self) -> gi.OpaqueFd:
+        fd = os.memfd_create("memory")
+        os.ftruncate(fd, 4096)
+        return gi.OpaqueFd.adopt(fd)
+
+    def make(self, thing: Any) -> Any:
+        """What a call has made is closed in the end."""
+        self.made.append(thing)
+        return thing
+
+    def capture(self) -> None:
+        with self.stream.capture() as graph:
+            self.made.append(graph)
+            self.semaphore.signal(self.stream, 9)
+
+    def end(self) -> None:
+        """Everything is closed and released, and nothing dead was touched."""
+        assert self.backend.violations == []
+        self.backend.pass_all()
+        things = [thing for name, thing in vars(self).items() if name not in ("device", "backend", "made")]
+        for thing in reversed([*things, *self.made]):
+            if hasattr(thing, "close"):
+                thing.close()
+        self.made.clear()
+        for name in [name for name in vars(self) if name not in ("device", "backend", "made")]:
+            delattr(self, name)
+        del things
+        with contextlib.suppress(UnboundLocalError):
+            del thing
+        gc.collect(0)
+        self.device.synchronize()
+        assert self.backend.violations == []
+        left = {native for native in self.backend.live if native[0] not in ("stream", "pin")}
+        assert left == set(), f"not released: {sorted(left)}"
+        assert self.backend.count("pin") <= 2, "pages are left that are not used again"
+        assert self.backend.count("stream") <= 2, "streams are left"
+
+
+Call = Callable[[World], object]
+
+
+@dataclass(frozen=True)
+class Action:
+    """A public call as a pair makes it.
+
+    Attributes
+    ----------
+    ends : bool
+        It closes, releases, drains or makes something: else it only marks, looks and enqueues.
+    """
+
+    name: str
+    call: Call
+    ends: bool = False
+
+
+AT_BIRTH = "reads what was set at birth, and nothing else"
+LOOK = "one look at the state; every call has that look as a point"
+ENTER = "a look; leaving the block is close()"
+
+_TARGET = bytes(16)
+
+METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
+    "Stream.__cuda_stream__": LOOK,
+    "Stream.__enter__": ENTER,
+    "Stream.__exit__": ENTER,
+    "Stream.capture": [("", True, World.capture)],
+    "Stream.capturing": [("", False, lambda w: w.stream.capturing)],
+    "Stream.close": [
+        ("", True, lambda w: w.stream.close()),
+        ("timed", True, lambda w: w.stream.close(timeout=LIMIT)),
+        ("of another's", True, lambda w: w.wrapped.close()),
+    ],
+    "Stream.closed": LOOK,
+    "Stream.device": AT_BIRTH,
+    "Stream.label": AT_BIRTH,
+    "Stream.on_released": [("", True, lambda w: w.stream.on_released(lambda: None))],
+    "Stream.ptr": LOOK,
+    "Stream.query": [("", False, lambda w: w.stream.query())],
+    "Stream.record": [("", True, lambda w: w.make(w.stream.record()))],
+    "Stream.synchronize": [
+        ("", True, lambda w: w.stream.synchronize()),
+        ("timed", True, lambda w: w.stream.synchronize(timeout=LIMIT)),
+    ],
+    "Stream.wait_stream": [
+        ("", False, lambda w: w.stream.wait_stream(w.other)),
+        ("the other way", False, lambda w: w.other.wait_stream(w.stream)),
+    ],
+    "Event.__await__": "polls `done`",
+    "Event.done": [("", False, lambda w: w.event.done)],
+    "Event.wait": [("", False, lambda w: w.event.wait(timeout=LIMIT))],
+    "Buffer.__enter__": ENTER,
+    "Buffer.__exit__": ENTER,
+    "Buffer.close": [("", True, lambda w: w.buffer.close()), ("of an allocation", True, lambda w: w.shared.close())],
+    "Buffer.closed": LOOK,
+    "Buffer.copy_from_host": [
+        ("", False, lambda w: w.buffer.copy_from_host(_TARGET)),
+        ("on a stream", False, lambda w: w.buffer.copy_from_host(_TARGET, stream=w.stream)),
+    ],
+    "Buffer.copy_to_host": [("", False, lambda w: w.shared.copy_to_host(bytearray(16)))],
+    "Buffer.device": AT_BIRTH,
+    "Buffer.fill": [("on a stream", False, lambda w: w.buffer.fill(1, stream=w.stream))],
+    "Buffer.hold": [("", False, lambda w: w.buffer.hold())],
+    "Buffer.label": AT_BIRTH,
+    "Buffer.offset": AT_BIRTH,
+    "Buffer.on_released": "as of the memory",
+    "Buffer.ptr": LOOK,
+    "Buffer.size": AT_BIRTH,
+    "Buffer.view": LOOK,
+    "View.__dlpack__": [("", True, lambda w: w.view.__dlpack__(stream=-1 if w.device.info.dlpack[0] == 1 else 64))],
+    "View.dtype": AT_BIRTH,
+    "View.nbytes": AT_BIRTH,
+    "View.ndim": AT_BIRTH,
+    "View.ptr": LOOK,
+    "ExternalMemory.__enter__": ENTER,
+    "ExternalMemory.__exit__": ENTER,
+    "ExternalMemory.close": [
+        ("", True, lambda w: w.memory.close()),
+        ("timed", True, lambda w: w.memory.close(timeout=LIMIT)),
+    ],
+    "ExternalMemory.closed": LOOK,
+    "ExternalMemory.device": AT_BIRTH,
+    "ExternalMemory.label": AT_BIRTH,
+    "ExternalMemory.map_buffer": [("", True, lambda w: w.make(w.memory.map_buffer()))],
+    "ExternalMemory.map_mipmapped_array": [
+        ("", True, lambda w: w.make(w.memory.map_mipmapped_array("R8_UNORM", (4, 4))))
+    ],
+    "ExternalMemory.on_released": [("", True, lambda w: w.memory.on_released(w.stream.close))],
+    "ExternalMemory.size": AT_BIRTH,
+    "ExternalSemaphore.__enter__": ENTER,
+    "ExternalSemaphore.__exit__": ENTER,
+    "ExternalSemaphore.close": [
+        ("", True, lambda w: w.semaphore.close()),
+        ("of ours", True, lambda w: w.own.close()),
+        ("timed", True, lambda w: w.semaphore.close(timeout=LIMIT)),
+    ],
+    "ExternalSemaphore.closed": LOOK,
+    "ExternalSemaphore.device": AT_BIRTH,
+    "ExternalSemaphore.export": [("", False, lambda w: w.own.export().close())],
+    "ExternalSemaphore.host_signal": [("", False, lambda w: w.own.host_signal(3))],
+    "ExternalSemaphore.host_wait": [("", False, lambda w: w.own.host_wait(0, timeout=1.0))],
+    "ExternalSemaphore.label": AT_BIRTH,
+    "ExternalSemaphore.on_released": "as of the memory",
+    "ExternalSemaphore.signal": [
+        ("", False, lambda w: w.semaphore.signal(w.stream, 2)),
+        ("of ours", False, lambda w: w.own.signal(w.stream, 7)),
+    ],
+    "ExternalSemaphore.takes_timeout": AT_BIRTH,
+    "ExternalSemaphore.wait": [
+        ("", False, lambda w: w.semaphore.wait(w.stream, 9)),
+        ("of ours", False, lambda w: w.own.wait(w.stream, 9)),
+    ],
+    "SemaphoreBatch.signal": [("", False, lambda w: w.batch.signal(w.stream, (2,)))],
+    "SemaphoreBatch.wait": [("", False, lambda w: w.batch.wait(w.stream, (9,)))],
+    "Allocation.__enter__": ENTER,
+    "Allocation.__exit__": ENTER,
+    "Allocation.buffer": [("", True, lambda w: w.allocation.buffer)],
+    "Allocation.buffer_on": "as `buffer`, which calls it",
+    "Allocation.close": [("", True, lambda w: w.allocation.close())],
+    "Allocation.closed": LOOK,
+    "Allocation.device": AT_BIRTH,
+    "Allocation.devices": AT_BIRTH,
+    "Allocation.export": [("", False, lambda w: w.allocation.export().close())],
+    "Allocation.label": AT_BIRTH,
+    "Allocation.on_released": "as of the memory",
+    "Allocation.size": AT_BIRTH,
+    "MipmappedArray.__enter__": ENTER,
+    "MipmappedArray.__exit__": ENTER,
+    "MipmappedArray.close": [("", True, lambda w: w.array.close())],
+    "MipmappedArray.closed": LOOK,
+    "MipmappedArray.label": AT_BIRTH,
+    "MipmappedArray.level": LOOK,
+    "MipmappedArray.on_released": "as of the memory",
+    "ArrayLevel.copy_from_buffer": [("", False, lambda w: w.level.copy_from_buffer(w.shared, stream=w.stream))],
+    "ArrayLevel.copy_from_host": [("", False, lambda w: w.level.copy_from_host(_TARGET, stream=w.stream))],
+    "ArrayLevel.copy_to_buffer": "as `copy_from_buffer`, but for the direction",
+    "ArrayLevel.copy_to_host": "as `copy_from_host`, but for the direction",
+    "Graph.__enter__": ENTER,
+    "Graph.__exit__": ENTER,
+    "Graph.close": [("", True, lambda w: w.graph.close())],
+    "Graph.closed": LOOK,
+    "Graph.executable_ptr": LOOK,
+    "Graph.label": AT_BIRTH,
+    "Graph.launch": [("", False, lambda w: w.graph.launch(w.other))],
+    "Graph.on_released": "as of the memory",
+    "Graph.ptr": LOOK,
+    "Graph.semaphores": LOOK,
+    "GraphSemaphores.__enter__": ENTER,
+    "GraphSemaphores.__exit__": ENTER,
+    "GraphSemaphores.advance": [("", False, lambda w: w.graph.semaphores.advance(2))],
+    "GraphSemaphores.close": [("", True, lambda w: w.graph.semaphores.close())],
+    "GraphSemaphores.closed": LOOK,
+    "GraphSemaphores.label": AT_BIRTH,
+    "GraphSemaphores.on_released": "as of the memory",
+    "GraphSemaphores.signals": AT_BIRTH,
+    "GraphSemaphores.waits": AT_BIRTH,
+    "GraphStep.set": "as `advance`, which sets every step",
+    "Device.allocate": [("", True, lambda w: w.make(w.device.allocate(4096)))],
+    "Device.allocation_granularity": "asks the driver, and changes nothing",
+    "Device.backend": AT_BIRTH,
+    "Device.can_access": "asks the driver, and changes nothing",
+    "Device.create_semaphore": [("", True, lambda w: w.make(w.device.create_semaphore(gi.TimelineFd)))],
+    "Device.create_stream": [("", True, lambda w: w.make(w.device.create_stream()))],
+    "Device.drain": [("", True, lambda w: w.device.drain())],
+    "Device.identity": AT_BIRTH,
+    "Device.import_allocation": "as `import_memory`",
+    "Device.import_memory": [
+        ("", True, lambda w: w.make(w.device.import_memory(gi.OpaqueWin32(handle=8), size=64))),
+        ("of a descriptor", True, lambda w: w.make(w.device.import_memory(w.handle, size=4096))),
+    ],
+    "Device.import_semaphore": [
+        ("", True, lambda w: w.make(w.device.import_semaphore(gi.TimelineWin32(handle=8)))),
+    ],
+    "Device.luid": AT_BIRTH,
+    "Device.multicast_granularity": "asks the driver, and changes nothing",
+    "Device.name": AT_BIRTH,
+    "Device.ordinal": AT_BIRTH,
+    "Device.pci_bus_id": AT_BIRTH,
+    "Device.peers": "asks the driver, and changes nothing",
+    "Device.synchronize": [
+        ("", True, lambda w: w.device.synchronize()),
+        ("timed", True, lambda w: w.device.synchronize(timeout=LIMIT)),
+    ],
+    "Device.uuid": AT_BIRTH,
+    "Device.wrap_stream": [("", True, lambda w: w.make(w.device.wrap_stream(64)))],
+    "OpaqueFd.__enter__": ENTER,
+    "OpaqueFd.__exit__": ENTER,
+    "OpaqueFd.adopt": "makes one",
+    "OpaqueFd.close": [("", True, lambda w: w.handle.close())],
+    "OpaqueFd.closed": LOOK,
+    "OpaqueFd.detach": [("", True, lambda w: os.close(w.handle.detach()))],
+    "OpaqueFd.duplicate": [("", False, lambda w: w.handle.duplicate().close())],
+    "OpaqueFd.fd": LOOK,
+    "OpaqueFd.fileno": LOOK,
+    "OpaqueFd.owned": AT_BIRTH,
+    "OpaqueFd.trusted": AT_BIRTH,
+    "OpaqueFd.type_name": AT_BIRTH,
+}
+"""Of a method: its calls, each with a word for what is special, whether it `Action.ends` something, and how it is made;
+or why it is in no pair."""
+
+HELPERS = {
+    "Stream.call", "Stream.check_failure", "Stream.check_host_copy", "Stream.enqueue", "Stream.fail", "Stream.follow",
+    "Stream.keep_until_done", "Stream.waiting_for", "ExternalSemaphore.check_host_side", "Graph.hold", "Graph.join",
+    "Graph.note",
+}  # fmt: skip
+"""Public by name only: for the rest of the library."""
+
+_PROTOCOLS = {"__dlpack__", "__enter__", "__exit__", "__cuda_stream__", "__await__"}
+
+
+def public_methods() -> Iterator[str]:
+    """Every public method and property of the classes, as `METHODS` calls it."""
+    for cls in CLASSES:
+        for name, value in inspect.getmembers_static(cls):
+            known = name in _PROTOCOLS or not name.startswith("_")
+            code = isinstance(value, property | staticmethod | classmethod) or inspect.isfunction(value)
+            if known and (code or not callable(value)) and f"{cls.__name__}.{name}" not in HELPERS:
+                yield f"{cls.__name__}.{name}"
+
+
+def actions() -> list[Action]:
+    found: list[Action] = []
+    for method, calls in METHODS.items():
+        for special, ends, call in calls if isinstance(calls, list) else ():
+            found.append(Action(f"{method}{', ' if special else ''}{special}", call, ends))
+    return found
+
+
+def exclusion(one: Action, other: Action) -> str:
+    """Why two calls are not run beside each other; empty where they are."""
+    if not (one.ends or other.ends):
+        return "neither closes, releases, drains or makes anything: each marks, looks and enqueues"
+    return ""
+
+
+def needs(action: Action) -> frozenset[str]:
+    """What a call is made on: found by making it, alone."""
+    return _needs()[action.name]
+
+
+@functools.cache
+def _needs() -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for action in actions():
+            backend = FakeEverything()
+            world = World(fake_device(backend=backend)[0], backend)
+            action.call(world)
+            found[action.name] = frozenset(vars(world)) - {"device", "backend", "made"}
+            world.end()
+    return found
+
+
+def preemptions(one: Action, other: Action) -> int:
+    """How many a pair is searched with: two where one of them ends what the other is called on, else one."""
+    ends = {action.name.partition(",")[0] for action in (one, other) if ".close" in action.name}
+    classes = {action.name.partition(".")[0] for action in (one, other)}
+    return 2 if ends and len(classes) == 1 else 1
+
+
+def meet(core: Core, one: Action, other: Action, **how: Any) -> Explored:
+    """Two threads, in every order."""
+    things = sorted(needs(one) | needs(other))
+
+    def build(run: Run) -> Callable[[], None]:
+        backend = FakeEverything()
+        device = core.device(run, backend)
+        world = World(device, backend)
+        for thing in things:
+            getattr(world, thing)
+
+        def other_side() -> bool:
+            waits = bool(backend.waiting)
+            backend.pass_all()
+            return waits
+
+        run.idle = other_side
+        for action in (one, other):
+            run.thread(functools.partial(action.call, world), action.name)
+        return world.end
+
+    return explore(build, allowed=ALLOWED, **how)

@@ -1,0 +1,366 @@
+"""A handle that several threads use at once, or whose import is interrupted: nobody else's descriptor is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import gc
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop import system
+from gpuinterop._core import ownership
+from gpuinterop.handles import FdHandle, Handle
+
+from .fake import fake_device
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    number = os.memfd_create("lent", os.MFD_CLOEXEC)
+    os.ftruncate(number, 8192)
+    yield number
+    os.close(number)
+
+
+def open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def fail_closing(lent: Handle) -> None:
+    assert isinstance(lent, FdHandle)
+    os.close(lent.fd)
+    raise gi.DriverError("cuImportExternalMemory", 999, "CUDA_ERROR_UNKNOWN")
+
+
+def fail_keeping(lent: Handle) -> None:
+    raise gi.DriverError("cuImportExternalMemory", 1, "CUDA_ERROR_INVALID_VALUE")
+
+
+def take(lent: Handle) -> None:
+    assert isinstance(lent, FdHandle)
+    os.close(lent.fd)
+
+
+# -- other threads ---------------------------------------------------------------------------------------------------
+
+
+class Strangers:
+    """Descriptors of somebody else, who is given whatever number was closed last."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+        self._inodes: list[int] = []
+
+    def arrive(self) -> None:
+        for _ in range(8):
+            self._fds.append(os.memfd_create("stranger", os.MFD_CLOEXEC))
+            self._inodes.append(os.fstat(self._fds[-1]).st_ino)
+
+    def leave(self) -> None:
+        """Fail unless all of them are still there, untouched."""
+        assert [os.fstat(fd).st_ino for fd in self._fds] == self._inodes
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def strangers() -> Strangers:
+    return Strangers()
+
+
+def inode(fd: int) -> int:
+    return os.fstat(fd).st_ino
+
+
+ENDS: dict[str, Callable[[FdHandle], object]] = {"close": FdHandle.close, "detach": FdHandle.detach}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_ends_a_handle_during_its_import_takes_effect_afterwards(
+    fd: int, strangers: Strangers, end: str, owned: bool, fails: bool
+) -> None:
+    device, backend = fake_device()
+    before = open_fds()
+    number = os.dup(fd)
+    handle = gi.OpaqueFd.adopt(number) if owned else gi.OpaqueFd(number)
+    got: list[object] = []
+
+    def in_another_thread() -> None:
+        try:
+            got.append(ENDS[end](handle))
+        except gi.HandleError as error:
+            got.append(error)
+        strangers.arrive()
+
+    thread = threading.Thread(target=in_another_thread)
+
+    def importing(lent: FdHandle) -> None:
+        thread.start()
+        thread.join(0.1)
+        os.fstat(number)
+        if fails:
+            fail_closing(lent)
+        os.close(lent.fd)
+
+    backend.on_import = importing
+    with contextlib.suppress(gi.DriverError):
+        device.import_memory(handle, size=4096).close(timeout=5)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert handle.closed
+    mine = fails and (end == "detach" or not owned)  # it was the import's, or it is the caller's
+    if end == "detach":
+        assert (got == [number]) is fails, got
+        assert fails or isinstance(got[0], gi.HandleError)
+    if mine:
+        assert inode(number) == inode(fd)
+        os.close(number)
+    handle.close()
+    strangers.leave()
+    assert open_fds() == before
+
+
+@pytest.mark.parametrize("how", ["duplicate", "import"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_number_that_is_about_to_be_duplicated_is_not_closed_before(
+    fd: int, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, how: str, end: str
+) -> None:
+    """The duplicate would be of whatever has the number by then, and to close it would end that one's locks."""
+    handle = gi.OpaqueFd.adopt(os.dup(fd))
+    wanted = inode(fd)
+    made: list[int] = []
+
+    def in_another_thread() -> None:
+        number = ENDS[end](handle)
+        if isinstance(number, int):
+            os.close(number)
+        strangers.arrive()
+
+    thread = threading.Thread(target=in_another_thread)
+
+    def duplicate(call: Callable[..., int], *arguments: int) -> int:
+        if not made and system.F_GET_SEALS not in arguments:
+            thread.start()
+            thread.join(0.1)
+            made.append(call(*arguments))
+            return made[-1]
+        return call(*arguments)
+
+    device, backend = fake_device()
+    seen: list[int] = []
+    backend.on_import = lambda lent: (seen.append(inode(lent.fd)), fail_closing(lent))[1]  # type: ignore[func-returns-value]
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "dup", functools.partial(duplicate, os.dup))
+        patches.setattr(fcntl, "fcntl", functools.partial(duplicate, fcntl.fcntl))
+        if how == "duplicate":
+            with handle.duplicate() as twin:
+                seen.append(inode(twin.fd))
+        else:
+            with pytest.raises(gi.DriverError):
+                device.import_memory(handle, size=4096)
+    thread.join(10)
+    assert seen == [wanted]
+    strangers.leave()
+
+
+def test_no_descriptor_of_another_thread_is_ever_closed(fd: int) -> None:
+    device, backend = fake_device()
+    switch = sys.getswitchinterval()
+    before = open_fds()
+    problems: list[BaseException] = []
+    handles = [gi.OpaqueFd.adopt(os.dup(fd))]
+    stop = time.monotonic() + 1.0
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        while time.monotonic() < stop and not problems:
+            mine = os.memfd_create("mine", os.MFD_CLOEXEC)
+            here = inode(mine)
+            handle = handles[0]
+            try:
+                match chance.randrange(5):
+                    case 0:
+                        handle.close()
+                    case 1:
+                        os.close(handle.detach())
+                    case 2:
+                        with handle.duplicate() as twin:
+                            assert inode(twin.fd) == wanted
+                    case 3:
+                        device.import_memory(handle, size=4096).close()
+                    case _:
+                        handles.append(gi.OpaqueFd.adopt(os.dup(fd)))
+                        handles.pop(0).close()
+                assert inode(mine) == here
+                os.close(mine)
+            except (gi.HandleError, gi.DriverError):
+                os.close(mine)
+            except BaseException as error:
+                problems.append(error)
+
+    wanted = inode(fd)
+    backend.on_import = lambda lent: fail_closing(lent) if random.random() < 0.5 else os.close(lent.fd)
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    finally:
+        sys.setswitchinterval(switch)
+    assert not problems, problems
+    handles[0].close()
+    assert open_fds() == before
+
+
+# -- interrupts ------------------------------------------------------------------------------------------------------
+
+
+class Interrupt(Exception):
+    """What a signal handler raises."""
+
+
+class Strike:
+    """Raise `Interrupt` where CPython looks at signals, the nth time: at entries of functions and ends of calls."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event in ("call", "c_return") and argument is not sys.setprofile:
+            self.left -= 1
+            if self.left == 0:
+                raise Interrupt
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that strikes in a finalizer
+@pytest.mark.parametrize("driver", [take, fail_closing, fail_keeping])
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("trusted", [True, False])
+def test_an_interrupt_anywhere_in_an_import_loses_nothing(
+    fd: int, driver: Callable[[Handle], None], owned: bool, trusted: bool
+) -> None:
+    """What `call` stores is the caller's, and the handle consumed, or it never came to its end."""
+    before = open_fds()
+    points = 0
+    struck = True
+    while struck:
+        points += 1
+        number = os.dup(fd)
+        handle = gi.OpaqueFd.adopt(number) if owned else gi.OpaqueFd(number)
+        handle.trusted = trusted
+        made: list[object] = []
+
+        def call(lent: Handle, made: list[object] = made) -> None:
+            made.extend(map(driver, (lent,)))
+
+        strike = Strike(points)
+        sys.setprofile(strike)
+        try:
+            ownership.lend(handle, call, user="a test")
+        except (Interrupt, gi.DriverError):
+            pass
+        finally:
+            sys.setprofile(None)
+        struck = strike.left <= 0
+
+        free: list[bool] = []
+        other = threading.Thread(target=lambda free=free: free.append(try_lock()))
+        other.start()
+        other.join(10)
+        assert free == [True], f"the lock is held after an interrupt at point {points}"
+        assert not handle._calls, points
+        if handle.closed:
+            assert made, f"consumed, and nothing was made: point {points}"
+            with pytest.raises(OSError, match="descriptor"):
+                os.fstat(number)
+        else:
+            assert inode(number) == inode(fd)
+            os.close(handle.detach())
+        assert open_fds() == before, points
+    gc.collect()
+    assert points > 20
+
+
+def test_a_second_interrupt_may_lose_the_duplicate_and_nothing_else(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[int] = []
+
+    def interrupted(original: int, lent: list[int]) -> None:
+        lost[:] = lent
+        raise Interrupt
+
+    monkeypatch.setattr(ownership, "_take_back", interrupted)
+    handle = gi.OpaqueFd.adopt(os.dup(fd))
+    before = open_fds()
+    with pytest.raises(Interrupt):
+        ownership.lend(handle, fail_keeping, user="a test")
+    os.close(lost[0])
+    free: list[bool] = []
+    other = threading.Thread(target=lambda: free.append(try_lock()))
+    other.start()
+    other.join(10)
+    assert free == [True]
+    os.close(handle.detach())
+    assert len(open_fds()) == len(before) - 1
+
+
+def try_lock() -> bool:
+    if not ownership._import_lock.acquire(blocking=False):
+        return False
+    ownership._import_lock.release()
+    return True
+
+
+def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -> None:
+    """Neither for the lock nor for the call that it has interrupted."""
+    device, backend = fake_device()
+    before = open_fds()
+    handle, borrowed = gi.OpaqueFd.adopt(os.dup(fd)), gi.OpaqueFd(os.dup(fd))
+    number = borrowed.fd
+
+    def handler(lent: FdHandle) -> None:
+        backend.on_import = lambda lent: os.close(lent.fd)
+        with pytest.raises(gi.HandleError, match="signal handler"):
+            handle.detach()
+        device.import_memory(gi.OpaqueFd(os.dup(fd)), size=4096).close(timeout=5)
+        os.close(lent.fd)
+
+    backend.on_import = handler
+    device.import_memory(handle, size=4096).close(timeout=5)
+    assert handle.closed
+
+    def closing(lent: FdHandle) -> None:
+        borrowed.close()
+        os.close(lent.fd)
+
+    backend.on_import = closing
+    device.import_memory(borrowed, size=4096).close(timeout=5)
+    assert inode(number) == inode(fd)
+    os.close(number)
+    assert open_fds() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_waits_for_no_import_of_its_parents_threads(fd: int) -> None:
+    handle = gi.OpaqueFd(fd)
+    handle._calls.append(1)  # the number of a thread that the child does not have
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            threading.Timer(20, os._exit, (1,)).start()
+            os._exit(7 if handle.detach() == fd else 2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

@@ -1,0 +1,11 @@
+"""A short run of the stress program; a long one is ``python -m tests.simulated.stress --backend host``."""
+
+import pytest
+
+from tests.simulated.stress import run
+
+
+@pytest.mark.parametrize("switch", ["default", "1e-6"])
+def test_eight_threads_at_random(switch: str) -> None:
+    status, printed = run("--backend", "host", "--minutes", "0.05", "--switch", switch)
+    assert status == 0, printed[-8000:]

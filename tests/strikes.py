@@ -1,0 +1,91 @@
+"""Interrupts at every place where CPython looks for them, one after the other.
+
+A signal is sent before a bytecode instruction of what is tested, or of what that calls: the first, then the next one
+after that at which it was noticed before, until it was not noticed any more. So its handler raises once at each place
+where CPython looks at signals: after each call of C's, at the entry of each function, where each loop turns back; also
+in Python's code that C calls, as the bindings do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+from tests.simulated.build import build
+
+T = TypeVar("T")
+
+
+class Struck(KeyboardInterrupt):
+    """What the signal's handler raises."""
+
+
+class Strikes:
+    """How often it was struck, and where the latest was."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(str(build("strike")))
+        self._steps = ctypes.c_long.in_dll(library, "strike_steps")
+        self._at = ctypes.c_long.in_dll(library, "strike_at")
+        self._entered = ctypes.c_long.in_dll(library, "strike_entered")
+        self._trace = library.strike_trace
+        self._set_trace = ctypes.pythonapi.PyEval_SetTrace
+        self._set_trace.argtypes, self._set_trace.restype = (ctypes.c_void_p, ctypes.py_object), None
+        sys._getframe().f_trace_opcodes = True  # 3.12 traces instructions where a frame wanted that before
+        self._noticed = 0
+        self.where = ""
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._noticed = self._entered.value  # how many instructions there were when this function was entered
+        assert frame is not None
+        self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+        raise Struck(self.where)
+
+    @contextmanager
+    def _armed(self) -> Iterator[None]:
+        before = signal.signal(signal.SIGUSR1, self._handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    def at(self, step: int, act: Callable[[], T]) -> tuple[bool, T | None]:
+        """Do it, with the signal before that instruction; whether the signal was noticed, and what it returned."""
+        self._steps.value, self._at.value = 0, step
+        made: list[T] = []
+        with self._armed():
+            try:
+                self._set_trace(ctypes.cast(self._trace, ctypes.c_void_p), None)
+                try:
+                    made.extend(map(_called, (act,)))
+                finally:
+                    self._set_trace(None, None)
+            except Struck:
+                assert self._noticed >= step
+                return True, made[0] if made else None
+        return False, made[0]
+
+    def everywhere(self, prepare: Callable[[], Any], act: Callable[[Any], Any], finish: Callable[..., None]) -> int:
+        """Strike `act`, of what `prepare` returns, at each place; `finish` is told whether, of what, and what it made.
+
+        Returns how many places there were.
+        """
+        step = places = 0
+        struck = True
+        while struck:
+            given = prepare()
+            struck, made = self.at(step + 1, lambda given=given: act(given))  # type: ignore[misc]
+            finish(struck, given, made)
+            if struck:
+                places += 1
+                step = self._noticed
+        return places
+
+
+def _called(act: Callable[[], T]) -> T:
+    return act()
