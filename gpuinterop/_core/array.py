@@ -123,8 +123,8 @@ class ArrayLevel:
         self, address: int, stream: Stream, *mapping: Native, to_array: bool, host: HostArray | None = None
     ) -> None:
         array, native = self._array, stream._known_as()
-        if native.graph is not None:
-            native.graph.hold(array._lifetime)
+        if (graph := native.graph) is not None:
+            graph.hold(array._lifetime)
         elif native not in array._lifetime.uses:
             note_use(array._lifetime, native, None)
         stream._enqueue(

@@ -28,7 +28,6 @@ from .native import (
     Standing,
     alive,
     endings,
-    finish,
     leave,
     retire,
     retire_dropped,
@@ -219,13 +218,26 @@ def _release(native: Native) -> bool:
         return False
     problem: Exception | None = None
     kept: list[Any] = []
+    release = native.release
     try:
-        if native.release is not None:
-            finish(native.release, native.handle)
-    except Exception as error:
-        problem = error
+        try:
+            if release is not None:
+                release(native.handle)
+        except Exception as error:
+            problem = error
+        except BaseException:  # an interrupt may have come before the native call; none is made twice
+            try:
+                if release is not None:
+                    release(native.handle)
+            except Exception as error:
+                problem = error
+            raise
     finally:
-        _end(native, problem, kept)
+        try:
+            _end(native, problem, kept)
+        except BaseException:  # an interrupt has come first
+            _end(native, problem, kept)
+            raise
     if problem is not None:
         _warn(native, problem)
     return True

@@ -121,7 +121,9 @@ class GraphSemaphores(Resource):
     ...         semaphores.advance(2)
     """
 
-    def __init__(self, device: Device, graph: int, executable: int, *, _parent: Graph | None = None) -> None:
+    def __init__(
+        self, device: Device, graph: int, executable: int, *, _parent: tuple[Graph, Native] | None = None
+    ) -> None:
         device.capabilities.require(Operation.GRAPH_CAPTURE)
         backend = device._backend
         assert isinstance(backend, GraphBackend)  # otherwise the capability is a gap
@@ -131,8 +133,8 @@ class GraphSemaphores(Resource):
         if min(numbers) <= 0:
             raise InvalidArgumentError("graph", "and executable must be pointers, not 0.")
         self._executable = numbers[1]
-        parents = () if _parent is None else (_parent,)
-        super().__init__(Native("GraphSemaphores", parents=[one._lifetime for one in parents]), *parents)
+        parents = () if _parent is None else (_parent[1],)
+        super().__init__(Native("GraphSemaphores", parents=parents), *(() if _parent is None else (_parent[0],)))
         self._warns = _parent is None
         self._lifetime.open()
         try:
@@ -273,7 +275,7 @@ class Graph(Resource):
         executable = Native("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
-        self._semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=self)
+        self._semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=(self, executable))
 
 
 def _values(steps: tuple[GraphStep, ...]) -> Iterator[tuple[ExternalSemaphore[Any], int | None]]:

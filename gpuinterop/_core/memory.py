@@ -343,9 +343,9 @@ class Buffer(Resource):
     def _use(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream is about to be given work with these bytes."""
         native, first = stream._known_as(), self._offset + start
-        if native.graph is not None:  # its launches use them
-            native.graph.hold(self._mapping)
-            native.graph._note(self._mapping, first, first + size)
+        if (graph := native.graph) is not None:  # its launches use them
+            graph.hold(self._mapping)
+            graph._note(self._mapping, first, first + size)
         else:
             self._mapping.used_on(native, first, first + size)
 

@@ -154,8 +154,13 @@ class Native:
             made.extend(map(operator.call, (call,)))  # stored by C: no interrupt takes it away
             whole = True
         finally:
-            _came_up(self, made, whole)
-        self._check_made()
+            try:
+                _came_up(self, made, whole)
+            except BaseException:  # an interrupt has come first
+                _came_up(self, made, whole)
+                raise
+        if self.state is not LIVE:
+            self._refuse_made()
         return self.handle
 
     def open(self) -> None:
@@ -164,13 +169,13 @@ class Native:
             _begin(self)
         finally:
             _came_up(self, [None], True)
-        self._check_made()
-
-    def _check_made(self) -> None:
         if self.state is not LIVE:
-            for parent in self.parents:
-                parent.check()
-            self.check()
+            self._refuse_made()
+
+    def _refuse_made(self) -> None:
+        for parent in self.parents:
+            parent.check()
+        self.check()
 
     def ending(self) -> None:
         """What is to change before its children are closed. Under the monitor."""
@@ -186,12 +191,17 @@ class Native:
             )
         raise ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether there is a handle still, and nobody is about to release it: a mark keeps it so."""
+        return self.state is LIVE or self.state is RETIRED
+
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
         """Call the driver with its handle, also of what is closed; `gone` where it is released, or about to be."""
         calls = self.calls
         calls += MARK
         try:
-            return gone if self.state in GONE or self.state is RELEASING else question(self.handle)
+            return question(self.handle) if self.may_be_asked else gone
         finally:
             del calls[-1]
 
@@ -237,17 +247,6 @@ class Native:
         return f"<{self.label} {self.state.value}>"
 
 
-def finish(release: Callable[[Any], None], handle: Any) -> None:
-    """Release. An interrupt may keep it from the native call: then once more, which makes no call twice."""
-    try:
-        release(handle)
-    except Exception:
-        raise
-    except BaseException:
-        release(handle)
-        raise
-
-
 @locked
 def _begin(native: Native) -> None:
     for parent in native.parents:
@@ -260,16 +259,15 @@ def _begin(native: Native) -> None:
 
 @locked
 def _came_up(native: Native, made: list[Any], whole: bool) -> None:
-    if native.state is not BORN:  # of the parent process
-        return
-    if not made:  # there is nothing to wait for, nor to release
-        native.release = native.gate = None
-        native.behind = []
-        waiting_for_a_look[native] = None
-        native.state = RETIRED
-        return
-    native.handle = made[0]
-    native.state = LIVE
+    if native.state is BORN:  # else of the parent process, or an interrupt has come behind the first time
+        if made:
+            native.handle = made[0]
+            native.state = LIVE
+        else:  # there is nothing to wait for, nor to release
+            native.release = native.gate = None
+            native.behind = []
+            waiting_for_a_look[native] = None
+            native.state = RETIRED
     closed = any(parent.state is not LIVE for parent in native.parents) and not native.noted_of_closed
     if closed or not whole:  # an interrupt has struck behind the call: nobody will have it
         retire(native)

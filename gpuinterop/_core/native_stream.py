@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from ..errors import GpuInteropError, again, report
 from .gate import Gate, waiting
 from .monitor import after_fork, locked
-from .native import GONE, LIVE, MARK, RELEASING, Native, Standing, finish, retire, revive, waiting_for_a_look
+from .native import GONE, LIVE, MARK, Native, Standing, retire, revive, waiting_for_a_look
 
 if TYPE_CHECKING:
     from ..backend import Backend, Native as Handle
@@ -70,8 +70,9 @@ class Wait:
 
     def is_there(self) -> bool:
         """Whether nobody has to do anything for it to pass. Under the monitor."""
-        gone = self.semaphore.state in GONE or self.semaphore.state is RELEASING  # and perhaps what `reached` looks at
-        return self.passed or gone or (self.reached is not None and self.reached())
+        if self.passed or not self.semaphore.may_be_asked:  # then what `reached` looks at may be gone, too
+            return True
+        return self.reached is not None and self.reached()
 
     def __str__(self) -> str:
         label = self.semaphore.label
@@ -281,14 +282,20 @@ class NativeStream(Native):
         calls = self.calls
         calls += MARK
         try:
-            if self.state in GONE:
+            if not self.may_be_asked:
                 return None
             made.extend(map(self.backend.record, (self.handle,)))
             return use(made[0])
         finally:
             try:
                 for event in made:
-                    finish(self.backend.destroy_event, event)
+                    self.backend.destroy_event(event)
+            except Exception:
+                raise
+            except BaseException:  # an interrupt may have come before the native call; none is made twice
+                for event in made:
+                    self.backend.destroy_event(event)
+                raise
             finally:
                 del calls[-1]
 

@@ -34,7 +34,7 @@ from ..handles import (
 )
 from .drain import relieve
 from .monitor import dropped
-from .native import LIVE, MARK, Native, note_use
+from .native import LIVE, MARK, Native, note_use, retire
 from .native_stream import MANY_WAITS, NativeStream, Wait
 from .resource import Resource, check_int, check_timeout
 from .stream import Stream, check_stream
@@ -212,8 +212,12 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     def _create(self, call: Callable[[], Handle]) -> None:
         """Make or import it."""
-        self._batch = self._calls.prepare([self._lifetime.create(call)])
-        self._calls.know(self)
+        try:
+            self._batch = self._calls.prepare([self._lifetime.create(call)])
+            self._calls.know(self)
+        except BaseException:
+            retire(self._lifetime)
+            raise
 
     @property
     def device(self) -> Device:
@@ -286,8 +290,8 @@ class ExternalSemaphore(Resource, Generic[K]):
             if native not in lifetime.uses:  # before the call: whatever strikes behind it, the release waits
                 note_use(lifetime, native, 0)
             pending = Wait(lifetime, value, self._calls.looker(lifetime.handle, number))
-            if native.graph is not None:  # it waits when the graph is launched
-                native.graph.hold(lifetime)
+            if (graph := native.graph) is not None:  # it waits when the graph is launched
+                graph.hold(lifetime)
             else:
                 gate = self._gate
                 if gate.crowded:
@@ -359,8 +363,8 @@ class ExternalSemaphore(Resource, Generic[K]):
                 note_use(lifetime, native, last := 0)
             if self._grows and number <= last and not native.is_capturing():
                 self._refuse_smaller(number, last, "value")
-            if native.graph is not None:  # signalled by its launches, not now
-                native.graph.hold(lifetime)
+            if (graph := native.graph) is not None:  # signalled by its launches, not now
+                graph.hold(lifetime)
                 number_now = last
             else:
                 number_now = number
@@ -605,8 +609,8 @@ class SemaphoreBatch:
         for semaphore in self._semaphores:
             if native not in semaphore._lifetime.uses:
                 note_use(semaphore._lifetime, native, 0)
-            if native.graph is not None:
-                native.graph.hold(semaphore._lifetime)
+            if (graph := native.graph) is not None:
+                graph.hold(semaphore._lifetime)
 
     def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:
         everything: Any = [None] * len(self._semaphores) if values is None else values

@@ -237,8 +237,8 @@ class Stream(Resource):
                     wait.enqueued = True
 
         other.with_event(wait_for)
-        if other.graph is not None and stream.graph is None:
-            other.graph._join(stream)
+        if (graph := other.graph) is not None and stream.graph is None:
+            graph._join(stream)
 
     def check_failure(self) -> None:
         """Raise why it has failed, if it has; the first failure stays."""

@@ -67,6 +67,7 @@ class Task:
         self.done = False
         self.unwinding = 0
         self.error: BaseException | None = None
+        self.told = ""
 
     def ready(self) -> bool:
         return not self.done and (self.condition is None or self.condition())
@@ -151,8 +152,7 @@ class Run:
                 gc.enable()
         for task in self.tasks:
             if task.error is not None and not isinstance(task.error, allowed) and not self.why:
-                told = "".join(traceback.format_exception(task.error)[-6:])
-                self.why = f"{task.name}: {task.error!r}\n{told}"
+                self.why = f"{task.name}: {task.error!r}\n{task.told}"
 
     def fail(self, why: str) -> None:
         """What this schedule shows; the run is over."""
@@ -224,7 +224,9 @@ class Run:
         except _Unwind:
             pass
         except BaseException as error:
-            me.error = error
+            me.told = "".join(traceback.format_exception(error)[-6:])
+            me.error = error.with_traceback(None)  # whose frames would keep alive what is to be released
+            error.__context__ = error.__cause__ = None
         finally:
             sys.settrace(None)
             me.done = True

@@ -185,7 +185,9 @@ def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
 
 def pending(stream: gi.Stream) -> Wait:
     """A wait that was enqueued, and that nobody has signalled."""
-    wait = Wait(Lifetime("a semaphore"), 1)
+    semaphore = Lifetime("a semaphore")
+    semaphore.open()
+    wait = Wait(semaphore, 1)
     stream._known_as().note(wait)
     wait.enqueued = True
     return wait

@@ -41,6 +41,7 @@ from gpuinterop.exporters import open_exporter
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, preload
 from tests.simulated.stand_in import StandIn
+from tests.spare_pages import unpin_spare_pages
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SIZE: Final = 1 << 16
@@ -713,7 +714,7 @@ class Run:
             for out in world.pools["outs"].clear():
                 print(f"{out.semaphore!r} was signalled to {out.value} on {out.stream!r}{_state(out)}")
             for stream in world.pools["streams"].clear():
-                print(f"{stream!r}{stream.waiting_for()}")
+                print(f"{stream!r}{stream._known_as().waiting_for()}")
         print(f"FAILED stuck: {why}", flush=True)
         faulthandler.dump_traceback(all_threads=True)
         os._exit(3)
@@ -724,6 +725,7 @@ class Run:
             gc.collect()
             for device in self.devices:
                 device.drain()
+                unpin_spare_pages(device)
             after = self.live()
             left = {kind: after[kind] - self.before.get(kind, 0) for kind in after}
             if not any(left.get(kind) for kind in KEPT) or time.monotonic() > limit:
