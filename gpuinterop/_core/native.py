@@ -230,8 +230,8 @@ class Native:
                 return f"{one.label} is {one.state.value}"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
-            if one.state in (RELEASING, LEAKED):
-                return f"{one.label} is {one.state.value}"
+            if one.state is RELEASING:
+                return f"{one.label} is being released"
             if how is Standing.HOLDS:
                 return f"{one.label} is still open"
         if self.calls.copy():
