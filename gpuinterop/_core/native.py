@@ -176,6 +176,12 @@ class Native:
             parent.check()
         self.check()
 
+    @property
+    def is_bare(self) -> bool:
+        """Nothing is to be released, waited for or told."""
+        kept = self.release or self.keep or self.uses or self.untracked or self.standing or self.callbacks
+        return not kept
+
     def ending(self) -> None:
         """What is to change before its children are closed. Under the monitor."""
 
@@ -283,6 +289,9 @@ def retire(native: Native) -> None:
             retire(one)
     waiting_for_a_look[native] = None
     native.state = RETIRED
+    if native.is_bare and not native.calls.copy():  # it needs no drain
+        leave(native)
+        native.state = RELEASED
     for parent in native.parents:
         if parent.ends_with_children and not any(
             how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
