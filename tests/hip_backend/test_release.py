@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -76,6 +78,52 @@ def test_a_wait_that_came_after_the_close(device: gi.Device, exporter: Any) -> N
     memory.close()
     gate.close(timeout=LIMIT)
     theirs.close()
+
+
+@pytest.mark.parametrize("whose", ["ours", "another library's"])
+def test_an_event_goes_before_its_stream(device: gi.Device, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMD's runtime reads the stream of an event that it is asked for (hip_event.cpp:439, 461; ROCm/clr #157)."""
+    backend: Any = device._backend
+    gone: list[str] = []
+    made = backend.create_stream(device._native)
+    destroy_stream, destroy_event = backend.destroy_stream, backend.destroy_event
+
+    def end_event(event: Any) -> None:
+        destroy_event(event)
+        gone.append("event")
+
+    def end_stream(stream: Any) -> None:
+        destroy_stream(stream)
+        gone.append("stream")
+
+    class Theirs:
+        cuda_stream = made.pointer
+
+        def __del__(self) -> None:
+            end_stream(made)
+
+    monkeypatch.setattr(backend, "destroy_event", end_event)
+    monkeypatch.setattr(backend, "destroy_stream", end_stream)
+    with ExitStack() as later:
+        stream = device.create_stream() if whose == "ours" else device.wrap_stream(Theirs())
+        if whose == "ours":
+            later.callback(destroy_stream, made)
+        gate: Any = later.enter_context(device.create_semaphore(gi.TimelineFd))
+        gate.wait(stream, 1)
+        kept = stream.record()
+        stream.close()
+        device.drain()
+        assert (gone.count("stream"), kept.done) == (0, False)
+        gate.host_signal(1)
+        limit = time.monotonic() + LIMIT
+        while "stream" not in gone:
+            assert time.monotonic() < limit
+            device.drain()
+        assert gone[-1] == "stream", "an event was there still"
+        assert kept.done, "it can be asked all the same"
+        device.drain()
+        assert gone[-1] == "stream"
+        assert gone.count("event") >= 1
 
 
 def test_free_comes_before_destroy(simulator: Simulator, device: gi.Device) -> None:
