@@ -378,6 +378,7 @@ class Buffer(Resource):
                 copier._follow(user)
             if array is not None and users:
                 copier.check_host_copy(array)
+            self._use(copier, start, size)
             copier._enqueue(enqueue, self._lifetime, self._mapping, host=array)
             copier.synchronize()
 

@@ -77,7 +77,7 @@ _alive: dict[Native, None] = {}
 waiting_for_a_look: dict[Native, None] = {}
 """Retired, and perhaps ready to be released."""
 endings: dict[Native, None] = {}
-"""Whose `on_retired` or `callbacks` are still to run, by the next drain, with nothing held."""
+"""Gone, and whose callbacks are still to run: by the next drain, with nothing held."""
 
 
 class Native:
@@ -100,8 +100,8 @@ class Native:
     """
 
     __slots__ = (
-        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "on_retired",
-        "parents", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
+        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "parents",
+        "release", "releaser", "standing", "state", "teller", "untracked", "uses",
     )  # fmt: skip
 
     noted_of_closed: ClassVar[bool] = False
@@ -135,7 +135,6 @@ class Native:
         self.behind: list[Point] | None = None
         """What its release waits for, once it was looked at."""
         self.handle: Any = None
-        self.on_retired: Callable[[], None] | None = None
         self.callbacks: list[Callable[[], None]] = []
         self.teller: int | None = None
         """The thread that runs them."""
@@ -230,8 +229,8 @@ class Native:
                 return f"{one.label} is {one.state.value}"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
-            if one.state in (RELEASING, LEAKED):
-                return f"{one.label} is {one.state.value}"
+            if one.state is RELEASING:
+                return f"{one.label} is being released"
             if how is Standing.HOLDS:
                 return f"{one.label} is still open"
         if self.calls.copy():
@@ -282,14 +281,12 @@ def retire(native: Native) -> None:
     for one, how in list(native.standing.items()):
         if how is Standing.CHILD:
             retire(one)
-    if native.on_retired is not None:
-        endings[native] = None
     waiting_for_a_look[native] = None
     native.state = RETIRED
     for parent in native.parents:
         if parent.ends_with_children and not any(
-            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in parent.standing.items()
-        ):
+            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
+        ):  # the latest first: they are the ones that are open
             retire(parent)
 
 
