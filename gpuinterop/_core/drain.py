@@ -67,14 +67,14 @@ def drain() -> None:
 
 
 def wait_for(native: Native, timeout: float | None) -> bool:
-    """Drain until it is released, and whoever wanted to know was told; False when `timeout` seconds passed."""
+    """Drain until it is released, and whoever wanted to know was told; False when `timeout` seconds passed, or for ever."""
 
-    def gone() -> bool:
+    def over() -> bool:
         drain()
         told = native not in endings and native.teller in (None, threading.get_ident())
-        return native.state in GONE and told
+        return (native.state in GONE and told) or native.stays
 
-    return system.until(gone, timeout)
+    return system.until(over, timeout) and not native.stays
 
 
 def tidy() -> None:
@@ -286,6 +286,7 @@ def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
         leave(native)
         native.state = RELEASED
     else:  # its parents stay: the driver may still have it
+        native.problem = str(problem)
         native.state = LEAKED
 
 

@@ -101,7 +101,7 @@ class Native:
 
     __slots__ = (
         "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "on_retired",
-        "parents", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
+        "parents", "problem", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
     )  # fmt: skip
 
     noted_of_closed: ClassVar[bool] = False
@@ -137,6 +137,8 @@ class Native:
         self.handle: Any = None
         self.on_retired: Callable[[], None] | None = None
         self.callbacks: list[Callable[[], None]] = []
+        self.problem = ""
+        """Why it could not be released."""
         self.teller: int | None = None
         """The thread that runs them."""
         self.releaser: int | None = None
@@ -220,6 +222,11 @@ class Native:
         known = [stream for device in self.untracked for stream in device.known()]
         return list(dict.fromkeys([*self.uses, *known]))
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is never released, because of something on it that could not be."""
+        return any(one.state is LEAKED or one.stays for one in self.standing.copy())
+
     def what_holds(self) -> str:
         """Why it is not released, for messages."""
         standing = self.standing.copy()
@@ -227,10 +234,10 @@ class Native:
             return f"{arrays} exported array(s) are still alive"
         for one, how in standing.items():
             if one.state is LEAKED:
-                return f"{one.label} is {one.state.value}"
+                return f"{one.label} is {one.state.value}: {one.problem}"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
-            if one.state in (RELEASING, LEAKED):
+            if one.state is RELEASING:
                 return f"{one.label} is {one.state.value}"
             if how is Standing.HOLDS:
                 return f"{one.label} is still open"

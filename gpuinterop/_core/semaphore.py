@@ -16,6 +16,7 @@ from ..backend import HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
     ArgumentTypeError,
+    DriverError,
     InvalidArgumentError,
     ResourceBusyError,
     SemaphoreTimeoutError,
@@ -300,6 +301,10 @@ class ExternalSemaphore(Resource, Generic[K]):
                 if gate.shut:
                     gate.let_releases_end()
             self._calls.wait(self._batch, native, (number,), ms, [pending])
+        except DriverError:  # it has enqueued nothing
+            if pending is not None:
+                pending.passed = True
+            raise
         finally:
             if pending is not None:
                 pending.enqueued = True

@@ -26,6 +26,7 @@ import numpy as np
 
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
+from tests.spare_pages import unpin_spare_pages
 
 from .driver import Simulator, assert_simulated
 
@@ -423,6 +424,7 @@ class Check:
             self.simulator.settle(device.ordinal, LIMIT)
         for device in (self.device, self.peer):
             device.drain()
+            unpin_spare_pages(device)
         if self.vendor == "hip":
             backend: Any = self.device._backend
             backend._ranges._free.clear()  # else the first has reserved what all others need
