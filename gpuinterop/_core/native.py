@@ -354,6 +354,12 @@ def note_use(native: Native, stream: NativeStream, value: Any) -> None:
     native.uses[stream] = value
 
 
+@locked
+def forget_use(native: Native, stream: NativeStream) -> None:
+    """A stream has done all that it was given with it."""
+    native.uses.pop(stream, None)
+
+
 def count_alive() -> int:
     """How many natives are not released."""
     return len(_alive)
