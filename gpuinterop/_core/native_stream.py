@@ -183,8 +183,8 @@ class NativeStream(Native):
     """
 
     __slots__ = (
-        "backend", "broken", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread", "told", "voids",
-        "waits",
+        "backend", "broken", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread",
+        "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool) -> None:
