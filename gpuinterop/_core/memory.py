@@ -12,7 +12,7 @@ from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
 from .drain import drain, wait_for
 from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
 from .monitor import dropped, locked
-from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, note_use
+from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, forget_use, note_use
 from .resource import Resource, check_int
 from .stream import Stream, check_stream
 
@@ -378,9 +378,10 @@ class Buffer(Resource):
                 copier._follow(user)
             if array is not None and users:
                 copier.check_host_copy(array)
-            self._use(copier, start, size)
+            self._use(copier, start, size)  # another thread may close it, and what is below may fail
             copier._enqueue(enqueue, self._lifetime, self._mapping, host=array)
             copier.synchronize()
+            forget_use(self._mapping, copier._known_as())
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; as `Resource.close`.

@@ -101,7 +101,7 @@ class Native:
 
     __slots__ = (
         "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "parents",
-        "release", "releaser", "standing", "state", "teller", "untracked", "uses",
+        "problem", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
     )  # fmt: skip
 
     noted_of_closed: ClassVar[bool] = False
@@ -136,6 +136,8 @@ class Native:
         """What its release waits for, once it was looked at."""
         self.handle: Any = None
         self.callbacks: list[Callable[[], None]] = []
+        self.problem = ""
+        """Why it could not be released."""
         self.teller: int | None = None
         """The thread that runs them."""
         self.releaser: int | None = None
@@ -225,6 +227,11 @@ class Native:
         known = [stream for device in self.untracked for stream in device.known()]
         return list(dict.fromkeys([*self.uses, *known]))
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is never released, because of something on it that could not be."""
+        return any(one.state is LEAKED or one.stays for one in self.standing.copy())
+
     def what_holds(self) -> str:
         """Why it is not released, for messages."""
         standing = self.standing.copy()
@@ -232,11 +239,11 @@ class Native:
             return f"{arrays} exported array(s) are still alive"
         for one, how in standing.items():
             if one.state is LEAKED:
-                return f"{one.label} is {one.state.value}"
+                return f"{one.label} is {one.state.value}: {one.problem}"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
             if one.state is RELEASING:
-                return f"{one.label} is being released"
+                return f"{one.label} is {one.state.value}"
             if how is Standing.HOLDS:
                 return f"{one.label} is still open"
         if self.calls.copy():
@@ -351,6 +358,12 @@ def note_use(native: Native, stream: NativeStream, value: Any) -> None:
         for known in [known for known in native.uses if known.forgotten]:
             del native.uses[known]
     native.uses[stream] = value
+
+
+@locked
+def forget_use(native: Native, stream: NativeStream) -> None:
+    """A stream has done all that it was given with it."""
+    native.uses.pop(stream, None)
 
 
 def count_alive() -> int:

@@ -436,7 +436,11 @@ class Streams:
     def adopt(self, handle: Handle, keep: object) -> tuple[NativeStream, Native]:
         """What another library's stream is known as, and a wrapper, which keeps it open."""
         wrapper = Native("Stream", keep=keep)
-        return self._find(handle, wrapper), wrapper
+        try:
+            return self._find(handle, wrapper), wrapper
+        except BaseException:  # an interrupt
+            retire(wrapper)
+            raise
 
     def of_this_thread(self, handle: Handle) -> NativeStream:
         """The calling thread's own default stream."""
@@ -486,12 +490,12 @@ def _intern(
         stream.failure = None
         stream.told = False
     if wrapper is not None:
+        revive(wrapper)  # first: an interrupt in there leaves nothing on the stream
         if not stream.owned:
             stream.keep = wrapper.keep
         wrapper.uses[stream] = None  # its owner is kept until what it was given is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD
-        revive(wrapper)
     found.append(stream)
 
 

@@ -17,6 +17,7 @@ from ..backend import HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
     ArgumentTypeError,
+    DriverError,
     InvalidArgumentError,
     ResourceBusyError,
     ResourceClosedError,
@@ -307,6 +308,10 @@ class ExternalSemaphore(Resource, Generic[K]):
             self._calls.wait(self._batch, native, (number,), ms, [pending])
             if native.thread is not None:
                 native.record_own()
+        except DriverError:  # it has enqueued nothing
+            if pending is not None:
+                pending.passed = True
+            raise
         finally:
             if pending is not None:
                 pending.enqueued = True

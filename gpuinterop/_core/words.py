@@ -258,26 +258,35 @@ class OwnTimelines(WordCalls):
         return semaphore
 
     def _new(self) -> _Own:
-        return self._take(*timeline.create(), ours=True)
-
-    def _map(self, fd: int) -> _Own:
-        return self._take(fd, system.map_shared(fd, system.PAGE), ours=False)
-
-    def _take(self, fd: int, address: int, *, ours: bool) -> _Own:
-        page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
+        fd, address = timeline.create()
         try:
-            if page.value > MAX_VALUE:
-                raise HandleError(
-                    f"handle: {page.label} stands at {page.value}; streams compare what is below 2**63. Make a new one."
-                )
-            pin, there = self._backend.pin(self._device._native, address, system.PAGE)
+            return self._take(fd, address, exported=False)
         except BaseException:
             system.unmap(address, system.PAGE)
-            if ours:
-                os.close(fd)
+            os.close(fd)
             raise
-        page.give_to_device()
-        return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=not ours)
+
+    def _map(self, fd: int) -> _Own:
+        address = system.map_shared(fd, system.PAGE)
+        try:
+            return self._take(fd, address, exported=True)
+        except BaseException:
+            system.unmap(address, system.PAGE)
+            raise
+
+    def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
+        page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
+        if page.value > MAX_VALUE:
+            raise HandleError(
+                f"handle: {page.label} stands at {page.value}; streams compare what is below 2**63. Make a new one."
+            )
+        pin, there = self._backend.pin(self._device._native, address, system.PAGE)
+        try:
+            page.give_to_device()
+            return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=exported)
+        except BaseException:  # an interrupt
+            self._backend.unpin(pin)
+            raise
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 

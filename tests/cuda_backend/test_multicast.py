@@ -669,7 +669,9 @@ def test_an_unbind_that_fails_is_named(
     with pytest.raises(gi.ResourceBusyError, match="MulticastBinding"):  # the driver may still have it bound
         group.close(timeout=0)
     backend().unbind(group._native, devices[0]._native, 0, SIZE)  # the second time it works
-    backend().release_allocation(group._native)
+    memory[0].close()
+    for kept in (group, memory[0]):  # by the binding
+        backend().release_allocation(kept._native)
 
 
 def test_peers_of_the_mapping_are_those_of_the_team(

@@ -385,7 +385,7 @@ def test_a_driver_that_enqueues_nothing(
     simulator.fail(call, code=719)
     with pytest.raises(gi.DriverError, match=call):
         getattr(made, enqueue)(stream, 1)
-    assert stream.waiting_for() == ""
+    assert stream._known_as().waiting_for() == ""
     assert counter.value == 0
     made.signal(stream, 1)
     made.wait(stream, 1)

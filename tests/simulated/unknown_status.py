@@ -25,6 +25,8 @@ from typing import Any, Final
 import numpy as np
 
 import gpuinterop as gi
+from gpuinterop._core.native import RETIRED, alive
+from gpuinterop._core.native_stream import NativeStream
 from gpuinterop.exporters import open_exporter
 from tests.spare_pages import unpin_spare_pages
 
@@ -431,6 +433,7 @@ class Check:
             backend: Any = self.device._backend
             backend._ranges._free.clear()  # else the first has reserved what all others need
         live = self.simulator.live()
+        live["stream"] -= sum(isinstance(one, NativeStream) and one.stays for one in alive() if one.state is RETIRED)
         if "module" in live:  # those that are loaded stay; each has two functions
             live["module"] = 2 * live["module"] - live.pop("function")
         return live
