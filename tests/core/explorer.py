@@ -44,6 +44,8 @@ class Failed(AssertionError):
     def __init__(self, why: str, run: Run) -> None:
         self.script = [branch.chosen for branch in run.branches]
         self.why = why
+        self.runs = 0
+        """How many schedules it took."""
         shown = [f"  {step}" for step in run.told[-60:]]
         super().__init__("\n".join([why, f"replay: {self.script}", *shown]))
 
@@ -392,6 +394,9 @@ def explore(
     gc.freeze()  # so that a collection looks at what the runs have made, and at nothing else
     try:
         _search(build, stack, budget, reduce, allowed, codes, most, found)
+    except Failed as error:
+        error.runs = found.runs
+        raise
     finally:
         gc.collect()
         gc.unfreeze()
@@ -405,8 +410,8 @@ def _search(
 ) -> None:  # fmt: skip
     while stack:
         script, redundant = stack.pop()
-        run = _one(build, Run(script, redundant, codes), allowed)
         found.runs += 1
+        run = _one(build, Run(script, redundant, codes), allowed)
         found.points += run.points
         found.pruned += run.pruned
         assert found.runs <= most, f"more than {most} schedules"

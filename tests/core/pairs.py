@@ -131,10 +131,13 @@ class World:
             self.made.append(graph)
             self.semaphore.signal(self.stream, 9)
 
+    def _look(self) -> None:
+        found = [*self.backend.violations, *unsound()]
+        assert found == [], "; ".join(found)
+
     def end(self) -> None:
         """Everything is closed and released, and nothing dead was touched."""
-        assert self.backend.violations == []
-        assert unsound() == []
+        self._look()
         self.device.drain()  # while work is still pending
         self.backend.pass_all()
         things = self.things
@@ -149,7 +152,7 @@ class World:
             del thing
         gc.collect()
         self.device.synchronize()
-        assert self.backend.violations == []
+        self._look()
         left = {native for native in self.backend.live if native[0] not in ("stream", "pin")}
         assert left == set(), f"not released: {sorted(left)}"
         assert self.backend.count("pin") <= 2, "pages are left that are not used again"

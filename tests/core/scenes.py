@@ -23,6 +23,10 @@ class Lasting(FakeEverything):
         super().fill(stream, target, byte, size)
         self.blocked.add(self.number(stream))
 
+    def signal(self, batch: Handle, stream: Handle, values: Sequence[int]) -> None:
+        super().signal(batch, stream, values)
+        self.blocked.add(self.number(stream))
+
     def pass_all(self) -> None:
         self.blocked.clear()
         super().pass_all()
@@ -126,6 +130,19 @@ SCENES: dict[str, Scene] = {
     "a wait beside a release that keeps the GIL": Scene("semaphore buffer", [_wait, _unmap], backend=KeepsGil),
     "a wait, a release that blocks, and a close": Scene(
         "semaphore buffer", [_wait, _unmap, lambda w: w.semaphore.close()], budget=1
+    ),
+    "a wait, a question and a release that blocks": Scene(
+        "semaphore stream array", [_wait, lambda w: w.stream.query(), lambda w: w.array.close()], budget=1
+    ),
+    "a wait beside two releases of one drain": Scene(
+        "semaphore buffer array", [_wait, lambda w: w.memory.close()], budget=1
+    ),
+    "a stream and what it has used are closed": Scene(
+        "buffer", [lambda w: w.stream.close(), lambda w: w.memory.close()]
+    ),
+    "a signal that lasts beside a close": Scene(
+        "semaphore", [_signal, lambda w: w.semaphore.close()], begin=lambda w: w.backend.pass_all(), backend=Lasting,
+        budget=1,
     ),
     "two releases that block, and a wait": Scene(
         "semaphore buffer array", [_wait, _unmap, lambda w: w.array.close()], budget=1
