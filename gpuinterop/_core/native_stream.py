@@ -140,9 +140,9 @@ class Point(Native):
 
 @locked
 def _came_behind(point: Point) -> None:
-    if point.state is LIVE:
-        point.stream.points.append(point)
+    if point.state is LIVE and point not in point.stream.points:
         pointed[point.stream] = None
+        point.stream.points.append(point)
 
 
 @locked
@@ -151,11 +151,11 @@ def _reached(point: Point) -> None:
     settle(stream, point.covers)
     waiting_for_a_look.update(point.waiters)
     point.waiters = {}
+    retire(point)  # first: what is not among the stream's is looked at by nobody
     if point in stream.points:
         stream.points.remove(point)
     if not stream.points:
         pointed.pop(stream, None)
-    retire(point)
 
 
 @locked
@@ -327,7 +327,11 @@ class NativeStream(Native):
             point.create(lambda: self.backend.record(self.handle))
         except GpuInteropError:
             return None
-        _came_behind(point)
+        try:
+            _came_behind(point)
+        except BaseException:  # an interrupt has come first
+            _came_behind(point)
+            raise
         return point
 
     def look(self) -> None:

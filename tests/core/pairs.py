@@ -132,7 +132,7 @@ class World:
             self.semaphore.signal(self.stream, 9)
 
     def _look(self) -> None:
-        found = [*self.backend.violations, *unsound()]
+        found = [*self.backend.violations, *unsound(struck=self.backend.struck)]
         assert found == [], "; ".join(found)
 
     def end(self) -> None:
@@ -151,7 +151,7 @@ class World:
         with contextlib.suppress(UnboundLocalError):
             del thing
         gc.collect()
-        self.device.synchronize()
+        self.device.synchronize(timeout=1.0)
         self._look()
         left = {native for native in self.backend.live if native[0] not in ("stream", "pin")}
         assert left == set(), f"not released: {sorted(left)}"
