@@ -241,7 +241,6 @@ class Graph(Resource):
         stream._call(native, enqueue, executable)
         for semaphore, value in _values(self.semaphores.signals):
             note_use(semaphore._lifetime, native, max(value or 0, semaphore._lifetime.uses.get(native, 0)))
-        native.came_along()
 
     def _captured(self) -> tuple[Native, Native]:
         self._check_open()

@@ -313,7 +313,9 @@ class NativeStream(Native):
         return True
 
     def came_along(self) -> None:
-        """Behind a call: nobody else could ask a thread's own default stream later; nor may too much pile up."""
+        """Behind a call, before its marks go: whoever sees them gone must find the event of a thread's own default stream,
+        which nobody else can ask; nor may too much pile up.
+        """
         if self.thread is not None and not self.is_capturing():
             self.drop_kept()
             self.point()

@@ -300,12 +300,13 @@ class ExternalSemaphore(Resource, Generic[K]):
                 if gate.shut:
                     gate.let_releases_end()
             self._calls.wait(self._batch, native, (number,), ms, [pending])
+            if native.thread is not None or len(native.waits) > MANY_WAITS:
+                pending.enqueued = True
+                native.came_along()
         finally:
             if pending is not None:
                 pending.enqueued = True
             del calls[-1], streams[-1]
-        if native.thread is not None or len(native.waits) > MANY_WAITS:
-            native.came_along()
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -370,10 +371,10 @@ class ExternalSemaphore(Resource, Generic[K]):
                 number_now = number
             self._calls.signal(self._batch, native, (number,))
             lifetime.uses[native] = number_now
+            if native.thread is not None:
+                native.came_along()
         finally:
             del calls[-1], streams[-1]
-        if native.thread is not None:
-            native.came_along()
 
     # -- on the calling thread -----------------------------------------------------------------------------------
 
@@ -584,7 +585,6 @@ class SemaphoreBatch:
                     wait.enqueued = True
 
         stream._call(native, enqueue, self._lifetime)
-        native.came_along()
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Signal all; `values` in the order of the constructor, None where one is binary.
@@ -602,7 +602,6 @@ class SemaphoreBatch:
         if native.graph is None:
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
                 semaphore._lifetime.uses[native] = number
-        native.came_along()
 
     def _note_use(self, native: NativeStream) -> None:
         """Before the call, which may fail half-way: the releases wait for the stream."""

@@ -197,7 +197,10 @@ class Stream(Resource):
             first.check()
             second.check()
             self._check_open()
-            return call(stream.handle)
+            result = call(stream.handle)
+            if natives:
+                stream.came_along()
+            return result
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
@@ -211,8 +214,6 @@ class Stream(Resource):
         self._call(stream, call, *natives)
         if host is not None:
             entry[0] = stream.point()
-        else:
-            stream.came_along()
 
     def _follow(self, other: NativeStream) -> None:
         """Order what follows behind what another native stream, which may be closed, was given so far."""

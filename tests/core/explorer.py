@@ -258,7 +258,7 @@ class Run:
         """Who goes on: nobody when all are done, or the run is over."""
         ready = [task for task in self.tasks if task.ready()]
         awake = [task for task in ready if not task.asleep]
-        if not awake and self.idle():
+        if not awake and not all(task.done for task in self.tasks) and self.idle():
             ready = [task for task in self.tasks if task.ready()]
             awake = [task for task in ready if not task.asleep]
         if not awake:

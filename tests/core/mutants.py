@@ -194,6 +194,9 @@ MUTANTS: dict[str, Mutant] = {
         ((native_stream._reached, "waiting_for_a_look.update(point.waiters)", "pass"),),
         "a stream closed under work that lasts",
     ),
+    "a thread's own default stream is given work, and no event": Mutant(
+        ((Stream._call, "if natives:", "if False:"),), "a thread's own default stream beside a close"
+    ),
     "an interrupt loses a mark's end": Mutant(
         ((Stream._call, "    seconds += MARK\n", "    seconds += MARK\n    id(stream)\n"),),
         "Ctrl-C in Buffer.fill, on a stream",
@@ -204,7 +207,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "an interrupt loses what was made": Mutant(
         ((native._came_up, "if closed or not whole:", "if closed:"),),
-        "Ctrl-C in Device.import_memory",
+        "Ctrl-C in Buffer.copy_from_host, on a stream",
     ),
     "an interrupt loses what was claimed": Mutant(
         ((drain._release_ready, "for native in claimed:\n            _put_back(native)", "pass"),),

@@ -86,6 +86,11 @@ def _fill(world: World) -> None:
     world.shared.fill(1, stream=world.stream)
 
 
+def _fill_own(world: World) -> None:
+    """On the default stream of this thread, whose end comes with the thread's."""
+    world.shared.fill(1, stream=world.device.wrap_stream(2))
+
+
 def _arrive(world: World) -> None:
     world.backend.arrive(world.semaphore._native, 9)
 
@@ -168,6 +173,13 @@ SCENES: dict[str, Scene] = {
     ),
     "a stream closed under work that lasts": Scene(
         "shared stream", [_fill, lambda w: w.stream.close(), lambda w: w.allocation.close()], budget=1, backend=Lasting
+    ),
+    "a thread's own default stream beside a close": Scene(
+        "shared stream", [_fill_own, lambda w: w.allocation.close()], backend=Lasting
+    ),
+    "a thread's own default stream, dropped in between": Scene(
+        "shared stream", [_fill_own, lambda w: w.allocation.close(), lambda w: w.device.drain()], backend=Lasting,
+        budget=1,
     ),
     "finalizers beside a drain": Scene("view stream", [_drop, lambda w: w.device.drain()], backend=Lasting),
     "finalizers beside a close": Scene(
