@@ -183,8 +183,8 @@ class NativeStream(Native):
     """
 
     __slots__ = (
-        "backend", "broken", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread", "told", "voids",
-        "waits",
+        "backend", "broken", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread",
+        "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool) -> None:
@@ -313,8 +313,9 @@ class NativeStream(Native):
         return True
 
     def came_along(self) -> None:
-        """Behind a call, before its marks go: whoever sees them gone must find the event of a thread's own default stream,
-        which nobody else can ask; nor may too much pile up.
+        """Do what comes behind a call, and before its marks go: too much must not pile up.
+
+        Nobody else can ask a thread's own default stream later, so whoever sees no mark must find an event.
         """
         if self.thread is not None and not self.is_capturing():
             self.drop_kept()

@@ -57,6 +57,19 @@ class World:
         return self.device.create_stream()
 
     @functools.cached_property
+    def far(self) -> gi.Stream:
+        """On the second device, as the next."""
+        return self.second.create_stream()
+
+    @functools.cached_property
+    def far_memory(self) -> gi.ExternalMemory:
+        return self.second.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+
+    @functools.cached_property
+    def far_buffer(self) -> gi.Buffer:
+        return self.far_memory.map_buffer()
+
+    @functools.cached_property
     def wrapped(self) -> gi.Stream:
         return self.device.wrap_stream(64)
 
