@@ -171,7 +171,8 @@ class Hold:
         self._lifetime.open()
 
     def __del__(self) -> None:
-        dropped.append(self._lifetime)
+        if hasattr(self, "_lifetime"):
+            dropped.append(self._lifetime)
 
 
 class Buffer(Resource):

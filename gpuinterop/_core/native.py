@@ -166,12 +166,7 @@ class Native:
 
     def open(self) -> None:
         """As `create`, of something that needs no native call."""
-        try:
-            _begin(self)
-        finally:
-            _came_up(self, [None], True)
-        if self.state is not LIVE:
-            self._refuse_made()
+        self.create(lambda: None)
 
     def _refuse_made(self) -> None:
         for parent in self.parents:

@@ -143,9 +143,9 @@ class Point(Native):
 
 @locked
 def _came_behind(point: Point) -> None:
-    if point.state is LIVE:
-        point.stream.points.append(point)
+    if point.state is LIVE and point not in point.stream.points:
         pointed[point.stream] = None
+        point.stream.points.append(point)
 
 
 @locked
@@ -154,11 +154,11 @@ def _reached(point: Point) -> None:
     settle(stream, point.covers)
     waiting_for_a_look.update(point.waiters)
     point.waiters = {}
+    retire(point)  # first: what is not among the stream's is looked at by nobody
     if point in stream.points:
         stream.points.remove(point)
     if not stream.points:
         pointed.pop(stream, None)
-    retire(point)
 
 
 @locked
@@ -315,10 +315,16 @@ class NativeStream(Native):
         self.drop_kept()
         return True
 
-    def record_own(self) -> None:
-        """In a call on a thread's own default stream: nobody else could ask it later."""
-        if not self.is_capturing():
+    def came_along(self) -> None:
+        """Do what comes behind a call, and before its marks go: too much must not pile up.
+
+        Nobody else can ask a thread's own default stream later, so whoever sees no mark must find an event.
+        """
+        if self.thread is not None and not self.is_capturing():
+            self.drop_kept()
             self.point()
+        elif len(self.waits) > MANY_WAITS:
+            self.look()
 
     def point(self) -> Point | None:
         """Record an event behind all that it was given so far; None where it can record no more."""
@@ -327,7 +333,11 @@ class NativeStream(Native):
             point.create(lambda: self.backend.record(self.handle))
         except GpuInteropError:
             return None
-        _came_behind(point)
+        try:
+            _came_behind(point)
+        except BaseException:  # an interrupt has come first
+            _came_behind(point)
+            raise
         return point
 
     def look(self) -> None:

@@ -306,8 +306,9 @@ class ExternalSemaphore(Resource, Generic[K]):
                 if gate.shut:
                     gate.let_releases_end()
             self._calls.wait(self._batch, native, (number,), ms, [pending])
-            if native.thread is not None:
-                native.record_own()
+            if native.thread is not None or len(native.waits) > MANY_WAITS:
+                pending.enqueued = True
+                native.came_along()
         except DriverError:  # it has enqueued nothing
             if pending is not None:
                 pending.passed = True
@@ -316,8 +317,6 @@ class ExternalSemaphore(Resource, Generic[K]):
             if pending is not None:
                 pending.enqueued = True
             del calls[-1], streams[-1]
-        if len(native.waits) > MANY_WAITS:
-            native.look()
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -383,7 +382,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             self._calls.signal(self._batch, native, (number,))
             lifetime.uses[native] = number_now
             if native.thread is not None:
-                native.record_own()
+                native.came_along()
         finally:
             del calls[-1], streams[-1]
 
@@ -598,8 +597,6 @@ class SemaphoreBatch:
                     wait.enqueued = True
 
         stream._call(native, enqueue, self._lifetime)
-        if len(native.waits) > MANY_WAITS:
-            native.look()
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Signal all; `values` in the order of the constructor, None where one is binary.

@@ -198,8 +198,8 @@ class Stream(Resource):
             second.check()
             self._check_open()
             result = call(stream.handle)
-            if stream.thread is not None:
-                stream.record_own()  # while all are marked: a release looks for it afterwards
+            if natives:
+                stream.came_along()
             return result
         finally:
             del calls[-1], firsts[-1], seconds[-1]

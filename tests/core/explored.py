@@ -44,8 +44,8 @@ def forget() -> None:
             getattr(found, name, {}).clear()
 
 
-def unsound() -> list[str]:
-    """What is wrong when no call is under way."""
+def unsound(*, struck: bool = False) -> list[str]:
+    """What is wrong when no call is under way. A wait that was `struck` may be noted half: the driver never got it."""
     found = [] if not monitor.interrupted() else ["the monitor is held"]
     for one in native.alive():
         if one.gate is not None and list.__len__(one.gate.shut):
@@ -54,15 +54,16 @@ def unsound() -> list[str]:
             found.append(f"{one!r} is marked")
         if one.state not in (native.LIVE, native.RETIRED, native.LEAKED):
             found.append(f"{one!r} is left so")
-        if isinstance(one, NativeStream) and deque.__len__(one.waits) and one not in gate.waiting:
+        if not struck and isinstance(one, NativeStream) and deque.__len__(one.waits) and one not in gate.waiting:
             found.append(f"{one!r} waits, and is not noted")
         for parent in one.parents:
             if parent.state in native.GONE and parent.state is not native.LEAKED:
                 found.append(f"{one!r} stands on {parent!r}")
-            if one.state is native.LIVE and one.how is native.Standing.CHILD and parent.state is not native.LIVE:
-                found.append(f"{one!r} stands on {parent!r}")
-            if one not in parent.standing:
+            how = parent.standing.get(one)
+            if how is None:
                 found.append(f"{parent!r} does not know of {one!r}")
+            if how is native.Standing.CHILD and one.state is native.LIVE and parent.state is not native.LIVE:
+                found.append(f"{one!r} stands on {parent!r}")
     return found
 
 

@@ -258,7 +258,7 @@ class Run:
         """Who goes on: nobody when all are done, or the run is over."""
         ready = [task for task in self.tasks if task.ready()]
         awake = [task for task in ready if not task.asleep]
-        if not awake and self.idle():
+        if not awake and not all(task.done for task in self.tasks) and self.idle():
             ready = [task for task in self.tasks if task.ready()]
             awake = [task for task in ready if not task.asleep]
         if not awake:
@@ -695,8 +695,8 @@ for _method in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popite
 class Watched:
     """A data descriptor in place of an attribute: reads are points, and writes are the monitor's holder's.
 
-    The first write is the constructor's, before anybody knows the thing. What the holder reads nobody else can write: no
-    point.
+    The first write is the constructor's, before anybody knows the thing. What the holder reads nobody else can write,
+    so that is no point.
 
     Parameters
     ----------

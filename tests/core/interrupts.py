@@ -122,7 +122,8 @@ def strike(
             sys.setprofile(before)
             sys.settrace(traced)
     except BaseException as error:
-        struck.error = error
+        struck.error = error.with_traceback(None)  # whose frames would keep alive what is to be released
+        error.__context__ = None
     finally:
         sys.unraisablehook = hook
     return struck

@@ -1,12 +1,12 @@
-"""Mistakes that the core could have, one at a time, and what finds each: were it not found, the search would be too thin.
+"""Mistakes that the core could have, one at a time, and what finds each: else the search would be too thin.
 
 A mutant is other text in a function of the core. Its code is put in place of the function's own, so whoever has the
 function by name has the mutant.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import inspect
 import textwrap
@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from gpuinterop._core import drain, native, native_stream
-from gpuinterop._core.gate import Gate
 from gpuinterop._core.memory import Buffer
 from gpuinterop._core.native import Native
-from gpuinterop._core.native_stream import NativeStream, Point
+from gpuinterop._core.native_stream import NativeStream
 from gpuinterop._core.resource import Resource
 from gpuinterop._core.semaphore import ExternalSemaphore
 from gpuinterop._core.stream import Stream
@@ -137,7 +136,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a release looks for calls before it enters the monitor": Mutant(
         (
-            (drain._release, "if not _begin(native):", "busy = native.calls.copy()\n    if busy or not _begin(native):"),
+            (drain._release, "if not _begin", "busy = native.calls.copy()\n    if busy or not _begin"),
             (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
         ),
         "a stream and what it has used are closed",
@@ -194,6 +193,9 @@ MUTANTS: dict[str, Mutant] = {
         ((native_stream._reached, "waiting_for_a_look.update(point.waiters)", "pass"),),
         "a stream closed under work that lasts",
     ),
+    "a thread's own default stream is given work, and no event": Mutant(
+        ((Stream._call, "if natives:", "if False:"),), "a thread's own default stream beside a close"
+    ),
     "an interrupt loses a mark's end": Mutant(
         ((Stream._call, "    seconds += MARK\n", "    seconds += MARK\n    id(stream)\n"),),
         "Ctrl-C in Buffer.fill, on a stream",
@@ -204,7 +206,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "an interrupt loses what was made": Mutant(
         ((native._came_up, "if closed or not whole:", "if closed:"),),
-        "Ctrl-C in Device.import_memory",
+        "Ctrl-C in Buffer.copy_from_host, on a stream",
     ),
     "an interrupt loses what was claimed": Mutant(
         ((drain._release_ready, "for native in claimed:\n            _put_back(native)", "pass"),),

@@ -57,6 +57,19 @@ class World:
         return self.device.create_stream()
 
     @functools.cached_property
+    def far(self) -> gi.Stream:
+        """On the second device, as the next."""
+        return self.second.create_stream()
+
+    @functools.cached_property
+    def far_memory(self) -> gi.ExternalMemory:
+        return self.second.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+
+    @functools.cached_property
+    def far_buffer(self) -> gi.Buffer:
+        return self.far_memory.map_buffer()
+
+    @functools.cached_property
     def wrapped(self) -> gi.Stream:
         return self.device.wrap_stream(64)
 
@@ -132,7 +145,7 @@ class World:
             self.semaphore.signal(self.stream, 9)
 
     def _look(self) -> None:
-        found = [*self.backend.violations, *unsound()]
+        found = [*self.backend.violations, *unsound(struck=self.backend.struck)]
         assert found == [], "; ".join(found)
 
     def end(self) -> None:
@@ -151,7 +164,7 @@ class World:
         with contextlib.suppress(UnboundLocalError):
             del thing
         gc.collect()
-        self.device.synchronize()
+        self.device.synchronize(timeout=1.0)
         self._look()
         left = {native for native in self.backend.live if native[0] not in ("stream", "pin")}
         assert left == set(), f"not released: {sorted(left)}"

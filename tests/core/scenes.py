@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,21 +87,18 @@ def _fill(world: World) -> None:
     world.shared.fill(1, stream=world.stream)
 
 
+def _fill_own(world: World) -> None:
+    """On the default stream of this thread, whose end comes with the thread's."""
+    world.shared.fill(1, stream=world.device.wrap_stream(2))
+
+
 def _arrive(world: World) -> None:
     world.backend.arrive(world.semaphore._native, 9)
 
 
-def _far(world: World) -> None:
-    """On the second device: a stream, memory, and nothing that waits."""
-    far = world.__dict__
-    far["far"] = world.second.create_stream()
-    far["far_memory"] = world.second.import_memory(gi.OpaqueWin32(handle=8), size=4096)
-    far["far_buffer"] = far["far_memory"].map_buffer()
-
-
-def _far_chain(world: World) -> None:
-    _far(world)
+def _waited(world: World) -> None:
     _wait(world)
+    world.backend.pass_all()
 
 
 def _drop(world: World) -> None:
@@ -151,16 +149,17 @@ SCENES: dict[str, Scene] = {
         "semaphore buffer", [_arrive, _unmap, lambda w: w.stream.query()], begin=_wait, budget=1
     ),
     "a chain over two devices": Scene(
-        "semaphore", [lambda w: w.far.wait_stream(w.stream), lambda w: w.far_buffer.close()], begin=_far_chain
+        "semaphore far far_buffer", [lambda w: w.far.wait_stream(w.stream), lambda w: w.far_buffer.close()], begin=_wait
     ),
     "a chain over two devices, and back": Scene(
-        "semaphore other buffer",
+        "semaphore other buffer far far_buffer",
         [lambda w: w.far.wait_stream(w.stream), lambda w: w.other.wait_stream(w.far), lambda w: w.far_buffer.close()],
-        begin=_far_chain, budget=1,
+        begin=_wait, budget=1,
     ),
     "a chain whose beginning is closed": Scene(
-        "semaphore", [lambda w: w.far.wait_stream(w.stream), lambda w: w.stream.close(), lambda w: w.far_buffer.close()],
-        begin=_far_chain, budget=1,
+        "semaphore far far_buffer",
+        [lambda w: w.far.wait_stream(w.stream), lambda w: w.stream.close(), lambda w: w.far_buffer.close()],
+        begin=_wait, budget=1,
     ),
     "work that lasts beside a close": Scene("shared stream", [_fill, lambda w: w.allocation.close()], backend=Lasting),
     "work that lasts, a close and a drain": Scene(
@@ -168,6 +167,13 @@ SCENES: dict[str, Scene] = {
     ),
     "a stream closed under work that lasts": Scene(
         "shared stream", [_fill, lambda w: w.stream.close(), lambda w: w.allocation.close()], budget=1, backend=Lasting
+    ),
+    "a thread's own default stream beside a close": Scene(
+        "shared stream", [_fill_own, lambda w: w.allocation.close()], backend=Lasting
+    ),
+    "a thread's own default stream, dropped in between": Scene(
+        "shared stream", [_fill_own, lambda w: w.allocation.close(), lambda w: w.device.drain()], backend=Lasting,
+        budget=1,
     ),
     "finalizers beside a drain": Scene("view stream", [_drop, lambda w: w.device.drain()], backend=Lasting),
     "finalizers beside a close": Scene(
@@ -186,6 +192,6 @@ SCENES: dict[str, Scene] = {
     "a pipeline that is never idle": Scene("semaphore", [_frames, _round], begin=_crowded, budget=1),
     "notes of waits by opcode": Scene(
         "semaphore", [_wait, lambda w: w.stream.query()],
-        begin=lambda w: (_wait(w), w.backend.pass_all()), by_opcode=[NativeStream.note, settle.__wrapped__],  # type: ignore[attr-defined]
+        begin=_waited, by_opcode=[NativeStream.note, inspect.unwrap(settle)],
     ),
 }  # fmt: skip
