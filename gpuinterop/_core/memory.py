@@ -42,20 +42,23 @@ def round_up(size: int, step: int) -> int:
 class Mapping(Native):
     """A whole object, mapped: as long as one of its buffers is open."""
 
-    __slots__ = ("address", "device", "devices")
+    __slots__ = ("address", "device", "devices", "waits")
 
     def __init__(
-        self, owner: Native, device: Device, unmap: Callable[[Handle], None], *, blocks: bool, devices: Sequence[Device]
-    ) -> None:
+        self, owner: Native, device: Device, unmap: Callable[[Handle], None], *, blocks: bool, waits: bool,
+        devices: Sequence[Device],
+    ) -> None:  # fmt: skip
         super().__init__("Mapping", unmap, parents=(owner,), gate=device._gate if blocks else None)
         self.ends_with_children = True
         self.device = device
         self.devices = devices
+        self.waits = waits
+        """Its release waits for all work of the device by itself."""
         self.address = 0
 
     def expose(self) -> None:
-        """Its address is out: any stream may use it from now on. A release that blocks waits for that by itself."""
-        if not self.untracked and self.gate is None:
+        """Its address is out: any stream may use it from now on."""
+        if not self.untracked and not self.waits:
             self.untracked = tuple(device._streams for device in self.devices)
 
     def used_on(self, stream: NativeStream, start: int, end: int) -> None:
@@ -418,7 +421,14 @@ class ExternalMemory(Resource):
         lifetime = self._lifetime
         self._mapped = Mapped(
             self,
-            lambda: Mapping(lifetime, device, backend.unmap_buffer, blocks=backend.releases_block, devices=(device,)),
+            lambda: Mapping(
+                lifetime,
+                device,
+                backend.unmap_buffer,
+                blocks=backend.releases_block,
+                waits=backend.releases_block,
+                devices=(device,),
+            ),
             lambda: backend.map_buffer(lifetime.handle, size=size),
         )
         self.handle_type = handle_type

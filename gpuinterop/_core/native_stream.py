@@ -235,6 +235,14 @@ class NativeStream(Native):
         self.waits.append((next(order), wait))
         waiting[self] = None
 
+    def before(self) -> list[NativeStream]:
+        """Those with waits that it may stand behind: itself; others' streams also for their device's default stream."""
+        return [
+            one
+            for one in waiting.copy()
+            if one is self or (one.device is self.device and not one.owned and not self.owned)
+        ]
+
     def pending(self) -> list[Wait]:
         """The waits that may be pending."""
         return [wait for _, wait in self.waits.copy() if not wait.passed]

@@ -270,13 +270,13 @@ class Stream(Resource):
         backend, stream = self._backend, self._known_as()
         if (
             host.pageable
-            and stream.waits
             and backend.pageable_copies_block
+            and (waits := stream.before())
             and backend.is_pageable(self._device._native, host.ptr)
-            and not self.query()
+            and (first := next((one for one in waits if not one.is_idle()), None)) is not None
         ):
             raise ResourceBusyError(
-                f"a copy of pageable memory blocks the caller until {self.label} gets there{stream.waiting_for()}, "
+                f"a copy of pageable memory blocks the caller until {first.label} gets there{first.waiting_for()}, "
                 "which can deadlock: use pinned memory, or synchronize the stream first."
             )
 
