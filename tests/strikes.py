@@ -35,7 +35,7 @@ class Strikes:
         self._at = ctypes.c_long.in_dll(library, "strike_at")
         self._entered = ctypes.c_long.in_dll(library, "strike_entered")
         self._folder = folder.encode()
-        ctypes.c_char_p.in_dll(library, "strike_folder").value = self._folder
+        self._within = ctypes.c_char_p.in_dll(library, "strike_folder")
         self._second = second
         self._trace = library.strike_trace
         self._set_trace = ctypes.pythonapi.PyEval_SetTrace
@@ -62,7 +62,8 @@ class Strikes:
 
     def at(self, step: int, act: Callable[[], T]) -> tuple[bool, T | None]:
         """Do it, with the signal before that instruction; whether the signal was noticed, and what it returned."""
-        self._steps.value, self._at.value, self._noticed, self.where = 0, step, 0, ""
+        self._steps.value, self._at.value, self._within.value = 0, step, self._folder
+        self._noticed, self.where = 0, ""
         made: list[T] = []
         with self._armed():
             try:
