@@ -42,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
 
 .PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-hip-amd test-hip-amd-asan \
-    test-forwarding test-lowest-cuda test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
+    explore test-forwarding test-lowest-cuda test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
@@ -56,6 +56,7 @@ help:
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
 	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI, on the simulated driver"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
+	@echo "make explore      every public call beside every other, in more orders than test-main tries: takes long"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, and import-linter's contracts"
@@ -89,6 +90,10 @@ KIT := tests/meta/test_plugin.py tests/meta/test_simulated.py tests/meta/test_to
 
 test-main: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
+
+# -rP: how many pairs, schedules and points each call had.
+explore: $(VENV)/.test
+	@GPUINTEROP_EXPLORE=1 $(PYTEST) tests/core/test_pairs.py -rP $(ARGS) || $(NONE_SELECTED)
 
 test-kit: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)

@@ -300,10 +300,7 @@ def call_back() -> None:
         try:
             _take(taken)
             for native in taken:
-                hook, native.on_retired = native.on_retired, None
-                if hook is not None:
-                    _shown(hook)
-                while native.callbacks and native.state in GONE:
+                while native.callbacks:
                     _shown(native.callbacks.pop(0))
         finally:
             for native in taken:
@@ -321,7 +318,7 @@ def _take(taken: list[Native]) -> None:
 @locked
 def _told(native: Native) -> None:
     native.teller = None
-    if native.callbacks and native.state in GONE:  # an interrupt came in between
+    if native.callbacks:  # an interrupt came in between
         endings[native] = None
 
 

@@ -16,7 +16,7 @@ from ..errors import InvalidArgumentError
 from ..handles import Fence, Timeline
 from .drain import relieve
 from .native import GONE, Native, hold, note_use
-from .native_stream import NativeStream, Wait
+from .native_stream import MANY_WAITS, NativeStream, Wait
 from .resource import Resource, check_int
 from .semaphore import ExternalSemaphore
 from .stream import Stream, check_stream
@@ -241,7 +241,8 @@ class Graph(Resource):
         stream._call(native, enqueue, executable)
         for semaphore, value in _values(self.semaphores.signals):
             note_use(semaphore._lifetime, native, max(value or 0, semaphore._lifetime.uses.get(native, 0)))
-        native.came_along()
+        if len(native.waits) > MANY_WAITS:
+            native.look()
 
     def _captured(self) -> tuple[Native, Native]:
         self._check_open()

@@ -77,7 +77,7 @@ _alive: dict[Native, None] = {}
 waiting_for_a_look: dict[Native, None] = {}
 """Retired, and perhaps ready to be released."""
 endings: dict[Native, None] = {}
-"""Whose `on_retired` or `callbacks` are still to run, by the next drain, with nothing held."""
+"""Gone, and whose callbacks are still to run: by the next drain, with nothing held."""
 
 
 class Native:
@@ -100,8 +100,8 @@ class Native:
     """
 
     __slots__ = (
-        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "on_retired",
-        "parents", "problem", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
+        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "parents",
+        "problem", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
     )  # fmt: skip
 
     noted_of_closed: ClassVar[bool] = False
@@ -135,7 +135,6 @@ class Native:
         self.behind: list[Point] | None = None
         """What its release waits for, once it was looked at."""
         self.handle: Any = None
-        self.on_retired: Callable[[], None] | None = None
         self.callbacks: list[Callable[[], None]] = []
         self.problem = ""
         """Why it could not be released."""
@@ -178,6 +177,12 @@ class Native:
         for parent in self.parents:
             parent.check()
         self.check()
+
+    @property
+    def is_bare(self) -> bool:
+        """Nothing is to be released, waited for or told."""
+        kept = self.release or self.keep or self.uses or self.untracked or self.standing or self.callbacks
+        return not kept
 
     def ending(self) -> None:
         """What is to change before its children are closed. Under the monitor."""
@@ -289,14 +294,15 @@ def retire(native: Native) -> None:
     for one, how in list(native.standing.items()):
         if how is Standing.CHILD:
             retire(one)
-    if native.on_retired is not None:
-        endings[native] = None
     waiting_for_a_look[native] = None
     native.state = RETIRED
+    if native.is_bare and not native.calls.copy():  # it needs no drain
+        leave(native)
+        native.state = RELEASED
     for parent in native.parents:
         if parent.ends_with_children and not any(
-            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in parent.standing.items()
-        ):
+            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
+        ):  # the latest first: they are the ones that are open
             retire(parent)
 
 

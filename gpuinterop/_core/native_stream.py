@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from ..errors import GpuInteropError, again, report
 from .gate import Gate, waiting
 from .monitor import after_fork, locked
-from .native import GONE, LIVE, MARK, Native, Standing, retire, revive, waiting_for_a_look
+from .native import GONE, LIVE, MARK, RELEASING, RETIRED, Native, Standing, retire, revive, waiting_for_a_look
 
 if TYPE_CHECKING:
     from ..backend import Backend, Native as Handle
@@ -40,8 +40,6 @@ class Wait:
 
     Attributes
     ----------
-    origin : Wait
-        That of the stream which was given it.
     reached : callable or None
         Whether the value is there already, where that can be seen: then the wait passes by itself.
     enqueued : bool
@@ -51,21 +49,26 @@ class Wait:
         It will not come, and who waits is let go.
     """
 
-    __slots__ = ("enqueued", "failure", "origin", "passed", "reached", "semaphore", "value")
+    reached: Callable[[], bool] | None = None
+    enqueued = False
+    passed = False
+    failure: GpuInteropError | None = None
+    _origin: Wait | None = None
 
-    def __init__(self, semaphore: Native, value: int | None, reached: Callable[[], bool] | None = None) -> None:
-        self.origin = self
+    def __init__(self, semaphore: Native, value: int | None) -> None:
         self.semaphore = semaphore
         self.value = value
-        self.reached = reached
-        self.enqueued = False
-        self.passed = False
-        self.failure: GpuInteropError | None = None
+
+    @property
+    def origin(self) -> Wait:
+        """That of the stream which was given it."""
+        return self._origin or self
 
     def inherited(self) -> Wait:
         """As of a stream that is ordered behind it, and goes on when it has passed there."""
-        wait = Wait(self.semaphore, self.value, self.origin.is_there)
-        wait.origin = self.origin
+        wait = Wait(self.semaphore, self.value)
+        wait._origin = self.origin
+        wait.reached = self.origin.is_there
         return wait
 
     def is_there(self) -> bool:
@@ -312,13 +315,10 @@ class NativeStream(Native):
         self.drop_kept()
         return True
 
-    def came_along(self) -> None:
-        """Behind a call: nobody else could ask a thread's own default stream later; nor may too much pile up."""
-        if self.thread is not None and not self.is_capturing():
-            self.drop_kept()
+    def record_own(self) -> None:
+        """In a call on a thread's own default stream: nobody else could ask it later."""
+        if not self.is_capturing():
             self.point()
-        elif len(self.waits) > MANY_WAITS:
-            self.look()
 
     def point(self) -> Point | None:
         """Record an event behind all that it was given so far; None where it can record no more."""
@@ -471,6 +471,8 @@ def _intern(
     found: list[NativeStream],
 ) -> None:  # fmt: skip
     stream = device.table.get(key)
+    if stream is not None and stream.owned and stream.state in (RETIRED, RELEASING):
+        stream.check()
     if (
         stream is None
         or (stream.owned and stream.state is not LIVE)  # the number may be another stream's by now

@@ -197,22 +197,29 @@ class Stream(Resource):
             first.check()
             second.check()
             self._check_open()
-            return call(stream.handle)
+            result = call(stream.handle)
+            if stream.thread is not None:
+                stream.record_own()  # while all are marked: a release looks for it afterwards
+            return result
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
     def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
         """Give it work with one or two natives, and perhaps with a caller's host memory, which is kept until then."""
         stream = self._known_as()
+        if host is None:
+            self._call(stream, call, *natives)
+            return
+        stream.drop_kept()
         entry: list[Any] = [None, host]
-        if host is not None:
-            stream.drop_kept()
-            stream.kept.append(entry)  # first: whatever strikes behind the call, the copy is still to come
-        self._call(stream, call, *natives)
-        if host is not None:
+        calls = stream.calls
+        calls += MARK  # first: whoever finds the entry without a point sees that a call is under way
+        try:
+            stream.kept.append(entry)
+            self._call(stream, call, *natives)
             entry[0] = stream.point()
-        else:
-            stream.came_along()
+        finally:
+            del calls[-1]
 
     def _follow(self, other: NativeStream) -> None:
         """Order what follows behind what another native stream, which may be closed, was given so far."""

@@ -8,21 +8,24 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
 from typing import Any
 
 import pytest
 
 from gpuinterop import _core, system
+from gpuinterop._core import gate, monitor, native
 from gpuinterop._core.device import Device
+from gpuinterop._core.native_stream import NativeStream
 
 from . import explorer
 from .explorer import Lock, Notes, Queue, Run, Watched
-from .fake import FakeBackend, fake_info, table
+from .fake import FakeBackend, table
 
 _QUIET = frozenset({"stream_pointer", "stream_key", "prepare", "open_device", "granularity"})
 """Calls that reach no driver, or once in a process."""
 _QUESTIONS = frozenset({"is_idle", "is_done", "is_capturing"})
-"""Calls that change nothing: what comes at their end comes at the next point as well."""
+"""Calls that change nothing: what comes inside and at the end is found at the start, or at the next point."""
 
 
 _REGISTRIES = {
@@ -39,6 +42,28 @@ def forget() -> None:
         found = sys.modules.get(f"{_core.__name__}.{module}")
         for name in names:
             getattr(found, name, {}).clear()
+
+
+def unsound() -> list[str]:
+    """What is wrong when no call is under way."""
+    found = [] if not monitor.interrupted() else ["the monitor is held"]
+    for one in native.alive():
+        if one.gate is not None and list.__len__(one.gate.shut):
+            found.append(f"the gate of {one!r} is shut")
+        if list.__len__(one.calls):
+            found.append(f"{one!r} is marked")
+        if one.state not in (native.LIVE, native.RETIRED, native.LEAKED):
+            found.append(f"{one!r} is left so")
+        if isinstance(one, NativeStream) and deque.__len__(one.waits) and one not in gate.waiting:
+            found.append(f"{one!r} waits, and is not noted")
+        for parent in one.parents:
+            if parent.state in native.GONE and parent.state is not native.LEAKED:
+                found.append(f"{one!r} stands on {parent!r}")
+            if one.state is native.LIVE and one.how is native.Standing.CHILD and parent.state is not native.LIVE:
+                found.append(f"{one!r} stands on {parent!r}")
+            if one not in parent.standing:
+                found.append(f"{parent!r} does not know of {one!r}")
+    return found
 
 
 class Core:
@@ -66,15 +91,10 @@ class Core:
                     ends = not module.__name__.endswith(".monitor")
                     self._locks.append(Lock(f"{module.__name__}.{name}", again=again, ends=ends))
                     monkeypatch.setattr(module, name, self._locks[-1])
-        self._monitor = sys.modules.get(f"{_core.__name__}.monitor")
-        if self._monitor is not None:
-            self._watch()
+        self._watch()
         warnings.simplefilter("ignore")
 
     def _watch(self) -> None:
-        native, gate, streams = (
-            sys.modules[f"{_core.__name__}.{name}"] for name in ("native", "gate", "native_stream")
-        )
         guarded = explorer.guarded_by(self.holds)
         self._see(native.Native, "state", holds=self.holds)
         self._see(native.Native, "standing", holds=self.holds, wrap=guarded, looks=False)
@@ -82,10 +102,9 @@ class Core:
         self._see(native.Native, "uses", holds=self.holds, wrap=grows, looks=False)
         self._see(native.Native, "calls", wrap=explorer.marks_of, looks=False)
         self._see(gate.Gate, "shut", wrap=explorer.marks_of, looks=False)
-        self._see(streams.NativeStream, "waits", wrap=lambda _, value: Queue(value, value.maxlen), looks=False)
+        self._see(NativeStream, "waits", wrap=lambda _, value: Queue(value, value.maxlen), looks=False)
         self._replace(gate.waiting, Notes(gate.waiting))
-        assert self._monitor is not None
-        self._replace(self._monitor.dropped, Queue())
+        self._replace(monitor.dropped, Queue())
         for name in _REGISTRIES["native"]:
             self._replace(getattr(native, name), guarded(name, {}))
 
@@ -101,25 +120,22 @@ class Core:
 
     def holds(self) -> bool:
         """Whether the running thread may write what is shared. What no run is about may."""
-        assert self._monitor is not None
-        return explorer._now is None or explorer._now.me() is None or bool(self._monitor._lock._is_owned())
+        return explorer._now is None or explorer._now.me() is None or monitor.interrupted()
 
-    def device(self, run: Run, backend: FakeBackend, ordinal: int = 0) -> Device:
-        """A device of a scripted backend whose calls are points of the run."""
+    def devices(self, run: Run, backend: FakeBackend) -> list[Device]:
+        """The devices of a scripted backend, whose calls are points of the run."""
         for lock in self._locks:
             lock.owner, lock.depth = None, 0
         forget()
         self._take_over(run, backend)
         known: list[Device] = []
-        infos = backend.devices()
-        info = infos[ordinal] if ordinal < len(infos) else fake_info()
-        known.append(Device(backend, info, self._table, lambda: known))
-        return known[0]
+        known += (Device(backend, info, self._table, lambda: known) for info in backend.devices())
+        return known
 
     @staticmethod
     def _take_over(run: Run, backend: FakeBackend) -> None:
         def at(call: str, place: str, handles: Any) -> None:
-            if call not in _QUIET and not (place == "end" and call in _QUESTIONS):
+            if call not in _QUIET and (place == "start" or call not in _QUESTIONS):
                 run.point(f"{call} {place}", handles)
 
         def block(condition: Any, what: str) -> None:

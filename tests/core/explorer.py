@@ -44,6 +44,8 @@ class Failed(AssertionError):
     def __init__(self, why: str, run: Run) -> None:
         self.script = [branch.chosen for branch in run.branches]
         self.why = why
+        self.runs = 0
+        """How many schedules it took."""
         shown = [f"  {step}" for step in run.told[-60:]]
         super().__init__("\n".join([why, f"replay: {self.script}", *shown]))
 
@@ -389,10 +391,27 @@ def explore(
     codes = [function.__code__ for function in by_opcode]
     found, began = Explored(), time.perf_counter()
     stack: list[tuple[list[int], frozenset[int]]] = [([], frozenset())]
+    gc.freeze()  # so that a collection looks at what the runs have made, and at nothing else
+    try:
+        _search(build, stack, budget, reduce, allowed, codes, most, found)
+    except Failed as error:
+        error.runs = found.runs
+        raise
+    finally:
+        gc.collect()
+        gc.unfreeze()
+    found.seconds = time.perf_counter() - began
+    return found
+
+
+def _search(
+    build: Callable[[Run], Callable[[], object] | None], stack: list[tuple[list[int], frozenset[int]]], budget: int,
+    reduce: bool, allowed: tuple[type[BaseException], ...], codes: list[CodeType], most: int, found: Explored,
+) -> None:  # fmt: skip
     while stack:
         script, redundant = stack.pop()
-        run = _one(build, Run(script, redundant, codes), allowed)
         found.runs += 1
+        run = _one(build, Run(script, redundant, codes), allowed)
         found.points += run.points
         found.pruned += run.pruned
         assert found.runs <= most, f"more than {most} schedules"
@@ -405,8 +424,6 @@ def explore(
                     asleep = branch.redundant | done if reduce else frozenset()
                     stack.append(([*prefix, option], frozenset(asleep)))
                     done.add(option)
-    found.seconds = time.perf_counter() - began
-    return found
 
 
 def replay(
@@ -678,7 +695,8 @@ for _method in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popite
 class Watched:
     """A data descriptor in place of an attribute: reads are points, and writes are the monitor's holder's.
 
-    The first write is the constructor's, before anybody knows the thing.
+    The first write is the constructor's, before anybody knows the thing. What the holder reads nobody else can write: no
+    point.
 
     Parameters
     ----------
@@ -713,7 +731,7 @@ class Watched:
     def __get__(self, thing: Any, kind: type) -> Any:
         if thing is None:
             return self
-        if self._looks:
+        if self._looks and _now is not None and not (self._holds is not None and self._holds()):
             point("look", thing)
         return self._load(thing)
 

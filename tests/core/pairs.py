@@ -12,16 +12,16 @@ import gc
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 
-from .explored import Core
+from .explored import Core, unsound
 from .explorer import Explored, Run, explore
-from .fake import FakeEverything, fake_device
+from .fake import FakeEverything, fake_team
 
 CLASSES: tuple[type, ...] = (
     gi.Stream, gi.Event, gi.Buffer, gi.View, gi.ExternalMemory, gi.ExternalSemaphore, gi.SemaphoreBatch, gi.Allocation,
@@ -37,10 +37,16 @@ LIMIT = 5.0
 class World:
     """What the calls of a pair are made on: each thing is made when it is first asked for."""
 
-    def __init__(self, device: Device, backend: FakeEverything) -> None:
-        self.device = device
+    def __init__(self, devices: Sequence[Device], backend: FakeEverything) -> None:
+        self.device, self.second = devices
         self.backend = backend
         self.made: list[Any] = []
+        self.own_things = frozenset(vars(self)) | {"own_things"}
+
+    @property
+    def things(self) -> dict[str, Any]:
+        """What was made so far."""
+        return {name: thing for name, thing in vars(self).items() if name not in self.own_things}
 
     @functools.cached_property
     def stream(self) -> gi.Stream:
@@ -125,23 +131,28 @@ class World:
             self.made.append(graph)
             self.semaphore.signal(self.stream, 9)
 
+    def _look(self) -> None:
+        found = [*self.backend.violations, *unsound()]
+        assert found == [], "; ".join(found)
+
     def end(self) -> None:
         """Everything is closed and released, and nothing dead was touched."""
-        assert self.backend.violations == []
+        self._look()
+        self.device.drain()  # while work is still pending
         self.backend.pass_all()
-        things = [thing for name, thing in vars(self).items() if name not in ("device", "backend", "made")]
-        for thing in reversed([*things, *self.made]):
+        things = self.things
+        for thing in reversed([*things.values(), *self.made]):
             if hasattr(thing, "close"):
                 thing.close()
         self.made.clear()
-        for name in [name for name in vars(self) if name not in ("device", "backend", "made")]:
+        for name in things:
             delattr(self, name)
-        del things
+        things.clear()
         with contextlib.suppress(UnboundLocalError):
             del thing
-        gc.collect(0)
+        gc.collect()
         self.device.synchronize()
-        assert self.backend.violations == []
+        self._look()
         left = {native for native in self.backend.live if native[0] not in ("stream", "pin")}
         assert left == set(), f"not released: {sorted(left)}"
         assert self.backend.count("pin") <= 2, "pages are left that are not used again"
@@ -398,9 +409,9 @@ def _needs() -> dict[str, frozenset[str]]:
         warnings.simplefilter("ignore")
         for action in actions():
             backend = FakeEverything()
-            world = World(fake_device(backend=backend)[0], backend)
+            world = World(fake_team(backend=backend)[0], backend)
             action.call(world)
-            found[action.name] = frozenset(vars(world)) - {"device", "backend", "made"}
+            found[action.name] = frozenset(world.things)
             world.end()
     return found
 
@@ -414,23 +425,30 @@ def preemptions(one: Action, other: Action) -> int:
 
 def meet(core: Core, one: Action, other: Action, **how: Any) -> Explored:
     """Two threads, in every order."""
-    things = sorted(needs(one) | needs(other))
+    return play(core, sorted(needs(one) | needs(other)), [one.call, other.call], **how)
+
+
+def play(
+    core: Core, things: Sequence[str], calls: Sequence[Call], *, backend: type[FakeEverything] = FakeEverything,
+    begin: Call = lambda world: None, **how: Any,
+) -> Explored:  # fmt: skip
+    """A thread for each call, in every order; `things` are there already, and `begin` has been called."""
 
     def build(run: Run) -> Callable[[], None]:
-        backend = FakeEverything()
-        device = core.device(run, backend)
-        world = World(device, backend)
+        driver = backend()
+        world = World(core.devices(run, driver), driver)
         for thing in things:
             getattr(world, thing)
+        begin(world)
 
         def other_side() -> bool:
-            waits = bool(backend.waiting)
-            backend.pass_all()
+            waits = bool(driver.waiting)
+            driver.pass_all()
             return waits
 
         run.idle = other_side
-        for action in (one, other):
-            run.thread(functools.partial(action.call, world), action.name)
+        for call in calls:
+            run.thread(functools.partial(call, world))
         return world.end
 
     return explore(build, allowed=ALLOWED, **how)

@@ -1,0 +1,62 @@
+"""Every public call, interrupted at every place (`interrupts`), on what `pairs` makes the calls on."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+
+import gpuinterop as gi
+
+from .explored import forget
+from .fake import FakeEverything, fake_team
+from .interrupts import strikes
+from .pairs import Action, World, actions, needs
+
+_TWICE_MAY = (gi.GpuInteropError, AssertionError)
+
+
+def _world(action: Action) -> World:
+    backend = FakeEverything()
+    backend.struck = True
+    world = World(fake_team(backend=backend)[0], backend)
+    for thing in sorted(needs(action)):
+        getattr(world, thing)
+    world.device.import_semaphore(gi.TimelineWin32(handle=8))  # dropped: the next drain's
+    return world
+
+
+def interrupted(name: str, *, second: int | None = None, enough: int = 100) -> tuple[int, list[str]]:
+    """How many places a call was struck at, and where that left something behind.
+
+    `second` strikes once more, so many places later: that may leak, and never wedges nor reaches a driver with what is
+    dead. `enough` failures end it.
+    """
+    action = next(action for action in actions() if action.name == name)
+    count = 0
+    failed: list[str] = []
+    needs(action)  # asks all of them, the first time
+    gc.freeze()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for world, struck in strikes(lambda: _world(action), action.call, second=second):
+                count += 1
+                why = _end(world, twice=second is not None)
+                if why:
+                    failed.append(f"struck {struck.first}{', and ' if struck.second else ''}{struck.second}: {why}")
+                if len(failed) >= enough:
+                    break
+    finally:
+        gc.collect()
+        gc.unfreeze()
+    return count, failed
+
+
+def _end(world: World, *, twice: bool) -> str:
+    try:
+        world.end()
+    except _TWICE_MAY as error:
+        forget()
+        if not twice or world.backend.violations:
+            return f"{type(error).__name__}: {str(error)[:200]}"
+    return ""

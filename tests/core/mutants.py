@@ -1,0 +1,223 @@
+"""Mistakes that the core could have, one at a time, and what finds each: were it not found, the search would be too thin.
+
+A mutant is other text in a function of the core. Its code is put in place of the function's own, so whoever has the
+function by name has the mutant.
+"""
+
+from __future__ import annotations
+
+import __future__
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from gpuinterop._core import drain, native, native_stream
+from gpuinterop._core.gate import Gate
+from gpuinterop._core.memory import Buffer
+from gpuinterop._core.native import Native
+from gpuinterop._core.native_stream import NativeStream, Point
+from gpuinterop._core.resource import Resource
+from gpuinterop._core.semaphore import ExternalSemaphore
+from gpuinterop._core.stream import Stream
+
+from . import pairs
+from .explored import Core
+from .explorer import Failed
+from .interrupted import interrupted
+from .scenes import SCENES
+
+Text = tuple[Callable[..., Any], str, str]
+"""A function, what it says, and what the mutant says in its place."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake.
+
+    Attributes
+    ----------
+    texts : tuple of Text
+    found_by : str
+        Two actions of `pairs` with an ampersand between them, an action with "Ctrl-C in" before it, or a scene.
+    """
+
+    texts: tuple[Text, ...]
+    found_by: str
+
+
+def _mutated(function: Callable[..., Any], texts: Iterable[Text]) -> CodeType:
+    lines, first = inspect.getsourcelines(function)
+    source = textwrap.dedent("".join(lines))
+    for _, old, new in texts:
+        assert source.count(old) == 1, f"{function.__qualname__} says {source.count(old)} times: {old}"
+        source = source.replace(old, new)
+    tree = ast.increment_lineno(ast.parse(source), first - 1)
+    code = function.__code__
+    whole = compile(tree, code.co_filename, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+    found = [one for one in whole.co_consts if isinstance(one, CodeType) and one.co_name == code.co_name]
+    return found[0].replace(co_qualname=code.co_qualname)
+
+
+def put_in_place(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in dict.fromkeys(text[0] for text in mutant.texts):
+        own: Any = inspect.unwrap(function)  # the monitor's decorator stays
+        code = _mutated(own, [text for text in mutant.texts if text[0] is function])
+        monkeypatch.setattr(own, "__code__", code)
+
+
+def find(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How it is found, after how many schedules or strikes; empty when it is not."""
+    put_in_place(mutant, monkeypatch)
+    if mutant.found_by.startswith("Ctrl-C in "):
+        strikes, failed = interrupted(mutant.found_by.removeprefix("Ctrl-C in "), enough=1)
+        return f"{strikes} strikes: {failed[0]}" if failed else ""
+    core = Core(monkeypatch)
+    try:
+        if mutant.found_by in SCENES:
+            SCENES[mutant.found_by].play(core)
+        else:
+            actions = {action.name: action for action in pairs.actions()}
+            one, other = (actions[name] for name in mutant.found_by.split(" & "))
+            pairs.meet(core, one, other, budget=pairs.preemptions(one, other))
+    except Failed as error:
+        return f"{error.runs} schedules: {_last(error)}"
+    return ""
+
+
+def _last(error: Failed) -> str:
+    """What the driver or the check has said."""
+    found = [line for line in error.why.splitlines() if line.strip() and not line.startswith(" ")]
+    return found[0][:150]
+
+
+_NOTE = "            native.note(pending)  # before the look at the gate: see `gate`\n"
+_LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
+_TAKE = "retire(dropped[0])  # taken out afterwards: an interrupt may come in between\n        del dropped[0]"
+_NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
+
+MUTANTS: dict[str, Mutant] = {
+    "a transition outside of the monitor": Mutant(
+        ((Resource.close, "retire(self._lifetime)", "retire.__wrapped__(self._lifetime)"),),
+        "ExternalMemory.close & Stream.close",
+    ),
+    "a use is forgotten": Mutant(
+        ((Buffer._use, "self._mapping.used_on(native, first, first + size)", "pass"),),
+        "work that lasts beside a close",
+    ),
+    "a signal's mark comes behind the look": Mutant(
+        (
+            (ExternalSemaphore.signal, "    calls += MARK\n", "    was = lifetime.state\n    calls += MARK\n"),
+            (ExternalSemaphore.signal, "(\n            lifetime.state is", "(\n            was is"),
+        ),
+        "ExternalSemaphore.close & ExternalSemaphore.signal",
+    ),
+    "a question's mark comes behind the look": Mutant(
+        (
+            (Native.ask, "calls += MARK\n    try:\n        return question(self.handle) if self.may_be_asked",
+             "asked = self.may_be_asked\n    calls += MARK\n    try:\n        return question(self.handle) if asked"),
+        ),
+        "Stream.close & Stream.capturing",
+    ),
+    "a release does not look for calls": Mutant(
+        (
+            (drain._claim, "if native.calls.copy():", "if False:"),
+            (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
+        ),
+        "ExternalSemaphore.close & ExternalSemaphore.signal",
+    ),
+    "a release looks for calls only when it is claimed": Mutant(
+        ((drain._begin, "native.standing or native.calls.copy()", "native.standing"),),
+        "a stream and what it has used are closed",
+    ),
+    "a release looks for calls before it enters the monitor": Mutant(
+        (
+            (drain._release, "if not _begin(native):", "busy = native.calls.copy()\n    if busy or not _begin(native):"),
+            (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
+        ),
+        "a stream and what it has used are closed",
+    ),
+    "a point is taken before the calls are looked for": Mutant(
+        ((drain._claim, "if native.calls.copy():", "if False:"),), "a signal that lasts beside a close"
+    ),
+    "an event is recorded on what is being released": Mutant(
+        ((NativeStream.with_event, "if not self.may_be_asked:", "if self.state in GONE:"),),
+        "Stream.close & Stream.synchronize, timed",
+    ),
+    "a wait looks at the gate, then notes itself": Mutant(
+        ((ExternalSemaphore.wait, _NOTE + _LOOK, _LOOK + _NOTE),), "a wait beside a release that blocks"
+    ),
+    "a wait does not look at the gate": Mutant(
+        ((ExternalSemaphore.wait, _LOOK, ""),), "a wait beside a release that blocks"
+    ),
+    "a release looks at the notes, then shuts the gate": Mutant(
+        (
+            (drain._release_at_gate, _NOTES, ""),
+            (drain._release_at_gate, "    shut = gate.shut\n", _NOTES[4:] + "    shut = gate.shut\n"),
+        ),
+        "a wait beside a release that blocks",
+    ),
+    "a release believes its first look at the notes": Mutant(
+        ((drain._release_at_gate, " or gate.held_by()", ""),), "a wait beside two releases of one drain"
+    ),
+    "a parent is let go when its child's release begins": Mutant(
+        ((drain._begin, "    native.state = RELEASING\n", "    native.state = RELEASING\n    leave(native)\n"),),
+        "Buffer.close & ExternalMemory.close",
+    ),
+    "a child that comes up under a closed parent stays": Mutant(
+        ((native._came_up, "closed or not whole", "not whole"),), "ExternalMemory.close & ExternalMemory.map_buffer"
+    ),
+    "a closed child is forgotten where its parent is closed": Mutant(
+        ((native.leave, "if parent.state is RETIRED:", "if parent.state is LIVE:"),),
+        "ExternalMemory.close & ExternalMemory.map_buffer",
+    ),
+    "children are not closed": Mutant(
+        ((native.retire, "if how is Standing.CHILD:\n            retire(one)", "pass"),),
+        "Buffer.fill, on a stream & ExternalMemory.close",
+    ),
+    "a wait that is inherited is not noted": Mutant(
+        ((Stream._follow, "[wait.inherited() for wait in other.pending() if not stream.is_behind(wait)]", "[]"),),
+        "a chain over two devices",
+    ),
+    "a note is lost beside the end of another": Mutant(
+        ((native_stream.settle, "waiting[stream] = None", "pass"),), "notes of waits by opcode"
+    ),
+    "a wait has passed before the driver has it": Mutant(
+        ((NativeStream.enqueued, " if wait.enqueued", ""),), "a wait, a question and a release that blocks"
+    ),
+    "who waits for a point comes behind it": Mutant(
+        ((native_stream._reached, "waiting_for_a_look.update(point.waiters)", "pass"),),
+        "a stream closed under work that lasts",
+    ),
+    "an interrupt loses a mark's end": Mutant(
+        ((Stream._call, "    seconds += MARK\n", "    seconds += MARK\n    id(stream)\n"),),
+        "Ctrl-C in Buffer.fill, on a stream",
+    ),
+    "an interrupt loses a dropped thing": Mutant(
+        ((native.retire_dropped, _TAKE, "retire(dropped.popleft())"),),
+        "Ctrl-C in Device.drain",
+    ),
+    "an interrupt loses what was made": Mutant(
+        ((native._came_up, "if closed or not whole:", "if closed:"),),
+        "Ctrl-C in Device.import_memory",
+    ),
+    "an interrupt loses what was claimed": Mutant(
+        ((drain._release_ready, "for native in claimed:\n            _put_back(native)", "pass"),),
+        "Ctrl-C in ExternalMemory.close",
+    ),
+}  # fmt: skip
+"""By what is wrong."""
+
+FEW = (
+    "a transition outside of the monitor", "a use is forgotten", "a question's mark comes behind the look",
+    "a release does not look for calls", "a point is taken before the calls are looked for",
+    "a wait looks at the gate, then notes itself", "a release looks at the notes, then shuts the gate",
+    "a parent is let go when its child's release begins", "a wait that is inherited is not noted",
+    "an interrupt loses a mark's end",
+)  # fmt: skip
+"""Those of every run."""

@@ -1,0 +1,191 @@
+"""What the pairs do not have: three threads, two devices, work that lasts, finalizers, and some functions by opcode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gpuinterop as gi
+from gpuinterop._core.native_stream import NativeStream, settle
+from gpuinterop.backend import Native as Handle
+
+from .explored import Core
+from .explorer import Explored
+from .fake import FakeEverything
+from .pairs import LIMIT, Call, World, play
+
+
+class Lasting(FakeEverything):
+    """What its streams are given lasts until the other side lets it end."""
+
+    def fill(self, stream: Handle, target: int, byte: int, size: int) -> None:
+        super().fill(stream, target, byte, size)
+        self.blocked.add(self.number(stream))
+
+    def signal(self, batch: Handle, stream: Handle, values: Sequence[int]) -> None:
+        super().signal(batch, stream, values)
+        self.blocked.add(self.number(stream))
+
+    def pass_all(self) -> None:
+        self.blocked.clear()
+        super().pass_all()
+
+
+class KeepsGil(FakeEverything):
+    """Its bindings keep the GIL in calls that block."""
+
+    holds_gil = True
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Calls that meet, and how.
+
+    Attributes
+    ----------
+    things : str
+        What is there already, as `World` calls it.
+    begin : callable
+        What has happened already.
+    budget : int
+        Pre-emptions.
+    """
+
+    things: str
+    calls: Sequence[Call]
+    begin: Call = lambda world: None
+    budget: int = 2
+    backend: type[FakeEverything] = FakeEverything
+    by_opcode: Sequence[Callable[..., object]] = ()
+
+    def play(self, core: Core, more: int = 0, **how: Any) -> Explored:
+        return play(
+            core, self.things.split(), self.calls, backend=self.backend, begin=self.begin, budget=self.budget + more,
+            by_opcode=self.by_opcode, **how,
+        )  # fmt: skip
+
+
+def _wait(world: World) -> None:
+    world.semaphore.wait(world.stream, 9)
+
+
+def _wait_of_ours(world: World) -> None:
+    world.own.wait(world.stream, 9)
+
+
+def _signal(world: World) -> None:
+    world.semaphore.signal(world.stream, 9)
+
+
+def _unmap(world: World) -> None:
+    world.buffer.close()
+
+
+def _fill(world: World) -> None:
+    world.shared.fill(1, stream=world.stream)
+
+
+def _arrive(world: World) -> None:
+    world.backend.arrive(world.semaphore._native, 9)
+
+
+def _far(world: World) -> None:
+    """On the second device: a stream, memory, and nothing that waits."""
+    far = world.__dict__
+    far["far"] = world.second.create_stream()
+    far["far_memory"] = world.second.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+    far["far_buffer"] = far["far_memory"].map_buffer()
+
+
+def _far_chain(world: World) -> None:
+    _far(world)
+    _wait(world)
+
+
+def _drop(world: World) -> None:
+    del world.__dict__["view"], world.__dict__["buffer"], world.__dict__["memory"]
+
+
+def _crowded(world: World) -> None:
+    """One release is blocked already, and that is too many."""
+    world.device._gate.limit = 0
+    _wait(world)
+    world.device.import_semaphore(gi.TimelineWin32(handle=8)).close()
+
+
+def _frames(world: World) -> None:
+    for frame in range(10, 13):
+        world.semaphore.wait(world.stream, frame)
+        world.backend.arrive(world.semaphore._native, frame - 1)
+
+
+def _round(world: World) -> None:
+    world.device.import_semaphore(gi.TimelineWin32(handle=8)).close()
+
+
+SCENES: dict[str, Scene] = {
+    "a wait beside a release that blocks": Scene("semaphore buffer", [_wait, _unmap]),
+    "a wait of ours beside a release that blocks": Scene("own stream buffer", [_wait_of_ours, _unmap]),
+    "a wait beside a release that keeps the GIL": Scene("semaphore buffer", [_wait, _unmap], backend=KeepsGil),
+    "a wait, a release that blocks, and a close": Scene(
+        "semaphore buffer", [_wait, _unmap, lambda w: w.semaphore.close()], budget=1
+    ),
+    "a wait, a question and a release that blocks": Scene(
+        "semaphore stream array", [_wait, lambda w: w.stream.query(), lambda w: w.array.close()], budget=1
+    ),
+    "a wait beside two releases of one drain": Scene(
+        "semaphore buffer array", [_wait, lambda w: w.memory.close()], budget=1
+    ),
+    "a stream and what it has used are closed": Scene(
+        "buffer", [lambda w: w.stream.close(), lambda w: w.memory.close()]
+    ),
+    "a signal that lasts beside a close": Scene(
+        "semaphore", [_signal, lambda w: w.semaphore.close()], begin=lambda w: w.backend.pass_all(), backend=Lasting,
+        budget=1,
+    ),
+    "two releases that block, and a wait": Scene(
+        "semaphore buffer array", [_wait, _unmap, lambda w: w.array.close()], budget=1
+    ),
+    "a wait that comes to its end beside a release": Scene(
+        "semaphore buffer", [_arrive, _unmap, lambda w: w.stream.query()], begin=_wait, budget=1
+    ),
+    "a chain over two devices": Scene(
+        "semaphore", [lambda w: w.far.wait_stream(w.stream), lambda w: w.far_buffer.close()], begin=_far_chain
+    ),
+    "a chain over two devices, and back": Scene(
+        "semaphore other buffer",
+        [lambda w: w.far.wait_stream(w.stream), lambda w: w.other.wait_stream(w.far), lambda w: w.far_buffer.close()],
+        begin=_far_chain, budget=1,
+    ),
+    "a chain whose beginning is closed": Scene(
+        "semaphore", [lambda w: w.far.wait_stream(w.stream), lambda w: w.stream.close(), lambda w: w.far_buffer.close()],
+        begin=_far_chain, budget=1,
+    ),
+    "work that lasts beside a close": Scene("shared stream", [_fill, lambda w: w.allocation.close()], backend=Lasting),
+    "work that lasts, a close and a drain": Scene(
+        "shared stream", [_fill, lambda w: w.allocation.close(), lambda w: w.device.drain()], budget=1, backend=Lasting
+    ),
+    "a stream closed under work that lasts": Scene(
+        "shared stream", [_fill, lambda w: w.stream.close(), lambda w: w.allocation.close()], budget=1, backend=Lasting
+    ),
+    "finalizers beside a drain": Scene("view stream", [_drop, lambda w: w.device.drain()], backend=Lasting),
+    "finalizers beside a close": Scene(
+        "view stream", [_drop, lambda w: w.stream.close(), lambda w: w.device.drain()], budget=1
+    ),
+    "a signal, a close and a drain": Scene(
+        "semaphore", [_signal, lambda w: w.semaphore.close(), lambda w: w.device.drain()], budget=1
+    ),
+    "three threads map what a fourth closes": Scene(
+        "memory", [lambda w: w.make(w.memory.map_buffer())] * 3 + [lambda w: w.memory.close()], budget=1
+    ),
+    "a thread waits for what two others use": Scene(
+        "shared stream other",
+        [_fill, lambda w: w.shared.fill(2, stream=w.other), lambda w: w.allocation.close(timeout=LIMIT)], budget=1,
+    ),
+    "a pipeline that is never idle": Scene("semaphore", [_frames, _round], begin=_crowded, budget=1),
+    "notes of waits by opcode": Scene(
+        "semaphore", [_wait, lambda w: w.stream.query()],
+        begin=lambda w: (_wait(w), w.backend.pass_all()), by_opcode=[NativeStream.note, settle.__wrapped__],  # type: ignore[attr-defined]
+    ),
+}  # fmt: skip

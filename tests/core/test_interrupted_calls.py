@@ -1,0 +1,27 @@
+"""Ctrl-C at every place of every public call: no lock is held, no mark is left, and nothing that was made is lost.
+
+`make explore` strikes twice.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from .fake import VIOLATIONS
+from .interrupted import interrupted
+from .pairs import actions
+
+DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
+
+
+@pytest.mark.timeout(1200 if DEEP else 300)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("second", [None, *([1, 2, 5] if DEEP else [])], ids=lambda second: f"and {second} later" if second else "once")
+@pytest.mark.parametrize("name", [action.name for action in actions()])
+def test_an_interrupt_leaves_nothing_behind(name: str, second: int | None) -> None:
+    count, failed = interrupted(name, second=second)
+    print(f"\n{name}: {count} strikes")
+    VIOLATIONS.clear()
+    assert failed == [], f"{len(failed)} of {count} places"
