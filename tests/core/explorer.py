@@ -695,8 +695,8 @@ for _method in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popite
 class Watched:
     """A data descriptor in place of an attribute: reads are points, and writes are the monitor's holder's.
 
-    The first write is the constructor's, before anybody knows the thing. What the holder reads nobody else can write: no
-    point.
+    The first write is the constructor's, before anybody knows the thing. What the holder reads nobody else can write:
+    it is no point.
 
     Parameters
     ----------

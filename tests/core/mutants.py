@@ -1,12 +1,12 @@
-"""Mistakes that the core could have, one at a time, and what finds each: were it not found, the search would be too thin.
+"""Mistakes that the core could have, one at a time, and what finds each: were one not found, the search were too thin.
 
 A mutant is other text in a function of the core. Its code is put in place of the function's own, so whoever has the
 function by name has the mutant.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import inspect
 import textwrap
@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from gpuinterop._core import drain, native, native_stream
-from gpuinterop._core.gate import Gate
 from gpuinterop._core.memory import Buffer
 from gpuinterop._core.native import Native
-from gpuinterop._core.native_stream import NativeStream, Point
+from gpuinterop._core.native_stream import NativeStream
 from gpuinterop._core.resource import Resource
 from gpuinterop._core.semaphore import ExternalSemaphore
 from gpuinterop._core.stream import Stream
@@ -137,7 +136,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a release looks for calls before it enters the monitor": Mutant(
         (
-            (drain._release, "if not _begin(native):", "busy = native.calls.copy()\n    if busy or not _begin(native):"),
+            (drain._release, "if not _begin(native):", "mark = native.calls.copy()\n    if mark or not _begin(native):"),
             (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
         ),
         "a stream and what it has used are closed",

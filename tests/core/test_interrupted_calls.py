@@ -18,9 +18,9 @@ DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 
 @pytest.mark.timeout(1200 if DEEP else 300)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("second", [None, *([1, 2, 5] if DEEP else [])], ids=lambda second: f"and {second} later" if second else "once")
+@pytest.mark.parametrize("second", [0, *([1, 10, 30] if DEEP else [])])
 @pytest.mark.parametrize("name", [action.name for action in actions()])
-def test_an_interrupt_leaves_nothing_behind(name: str, second: int | None) -> None:
+def test_an_interrupt_leaves_nothing_behind(name: str, second: int) -> None:
     count, failed = interrupted(name, second=second)
     print(f"\n{name}: {count} strikes")
     VIOLATIONS.clear()

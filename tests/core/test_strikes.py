@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
-import gpuinterop as gi
 from gpuinterop import system
-from tests.strikes import Strikes
-
-OURS = os.path.dirname(gi.__file__) + os.sep
+from tests.strikes import OURS, Strikes
 
 
 def wait(looks: Iterator[bool]) -> None:
