@@ -10,16 +10,21 @@ scripted backend's, would lose is not the library's.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import gpuinterop
 from tests.simulated.build import build
 
 T = TypeVar("T")
+
+OURS: Final = os.path.dirname(gpuinterop.__file__) + os.sep
+"""The library's own code."""
 
 
 class Struck(KeyboardInterrupt):
@@ -35,7 +40,7 @@ class Strikes:
         self._at = ctypes.c_long.in_dll(library, "strike_at")
         self._entered = ctypes.c_long.in_dll(library, "strike_entered")
         self._folder = folder.encode()
-        ctypes.c_char_p.in_dll(library, "strike_folder").value = self._folder
+        self._within = ctypes.c_char_p.in_dll(library, "strike_folder")
         self._second = second
         self._trace = library.strike_trace
         self._set_trace = ctypes.pythonapi.PyEval_SetTrace
@@ -62,7 +67,8 @@ class Strikes:
 
     def at(self, step: int, act: Callable[[], T]) -> tuple[bool, T | None]:
         """Do it, with the signal before that instruction; whether the signal was noticed, and what it returned."""
-        self._steps.value, self._at.value, self._noticed, self.where = 0, step, 0, ""
+        self._steps.value, self._at.value, self._within.value = 0, step, self._folder
+        self._noticed, self.where = 0, ""
         made: list[T] = []
         with self._armed():
             try:
@@ -75,20 +81,20 @@ class Strikes:
                 assert self._noticed >= step
         return self._noticed > 0, made[0] if made else None  # a finalizer loses an interrupt
 
-    def everywhere(self, prepare: Callable[[], Any], act: Callable[[Any], Any], finish: Callable[..., None]) -> int:
+    def everywhere(self, prepare: Callable[[], Any], act: Callable[[Any], Any], finish: Callable[..., object]) -> int:
         """Strike `act`, of what `prepare` returns, at each place; `finish` is told whether, of what, and what it made.
 
-        Returns how many places there were.
+        Returns how many places there were; fewer where `finish` returns True, which is the end.
         """
         step = places = 0
         struck = True
         while struck:
             given = prepare()
             struck, made = self.at(step + 1, lambda given=given: act(given))  # type: ignore[misc]
-            finish(struck, given, made)
-            if struck:
-                places += 1
-                step = self._noticed
+            places += struck
+            step = self._noticed
+            if finish(struck, given, made) is True:
+                break
         return places
 
 

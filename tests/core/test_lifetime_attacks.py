@@ -27,7 +27,7 @@ from gpuinterop import system
 from gpuinterop._core import registry
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge
-from tests.strikes import Strikes
+from tests.strikes import OURS, Strikes
 
 from .explored import forget
 from .fake import LIMIT, FakeBackend, FakeDriver, FakeEverything, FakeGraphs, Handle, fake_device
@@ -440,9 +440,6 @@ def test_11_a_second_handoff_goes_on_or_is_refused(own: bool) -> None:
 
 
 # -- 12: interrupts ---------------------------------------------------------------------------------------------------
-
-
-OURS = os.path.dirname(gi.__file__) + os.sep
 
 
 class World:
