@@ -169,7 +169,11 @@ class Native:
         try:
             _begin(self)
         finally:
-            _came_up(self, [None], True)
+            try:
+                _came_up(self, [None], True)
+            except BaseException:  # an interrupt has come first
+                _came_up(self, [None], False)
+                raise
         if self.state is not LIVE:
             self._refuse_made()
 

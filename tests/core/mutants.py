@@ -136,7 +136,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a release looks for calls before it enters the monitor": Mutant(
         (
-            (drain._release, "if not _begin(native):", "mark = native.calls.copy()\n    if mark or not _begin(native):"),
+            (drain._release, "if not _begin(native):", "n = native.calls.copy()\n    if n or not _begin(native):"),
             (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
         ),
         "a stream and what it has used are closed",
