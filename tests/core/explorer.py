@@ -646,7 +646,7 @@ class Queue(deque[Any]):
         point("append", thing)
         super().append(thing)
 
-    def __iadd__(self, things: Iterable[Any]) -> Queue:  # type: ignore[misc, override]
+    def __iadd__(self, things: Iterable[Any]) -> Queue:
         point("append", self)
         super().__iadd__(things)
         return self
