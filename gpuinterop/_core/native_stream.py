@@ -232,7 +232,8 @@ class NativeStream(Native):
 
     def note(self, wait: Wait) -> None:
         """Note a wait, before the driver is given it; then look at the gate."""
-        self.waits.append((next(order), wait))
+        waits, entry = self.waits, (next(order), wait)
+        waits += (entry,)  # no call: no interrupt comes in between
         waiting[self] = None
 
     def before(self) -> list[NativeStream]:

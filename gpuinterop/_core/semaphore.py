@@ -301,7 +301,8 @@ class ExternalSemaphore(Resource, Generic[K]):
                 gate = self._gate
                 if gate.crowded:
                     relieve(gate)
-                native.waits.append((next(order), pending))  # as `NativeStream.note`
+                waits, entry = native.waits, (next(order), pending)  # as `NativeStream.note`
+                waits += (entry,)
                 waiting[native] = None  # before the look at the gate: see there
                 if gate.shut:
                     gate.let_releases_end()

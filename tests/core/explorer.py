@@ -646,6 +646,11 @@ class Queue(deque[Any]):
         point("append", thing)
         super().append(thing)
 
+    def __iadd__(self, things: Iterable[Any]) -> Queue:
+        point("append", self)
+        super().__iadd__(things)
+        return self
+
     def popleft(self) -> Any:
         point("popleft", self)
         return super().popleft()

@@ -37,6 +37,9 @@ def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, 
     failed: list[str] = []
     strikes = Strikes(OURS, second)
 
+    def act(world: World) -> None:
+        action.call(world)  # nobody keeps what it returns
+
     def finish(struck: bool, world: World, made: object) -> bool:
         if why := _end(world, twice=second > 0):
             failed.append(f"struck{strikes.where}: {why}")
@@ -47,7 +50,7 @@ def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            count = strikes.everywhere(lambda: _world(action), action.call, finish)
+            count = strikes.everywhere(lambda: _world(action), act, finish)
     finally:
         gc.collect()
         gc.unfreeze()

@@ -70,7 +70,7 @@ def test_a_public_call_leaves_nothing(name: str, methods: Table, simulator: Simu
                 one.close(timeout=LIMIT)
         world.handle.close()
         gc.collect()
-        device.drain(LIMIT)
+        device.synchronize(LIMIT)
         unpin_spare_pages(device)
         live = methods.alive()
         live["stream"] -= len(device._copiers)
