@@ -61,7 +61,7 @@ class Gate:
             return held_by
         # Where a blocking call keeps the GIL, nobody here could end what it waits for.
         used = [stream for device in self.devices if device.backend.holds_gil for stream in device.known()]
-        return next((stream.label for stream in used if not stream.is_idle()), "")
+        return next((stream.label for stream in used if not stream.is_over()), "")
 
 
 @locked

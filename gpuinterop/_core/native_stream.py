@@ -288,6 +288,10 @@ class NativeStream(Native):
         settle(self, seen)
         return True
 
+    def is_over(self) -> bool:
+        """As `is_idle`; of another thread's own default stream by the points behind its calls, also when that ended."""
+        return not self.points if self.elsewhere else self.is_idle()
+
     def with_event(self, use: Callable[[Handle], T]) -> T | None:
         """What `use` gives for an event behind all that it was given so far; None where the stream is gone."""
         if self.elsewhere:
