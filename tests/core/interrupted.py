@@ -37,6 +37,7 @@ def interrupted(name: str, *, second: int | None = None, enough: int = 100) -> t
     count = 0
     failed: list[str] = []
     needs(action)  # asks all of them, the first time
+    forget()
     gc.freeze()
     try:
         with warnings.catch_warnings():
@@ -55,6 +56,7 @@ def interrupted(name: str, *, second: int | None = None, enough: int = 100) -> t
 
 
 def _end(world: World, *, twice: bool) -> str:
+    world.patience = 0.02 if twice else 1.0
     try:
         world.end()
     except _MAY as error:
