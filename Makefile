@@ -91,6 +91,7 @@ KIT := tests/meta/test_plugin.py tests/meta/test_simulated.py tests/meta/test_to
 test-main: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
 
+# -rP: how many pairs, schedules and points each call had.
 test-kit: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
 

@@ -326,6 +326,9 @@ class HostSemaphoreBackend(Backend):
 class AllocationBackend(Backend):
     """Memory allocated here that other processes and APIs can import."""
 
+    unmap_allocation_blocks: ClassVar[bool] = False
+    """`unmap_allocation` waits for work of other streams than those that have used it."""
+
     @abstractmethod
     def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> Granularity:
         """Sizes are multiples of the minimum."""

@@ -3,22 +3,28 @@
 A signal is sent before a bytecode instruction of what is tested, or of what that calls: the first, then the next one
 after that at which it was noticed before, until it was not noticed any more. So its handler raises once at each place
 where CPython looks at signals: after each call of C's, at the entry of each function, where each loop turns back; also
-in Python's code that C calls, as the bindings do.
+in Python's code that C calls, as the bindings do. In `folder` alone, where one is given: what the code of others, a
+scripted backend's, would lose is not the library's.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import gpuinterop
 from tests.simulated.build import build
 
 T = TypeVar("T")
+
+OURS: Final = os.path.dirname(gpuinterop.__file__) + os.sep
+"""The library's own code."""
 
 
 class Struck(KeyboardInterrupt):
@@ -26,13 +32,16 @@ class Struck(KeyboardInterrupt):
 
 
 class Strikes:
-    """How often it was struck, and where the latest was."""
+    """Where the latest call was struck; with `second`, once more that many instructions behind the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "", second: int = 0) -> None:
         library = ctypes.CDLL(str(build("strike")))
         self._steps = ctypes.c_long.in_dll(library, "strike_steps")
         self._at = ctypes.c_long.in_dll(library, "strike_at")
         self._entered = ctypes.c_long.in_dll(library, "strike_entered")
+        self._folder = folder.encode()
+        self._within = ctypes.c_char_p.in_dll(library, "strike_folder")
+        self._second = second
         self._trace = library.strike_trace
         self._set_trace = ctypes.pythonapi.PyEval_SetTrace
         self._set_trace.argtypes, self._set_trace.restype = (ctypes.c_void_p, ctypes.py_object), None
@@ -41,9 +50,11 @@ class Strikes:
         self.where = ""
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._noticed = self._entered.value  # how many instructions there were when this function was entered
+        if not self._noticed:
+            self._noticed = self._entered.value  # how many instructions there were when this function was entered
+            self._at.value = self._steps.value + self._second
         assert frame is not None
-        self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+        self.where += f" {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
         raise Struck(self.where)
 
     @contextmanager
@@ -56,7 +67,8 @@ class Strikes:
 
     def at(self, step: int, act: Callable[[], T]) -> tuple[bool, T | None]:
         """Do it, with the signal before that instruction; whether the signal was noticed, and what it returned."""
-        self._steps.value, self._at.value = 0, step
+        self._steps.value, self._at.value, self._within.value = 0, step, self._folder
+        self._noticed, self.where = 0, ""
         made: list[T] = []
         with self._armed():
             try:
@@ -67,23 +79,22 @@ class Strikes:
                     self._set_trace(None, None)
             except Struck:
                 assert self._noticed >= step
-                return True, made[0] if made else None
-        return False, made[0]
+        return self._noticed > 0, made[0] if made else None  # a finalizer loses an interrupt
 
-    def everywhere(self, prepare: Callable[[], Any], act: Callable[[Any], Any], finish: Callable[..., None]) -> int:
+    def everywhere(self, prepare: Callable[[], Any], act: Callable[[Any], Any], finish: Callable[..., object]) -> int:
         """Strike `act`, of what `prepare` returns, at each place; `finish` is told whether, of what, and what it made.
 
-        Returns how many places there were.
+        Returns how many places there were; fewer where `finish` returns True, which is the end.
         """
         step = places = 0
         struck = True
         while struck:
             given = prepare()
             struck, made = self.at(step + 1, lambda given=given: act(given))  # type: ignore[misc]
-            finish(struck, given, made)
-            if struck:
-                places += 1
-                step = self._noticed
+            places += struck
+            step = self._noticed
+            if finish(struck, given, made) is True:
+                break
         return places
 
 

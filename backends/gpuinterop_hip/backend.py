@@ -27,6 +27,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
     releases_block: ClassVar[bool] = True
     releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, whichever has imported the memory
+    unmap_allocation_blocks: ClassVar[bool] = True  # hipMemUnmap goes through the null stream
 
     def __init__(self) -> None:
         self._driver = Driver()

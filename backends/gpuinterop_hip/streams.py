@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from gpuinterop.errors import DriverError, InvalidArgumentError
+from gpuinterop.errors import InvalidArgumentError
 
 from .driver import CAPTURE_IMPLICIT, NOT_READY, Driver, Gpu, Made
 
@@ -26,13 +26,8 @@ _T = TypeVar("_T")
 class Stream(Made):
     """A stream of one device, of ours or of others."""
 
-    __slots__ = ("_destroyed", "_events", "pointer", "relative")
+    __slots__ = ("pointer", "relative")
     back = "hipStreamDestroy"
-
-    def __init__(self, gpu: Gpu) -> None:
-        super().__init__(gpu)
-        self._events: set[Event] = set()
-        self._destroyed = False
 
     def know(self, pointer: int) -> None:
         self.pointer = pointer
@@ -43,22 +38,6 @@ class Stream(Made):
     def run(self, work: Callable[[], _T]) -> _T:
         """For a call that a default stream may be given."""
         return self.gpu.run(work, aside=False) if self.relative else work()
-
-    # The native stream goes after the last of its events: AMD's runtime asks an event's stream whether it captures, and
-    # reads freed memory where that was destroyed (hip_event.cpp, ROCm/clr #157).
-
-    def hold(self, event: Event) -> None:
-        self._events.add(event)
-
-    def let_go(self, event: Event) -> None:
-        self._events.discard(event)
-        if self._destroyed and not self._events:
-            super().release()
-
-    def release(self) -> None:
-        self._destroyed = True
-        if not self._events:
-            super().release()
 
 
 def create(gpu: Gpu, *, high_priority: bool) -> Stream:
@@ -114,26 +93,13 @@ def is_idle(driver: Driver, stream: Stream) -> bool:
 class Event(Made):
     """A point in a stream's work."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ()
     back = "hipEventDestroy"
-
-    def __init__(self, stream: Stream) -> None:
-        super().__init__(stream.gpu)
-        self._stream = stream
-        stream.hold(self)
-
-    def release(self) -> None:
-        try:
-            super().release()
-        except DriverError:  # it stays in the runtime, and its stream need not
-            self._stream.let_go(self)
-            raise
-        self._stream.let_go(self)
 
 
 def record(driver: Driver, stream: Stream) -> Event:
     """``hipEventCreateWithFlags``, ``hipEventRecord``."""
-    event = Event(stream)
+    event = Event(stream.gpu)
 
     def work() -> None:
         event.make("hipEventCreateWithFlags", _DISABLE_TIMING)

@@ -45,7 +45,14 @@ class Allocation(Resource):
         lifetime = self._lifetime
         self._mapped = Mapped(
             self,
-            lambda: Mapping(lifetime, device, backend.unmap_allocation, blocks=False, devices=self._devices),
+            lambda: Mapping(
+                lifetime,
+                device,
+                backend.unmap_allocation,
+                blocks=backend.unmap_allocation_blocks,
+                waits=False,
+                devices=self._devices,
+            ),
             lambda: backend.map_allocation(lifetime.handle, [one._native for one in devices]),
         )
 

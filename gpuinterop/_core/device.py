@@ -44,7 +44,7 @@ from .drain import drain, tidy, wait_for
 from .gate import Gate
 from .memory import ExternalMemory, check_size_argument, round_up
 from .monitor import generation
-from .native import LIVE, RETIRED, alive
+from .native import LIVE, RETIRED, alive, retire
 from .native_stream import Streams
 from .ownership import check_size, lend
 from .resource import check_timeout, undo
@@ -436,7 +436,12 @@ class Device:
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
         tidy()
-        return Stream(self, *self._streams.adopt(self._backend.adopt_stream(self._native, pointer), keepalive))
+        found = self._streams.adopt(self._backend.adopt_stream(self._native, pointer), keepalive)
+        try:
+            return Stream(self, *found)
+        except BaseException:  # an interrupt
+            retire(found[1])
+            raise
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until every stream that this library knows on the device is idle, and release what is retired.
@@ -524,7 +529,11 @@ class Device:
     def _new_stream(self, *, high_priority: bool) -> Stream:
         device, backend = self._native, self._backend
         native = self._streams.create(lambda: backend.create_stream(device, high_priority=high_priority))
-        return Stream(self, native, native)
+        try:
+            return Stream(self, native, native)
+        except BaseException:  # an interrupt
+            retire(native)
+            raise
 
     @property
     def _driver(self) -> DriverSemaphores:

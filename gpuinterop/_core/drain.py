@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 _EXIT_GRACE_S: Final = 2.0
 _MANY_DROPPED: Final = 256
+_TWICE: Final = InterruptedError("it was interrupted twice")
 _exiting = False
 
 sweeps: list[Callable[[], None]] = []
@@ -67,14 +68,14 @@ def drain() -> None:
 
 
 def wait_for(native: Native, timeout: float | None) -> bool:
-    """Drain until it is released, and whoever wanted to know was told; False when `timeout` seconds passed."""
+    """Drain until it is released, and whoever wanted to know was told; False when `timeout` passed, or never."""
 
-    def gone() -> bool:
+    def over() -> bool:
         drain()
         told = native not in endings and native.teller in (None, threading.get_ident())
-        return native.state in GONE and told
+        return (native.state in GONE and told) or native.stays
 
-    return system.until(gone, timeout)
+    return system.until(over, timeout) and not native.stays
 
 
 def tidy() -> None:
@@ -216,19 +217,21 @@ def _release_at_gate(native: Native, gate: Gate, held_by: dict[Gate, str]) -> bo
 def _release(native: Native) -> bool:
     if not _begin(native):
         return False
-    problem: Exception | None = None
+    problem: Exception | None = _TWICE  # until one of the calls below comes back
     kept: list[Any] = []
     release = native.release
     try:
         try:
             if release is not None:
                 release(native.handle)
+            problem = None
         except Exception as error:
             problem = error
         except BaseException:  # an interrupt may have come before the native call; none is made twice
             try:
                 if release is not None:
                     release(native.handle)
+                problem = None
             except Exception as error:
                 problem = error
             raise
@@ -286,6 +289,7 @@ def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
         leave(native)
         native.state = RELEASED
     else:  # its parents stay: the driver may still have it
+        native.problem = str(problem)
         native.state = LEAKED
 
 
@@ -296,10 +300,7 @@ def call_back() -> None:
         try:
             _take(taken)
             for native in taken:
-                hook, native.on_retired = native.on_retired, None
-                if hook is not None:
-                    _shown(hook)
-                while native.callbacks and native.state in GONE:
+                while native.callbacks:
                     _shown(native.callbacks.pop(0))
         finally:
             for native in taken:
@@ -317,7 +318,7 @@ def _take(taken: list[Native]) -> None:
 @locked
 def _told(native: Native) -> None:
     native.teller = None
-    if native.callbacks and native.state in GONE:  # an interrupt came in between
+    if native.callbacks:  # an interrupt came in between
         endings[native] = None
 
 

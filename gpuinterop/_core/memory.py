@@ -12,7 +12,7 @@ from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
 from .drain import drain, wait_for
 from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
 from .monitor import dropped, locked
-from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, note_use
+from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, forget_use, note_use
 from .resource import Resource, check_int
 from .stream import Stream, check_stream
 
@@ -42,20 +42,23 @@ def round_up(size: int, step: int) -> int:
 class Mapping(Native):
     """A whole object, mapped: as long as one of its buffers is open."""
 
-    __slots__ = ("address", "device", "devices")
+    __slots__ = ("address", "device", "devices", "waits")
 
     def __init__(
-        self, owner: Native, device: Device, unmap: Callable[[Handle], None], *, blocks: bool, devices: Sequence[Device]
-    ) -> None:
+        self, owner: Native, device: Device, unmap: Callable[[Handle], None], *, blocks: bool, waits: bool,
+        devices: Sequence[Device],
+    ) -> None:  # fmt: skip
         super().__init__("Mapping", unmap, parents=(owner,), gate=device._gate if blocks else None)
         self.ends_with_children = True
         self.device = device
         self.devices = devices
+        self.waits = waits
+        """Its release waits for all work of the device by itself."""
         self.address = 0
 
     def expose(self) -> None:
-        """Its address is out: any stream may use it from now on. A release that blocks waits for that by itself."""
-        if not self.untracked and self.gate is None:
+        """Its address is out: any stream may use it from now on."""
+        if not self.untracked and not self.waits:
             self.untracked = tuple(device._streams for device in self.devices)
 
     def used_on(self, stream: NativeStream, start: int, end: int) -> None:
@@ -379,8 +382,10 @@ class Buffer(Resource):
                 copier._follow(user)
             if array is not None and users:
                 copier.check_host_copy(array)
+            self._use(copier, start, size)  # another thread may close it, and what is below may fail
             copier._enqueue(enqueue, self._lifetime, self._mapping, host=array)
             copier.synchronize()
+            forget_use(self._mapping, copier._known_as())
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; as `Resource.close`.
@@ -416,7 +421,14 @@ class ExternalMemory(Resource):
         lifetime = self._lifetime
         self._mapped = Mapped(
             self,
-            lambda: Mapping(lifetime, device, backend.unmap_buffer, blocks=backend.releases_block, devices=(device,)),
+            lambda: Mapping(
+                lifetime,
+                device,
+                backend.unmap_buffer,
+                blocks=backend.releases_block,
+                waits=backend.releases_block,
+                devices=(device,),
+            ),
             lambda: backend.map_buffer(lifetime.handle, size=size),
         )
         self.handle_type = handle_type

@@ -7,6 +7,7 @@ nothing is bound twice, an unbind equals its bind, and releases come in order: m
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
@@ -26,7 +27,7 @@ from .device import Device, check_device, check_devices, check_handle, check_han
 from .drain import drain, wait_for
 from .memory import MOMENT_S, Buffer, check_size_argument, round_up
 from .monitor import locked
-from .native import BORN, LEAKED, LIVE, MARK, RELEASED, Marks, Native, Standing
+from .native import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Marks, Native, hold
 from .ownership import lend
 from .resource import Resource, check_int
 
@@ -227,11 +228,10 @@ class _Group(Native):
 
     def ending(self) -> None:
         """Where the whole of it is closed, what is mapped goes before what is bound."""
-        mappings = [one for one in self.standing if isinstance(one, _Mapping)]
-        for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.may_be_asked]:
+        mappings = [one for one in self.standing if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
+        for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.state is LIVE]:
             for mapping in mappings:
-                mapping.parents = (*mapping.parents, binding)
-                binding.standing[mapping] = Standing.HOLDS
+                hold(binding, mapping)
 
 
 class _Mapping(Native):
@@ -645,13 +645,14 @@ class MulticastObject(Resource):
             del seals[-1]
             raise
 
-    def _reserve(self, wanted: _Range, binding: Native) -> None:
+    def _reserve(self, binding: MulticastBinding) -> None:
+        wanted = binding._bound
         drain()
         for there in self._overlapping(wanted).values():
             if there.state is not LIVE:  # the driver may only need a moment to see work as done
                 wait_for(there, MOMENT_S)
         taken: dict[_Range, Native] = {}
-        _reserve(self, wanted, binding, taken)
+        _reserve(self, binding, taken)
         for range_, there in taken.items():
             if there.state in (BORN, LIVE):
                 raise InvalidArgumentError("offset", f"{wanted} overlaps what is bound: {range_}; unbind that first.")
@@ -670,15 +671,16 @@ class MulticastObject(Resource):
 
 
 @locked
-def _reserve(multicast: MulticastObject, wanted: _Range, binding: Native, taken: dict[_Range, Native]) -> None:
+def _reserve(multicast: MulticastObject, binding: MulticastBinding, taken: dict[_Range, Native]) -> None:
     for there, native in list(multicast._bound.items()):
         if native.state is RELEASED or (native.state is BORN and not native.calls.copy()):
             del multicast._bound[there]
-        if native.state is not LIVE:
+        if there not in multicast._bound or native.state not in (BORN, LIVE):
             multicast._bindings.pop(native, None)  # its memory, too, may have closed it
-    taken.update(multicast._overlapping(wanted))
+    taken.update(multicast._overlapping(binding._bound))
     if not taken:
-        multicast._bound[wanted] = binding
+        multicast._bound[binding._bound] = binding._lifetime
+        multicast._bindings[binding._lifetime] = binding
 
 
 class MulticastBinding(Resource):
@@ -688,8 +690,6 @@ class MulticastBinding(Resource):
     here, is done; the memory is neither unmapped nor released before that. It waits for no mapping, and for no other
     process: nobody stores to these bytes any more when it is closed.
     """
-
-    _warns = False  # it is the object's own
 
     def __init__(
         self, multicast: MulticastObject, bound: _Range, memory: Allocation | Buffer | None, call: Callable[[], None]
@@ -709,11 +709,17 @@ class MulticastBinding(Resource):
         making = self._lifetime.calls  # the range is taken as long as it is marked, or bound
         making += MARK
         try:
-            multicast._reserve(bound, self._lifetime)
+            multicast._reserve(self)
             self._lifetime.create(call)
+        except BaseException:
+            if self.closed:
+                multicast._bindings.pop(self._lifetime, None)
+            raise
         finally:
             del making[-1]
-        multicast._bindings[self._lifetime] = self
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """It is dropped with its object only, which unbinds when it has unmapped."""
 
     @property
     def multicast(self) -> MulticastObject:

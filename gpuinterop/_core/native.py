@@ -77,7 +77,7 @@ _alive: dict[Native, None] = {}
 waiting_for_a_look: dict[Native, None] = {}
 """Retired, and perhaps ready to be released."""
 endings: dict[Native, None] = {}
-"""Whose `on_retired` or `callbacks` are still to run, by the next drain, with nothing held."""
+"""Gone, and whose callbacks are still to run: by the next drain, with nothing held."""
 
 
 class Native:
@@ -100,8 +100,8 @@ class Native:
     """
 
     __slots__ = (
-        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "on_retired",
-        "parents", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
+        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "parents",
+        "problem", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
     )  # fmt: skip
 
     noted_of_closed: ClassVar[bool] = False
@@ -135,8 +135,9 @@ class Native:
         self.behind: list[Point] | None = None
         """What its release waits for, once it was looked at."""
         self.handle: Any = None
-        self.on_retired: Callable[[], None] | None = None
         self.callbacks: list[Callable[[], None]] = []
+        self.problem = ""
+        """Why it could not be released."""
         self.teller: int | None = None
         """The thread that runs them."""
         self.releaser: int | None = None
@@ -171,6 +172,12 @@ class Native:
         for parent in self.parents:
             parent.check()
         self.check()
+
+    @property
+    def is_bare(self) -> bool:
+        """Nothing is to be released, waited for or told."""
+        kept = self.release or self.keep or self.uses or self.untracked or self.standing or self.callbacks
+        return not kept
 
     def ending(self) -> None:
         """What is to change before its children are closed. Under the monitor."""
@@ -215,6 +222,11 @@ class Native:
         known = [stream for device in self.untracked for stream in device.known()]
         return list(dict.fromkeys([*self.uses, *known]))
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is never released, because of something on it that could not be."""
+        return any(one.state is LEAKED or one.stays for one in self.standing.copy())
+
     def what_holds(self) -> str:
         """Why it is not released, for messages."""
         standing = self.standing.copy()
@@ -222,10 +234,10 @@ class Native:
             return f"{arrays} exported array(s) are still alive"
         for one, how in standing.items():
             if one.state is LEAKED:
-                return f"{one.label} is {one.state.value}"
+                return f"{one.label} is {one.state.value}: {one.problem}"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
-            if one.state in (RELEASING, LEAKED):
+            if one.state is RELEASING:
                 return f"{one.label} is {one.state.value}"
             if how is Standing.HOLDS:
                 return f"{one.label} is still open"
@@ -277,14 +289,15 @@ def retire(native: Native) -> None:
     for one, how in list(native.standing.items()):
         if how is Standing.CHILD:
             retire(one)
-    if native.on_retired is not None:
-        endings[native] = None
     waiting_for_a_look[native] = None
     native.state = RETIRED
+    if native.is_bare and not native.calls.copy():  # it needs no drain
+        leave(native)
+        native.state = RELEASED
     for parent in native.parents:
         if parent.ends_with_children and not any(
-            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in parent.standing.items()
-        ):
+            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
+        ):  # the latest first: they are the ones that are open
             retire(parent)
 
 
@@ -340,6 +353,12 @@ def note_use(native: Native, stream: NativeStream, value: Any) -> None:
         for known in [known for known in native.uses if known.forgotten]:
             del native.uses[known]
     native.uses[stream] = value
+
+
+@locked
+def forget_use(native: Native, stream: NativeStream) -> None:
+    """A stream has done all that it was given with it."""
+    native.uses.pop(stream, None)
 
 
 def count_alive() -> int:

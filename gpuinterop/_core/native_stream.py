@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from ..errors import GpuInteropError, again, report
 from .gate import Gate, waiting
 from .monitor import after_fork, locked
-from .native import GONE, LIVE, MARK, Native, Standing, retire, revive, waiting_for_a_look
+from .native import GONE, LIVE, MARK, RELEASING, RETIRED, Native, Standing, retire, revive, waiting_for_a_look
 
 if TYPE_CHECKING:
     from ..backend import Backend, Native as Handle
@@ -40,8 +40,6 @@ class Wait:
 
     Attributes
     ----------
-    origin : Wait
-        That of the stream which was given it.
     reached : callable or None
         Whether the value is there already, where that can be seen: then the wait passes by itself.
     enqueued : bool
@@ -51,21 +49,26 @@ class Wait:
         It will not come, and who waits is let go.
     """
 
-    __slots__ = ("enqueued", "failure", "origin", "passed", "reached", "semaphore", "value")
+    reached: Callable[[], bool] | None = None
+    enqueued = False
+    passed = False
+    failure: GpuInteropError | None = None
+    _origin: Wait | None = None
 
-    def __init__(self, semaphore: Native, value: int | None, reached: Callable[[], bool] | None = None) -> None:
-        self.origin = self
+    def __init__(self, semaphore: Native, value: int | None) -> None:
         self.semaphore = semaphore
         self.value = value
-        self.reached = reached
-        self.enqueued = False
-        self.passed = False
-        self.failure: GpuInteropError | None = None
+
+    @property
+    def origin(self) -> Wait:
+        """That of the stream which was given it."""
+        return self._origin or self
 
     def inherited(self) -> Wait:
         """As of a stream that is ordered behind it, and goes on when it has passed there."""
-        wait = Wait(self.semaphore, self.value, self.origin.is_there)
-        wait.origin = self.origin
+        wait = Wait(self.semaphore, self.value)
+        wait._origin = self.origin
+        wait.reached = self.origin.is_there
         return wait
 
     def is_there(self) -> bool:
@@ -231,6 +234,14 @@ class NativeStream(Native):
         """Note a wait, before the driver is given it; then look at the gate."""
         self.waits.append((next(order), wait))
         waiting[self] = None
+
+    def before(self) -> list[NativeStream]:
+        """Those with waits that it may stand behind: itself; others' streams also for their device's default stream."""
+        return [
+            one
+            for one in waiting.copy()
+            if one is self or (one.device is self.device and not one.owned and not self.owned)
+        ]
 
     def pending(self) -> list[Wait]:
         """The waits that may be pending."""
@@ -443,7 +454,11 @@ class Streams:
     def adopt(self, handle: Handle, keep: object) -> tuple[NativeStream, Native]:
         """What another library's stream is known as, and a wrapper, which keeps it open."""
         wrapper = Native("Stream", keep=keep)
-        return self._find(handle, wrapper), wrapper
+        try:
+            return self._find(handle, wrapper), wrapper
+        except BaseException:  # an interrupt
+            retire(wrapper)
+            raise
 
     def of_this_thread(self, handle: Handle) -> NativeStream:
         """The calling thread's own default stream."""
@@ -474,6 +489,8 @@ def _intern(
     found: list[NativeStream],
 ) -> None:  # fmt: skip
     stream = device.table.get(key)
+    if stream is not None and stream.owned and stream.state in (RETIRED, RELEASING):
+        stream.check()
     if (
         stream is None
         or (stream.owned and stream.state is not LIVE)  # the number may be another stream's by now
@@ -491,12 +508,12 @@ def _intern(
         stream.failure = None
         stream.told = False
     if wrapper is not None:
+        revive(wrapper)  # first: an interrupt in there leaves nothing on the stream
         if not stream.owned:
             stream.keep = wrapper.keep
         wrapper.uses[stream] = None  # its owner is kept until what it was given is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD
-        revive(wrapper)
     found.append(stream)
 
 

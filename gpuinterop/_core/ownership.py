@@ -168,6 +168,8 @@ def object_size(fd: int) -> int | None:
     """The size of a memory object in bytes, where the kernel knows it by itself (memfd, dma-buf)."""
     if system.seals(fd) is not None:
         return os.fstat(fd).st_size
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf:"):  # spares what is dearer
+        return None
     # Not lseek: a file that is named like a dma-buf may be anybody's. No other file has this line here.
     with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8", errors="replace") as lines:
         return dmabuf_size(lines.read())

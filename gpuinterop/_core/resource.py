@@ -120,7 +120,7 @@ class Resource:
     def _wait(self, native: Native, timeout: float | None) -> None:
         """For a release, as `close` does."""
         if timeout is not None and not wait_for(native, check_timeout(timeout)):
-            raise ResourceBusyError(f"{self.label} is still in use {timeout:g} s after close(): {native.what_holds()}.")
+            raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {native.what_holds()}.")
 
     def _on_released(self, native: Native, callback: Callable[[], None]) -> None:
         add_callback(native, callback)

@@ -6,18 +6,21 @@
 
 from __future__ import annotations
 
-import functools
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
+from .. import system
 from ..backend import HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
     ArgumentTypeError,
+    DriverError,
     InvalidArgumentError,
     ResourceBusyError,
+    ResourceClosedError,
     SemaphoreTimeoutError,
     UnsupportedError,
 )
@@ -33,9 +36,10 @@ from ..handles import (
     Timeline,
 )
 from .drain import relieve
+from .gate import waiting
 from .monitor import dropped
 from .native import LIVE, MARK, Native, note_use, retire
-from .native_stream import MANY_WAITS, NativeStream, Wait
+from .native_stream import MANY_WAITS, NativeStream, Wait, order
 from .resource import Resource, check_int, check_timeout
 from .stream import Stream, check_stream
 
@@ -91,9 +95,8 @@ class SemaphoreCalls(ABC):
     def destroy(self, handle: Handle) -> None:
         """Release; no stream uses it any more."""
 
-    @abstractmethod
-    def abandon(self, handle: Handle) -> None:
-        """Cancel what is pending, where that can be."""
+    def abandon(self, handle: Handle) -> None:  # noqa: B027 - of a driver whose waits cannot be cancelled
+        """Cancel what streams wait for, where that can be."""
 
     @abstractmethod
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
@@ -112,7 +115,7 @@ class SemaphoreCalls(ABC):
         """Signal from the calling thread."""
 
     @abstractmethod
-    def host_wait(self, handle: Handle, value: int, timeout: float | None) -> bool:
+    def host_wait(self, handle: Handle, value: int, timeout: float) -> bool:
         """Block the calling thread; False when `timeout` seconds passed."""
 
     def export(self, handle: Handle) -> AnySemaphoreHandle:
@@ -161,7 +164,7 @@ class DriverSemaphores(SemaphoreCalls):
     def host_signal(self, handle: Handle, value: int) -> None:
         cast(HostSemaphoreBackend, self._backend).host_signal(handle, value)
 
-    def host_wait(self, handle: Handle, value: int, timeout: float | None) -> bool:
+    def host_wait(self, handle: Handle, value: int, timeout: float) -> bool:
         return cast(HostSemaphoreBackend, self._backend).host_wait(handle, value, timeout)
 
     def export(self, handle: Handle) -> AnySemaphoreHandle:
@@ -193,7 +196,6 @@ class ExternalSemaphore(Resource, Generic[K]):
         noun = label or f"{handle_type.type_name} semaphore"
         gate = device._gate if calls.blocks else None
         super().__init__(Native(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive))
-        self._lifetime.on_retired = functools.partial(_let_threads_go, self._lifetime, calls)
         self._device = device
         self._gate = device._gate
         self._calls = calls
@@ -205,6 +207,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._grows = self.kind is Timeline
         self._max_value = calls.max_value
         self._in_graphs = calls.in_graphs
+        self._looks = not isinstance(calls, DriverSemaphores)
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
@@ -289,20 +292,27 @@ class ExternalSemaphore(Resource, Generic[K]):
             ms = None if timeout is None else self._milliseconds(timeout)
             if native not in lifetime.uses:  # before the call: whatever strikes behind it, the release waits
                 note_use(lifetime, native, 0)
-            pending = Wait(lifetime, value, self._calls.looker(lifetime.handle, number))
+            pending = Wait(lifetime, value)
+            if self._looks:
+                pending.reached = self._calls.looker(lifetime.handle, number)
             if (graph := native.graph) is not None:  # it waits when the graph is launched
                 graph.hold(lifetime)
             else:
                 gate = self._gate
                 if gate.crowded:
                     relieve(gate)
-                native.note(pending)  # before the look at the gate: see `gate`
+                native.waits.append((next(order), pending))  # as `NativeStream.note`
+                waiting[native] = None  # before the look at the gate: see there
                 if gate.shut:
                     gate.let_releases_end()
             self._calls.wait(self._batch, native, (number,), ms, [pending])
             if native.thread is not None or len(native.waits) > MANY_WAITS:
                 pending.enqueued = True
                 native.came_along()
+        except DriverError:  # it has enqueued nothing
+            if pending is not None:
+                pending.passed = True
+            raise
         finally:
             if pending is not None:
                 pending.enqueued = True
@@ -390,7 +400,19 @@ class ExternalSemaphore(Resource, Generic[K]):
         """
         number = self._check_value(value)
         limit = check_timeout(timeout)
-        if not self._on_host(lambda: self._calls.host_wait(self._native, number, limit)):
+        deadline = None if limit is None else time.monotonic() + limit
+
+        def wait() -> bool:
+            while True:  # in slices: close() ends it
+                left = system.SLICE if deadline is None else min(system.SLICE, max(0.0, deadline - time.monotonic()))
+                if self._calls.host_wait(self._native, number, left):
+                    return True
+                if self.closed:
+                    raise ResourceClosedError(f"{self.label} was closed while this thread waited for it.")
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+
+        if not self._on_host(wait):
             raise SemaphoreTimeoutError(
                 f"{self.label} was not signalled{f' to {value}' if self._takes_value else ''} in {timeout:g} s; "
                 "is the other side alive?"
@@ -505,12 +527,6 @@ def _refuse_capture(stream: NativeStream) -> None:
         )
 
 
-def _let_threads_go(lifetime: Native, calls: SemaphoreCalls) -> None:
-    """Cancel the waits of threads: what they wait for will not be used any more."""
-    if lifetime.calls.copy():
-        lifetime.ask(calls.abandon, None)
-
-
 def origin_kind(kind: type) -> OriginKind:
     """What the origin of a handle of such a semaphore says."""
     return _ORIGINS.get(kind, OriginKind.OTHER)
@@ -560,14 +576,10 @@ class SemaphoreBatch:
             for semaphore in self._semaphores:
                 ms = semaphore._milliseconds(timeout)
         native, gate = stream._known_as(), self._device._gate
-        waits = [
-            Wait(
-                semaphore._lifetime,
-                number if semaphore._takes_value else None,
-                self._calls.looker(semaphore._native, number),
-            )
-            for semaphore, number in zip(self._semaphores, numbers, strict=True)
-        ]
+        waits = []
+        for semaphore, number in zip(self._semaphores, numbers, strict=True):
+            waits.append(Wait(semaphore._lifetime, number if semaphore._takes_value else None))
+            waits[-1].reached = self._calls.looker(semaphore._native, number)
         self._note_use(native)
         if native.graph is None and gate.crowded:
             relieve(gate)

@@ -207,13 +207,19 @@ class Stream(Resource):
     def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
         """Give it work with one or two natives, and perhaps with a caller's host memory, which is kept until then."""
         stream = self._known_as()
+        if host is None:
+            self._call(stream, call, *natives)
+            return
+        stream.drop_kept()
         entry: list[Any] = [None, host]
-        if host is not None:
-            stream.drop_kept()
-            stream.kept.append(entry)  # first: whatever strikes behind the call, the copy is still to come
-        self._call(stream, call, *natives)
-        if host is not None:
+        calls = stream.calls
+        calls += MARK  # first: whoever finds the entry without a point sees that a call is under way
+        try:
+            stream.kept.append(entry)
+            self._call(stream, call, *natives)
             entry[0] = stream.point()
+        finally:
+            del calls[-1]
 
     def _follow(self, other: NativeStream) -> None:
         """Order what follows behind what another native stream, which may be closed, was given so far."""
@@ -264,13 +270,13 @@ class Stream(Resource):
         backend, stream = self._backend, self._known_as()
         if (
             host.pageable
-            and stream.waits
             and backend.pageable_copies_block
+            and (waits := stream.before())
             and backend.is_pageable(self._device._native, host.ptr)
-            and not self.query()
+            and (first := next((one for one in waits if not one.is_idle()), None)) is not None
         ):
             raise ResourceBusyError(
-                f"a copy of pageable memory blocks the caller until {self.label} gets there{stream.waiting_for()}, "
+                f"a copy of pageable memory blocks the caller until {first.label} gets there{first.waiting_for()}, "
                 "which can deadlock: use pinned memory, or synchronize the stream first."
             )
 

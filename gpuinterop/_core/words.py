@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar, cast
 from .. import system, timeline
 from ..backend import StreamMemoryBackend
 from ..capabilities import Capability, Cell, Operation, Scope
-from ..errors import HandleError, InvalidArgumentError, ResourceClosedError
+from ..errors import HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
 from .monitor import generation
 from .native import Native, retire
@@ -186,7 +186,7 @@ def spare_words(device: Device) -> Spare[PinnedWords]:
 class _Own:
     """One of our own timelines as one device uses it."""
 
-    __slots__ = ("_backend", "exported", "fd", "fds", "label", "once", "page", "pages", "pin", "stopped", "word")
+    __slots__ = ("_backend", "exported", "fd", "fds", "label", "once", "page", "pages", "pin", "word")
 
     def __init__(
         self, backend: StreamMemoryBackend, fd: int, page: timeline.Page, pin: Handle, word: Address, *, exported: bool
@@ -197,7 +197,6 @@ class _Own:
         self.pin = pin
         self.word = word
         self.label = page.label
-        self.stopped = False
         self.exported = exported
         """Others may have it."""
         # Each gives once what is to be done once, however often an interrupt makes us begin again.
@@ -259,26 +258,35 @@ class OwnTimelines(WordCalls):
         return semaphore
 
     def _new(self) -> _Own:
-        return self._take(*timeline.create(), ours=True)
-
-    def _map(self, fd: int) -> _Own:
-        return self._take(fd, system.map_shared(fd, system.PAGE), ours=False)
-
-    def _take(self, fd: int, address: int, *, ours: bool) -> _Own:
-        page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
+        fd, address = timeline.create()
         try:
-            if page.value > MAX_VALUE:
-                raise HandleError(
-                    f"handle: {page.label} stands at {page.value}; streams compare what is below 2**63. Make a new one."
-                )
-            pin, there = self._backend.pin(self._device._native, address, system.PAGE)
+            return self._take(fd, address, exported=False)
         except BaseException:
             system.unmap(address, system.PAGE)
-            if ours:
-                os.close(fd)
+            os.close(fd)
             raise
-        page.give_to_device()
-        return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=not ours)
+
+    def _map(self, fd: int) -> _Own:
+        address = system.map_shared(fd, system.PAGE)
+        try:
+            return self._take(fd, address, exported=True)
+        except BaseException:
+            system.unmap(address, system.PAGE)
+            raise
+
+    def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
+        page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
+        if page.value > MAX_VALUE:
+            raise HandleError(
+                f"handle: {page.label} stands at {page.value}; streams compare what is below 2**63. Make a new one."
+            )
+        pin, there = self._backend.pin(self._device._native, address, system.PAGE)
+        try:
+            page.give_to_device()
+            return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=exported)
+        except BaseException:  # an interrupt
+            self._backend.unpin(pin)
+            raise
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
@@ -306,10 +314,6 @@ class OwnTimelines(WordCalls):
         else:
             self._spare.give(handle.once)
 
-    def abandon(self, handle: _Own) -> None:
-        handle.stopped = True
-        handle.page.wake()
-
     def export(self, handle: _Own) -> TimelineFd:
         handle.exported = True
         return TimelineFd.adopt(system.duplicate(handle.fd))
@@ -317,9 +321,5 @@ class OwnTimelines(WordCalls):
     def host_signal(self, handle: _Own, value: int) -> None:
         handle.page.signal(value)
 
-    def host_wait(self, handle: _Own, value: int, timeout: float | None) -> bool:
-        def check() -> None:
-            if handle.stopped:
-                raise ResourceClosedError(f"{handle.label} was closed while this thread waited for it.")
-
-        return handle.page.wait(value, None if timeout is None else time.monotonic() + timeout, check)
+    def host_wait(self, handle: _Own, value: int, timeout: float) -> bool:
+        return handle.page.wait(value, time.monotonic() + timeout, lambda: None)

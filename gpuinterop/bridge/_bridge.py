@@ -77,14 +77,11 @@ class _Calls(WordCalls):
     def destroy(self, handle: Lane) -> None:
         handle.end()
 
-    def abandon(self, handle: Lane) -> None:
-        handle.stopped = True  # threads only: `BridgedSemaphore.close` lets streams go
-
     def host_signal(self, handle: Lane, value: int) -> None:
         handle.host_signal(value)
 
-    def host_wait(self, handle: Lane, value: int, timeout: float | None) -> bool:
-        return handle.host_wait(value, None if timeout is None else time.monotonic() + timeout)
+    def host_wait(self, handle: Lane, value: int, timeout: float) -> bool:
+        return handle.host_wait(value, time.monotonic() + timeout)
 
 
 _CALLS: Final = _Calls()
@@ -151,6 +148,20 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         super().host_signal(value)
 
 
+class _Watch(Native):
+    """A bridge's watcher: it ends behind what is pending, and cuts that off in a while."""
+
+    __slots__ = ("_watcher", "grace")
+
+    def __init__(self, watcher: Watcher, grace: float) -> None:
+        super().__init__("Bridge", lambda _: watcher.stop())
+        self._watcher = watcher
+        self.grace = grace
+
+    def ending(self) -> None:
+        self._watcher.cancel_after(self.grace)
+
+
 class Bridge(Resource):
     """Foreign semaphores for the streams of one device.
 
@@ -192,11 +203,9 @@ class Bridge(Resource):
         stream_words(device)
         self._device = device
         self._grace = seconds
-        self._closing = [seconds]
-        self._watcher = watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
-        super().__init__(Native("Bridge", lambda _: watcher.stop()))
-        closing = self._closing
-        self._lifetime.on_retired = lambda: watcher.cancel_after(closing[0])
+        self._watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
+        self._watch = _Watch(self._watcher, seconds)
+        super().__init__(self._watch)
         self._lifetime.open()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -365,7 +374,7 @@ class Bridge(Resource):
         """
         limit = check_timeout(timeout)
         if timeout is not None:  # who waits here lets the streams go; the watcher does if he is interrupted
-            self._closing[0] = self._grace + (math.inf if limit is None else limit)
+            self._watch.grace = self._grace + (math.inf if limit is None else limit)
         try:
             super().close(timeout)
         except ResourceBusyError:

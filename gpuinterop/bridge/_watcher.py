@@ -134,8 +134,6 @@ class Lane:
         """Why no more is taken: it was cancelled, or it has failed. Unless it has failed, what is signalled is told."""
         self.failed = False
         self.closed = False
-        self.stopped = False
-        """Threads in `host_wait` are to leave it."""
         self._stuck = False
         """Somebody may store a word at any time, without the lock."""
         self._timeline = endpoint.kind is Timeline
@@ -237,16 +235,14 @@ class Lane:
             out.pending.remove(pending)
             raise
 
-    def host_wait(self, value: int, deadline: float | None) -> bool:
+    def host_wait(self, value: int, deadline: float) -> bool:
         """Block the calling thread; other calls of the endpoint come in between."""
         pauses = system.pauses()
         checked = time.monotonic()
         gone = False
         while True:
             self._check()
-            if self.stopped:
-                raise ResourceClosedError(f"{self.endpoint.label} was closed while this thread waited for it.")
-            left = _HOST_SLICE_S if deadline is None else deadline - time.monotonic()
+            left = deadline - time.monotonic()
             # The watcher may be stuck in a look; wait for one that is not: a time-out of 0 is to find what is there.
             limit = max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))
             if _with(self.lock, lambda held: held and self._take(value), limit):
@@ -258,10 +254,9 @@ class Lane:
                 checked = now
                 if gone := ended(self._peers[0]):
                     continue  # it may have signalled before it died
-            if deadline is not None and now >= deadline:
+            if now >= deadline:
                 return False
-            pause = next(pauses)
-            time.sleep(pause if deadline is None else min(pause, deadline - now))
+            time.sleep(min(next(pauses), deadline - now))
 
     def host_signal(self, value: int) -> None:
         self._check()

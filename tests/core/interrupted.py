@@ -1,4 +1,4 @@
-"""Every public call, interrupted at every place (`interrupts`), on what `pairs` makes the calls on."""
+"""Every public call, interrupted at every place (`tests.strikes`), on what `pairs` makes the calls on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import gc
 import warnings
 
 import gpuinterop as gi
+from tests.strikes import OURS, Strikes
 
 from .explored import forget
 from .fake import FakeEverything, fake_team
-from .interrupts import strikes
 from .pairs import Action, World, actions, needs
 
 _MAY = (gi.GpuInteropError, AssertionError)
@@ -27,28 +27,28 @@ def _world(action: Action) -> World:
     return world
 
 
-def interrupted(name: str, *, second: int | None = None, enough: int = 100) -> tuple[int, list[str]]:
+def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, list[str]]:
     """How many places a call was struck at, and where that left something behind.
 
-    `second` strikes once more, so many places later: that may leak, and never wedges nor reaches a driver with what is
-    dead. `enough` failures end it.
+    `second` strikes once more, so many instructions later: that may leak, and never wedges nor reaches a driver with
+    what is dead. `enough` failures end it.
     """
     action = next(action for action in actions() if action.name == name)
-    count = 0
     failed: list[str] = []
+    strikes = Strikes(OURS, second)
+
+    def finish(struck: bool, world: World, made: object) -> bool:
+        if why := _end(world, twice=second > 0):
+            failed.append(f"struck{strikes.where}: {why}")
+        return len(failed) >= enough
+
     needs(action)  # asks all of them, the first time
     forget()
     gc.freeze()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for world, struck in strikes(lambda: _world(action), action.call, second=second):
-                count += 1
-                why = _end(world, twice=second is not None)
-                if why:
-                    failed.append(f"struck {struck.first}{', and ' if struck.second else ''}{struck.second}: {why}")
-                if len(failed) >= enough:
-                    break
+            count = strikes.everywhere(lambda: _world(action), action.call, finish)
     finally:
         gc.collect()
         gc.unfreeze()

@@ -95,7 +95,10 @@ def _last(error: Failed) -> str:
     return found[0][:150]
 
 
-_NOTE = "            native.note(pending)  # before the look at the gate: see `gate`\n"
+_NOTE = (
+    "            native.waits.append((next(order), pending))  # as `NativeStream.note`\n"
+    "            waiting[native] = None  # before the look at the gate: see there\n"
+)
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
 _TAKE = "retire(dropped[0])  # taken out afterwards: an interrupt may come in between\n        del dropped[0]"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'

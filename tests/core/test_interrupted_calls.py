@@ -16,15 +16,11 @@ from .pairs import actions
 DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 
 
-def _id(second: int | None) -> str:
-    return "once" if second is None else f"and {second} places later"
-
-
 @pytest.mark.timeout(1200 if DEEP else 300)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("second", [None, 1, 2, 5] if DEEP else [None], ids=_id)
+@pytest.mark.parametrize("second", [0, *([1, 10, 30] if DEEP else [])])
 @pytest.mark.parametrize("name", [action.name for action in actions()])
-def test_an_interrupt_leaves_nothing_behind(name: str, second: int | None) -> None:
+def test_an_interrupt_leaves_nothing_behind(name: str, second: int) -> None:
     count, failed = interrupted(name, second=second)
     print(f"\n{name}: {count} strikes")
     VIOLATIONS.clear()

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 import pytest
 
@@ -20,6 +19,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import ownership
 from gpuinterop.handles import FdHandle, Handle
+from tests.strikes import Strikes
 
 from .fake import fake_device
 
@@ -233,19 +233,6 @@ class Interrupt(Exception):
     """What a signal handler raises."""
 
 
-class Strike:
-    """Raise `Interrupt` where CPython looks at signals, the nth time: at entries of functions and ends of calls."""
-
-    def __init__(self, nth: int) -> None:
-        self.left = nth
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event in ("call", "c_return") and argument is not sys.setprofile:
-            self.left -= 1
-            if self.left == 0:
-                raise Interrupt
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that strikes in a finalizer
 @pytest.mark.parametrize("driver", [take, fail_closing, fail_keeping])
 @pytest.mark.parametrize("owned", [True, False])
@@ -254,45 +241,40 @@ def test_an_interrupt_anywhere_in_an_import_loses_nothing(
     fd: int, driver: Callable[[Handle], None], owned: bool, trusted: bool
 ) -> None:
     """What `call` stores is the caller's, and the handle consumed, or it never came to its end."""
-    before = open_fds()
-    points = 0
-    struck = True
-    while struck:
-        points += 1
+    before, strikes = open_fds(), Strikes()
+
+    def prepare() -> tuple[int, FdHandle, list[object]]:
         number = os.dup(fd)
         handle = gi.OpaqueFd.adopt(number) if owned else gi.OpaqueFd(number)
         handle.trusted = trusted
-        made: list[object] = []
+        return number, handle, []
 
-        def call(lent: Handle, made: list[object] = made) -> None:
-            made.extend(map(driver, (lent,)))
+    def act(given: tuple[int, FdHandle, list[object]]) -> None:
+        def call(lent: Handle) -> None:
+            given[2].extend(map(driver, (lent,)))
 
-        strike = Strike(points)
-        sys.setprofile(strike)
-        try:
-            ownership.lend(handle, call, user="a test")
-        except (Interrupt, gi.DriverError):
-            pass
-        finally:
-            sys.setprofile(None)
-        struck = strike.left <= 0
+        with contextlib.suppress(gi.DriverError):
+            ownership.lend(given[1], call, user="a test")
 
+    def finish(struck: bool, given: tuple[int, FdHandle, list[object]], _: object) -> None:
+        number, handle, made = given
         free: list[bool] = []
-        other = threading.Thread(target=lambda free=free: free.append(try_lock()))
+        other = threading.Thread(target=lambda: free.append(try_lock()))
         other.start()
         other.join(10)
-        assert free == [True], f"the lock is held after an interrupt at point {points}"
-        assert not handle._calls, points
+        assert free == [True], f"the lock is held after an interrupt: {strikes.where}"
+        assert not handle._calls, strikes.where
         if handle.closed:
-            assert made, f"consumed, and nothing was made: point {points}"
+            assert made, f"consumed, and nothing was made: {strikes.where}"
             with pytest.raises(OSError, match="descriptor"):
                 os.fstat(number)
         else:
             assert inode(number) == inode(fd)
             os.close(handle.detach())
-        assert open_fds() == before, points
+        assert open_fds() == before, strikes.where
+
+    assert strikes.everywhere(prepare, act, finish) > 20
     gc.collect()
-    assert points > 20
 
 
 def test_a_second_interrupt_may_lose_the_duplicate_and_nothing_else(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:

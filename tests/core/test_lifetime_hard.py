@@ -54,6 +54,7 @@ def test_a_stream_closed_after_the_memory_while_an_array_lived(fake: tuple[Devic
     assert destroyed(backend) == []
     backend.blocked.clear()
     memory.close(timeout=5)
+    device.synchronize()
     assert sorted(destroyed(backend)) == ["mapping", "memory", "stream"]
     assert destroyed(backend).index("mapping") < destroyed(backend).index("memory")
 

@@ -900,35 +900,38 @@ def test_a_failed_import_leaves_the_handle(team: Team, call: str) -> None:
 # -- lifetime --------------------------------------------------------------------------------------------------------
 
 
-def test_releases_come_in_order(team: Team) -> None:
-    """Whatever was made first, and whoever's work is seen as done first."""
-    for mapped_first in (False, True):
-        for done_after in range(8):
-            devices, backend = fake_team()
-            stream = devices[1].create_stream()
-            multicast = gi.create_multicast(devices[:2], SIZE)
-            memory = allocations(devices[:2])
-            if mapped_first:
-                mapping = multicast.map()
-            for one in memory:
-                multicast.bind_memory(one)
-            if not mapped_first:
-                mapping = multicast.map()
-            backend.blocked.add(stream.ptr)
-            looks = [done_after]
+@pytest.mark.parametrize("unmapped_before", [False, True])
+@pytest.mark.parametrize("mapped_first", [False, True])
+@pytest.mark.parametrize("done_after", range(8))
+def test_releases_come_in_order(done_after: int, mapped_first: bool, unmapped_before: bool) -> None:
+    """Whatever was made or closed first, and whoever's work is seen as done first."""
+    devices, backend = fake_team()
+    stream = devices[1].create_stream()
+    multicast = gi.create_multicast(devices[:2], SIZE)
+    memory = allocations(devices[:2])
+    if mapped_first:
+        mapping = multicast.map()
+    for one in memory:
+        multicast.bind_memory(one)
+    if not mapped_first:
+        mapping = multicast.map()
+    backend.blocked.add(stream.ptr)
+    looks = [done_after]
 
-            def look(backend: FakeMulticast = backend, looks: list[int] = looks) -> None:
-                looks[0] -= 1
-                if looks[0] < 0:
-                    backend.blocked.clear()
+    def look() -> None:
+        looks[0] -= 1
+        if looks[0] < 0:
+            backend.blocked.clear()
 
-            backend.on_is_done = look
-            multicast.close()
-            multicast.close(timeout=LIMIT)
-            assert releases(backend) == ["unmap", "unbind", "unbind", "release"]
-            assert backend.calls[-1] == ("release_allocation", multicast._native)
-            close_all(mapping, *memory, stream)
-            assert not backend.live
+    if unmapped_before:
+        mapping.close()
+    backend.on_is_done = look
+    multicast.close()
+    multicast.close(timeout=LIMIT)
+    assert releases(backend) == ["unmap", "unbind", "unbind", "release"]
+    assert backend.calls[-1] == ("release_allocation", multicast._lifetime.handle)
+    close_all(mapping, *memory, stream)
+    assert not backend.live
 
 
 @pytest.mark.parametrize("what", ["mapping", "binding", "multicast"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import gpuinterop as gi
 from gpuinterop.cli.wave import Sync
@@ -23,6 +24,11 @@ SYNCS = (
     else ("memfd-timeline", "memfd-binary", "memfd-bridged", "swiftshader-binary", "swiftshader-bridged")
 )
 """And what they keep in order with."""
+
+
+def context(device: gi.Device) -> Any:
+    """What the backend knows the device by."""
+    return device._native
 
 
 @contextmanager

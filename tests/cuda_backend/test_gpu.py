@@ -15,7 +15,7 @@ import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.vulkan import list_drivers
 
-from .parties import REAL
+from .parties import REAL, context
 
 pytestmark = pytest.mark.skipif(not REAL, reason="a simulated GPU runs no kernels")
 LIMIT = 20.0
@@ -186,7 +186,7 @@ def test_ten_thousand_rounds_lose_nothing(device: gi.Device, exporter: Any) -> N
     """Import, map and close: descriptors, device memory and host memory are what they were."""
 
     def state() -> tuple[int, int, int]:
-        free = int(device._native.call("cuMemGetInfo")[0])
+        free = int(context(device).call("cuMemGetInfo")[0])
         with open("/proc/self/statm", encoding="ascii") as file:
             resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return len(os.listdir("/proc/self/fd")), free, resident

@@ -23,7 +23,7 @@ from gpuinterop_cuda import multicast
 from gpuinterop_cuda.backend import CudaBackend
 from tests.simulated.driver import Simulator
 
-from .parties import REAL
+from .parties import REAL, context
 
 STORE, ADD = b"multimem.st.relaxed.sys.global.u32", b"multimem.ld_reduce.relaxed.sys.global.add.u32"
 LIMIT = 20.0
@@ -144,7 +144,7 @@ def launches(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> list[tupl
     def launch(_kernel: Any, x: int, y: int, z: int, threads: int, *rest: Any) -> tuple[Any]:
         second, third, shared, stream, (arguments, types), extra = rest
         assert (y, z, second, third, shared, extra) == (1, 1, 1, 1, 0, 0)
-        assert int(cuda.cuCtxGetCurrent()[1]) == gi.get_backend("cuda").device(1)._native.pointer
+        assert int(cuda.cuCtxGetCurrent()[1]) == context(gi.get_backend("cuda").device(1)).pointer
         assert int(stream) != 0
         assert all(0 <= value <= kind(-1).value for value, kind in zip(arguments, types, strict=True))
         made.append((x, threads, arguments))

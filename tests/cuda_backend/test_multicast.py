@@ -28,7 +28,7 @@ from gpuinterop_cuda import capabilities, multicast
 from gpuinterop_cuda.backend import CudaBackend
 from tests.simulated.driver import Simulator, assert_simulated
 
-from .parties import REAL
+from .parties import REAL, context
 
 pytestmark = pytest.mark.skipif(REAL, reason="multicast is never run on a real driver")
 
@@ -339,12 +339,12 @@ def test_a_shareable_object_takes_shareable_memory_only(
     simulator: Simulator, devices: list[gi.Device], group: gi.MulticastObject, scope: ExitStack
 ) -> None:
     address = unshareable(devices[0], scope)
-    assert not backend().is_shareable(devices[0]._native, address)
+    assert not backend().is_shareable(context(devices[0]), address)
     refused(
         simulator, "address", lambda: group.bind_address(devices[0], address, SIZE), "Device.allocate", f"{address:#x}"
     )
     host = (ctypes.c_ubyte * 64)()
-    assert not backend().is_shareable(devices[0]._native, ctypes.addressof(host))  # the driver says: INVALID_VALUE
+    assert not backend().is_shareable(context(devices[0]), ctypes.addressof(host))  # the driver says: INVALID_VALUE
     private = scope.enter_context(gi.create_multicast(devices, SIZE))
     private.bind_address(devices[0], address, SIZE)
     assert simulator.live()["multicast_binding"] == 1
@@ -359,7 +359,7 @@ def test_mapped_memory_is_bound_by_its_address(
     scope: ExitStack,
 ) -> None:
     for device, allocation in zip(devices, memory, strict=True):
-        assert backend().is_shareable(device._native, allocation.buffer.ptr)
+        assert backend().is_shareable(context(device), allocation.buffer.ptr)
         group.bind_address(device, allocation.buffer, 2 * MIB)
         group.bind_address(device, allocation.buffer.ptr + 2 * MIB, 2 * MIB, 2 * MIB)
     assert simulator.trace("cuMulticastBindAddr") == ["cuMulticastBindAddr"] * 4
@@ -668,8 +668,10 @@ def test_an_unbind_that_fails_is_named(
     assert text in str(warning.message)
     with pytest.raises(gi.ResourceBusyError, match="MulticastBinding"):  # the driver may still have it bound
         group.close(timeout=0)
-    backend().unbind(group._native, devices[0]._native, 0, SIZE)  # the second time it works
-    backend().release_allocation(group._native)
+    backend().unbind(group._native, context(devices[0]), 0, SIZE)  # the second time it works
+    memory[0].close()
+    for kept in (group, memory[0]):  # by the binding
+        backend().release_allocation(kept._native)
 
 
 def test_peers_of_the_mapping_are_those_of_the_team(
@@ -714,7 +716,7 @@ def test_the_device_is_told_where_the_driver_takes_it(
     """
     seen: list[tuple[Any, ...]] = []
     contexts: list[int] = []
-    driver = devices[1]._native.driver
+    driver = context(devices[1]).driver
     entry = driver.entry
 
     def watched(name: str, version: int) -> Callable[..., int]:
@@ -737,7 +739,7 @@ def test_the_device_is_told_where_the_driver_takes_it(
     told = [1] if SECOND else []
     assert of_memory[1:] == (*told, 2 * MIB, int(handle), 0, 2 * MIB, 0)
     assert of_address[1:] == (*told, 0, address, 2 * MIB, 0)
-    assert contexts == [devices[1]._native.pointer] * 2
+    assert contexts == [context(devices[1]).pointer] * 2
 
 
 def test_the_driver_is_asked_once_which_version_it_has(
@@ -752,7 +754,7 @@ def test_the_driver_is_asked_once_which_version_it_has(
 
     monkeypatch.setattr(cuda, "cuGetProcAddress", looking_up)
     multicast._has_second.cache_clear()
-    devices[0]._native.driver._entries.clear()
+    context(devices[0]).driver._entries.clear()
     for offset in (0, 2 * MIB):
         for allocation in memory:
             group.bind_memory(allocation, offset, size=2 * MIB)
@@ -856,7 +858,7 @@ def test_an_interrupt_in_a_call_that_blocks_leaves_nothing(
     def strike() -> None:
         held.append(simulator.held(call, LIMIT))
         os.kill(os.getpid(), signal.SIGINT)
-        backend().add_device(group._native, devices[1]._native)  # as another process would
+        backend().add_device(group._native, context(devices[1]))  # as another process would
 
     thread = threading.Thread(target=strike)
     thread.start()

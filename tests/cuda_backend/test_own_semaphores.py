@@ -26,7 +26,7 @@ from gpuinterop.testing.peer import BackendPeer
 from tests.core.forged import FORGED, forge
 from tests.simulated.driver import Simulator
 
-from .parties import open_party
+from .parties import context, open_party
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
@@ -193,8 +193,8 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
 
     for call in ("cuStreamWriteValue64", "cuStreamWaitValue64"):
         monkeypatch.setattr(cuda, call, noted(cuda, call))
-    entries: Any = SimpleNamespace(cuMemHostRegister=device._native.driver.entry("cuMemHostRegister"))
-    monkeypatch.setitem(device._native.driver._entries, "cuMemHostRegister", noted(entries, "cuMemHostRegister"))
+    entries: Any = SimpleNamespace(cuMemHostRegister=context(device).driver.entry("cuMemHostRegister"))
+    monkeypatch.setitem(context(device).driver._entries, "cuMemHostRegister", noted(entries, "cuMemHostRegister"))
     made, _ = make(device, scope)
     made.signal(stream, 1)
     made.wait(stream, 1)
@@ -385,7 +385,7 @@ def test_a_driver_that_enqueues_nothing(
     simulator.fail(call, code=719)
     with pytest.raises(gi.DriverError, match=call):
         getattr(made, enqueue)(stream, 1)
-    assert stream.waiting_for() == ""
+    assert stream._known_as().waiting_for() == ""
     assert counter.value == 0
     made.signal(stream, 1)
     made.wait(stream, 1)

@@ -15,7 +15,7 @@ import pytest
 
 import gpuinterop as gi
 
-from .parties import PARTIES, open_party
+from .parties import PARTIES, context, open_party
 
 LIMIT = 20.0
 
@@ -95,7 +95,7 @@ def test_closing_leaves_a_capture_elsewhere_alone(device: gi.Device, exporter: A
     theirs = exporter.create_memory(1 << 16)
     memory = device.import_memory(theirs.export(), size=theirs.size)
     buffer = memory.map_buffer()
-    assert not cuda.cuCtxPushCurrent(device._native.handle)[0]
+    assert not cuda.cuCtxPushCurrent(context(device).handle)[0]
     code, blocking = cuda.cuStreamCreate(0)
     assert not code
     zero = device.wrap_stream(0)

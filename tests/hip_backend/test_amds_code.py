@@ -9,7 +9,8 @@ import copy
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -57,17 +58,52 @@ def test_an_address_range_is_reserved_once(simulator: Simulator, device: gi.Devi
     assert [simulator.calls(call) for call in calls] == before
 
 
-def test_an_event_is_never_asked_for_after_its_stream(simulator: Simulator, device: gi.Device) -> None:
-    """``hipEventQuery`` reads the stream that the event was recorded on (clr #157)."""
-    stream = device.create_stream()
-    event = stream.record()
-    event.wait(LIMIT)
-    stream.close(timeout=LIMIT)
-    before = simulator.calls("hipStreamDestroy")
-    assert event.done
-    del event
+@pytest.mark.parametrize("whose", ["ours", "another library's"])
+def test_an_event_goes_before_its_stream(device: gi.Device, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMD's runtime reads the stream of an event that it is asked for (hip_event.cpp:439, 461; ROCm/clr #157)."""
+    backend: Any = device._backend
+    theirs = backend.create_stream(device._native)
+    there: set[Any] = set()
+    left: list[int] = []
+
+    def watch(name: str, watched: Callable[[Any, Any], object]) -> Callable[[Any], None]:
+        call = getattr(backend, name)
+
+        def watching(native: Any) -> Any:
+            found = call(native)
+            watched(native, found)
+            return found
+
+        monkeypatch.setattr(backend, name, watching)
+        return call  # type: ignore[no-any-return]
+
+    watch("record", lambda stream, event: there.add(event))
+    watch("destroy_event", lambda event, nothing: there.discard(event))
+    destroy = watch("destroy_stream", lambda stream, nothing: left.append(len(there)))
+
+    class Theirs:
+        cuda_stream = theirs.pointer
+
+        def __del__(self) -> None:
+            backend.destroy_stream(theirs)
+
+    stream = device.create_stream() if whose == "ours" else device.wrap_stream(Theirs())
+    gate: Any = device.create_semaphore(gi.TimelineFd)
+    gate.wait(stream, 1)
+    kept = stream.record()
+    stream.close()
     device.drain()
-    assert simulator.calls("hipStreamDestroy") == before + 1
+    assert (left, kept.done) == ([], False)
+    gate.host_signal(1)
+    limit = time.monotonic() + LIMIT
+    while not left:
+        assert time.monotonic() < limit
+        device.drain()
+    assert left == [0], "an event was there still"
+    assert kept.done, "it can be asked all the same"
+    gate.close(timeout=LIMIT)
+    if whose == "ours":
+        destroy(theirs)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 import gpuinterop as gi
 from tests.simulated.driver import Simulator
+from tests.spare_pages import unpin_spare_pages
 
 from .parties import SIMULATED, open_party
 
@@ -263,11 +264,13 @@ def test_nothing_is_left_after_thousands_of_rounds(simulator: Simulator, device:
             round_(value)
         stream.synchronize(LIMIT)
         device.drain()
+        unpin_spare_pages(device)
         before, descriptors = simulator.live(), len(fds())
         for value in range(11, 1011):
             round_(value)
         stream.synchronize(LIMIT)
         device.drain()
+        unpin_spare_pages(device)
         assert simulator.live() == before
         assert len(fds()) == descriptors
         assert theirs.read(0, 1) == bytes([1010 % 256])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +78,27 @@ def test_a_wait_that_came_after_the_close(device: gi.Device, exporter: Any) -> N
     memory.close()
     gate.close(timeout=LIMIT)
     theirs.close()
+
+
+def test_an_unmapping_waits_for_no_default_stream(device: gi.Device) -> None:
+    """``hipMemUnmap`` goes through the null stream (hip_vm.cpp:362): behind a wait there it would block."""
+    allocation = device.allocate(1)
+    allocation.buffer.fill(1)
+    gate: Any = device.create_semaphore(gi.TimelineFd)
+    with device.wrap_stream(0) as default:
+        gate.wait(default, 1)
+        opening = threading.Timer(LIMIT / 4, gate.host_signal, (1,))
+        opening.start()
+        start = time.monotonic()
+        allocation.close()
+        device.drain()
+        assert time.monotonic() - start < LIMIT / 8
+        opening.cancel()
+        opening.join()
+        gate.host_signal(1)
+        default.synchronize(LIMIT)
+    allocation.close(timeout=LIMIT)
+    gate.close(timeout=LIMIT)
 
 
 def test_free_comes_before_destroy(simulator: Simulator, device: gi.Device) -> None:

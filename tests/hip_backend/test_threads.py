@@ -6,15 +6,17 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gpuinterop as gi
 from gpuinterop_hip.backend import HipBackend
 from tests.simulated.driver import Simulator
 
-from .parties import SIMULATED
+from .parties import SIMULATED, open_party
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
 
@@ -86,6 +88,24 @@ def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
         assert not thread.is_alive()
     assert [simulator.calls(call) for call in calls] == before
     gate.close(timeout=LIMIT)
+
+
+@pytest.mark.parametrize(("waiting", "copying"), [(0, 2), (2, 0)])
+def test_a_default_stream_waits_for_the_others(scope: ExitStack, device: gi.Device, waiting: int, copying: int) -> None:
+    """A pageable copy behind a wait on another default stream blocks as well, with 7.2 for ever: it keeps the GIL."""
+    exporter = scope.enter_context(open_party("memfd", device))
+    theirs = scope.enter_context(exporter.create_memory(4096))
+    memory = scope.enter_context(device.import_memory(theirs.export(), size=4096))
+    buffer = scope.enter_context(memory.map_buffer())
+    semaphore: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))
+    first, second = (scope.enter_context(device.wrap_stream(number)) for number in (waiting, copying))
+    semaphore.wait(first, 1)
+    with pytest.raises(gi.ResourceBusyError, match=first._known_as().label):
+        buffer.copy_to_host(np.zeros(32, np.uint8), stream=second)
+    semaphore.host_signal(1)
+    first.synchronize(LIMIT)
+    buffer.copy_to_host(np.zeros(32, np.uint8), stream=second)
+    second.synchronize(LIMIT)
 
 
 def test_holding_the_gil_is_as_the_bindings_are(simulator: Simulator, hip: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import gpuinterop as gi
+from tests.spare_pages import unpin_spare_pages
 
 _SONAME: Final = "libhsa-runtime64.so.1"
 _LIMIT: Final = 10.0
@@ -70,6 +71,7 @@ class StandIn:
 
     def _settled(self) -> dict[str, int]:
         for device in gi.get_backend("hip").devices():
-            device.drain()
             device.synchronize()
+            device.drain()
+            unpin_spare_pages(device)
         return {kind: self.live(kind) for kind in _KEPT}

@@ -25,7 +25,10 @@ from typing import Any, Final
 import numpy as np
 
 import gpuinterop as gi
+from gpuinterop._core.native import RETIRED, alive
+from gpuinterop._core.native_stream import NativeStream
 from gpuinterop.exporters import open_exporter
+from tests.spare_pages import unpin_spare_pages
 
 from .driver import Simulator, assert_simulated
 
@@ -422,12 +425,15 @@ class Check:
         for device in (self.device, self.peer):
             self.simulator.settle(device.ordinal, LIMIT)
         for device in (self.device, self.peer):
+            while device._copiers:  # kept for later copies, and perhaps with an event that could not be released
+                device._copiers.pop().close()
             device.drain()
+            unpin_spare_pages(device)
         if self.vendor == "hip":
             backend: Any = self.device._backend
             backend._ranges._free.clear()  # else the first has reserved what all others need
         live = self.simulator.live()
-        live["stream"] -= sum(len(device._copiers) for device in (self.device, self.peer))  # kept for later copies
+        live["stream"] -= sum(isinstance(one, NativeStream) and one.stays for one in alive() if one.state is RETIRED)
         if "module" in live:  # those that are loaded stay; each has two functions
             live["module"] = 2 * live["module"] - live.pop("function")
         return live
