@@ -439,7 +439,7 @@ def preemptions(one: Action, other: Action) -> int:
     names = [action.name.partition(", ")[::2] for action in (one, other)]
     ends = any(".close" in method and special != "timed" for method, special in names)
     one_class = len({method.partition(".")[0] for method, _ in names}) == 1
-    waits = any(special == "timed" for _, special in names)
+    waits = any(".close" in method and special == "timed" for method, special in names)
     return 2 if ends and one_class and not waits and needs(one) & needs(other) else 1
 
 
