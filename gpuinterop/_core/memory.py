@@ -174,8 +174,10 @@ class Hold:
         self._lifetime.open()
 
     def __del__(self) -> None:
-        if hasattr(self, "_lifetime"):
+        try:  # noqa: SIM105 - no call comes first: CPython loses what is raised in a finalizer
             dropped.append(self._lifetime)
+        except AttributeError:
+            pass
 
 
 class Buffer(Resource):

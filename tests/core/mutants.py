@@ -96,7 +96,8 @@ def _last(error: Failed) -> str:
 
 
 _NOTE = (
-    "            native.waits.append((next(order), pending))  # as `NativeStream.note`\n"
+    "            waits, entry = native.waits, (next(order), pending)  # as `NativeStream.note`\n"
+    "            waits += (entry,)\n"
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"

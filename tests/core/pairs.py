@@ -41,6 +41,8 @@ class World:
         self.device, self.second = devices
         self.backend = backend
         self.made: list[Any] = []
+        self.patience = 1.0
+        """Seconds for what is closed in the end, where that was interrupted."""
         self.own_things = frozenset(vars(self)) | {"own_things"}
 
     @property
@@ -164,7 +166,7 @@ class World:
         with contextlib.suppress(UnboundLocalError):
             del thing
         gc.collect()
-        self.device.synchronize(timeout=1.0)
+        self.device.synchronize(timeout=self.patience)
         self._look()
         left = {native for native in self.backend.live if native[0] not in ("stream", "pin")}
         assert left == set(), f"not released: {sorted(left)}"
@@ -430,10 +432,15 @@ def _needs() -> dict[str, frozenset[str]]:
 
 
 def preemptions(one: Action, other: Action) -> int:
-    """How many a pair is searched with: two where one of them ends what the other is called on, else one."""
-    ends = {action.name.partition(",")[0] for action in (one, other) if ".close" in action.name}
-    classes = {action.name.partition(".")[0] for action in (one, other)}
-    return 2 if ends and len(classes) == 1 else 1
+    """How many a pair is searched with: two where one of them ends what the other is called on, else one.
+
+    A close that waits is a close, and then a wait: two are for the close.
+    """
+    names = [action.name.partition(", ")[::2] for action in (one, other)]
+    ends = any(".close" in method and special != "timed" for method, special in names)
+    one_class = len({method.partition(".")[0] for method, _ in names}) == 1
+    waits = any(".close" in method and special == "timed" for method, special in names)
+    return 2 if ends and one_class and not waits and needs(one) & needs(other) else 1
 
 
 def meet(core: Core, one: Action, other: Action, **how: Any) -> Explored:
