@@ -276,7 +276,7 @@ class Run:
             awake = ready
         stays = me if me in awake else None
         options = [task for task in ready if task.number not in self.sleeping]
-        if not options:
+        if not options or not any(task in awake for task in options):  # those that poll would do so for ever
             self.pruned = self._over = True
             return None
         default = stays if stays in options else next((task for task in options if task in awake), options[0])

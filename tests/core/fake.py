@@ -106,7 +106,7 @@ def _strict(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             self._refuse_dead(*given)
             result = function(self, *args, **kwargs)
         finally:
-            under_way.pop()
+            del under_way[-1]  # no call: a second interrupt could come behind it
             self._calls_under_way.remove(given)
         try:
             self.at(name, "end", given[1])
