@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ from .fake import LIMIT, FakeBackend, FakeDriver, FakeEverything, FakeGraphs, Ha
 from .test_bridge import Scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_is_collected_here() -> Iterator[None]:
+    """What an attack has left in cycles would warn in the middle of another module's test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
 
 CUDA = (2, 0)
 
