@@ -1,4 +1,4 @@
-# ruff: noqa
+# ruff: noqa: B905, E501, E731, PLW1510, SIM115, UP022
 # mypy: ignore-errors
 """What lifetime costs: this library beside the same calls by hand, in the same run, call by call in turn.
 
