@@ -269,7 +269,7 @@ OBJECTS = textwrap.dedent(
     # Of no device, or of the one that is said, or of a stream or event, which have one.
     ANYWHERE = {
         "hipGetDevice", "hipSetDevice", "hipGetLastError", "hipGetErrorString", "hipDeviceGetAttribute",
-        "hipMemGetAllocationGranularity", "hipStreamGetDevice", "hipEventQuery", "hipStreamWriteValue64",
+        "hipMemGetAllocationGranularity", "hipStreamGetDevice", "hipEventQuery", "hipStreamQuery", "hipStreamWriteValue64",
         "hipStreamWaitValue64", "hipDeviceGetName", "hipDeviceGetPCIBusId", "hipGetDeviceCount",
         "hipMemAddressReserve",
     }
