@@ -269,8 +269,8 @@ OBJECTS = textwrap.dedent(
     # Of no device, or of the one that is said, or of a stream or event, which have one.
     ANYWHERE = {
         "hipGetDevice", "hipSetDevice", "hipGetLastError", "hipGetErrorString", "hipDeviceGetAttribute",
-        "hipMemGetAllocationGranularity", "hipStreamGetDevice", "hipEventQuery", "hipStreamQuery", "hipStreamWriteValue64",
-        "hipStreamWaitValue64", "hipDeviceGetName", "hipDeviceGetPCIBusId", "hipGetDeviceCount",
+        "hipMemGetAllocationGranularity", "hipStreamGetDevice", "hipEventQuery", "hipStreamQuery",
+        "hipStreamWriteValue64", "hipStreamWaitValue64", "hipDeviceGetName", "hipDeviceGetPCIBusId", "hipGetDeviceCount",
         "hipMemAddressReserve",
     }
     THERE = {
