@@ -270,8 +270,8 @@ OBJECTS = textwrap.dedent(
     ANYWHERE = {
         "hipGetDevice", "hipSetDevice", "hipGetLastError", "hipGetErrorString", "hipDeviceGetAttribute",
         "hipMemGetAllocationGranularity", "hipStreamGetDevice", "hipEventQuery", "hipStreamQuery",
-        "hipStreamWriteValue64", "hipStreamWaitValue64", "hipDeviceGetName", "hipDeviceGetPCIBusId", "hipGetDeviceCount",
-        "hipMemAddressReserve",
+        "hipStreamWriteValue64", "hipStreamWaitValue64", "hipDeviceGetName", "hipDeviceGetPCIBusId",
+        "hipGetDeviceCount", "hipMemAddressReserve",
     }
     THERE = {
         "hipImportExternalMemory", "hipExternalMemoryGetMappedBuffer", "hipFree", "hipDestroyExternalMemory",
