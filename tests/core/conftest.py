@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -28,3 +30,12 @@ def _nothing_dead_reached_a_driver(request: pytest.FixtureRequest) -> Iterator[N
     if found or request.node.stash.get(_FAILED, False):
         forget()  # a drain is the process's: the next test's would come upon what this one has left
     assert found == []
+
+
+@pytest.fixture(scope="module")
+def garbage_is_collected() -> Iterator[None]:
+    """What an attack has left in cycles would warn in the middle of another module's test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()

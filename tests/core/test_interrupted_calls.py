@@ -13,6 +13,8 @@ from .fake import VIOLATIONS
 from .interrupted import interrupted
 from .pairs import actions
 
+pytestmark = pytest.mark.usefixtures("garbage_is_collected")
+
 DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 # One of a kind in every run; all take minutes.
 NAMES = [

@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,10 @@ from .explored import forget
 from .fake import LIMIT, FakeBackend, FakeDriver, FakeEverything, FakeGraphs, Handle, fake_device
 from .test_bridge import Scripted
 
-pytestmark = pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _garbage_is_collected_here() -> Iterator[None]:
-    """What an attack has left in cycles would warn in the middle of another module's test."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning"),
+    pytest.mark.usefixtures("garbage_is_collected"),
+]
 
 
 CUDA = (2, 0)

@@ -10,6 +10,8 @@ from .explored import forget
 from .fake import VIOLATIONS
 from .mutants import FEW, MUTANTS, find
 
+pytestmark = pytest.mark.usefixtures("garbage_is_collected")
+
 DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 
 
