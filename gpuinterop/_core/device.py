@@ -460,13 +460,11 @@ class Device:
         problem: GpuInteropError | None = None
         drain()
         for stream in self._streams.known():
-            closed = stream.state is not LIVE
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                done = wait_for(stream, left) if closed else stream.is_capturing() or stream.synchronize(left)
-                if not done:
+                if not (stream.is_capturing() or stream.synchronize(left)):
                     problem = SemaphoreTimeoutError(
-                        f"{stream.label}{', which is closed,' if closed else ''} is not idle after {timeout:g} s"
+                        f"{stream.label}{', which is closed,' if stream.state is not LIVE else ''} is not idle after {timeout:g} s"
                         f"{stream.waiting_for()}."
                     )
                 elif (failure := stream.tell_failure()) is not None:
@@ -485,7 +483,8 @@ class Device:
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait until all that was closed is released.
+            Seconds to wait until all that was closed is released. What cannot be released, of which a warning told,
+            is not waited for.
 
         Raises
         ------
@@ -499,7 +498,7 @@ class Device:
         deadline = None if limit is None else time.monotonic() + limit
         for native in alive():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if native.state is RETIRED and not wait_for(native, left):
+            if native.state is RETIRED and not (wait_for(native, left) or native.stays):
                 raise ResourceBusyError(f"{native.label} is still in use after {timeout:g} s: {native.what_holds()}.")
 
     # -- inside ------------------------------------------------------------------------------------------------

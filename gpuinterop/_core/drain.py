@@ -330,6 +330,6 @@ def _drain_at_exit() -> None:
 
     def is_over() -> bool:
         drain()
-        return not any(native.state is RETIRED and native.behind for native in alive())
+        return not any(native.state is RETIRED and native.behind and not native.stays for native in alive())
 
     system.until(is_over, _EXIT_GRACE_S)

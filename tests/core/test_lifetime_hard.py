@@ -17,7 +17,7 @@ from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.native import RELEASED
 
-from .fake import FakeBackend, fake_device
+from .fake import FakeBackend, FakeEverything, fake_device
 
 
 @pytest.fixture
@@ -400,6 +400,31 @@ def test_synchronize_does_not_forget_closed_streams(fake: tuple[Device, FakeBack
         device.synchronize(timeout=0)
     backend.blocked.clear()
     device.synchronize(timeout=5)
+
+
+@pytest.mark.filterwarnings("ignore:releasing event .* failed")
+def test_nothing_waits_for_what_can_never_be_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leak was warned of once. What stands on it stays, and is no reason to wait, or to raise, later."""
+
+    def fail(_event: object) -> None:
+        raise gi.DriverError("cuEventDestroy", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    backend = FakeEverything()
+    device, _ = fake_device(backend=backend)
+    stream, semaphore = device.create_stream(), device.import_semaphore(gi.TimelineWin32(handle=8))
+    semaphore.wait(stream, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "destroy_event", fail)
+        stream.close()
+    backend.arrive(semaphore._native, 1)
+    device.synchronize()
+    assert backend.count("stream") == 1
+    device.drain(timeout=5)
+    device.synchronize(timeout=5)
+    device.synchronize()
+    semaphore.close(timeout=5)
+    with pytest.raises(gi.ResourceBusyError, match="could not be released"):
+        stream.close(timeout=5)
 
 
 def test_closing_from_many_threads_while_streams_come_and_go(fake: tuple[Device, FakeBackend]) -> None:
