@@ -463,9 +463,9 @@ class Device:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 if not (stream.is_capturing() or stream.synchronize(left)):
+                    closed = "" if stream.state is LIVE else ", which is closed,"
                     problem = SemaphoreTimeoutError(
-                        f"{stream.label}{', which is closed,' if stream.state is not LIVE else ''} is not idle after {timeout:g} s"
-                        f"{stream.waiting_for()}."
+                        f"{stream.label}{closed} is not idle after {timeout:g} s{stream.waiting_for()}."
                     )
                 elif (failure := stream.tell_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))

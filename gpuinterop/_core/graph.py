@@ -14,7 +14,6 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError
 from ..handles import Fence, Timeline
-from .drain import relieve
 from .native import GONE, Native, hold, note_use
 from .native_stream import NativeStream, Wait
 from .resource import Resource, check_int
@@ -219,26 +218,12 @@ class Graph(Resource):
             raise InvalidArgumentError(
                 "stream", "is being captured: a graph inside a graph could not be given values; launch both one by one."
             )
-        native, gate = stream._known_as(), self._device._gate
+        native = stream._known_as()
         waits = [Wait(one._lifetime, value) for one, value in _values(self.semaphores.waits)]
         note_use(executable, native, None)
         for mapping, (first, last) in self._mappings.items():
             mapping.used_on(native, first, last)
-        if waits and gate.crowded:
-            relieve(gate)
-
-        def enqueue(handle: Any) -> None:
-            try:
-                for wait in waits:
-                    native.note(wait)
-                if waits and gate.shut:
-                    gate.let_releases_end()
-                self._backend.launch(executable.handle, handle)
-            finally:
-                for wait in waits:
-                    wait.enqueued = True
-
-        stream._call(native, enqueue, executable)
+        stream._call_behind(native, waits, lambda handle: self._backend.launch(executable.handle, handle), executable)
         for semaphore, value in _values(self.semaphores.signals):
             note_use(semaphore._lifetime, native, max(value or 0, semaphore._lifetime.uses.get(native, 0)))
 

@@ -72,10 +72,8 @@ class Wait:
         return wait
 
     def is_there(self) -> bool:
-        """Whether nobody has to do anything for it to pass. Under the monitor."""
-        if self.passed or not self.semaphore.may_be_asked:  # then what `reached` looks at may be gone, too
-            return True
-        return self.reached is not None and self.reached()
+        """Whether nobody has to do anything for it to pass; what `reached` looks at goes with the semaphore."""
+        return self.passed or self.semaphore.ask(lambda _: self.reached is not None and self.reached(), True)
 
     def __str__(self) -> str:
         label = self.semaphore.label
@@ -94,13 +92,6 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
 
 
 @locked
-def fail_followers(stream: NativeStream, noted: list[Wait]) -> None:
-    """Look whether what was noted has failed meanwhile: whoever told it may have missed the stream."""
-    for wait in noted:
-        if wait.origin.failure is not None:
-            _fail_behind(stream, wait.origin, wait.origin.failure)
-
-
 def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> None:
     first = next((number for number, one in stream.waits.copy() if one.origin is wait), None)
     if first is not None:
@@ -235,6 +226,8 @@ class NativeStream(Native):
         waits, entry = self.waits, (next(order), wait)
         waits += (entry,)  # no call: no interrupt comes in between
         waiting[self] = None
+        if (failure := wait.origin.failure) is not None:  # whoever told it may have missed the stream
+            _fail_behind(self, wait.origin, failure)
 
     def before(self) -> list[NativeStream]:
         """Those with waits that it may stand behind: itself; others' streams also for their device's default stream."""

@@ -576,28 +576,18 @@ class SemaphoreBatch:
         if timeout is not None:
             for semaphore in self._semaphores:
                 ms = semaphore._milliseconds(timeout)
-        native, gate = stream._known_as(), self._device._gate
+        native = stream._known_as()
         waits = []
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
             waits.append(Wait(semaphore._lifetime, number if semaphore._takes_value else None))
             waits[-1].reached = self._calls.looker(semaphore._native, number)
         self._note_use(native)
-        if native.graph is None and gate.crowded:
-            relieve(gate)
-
-        def enqueue(_: Handle) -> None:
-            try:
-                if native.graph is None:
-                    for wait in waits:
-                        native.note(wait)
-                    if gate.shut:
-                        gate.let_releases_end()
-                self._calls.wait(self._batch, native, numbers, ms, waits)
-            finally:
-                for wait in waits:
-                    wait.enqueued = True
-
-        stream._call(native, enqueue, self._lifetime)
+        stream._call_behind(
+            native,
+            waits if native.graph is None else [],  # a graph's wait when it is launched
+            lambda _: self._calls.wait(self._batch, native, numbers, ms, waits),
+            self._lifetime,
+        )
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Signal all; `values` in the order of the constructor, None where one is binary.

@@ -19,7 +19,7 @@ from ..errors import (
 from .drain import drain, relieve, tidy
 from .monitor import dropped
 from .native import DEAD, LIVE, MARK, Native, Standing
-from .native_stream import NativeStream, fail_followers, settle
+from .native_stream import NativeStream, Wait, settle
 from .resource import Resource, check_timeout
 
 if TYPE_CHECKING:
@@ -50,12 +50,7 @@ class Stream(Resource):
         self._handle = native.handle
         self._failure: GpuInteropError | None = None
         self._stream: NativeStream | None = None if native.thread is not None else native
-        """None of a thread's own default stream: then it is that of the thread that calls (`_of_this_thread`)."""
-
-    @property
-    def _of_this_thread(self) -> NativeStream:
-        """The native stream that a call of this thread reaches."""
-        return self._stream or self._device._streams.adopt(self._native, None)[0]
+        """None of a thread's own default stream: then it is that of the thread that calls (`_known_as`)."""
 
     def _known_as(self) -> NativeStream:
         """The native stream that a call of this thread reaches."""
@@ -204,6 +199,30 @@ class Stream(Resource):
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
+    def _call_behind(
+        self, stream: NativeStream, waits: list[Wait], call: Callable[[Handle], None], *natives: Native
+    ) -> None:
+        """As `_call`, of what makes the stream wait: noted first, then let past the gate.
+
+        `ExternalSemaphore.wait` does the same in line.
+        """
+        gate = stream.device.gate
+        if waits and gate.crowded:
+            relieve(gate)
+
+        def noted(handle: Handle) -> None:
+            try:
+                for wait in waits:
+                    stream.note(wait)
+                if waits and gate.shut:
+                    gate.let_releases_end()
+                call(handle)
+            finally:
+                for wait in waits:
+                    wait.enqueued = True
+
+        self._call(stream, noted, *natives)
+
     def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
         """Give it work with one or two natives, and perhaps with a caller's host memory, which is kept until then."""
         stream = self._known_as()
@@ -226,22 +245,11 @@ class Stream(Resource):
         stream = self._known_as()
         if other is stream:
             return
-        gate = stream.device.gate
-        if gate.crowded:
-            relieve(gate)
-        inherited = [wait.inherited() for wait in other.pending() if not stream.is_behind(wait)]
 
         def wait_for(event: Handle) -> None:
-            try:
-                for wait in inherited:
-                    stream.note(wait)
-                fail_followers(stream, inherited)
-                if gate.shut:
-                    gate.let_releases_end()
-                self._call(stream, lambda native: self._backend.wait_event(native, event))
-            finally:
-                for wait in inherited:
-                    wait.enqueued = True
+            # Behind the record: what another thread gave `other` before that is among them.
+            inherited = [wait.inherited() for wait in other.pending() if not stream.is_behind(wait)]
+            self._call_behind(stream, inherited, lambda native: self._backend.wait_event(native, event))
 
         other.with_event(wait_for)
         if (graph := other.graph) is not None and stream.graph is None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.native import Native as Lifetime
+from gpuinterop._core import drain
+from gpuinterop._core.native import Native as Lifetime, State, retire
 from gpuinterop._core.native_stream import Wait, fail_stream, fail_wait, order
 from gpuinterop.backend import Native
 
@@ -185,7 +186,7 @@ def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
 
 def pending(stream: gi.Stream) -> Wait:
     """A wait that was enqueued, and that nobody has signalled."""
-    semaphore = Lifetime("a semaphore")
+    semaphore = Lifetime("a semaphore", lambda _: None)
     semaphore.open()
     wait = Wait(semaphore, 1)
     stream._known_as().note(wait)
@@ -210,6 +211,39 @@ def test_who_was_ordered_behind_a_wait_fails_with_it() -> None:
         assert not behind._known_as().is_void(first - 1), "what it was given before is right"
         assert not behind._known_as().is_void(next(order)), "and what it is given from now on"
         backend.blocked.clear()
+
+
+def test_what_comes_between_the_look_at_a_stream_and_the_event_is_inherited() -> None:
+    device, backend = fake_device()
+    with device.create_stream() as waiting, device.create_stream() as behind:
+        given: list[Wait] = []
+        backend.on_record = lambda: given.append(pending(waiting)) if not given else None
+        behind.wait_stream(waiting)
+        assert [one.origin for one in behind._known_as().pending()] == given
+        fail_wait(given[0], gi.PeerError("gone"))
+        assert [told(stream.record) for stream in (waiting, behind)] == [True, True]
+
+
+def test_a_semaphore_is_not_released_while_it_is_asked_what_it_has_reached() -> None:
+    """Another thread's drain may come in between: an own timeline's page would be unmapped under the look."""
+    device, backend = fake_device()
+    with device.create_stream() as waiting:
+        wait = pending(waiting)
+        states: list[State] = []
+
+        def look() -> bool:
+            drain.drain()
+            states.append(wait.semaphore.state)
+            return True
+
+        wait.reached = look
+        backend.blocked.add(waiting.ptr)
+        retire(wait.semaphore)
+        held_by = device._gate.held_by()
+        assert (states, held_by) == ([State.RETIRED], "")
+        backend.blocked.clear()
+        drain.drain()
+        assert wait.semaphore.state is State.RELEASED
 
 
 def test_a_wait_that_is_done_is_nobodys_any_more() -> None:
