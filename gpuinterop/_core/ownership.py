@@ -19,6 +19,7 @@ from typing import TypeVar
 from .. import system
 from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
 from ..handles import FdHandle, Handle, _State
+from .monitor import after_fork
 
 if sys.platform != "win32":
     import fcntl
@@ -30,13 +31,11 @@ T = TypeVar("T")
 _import_lock = threading.RLock()
 
 
+@after_fork
 def _forked() -> None:
     global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it, and does not exist in the child
     _import_lock = threading.RLock()
 
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 _F_DUPFD_QUERY = 1027  # Linux 6.10: are these two descriptors the same open file?
 _KCMP_FILE = 0

@@ -40,6 +40,7 @@ from ..errors import (
 from ..handles import DeviceIdentity, TimelineFd
 from . import stand_ins
 from .device import Device
+from .monitor import after_fork
 from .resource import check_int
 
 GROUP = "gpuinterop.backends"
@@ -53,13 +54,10 @@ _chosen: tuple[list[object], dict[str | None, str]] = ([], {})
 """Where entry points were scanned, and the names of the backends that were found there, by the name asked for."""
 
 
+@after_fork
 def _forked() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it, and is not here to let it go
     _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 class LoadedBackend:

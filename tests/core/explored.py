@@ -17,6 +17,7 @@ from gpuinterop import _core, system
 from gpuinterop._core import gate, monitor, native
 from gpuinterop._core.device import Device
 from gpuinterop._core.native_stream import NativeStream
+from tests.spare_pages import unpin_spare_pages
 
 from . import explorer
 from .explorer import Lock, Notes, Queue, Run, Watched
@@ -81,6 +82,7 @@ class Core:
             importlib.import_module(f"{_core.__name__}.{found.name}") for found in pkgutil.iter_modules(_core.__path__)
         ]
         self._locks: list[Lock] = []
+        self._ended: list[Device] = []
         self._table = table()
         monkeypatch.setattr(system, "pauses", explorer.pauses)
         for module in [*self._modules, system]:
@@ -128,8 +130,11 @@ class Core:
         for lock in self._locks:
             lock.owner, lock.depth = None, 0
         forget()
+        for device in self._ended:  # or each schedule would leave its pages
+            device._backend.at = lambda call, place, handles: None  # type: ignore[attr-defined]
+            unpin_spare_pages(device)
         self._take_over(run, backend)
-        known: list[Device] = []
+        self._ended = known = list[Device]()
         known += (Device(backend, info, self._table, lambda: known) for info in backend.devices())
         return known
 
