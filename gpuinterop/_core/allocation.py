@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
-from .memory import Buffer, Mapped, Mapping
+from .memory import Buffer, Mappable, Mapping
 from .monitor import locked
 from .native import Native
-from .resource import Resource
 
 if TYPE_CHECKING:
+    from ..backend import Native as Handle
     from .device import Device
 
 
-class Allocation(Resource):
+class Allocation(Mappable):
     """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`.
 
     All its devices see it at one address. Unmapping it waits for the work of each of them.
@@ -42,19 +42,6 @@ class Allocation(Resource):
         self._location: int | None = device.ordinal  # of the device whose memory it is, as far as that is known
         self._buffers: dict[Device, Buffer] = {}
         self.handle_type = handle_type
-        lifetime = self._lifetime
-        self._mapped = Mapped(
-            self,
-            lambda: Mapping(
-                lifetime,
-                device,
-                backend.unmap_allocation,
-                blocks=backend.unmap_allocation_blocks,
-                waits=False,
-                devices=self._devices,
-            ),
-            lambda: backend.map_allocation(lifetime.handle, [one._native for one in devices]),
-        )
 
     @property
     def device(self) -> Device:
@@ -104,7 +91,7 @@ class Allocation(Resource):
         found: list[Buffer] = []
         while not found or found[0].closed:  # another thread may have closed it meanwhile
             there = self._buffers.get(device)
-            fresh = there if there is not None and not there.closed else self._mapped.buffer(0, self._size, device)
+            fresh = there if there is not None and not there.closed else self._buffer(0, self._size, device)
             fresh._warns = False  # it is the allocation's own
             found.clear()
             _choose(self, device, fresh, found)
@@ -122,6 +109,24 @@ class Allocation(Resource):
             kind=OriginKind.ALLOCATION, device=self._device.identity, size=self._size, trusted=True
         )
         return handle
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use at once; as `Resource.close`."""
+        try:
+            super().close(timeout)
+        finally:
+            self._buffers.clear()  # which hold it: a cycle would wait for a collection
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _new_mapping(self) -> Mapping:
+        backend = self._backend
+        return Mapping(
+            self._lifetime, self._devices, backend.unmap_allocation, blocks=backend.unmap_allocation_blocks, waits=False
+        )
+
+    def _map(self) -> tuple[Handle, int]:
+        return self._backend.map_allocation(self._native, [device._native for device in self._devices])
 
 
 @locked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -133,7 +134,7 @@ class Device:
         """8 bytes; Windows only."""
         return self.info.luid
 
-    @property
+    @functools.cached_property
     def identity(self) -> DeviceIdentity:
         """For comparing with the identity that another API reports."""
         return self.info.identity

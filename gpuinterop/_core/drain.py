@@ -55,13 +55,14 @@ def drain() -> None:
         for sweep in sweeps:
             sweep()
         while True:
-            retire_dropped()
+            if dropped:
+                retire_dropped()
             for stream in pointed.copy():
                 _shown(stream.poll)
             for gate in blocking.copy():
                 if not _held_by(gate, held_by):
                     unblock(gate)
-            if not _release_ready(held_by):
+            if not (waiting_for_a_look and _release_ready(held_by)):
                 return
     finally:
         call_back()
@@ -125,7 +126,7 @@ def _claim(claimed: list[Native]) -> None:
         if native.state is RETIRED:
             if native.calls.copy():  # always a copy: it has one order with the marks of other threads
                 continue
-            if all(how is Standing.YIELDS for how in native.standing.values()):
+            if not native.standing or all(how is Standing.YIELDS for how in native.standing.values()):
                 claimed += (native,)
         del waiting_for_a_look[native]
 
@@ -143,14 +144,15 @@ def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: di
     behind = native.behind
     if behind is None:
         streams = native.streams()
-        if any(stream not in ends and stream.is_capturing() for stream in streams):
-            _put_back(native)  # an event would go into the graph
-            return False
+        for stream in streams:
+            if stream not in ends and stream.is_capturing():
+                _put_back(native)  # an event would go into the graph
+                return False
         for stream in streams:
             if stream not in ends:
                 ends[stream] = _end_of(stream)
-        behind = [end for stream in streams if (end := ends[stream]) is not None]
-    if _park(native, behind):
+        native.behind = behind = [end for stream in streams if (end := ends[stream]) is not None]
+    if behind and _park(native, behind):
         return False
     if native.standing:
         _end_events(native)
@@ -174,7 +176,6 @@ def _end_of(stream: NativeStream) -> Point | None:
 @locked
 def _park(native: Native, behind: list[Point]) -> bool:
     """Wait for the first point that is not reached; False when there is none."""
-    native.behind = behind
     for point in behind:
         if point.state is LIVE:
             point.waiters[native] = None
@@ -287,6 +288,7 @@ def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
         endings[native] = None
     if problem is None:
         leave(native)
+        native.release = None
         native.state = RELEASED
     else:  # its parents stay: the driver may still have it
         native.problem = str(problem)

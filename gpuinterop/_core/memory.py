@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,15 +43,13 @@ def round_up(size: int, step: int) -> int:
 class Mapping(Native):
     """A whole object, mapped: as long as one of its buffers is open."""
 
-    __slots__ = ("address", "device", "devices", "waits")
+    __slots__ = ("address", "devices", "waits")
 
     def __init__(
-        self, owner: Native, device: Device, unmap: Callable[[Handle], None], *, blocks: bool, waits: bool,
-        devices: Sequence[Device],
-    ) -> None:  # fmt: skip
-        super().__init__("Mapping", unmap, parents=(owner,), gate=device._gate if blocks else None)
+        self, owner: Native, devices: Sequence[Device], unmap: Callable[[Handle], None], *, blocks: bool, waits: bool
+    ) -> None:
+        super().__init__("Mapping", unmap, parents=(owner,), gate=devices[0]._gate if blocks else None)
         self.ends_with_children = True
-        self.device = device
         self.devices = devices
         self.waits = waits
         """Its release waits for all work of the device by itself."""
@@ -100,65 +99,68 @@ def _widen(mapping: Mapping, stream: NativeStream, start: int, end: int) -> None
     note_use(mapping, stream, (min(first, start), max(last, end)))
 
 
-class Mapped:
-    """What a resource has mapped: the whole of it, once."""
+class Mappable(Resource):
+    """Memory that is mapped once, whole; buffers are ranges of that."""
 
-    def __init__(self, owner: Resource, new: Callable[[], Mapping], call: Callable[[], tuple[Handle, int]]) -> None:
-        self._owner = owner
-        self._new = new
-        self._call = call
-        self.mapping: Mapping | None = None
+    def __init__(self, lifetime: Native) -> None:
+        super().__init__(lifetime)
+        self._mapping: Mapping | None = None
 
-    def buffer(self, offset: int, size: int, device: Device) -> Buffer:
+    @abstractmethod
+    def _new_mapping(self) -> Mapping:
+        """Not mapped yet."""
+
+    @abstractmethod
+    def _map(self) -> tuple[Handle, int]:
+        """Map it natively: the handle, and the address."""
+
+    def _buffer(self, offset: int, size: int, device: Device) -> Buffer:
         """A buffer of what is mapped, or is now; whatever other threads close meanwhile."""
         while True:
             drain()
-            self._owner._check_open()
-            mapping = self.mapping
+            self._check_open()
+            mapping = self._mapping
             if mapping is None or mapping.state is not LIVE:
                 mapping = self._open()
             if mapping.state is LIVE:
                 try:
-                    return Buffer(self._owner, mapping, device, offset, size)
+                    return Buffer(self, mapping, device, offset, size)
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
-            if mapping.state is LEAKED or any(how is Standing.HOLDS for how in mapping.standing.copy().values()):
-                self._refuse(mapping)
-            if not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
-                self._refuse(mapping)
+            held = mapping.state is LEAKED or any(how is Standing.HOLDS for how in mapping.standing.copy().values())
+            if held or not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
+                raise ResourceBusyError(
+                    f"{self.label} was mapped, and its buffers are closed and still in use ({mapping.what_holds()}); "
+                    "call close(timeout=...) on the last of them, or drop its arrays."
+                )
 
     def _open(self) -> Mapping:
-        fresh = self._new()
+        fresh = self._new_mapping()
         found: list[Mapping] = []
         making = fresh.calls  # it is marked as long as somebody makes it
         making += MARK
         try:
             _claim_mapping(self, fresh, found)
             if found[0] is fresh:
-                fresh.create(lambda: self._map(fresh))
+                fresh.create(lambda: self._map_into(fresh))
         finally:
             del making[-1]
         mapping = found[0]
-        system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
+        if mapping is not fresh:
+            system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
         return mapping
 
-    def _map(self, mapping: Mapping) -> Handle:
-        handle, mapping.address = self._call()
+    def _map_into(self, mapping: Mapping) -> Handle:
+        handle, mapping.address = self._map()
         return handle
-
-    def _refuse(self, mapping: Mapping) -> None:
-        raise ResourceBusyError(
-            f"{self._owner.label} was mapped, and its buffers are closed and still in use ({mapping.what_holds()}); "
-            "call close(timeout=...) on the last of them, or drop its arrays."
-        )
 
 
 @locked
-def _claim_mapping(mapped: Mapped, fresh: Mapping, found: list[Mapping]) -> None:
+def _claim_mapping(memory: Mappable, fresh: Mapping, found: list[Mapping]) -> None:
     """The mapping there is; else the fresh one, which whoever brings it maps."""
-    known = mapped.mapping
+    known = memory._mapping
     if known is None or known.state is RELEASED or (known.state is BORN and not known.calls.copy()):
-        known = mapped.mapping = fresh
+        known = memory._mapping = fresh
     found.append(known)
 
 
@@ -404,7 +406,7 @@ class Buffer(Resource):
         self._on_released(self._mapping, callback)
 
 
-class ExternalMemory(Resource):
+class ExternalMemory(Mappable):
     """Memory that another API or process exported. Made by `Device.import_memory`.
 
     Closing it closes its buffers and arrays. The native release (``cuDestroyExternalMemory`` /
@@ -420,19 +422,6 @@ class ExternalMemory(Resource):
         self._device = device
         self._backend = backend
         self._size = size
-        lifetime = self._lifetime
-        self._mapped = Mapped(
-            self,
-            lambda: Mapping(
-                lifetime,
-                device,
-                backend.unmap_buffer,
-                blocks=backend.releases_block,
-                waits=backend.releases_block,
-                devices=(device,),
-            ),
-            lambda: backend.map_buffer(lifetime.handle, size=size),
-        )
         self.handle_type = handle_type
         self.dedicated = dedicated
 
@@ -475,7 +464,7 @@ class ExternalMemory(Resource):
                 "size", f"bytes {start} to {end} are outside the memory, which has {self._size}."
             )
         self._device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
-        return self._mapped.buffer(start, count, self._device)
+        return self._buffer(start, count, self._device)
 
     def map_mipmapped_array(
         self,
@@ -527,3 +516,12 @@ class ExternalMemory(Resource):
         )
         drain()
         return map_mipmapped_array(self, layout)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _new_mapping(self) -> Mapping:
+        backend, blocks = self._backend, self._backend.releases_block
+        return Mapping(self._lifetime, (self._device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
+
+    def _map(self) -> tuple[Handle, int]:
+        return self._backend.map_buffer(self._native, size=self._size)

@@ -591,9 +591,9 @@ class MulticastObject(Resource):
     def _check_buffer(self, device: Device, buffer: Buffer, size: int) -> None:
         mapping = buffer._mapping
         (owner,) = buffer._parents
-        if mapping.device is not device:
+        if mapping.devices[0] is not device:
             raise InvalidArgumentError(
-                "address", f"{buffer.label} is memory of {mapping.device!r}, and {device!r} binds its own only."
+                "address", f"{buffer.label} is memory of {mapping.devices[0]!r}, and {device!r} binds its own only."
             )
         self._check_home(device, owner if isinstance(owner, Allocation) else None, "address")
         step = self._granularity.minimum

@@ -219,8 +219,8 @@ class Native:
 
     def streams(self) -> list[NativeStream]:
         """Whose work the release waits for."""
-        known = [stream for device in self.untracked for stream in device.known()]
-        return list(dict.fromkeys([*self.uses, *known]))
+        used = self.uses.copy()
+        return [*used, *(one for device in self.untracked for one in device.known() if one not in used)]
 
     @property
     def stays(self) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
-MANY_WAITS: Final = 64  # from so many on that may be pending, the driver is asked which are
+_MANY_WAITS: Final = 64  # from so many on that may be pending, the driver is asked which are
 _REMEMBERED: Final = 256  # native streams that were closed
 
 order = itertools.count(1)
@@ -177,8 +177,8 @@ class NativeStream(Native):
     """
 
     __slots__ = (
-        "backend", "broken", "device", "failure", "graph", "kept", "key", "owned", "pointer", "points", "thread",
-        "told", "voids", "waits",
+        "backend", "broken", "device", "failure", "graph", "kept", "key", "limit", "owned", "pointer", "points",
+        "thread", "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool) -> None:
@@ -194,6 +194,8 @@ class NativeStream(Native):
         self.waits: deque[tuple[int, Wait]] = deque()
         self.points: list[Point] = []
         """Those that may not be reached."""
+        self.limit = _MANY_WAITS
+        """With more waits than these it is asked which have passed."""
         self.kept: deque[list[Any]] = deque()
         """Host memory of copies still to run, with the point behind each."""
         self.broken = False
@@ -329,8 +331,9 @@ class NativeStream(Native):
         if self.thread is not None and not self.is_capturing():
             self.drop_kept()
             self.point()
-        elif len(self.waits) > MANY_WAITS:
+        elif len(self.waits) > self.limit:
             self.look()
+            self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # what is still pending is not asked for at each call
 
     def point(self) -> Point | None:
         """Record an event behind all that it was given so far; None where it can record no more."""

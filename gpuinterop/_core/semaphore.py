@@ -39,7 +39,7 @@ from .drain import relieve
 from .gate import waiting
 from .monitor import dropped
 from .native import LIVE, MARK, Native, note_use, retire
-from .native_stream import MANY_WAITS, NativeStream, Wait, order
+from .native_stream import NativeStream, Wait, order
 from .resource import Resource, check_int, check_timeout
 from .stream import Stream, check_stream
 
@@ -307,7 +307,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 if gate.shut:
                     gate.let_releases_end()
             self._calls.wait(self._batch, native, (number,), ms, [pending])
-            if native.thread is not None or len(native.waits) > MANY_WAITS:
+            if native.thread is not None or len(native.waits) > native.limit:
                 pending.enqueued = True
                 native.came_along()
         except DriverError:  # it has enqueued nothing

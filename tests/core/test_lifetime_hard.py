@@ -16,6 +16,7 @@ import gpuinterop as gi
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.native import RELEASED
+from gpuinterop._core.resource import Resource
 
 from .fake import FakeBackend, FakeEverything, fake_device
 
@@ -400,6 +401,56 @@ def test_synchronize_does_not_forget_closed_streams(fake: tuple[Device, FakeBack
         device.synchronize(timeout=0)
     backend.blocked.clear()
     device.synchronize(timeout=5)
+
+
+def _import(device: Device) -> list[Resource]:
+    memory = memory_of(device)
+    return [memory.map_buffer(), memory]
+
+
+KINDS: dict[str, Callable[[Device], list[Resource]]] = {
+    "memory and buffer": _import,
+    "allocation": lambda device: [allocation := device.allocate(4096), allocation.buffer],
+    "semaphore": lambda device: [device.import_semaphore(gi.TimelineWin32(handle=8))],
+    "own timeline": lambda device: [device.create_semaphore(gi.TimelineFd)],
+    "stream": lambda device: [device.create_stream()],
+    "wrapped stream": lambda device: [device.wrap_stream(64)],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_closed_is_no_garbage(kind: str) -> None:
+    """It goes with its last reference: a cycle would wait for a collection, which may come in the middle of a frame."""
+    device, _ = fake_device(backend=FakeEverything())
+
+    def use() -> list[weakref.ref[Resource]]:
+        made = KINDS[kind](device)
+        for one in made:
+            one.close(timeout=5)
+        return [weakref.ref(one) for one in made]
+
+    use()  # what is made once
+    gc.collect()
+    gc.disable()
+    try:
+        assert {ref() for ref in use()} == {None}
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert gc.garbage == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def test_waits_that_stay_pending_are_not_asked_for_at_each_call() -> None:
+    backend = FakeEverything()
+    device, _ = fake_device(backend=backend)
+    with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as semaphore:
+        for value in range(1, 1001):
+            semaphore.wait(stream, value)
+        assert 1 <= backend.looks <= 10
+        backend.arrive(semaphore._native, 1000)
 
 
 @pytest.mark.filterwarnings("ignore:releasing event .* failed")

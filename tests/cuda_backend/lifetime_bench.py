@@ -121,8 +121,9 @@ class Bench:
     def ours(self, fd, size):
         with self.handle(fd, size) as handle:
             memory = self.device.import_memory(handle, size=size)
-        memory.map_buffer()
+        buffer = memory.map_buffer()
         memory.close()
+        assert buffer.closed
 
     def phase_a(self, say):
         fd, size = self.memory()
