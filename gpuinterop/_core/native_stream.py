@@ -153,6 +153,16 @@ def _reached(point: Point) -> None:
 
 
 @locked
+def _note_anew(stream: NativeStream, wait: Wait) -> None:
+    """Note an inherited wait, once: the stream may have come past the event of the first time, and not of this one."""
+    twin = next((entry for entry in stream.waits if entry[1].origin is wait.origin), None)
+    stream.waits.append((next(order) if twin is None else twin[0], wait))
+    waiting[stream] = None
+    if twin is not None:
+        stream.waits.remove(twin)
+
+
+@locked
 def settle(stream: NativeStream, passed: list[Wait]) -> None:
     """Note that waits have passed."""
     for wait in passed:
@@ -225,9 +235,12 @@ class NativeStream(Native):
 
     def note(self, wait: Wait) -> None:
         """Note a wait, before the driver is given it; then look at the gate."""
-        waits, entry = self.waits, (next(order), wait)
-        waits += (entry,)  # no call: no interrupt comes in between
-        waiting[self] = None
+        if wait.origin is wait:
+            waits, entry = self.waits, (next(order), wait)
+            waits += (entry,)  # no call: no interrupt comes in between
+            waiting[self] = None
+        else:
+            _note_anew(self, wait)
         if (failure := wait.origin.failure) is not None:  # whoever told it may have missed the stream
             _fail_behind(self, wait.origin, failure)
 
@@ -243,9 +256,11 @@ class NativeStream(Native):
         """The waits that may be pending."""
         return [wait for _, wait in self.waits.copy() if not wait.passed]
 
-    def is_behind(self, wait: Wait) -> bool:
-        """Whether it was given the wait, or ordered behind it, and that may be pending."""
-        return any(one.origin is wait.origin for _, one in self.waits.copy())
+    def inherits(self, other: NativeStream) -> list[Wait]:
+        """What it will stand behind once it is ordered behind `other`, but for waits of its own."""
+        own = {wait for _, wait in self.waits.copy()}
+        found = {wait.origin: wait for one in other.before() for wait in one.pending()}
+        return [wait.inherited() for origin, wait in found.items() if origin not in own]
 
     def enqueued(self) -> list[Wait]:
         """The waits that whatever is enqueued next stands behind."""

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from .drain import drain, relieve, tidy
 from .monitor import dropped
-from .native import DEAD, LIVE, MARK, Native, Standing
+from .native import DEAD, LIVE, MARK, Marks, Native, Standing
 from .native_stream import NativeStream, Wait, settle
 from .resource import Resource, check_timeout
 
@@ -232,13 +232,18 @@ class Stream(Resource):
         stream.drop_kept()
         entry: list[Any] = [None, host]
         calls = stream.calls
+        # Where the copy keeps the GIL, a wait that came behind the look at the stream would never end.
+        shut: list[Any] = stream.device.gate.shut if self._backend.holds_gil else Marks()
         calls += MARK  # first: whoever finds the entry without a point sees that a call is under way
+        shut += MARK
         try:
+            if self._backend.holds_gil:
+                self.check_host_copy(host)
             stream.kept.append(entry)
             self._call(stream, call, *natives)
             entry[0] = stream.point()
         finally:
-            del calls[-1]
+            del calls[-1], shut[-1]
 
     def _follow(self, other: NativeStream) -> None:
         """Order what follows behind what another native stream, which may be closed, was given so far."""
@@ -248,8 +253,7 @@ class Stream(Resource):
 
         def wait_for(event: Handle) -> None:
             # Behind the record: what another thread gave `other` before that is among them.
-            inherited = [wait.inherited() for wait in other.pending() if not stream.is_behind(wait)]
-            self._call_behind(stream, inherited, lambda native: self._backend.wait_event(native, event))
+            self._call_behind(stream, stream.inherits(other), lambda native: self._backend.wait_event(native, event))
 
         other.with_event(wait_for)
         if (graph := other.graph) is not None and stream.graph is None:
@@ -281,7 +285,8 @@ class Stream(Resource):
             and backend.pageable_copies_block
             and (waits := stream.before())
             and backend.is_pageable(self._device._native, host.ptr)
-            and (first := next((one for one in waits if not one.is_idle()), None)) is not None
+            # Idle, and a wait noted all the same: another thread is about to enqueue it.
+            and (first := next((one for one in waits if not one.is_idle() or one.pending()), None)) is not None
         ):
             raise ResourceBusyError(
                 f"a copy of pageable memory blocks the caller until {first.label} gets there{first.waiting_for()}, "

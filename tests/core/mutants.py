@@ -184,7 +184,7 @@ MUTANTS: dict[str, Mutant] = {
         "Buffer.fill, on a stream & ExternalMemory.close",
     ),
     "a wait that is inherited is not noted": Mutant(
-        ((Stream._follow, "[wait.inherited() for wait in other.pending() if not stream.is_behind(wait)]", "[]"),),
+        ((Stream._follow, "stream.inherits(other)", "[]"),),
         "a chain over two devices",
     ),
     "a note is lost beside the end of another": Mutant(

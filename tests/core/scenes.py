@@ -38,6 +38,12 @@ class KeepsGil(FakeEverything):
 
     holds_gil = True
 
+    def copy(self, stream: Handle, target: int, source: int, size: int) -> None:
+        """Of pageable memory, which blocks until the stream gets there."""
+        if pending := self._pending(stream):
+            self.violate(f"a copy keeps the GIL, and waits for {pending}")
+        super().copy(stream, target, source, size)
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -87,6 +93,14 @@ def _fill(world: World) -> None:
     world.shared.fill(1, stream=world.stream)
 
 
+def _copy(world: World) -> None:
+    world.shared.copy_from_host(bytes(16), stream=world.stream)
+
+
+def _wait_elsewhere(world: World) -> None:
+    world.semaphore.wait(world.other, 9)
+
+
 def _fill_own(world: World) -> None:
     """On the default stream of this thread, whose end comes with the thread's."""
     world.shared.fill(1, stream=world.device.wrap_stream(2))
@@ -126,6 +140,11 @@ SCENES: dict[str, Scene] = {
     "a wait beside a release that blocks": Scene("semaphore buffer", [_wait, _unmap]),
     "a wait of ours beside a release that blocks": Scene("own stream buffer", [_wait_of_ours, _unmap]),
     "a wait beside a release that keeps the GIL": Scene("semaphore buffer", [_wait, _unmap], backend=KeepsGil),
+    "a wait beside a copy that keeps the GIL": Scene("semaphore shared stream", [_wait, _copy], backend=KeepsGil),
+    "a wait of others beside a copy that keeps the GIL": Scene(
+        "semaphore shared stream other", [lambda w: w.stream.wait_stream(w.other), _copy], begin=_wait_elsewhere,
+        backend=KeepsGil,
+    ),
     "a wait, a release that blocks, and a close": Scene(
         "semaphore buffer", [_wait, _unmap, lambda w: w.semaphore.close()], budget=1
     ),

@@ -13,7 +13,7 @@ from gpuinterop._core.native import Native as Lifetime, State, retire
 from gpuinterop._core.native_stream import Wait, fail_stream, fail_wait, order
 from gpuinterop.backend import Native
 
-from .fake import FakeBackend, fake_device
+from .fake import FakeBackend, FakeEverything, fake_device
 
 
 class Torch:
@@ -222,6 +222,39 @@ def test_what_comes_between_the_look_at_a_stream_and_the_event_is_inherited() ->
         assert [one.origin for one in behind._known_as().pending()] == given
         fail_wait(given[0], gi.PeerError("gone"))
         assert [told(stream.record) for stream in (waiting, behind)] == [True, True]
+
+
+def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream() -> None:
+    """Another library's stream may stand behind its device's default stream; one of ours never does."""
+    device, _ = fake_device()
+    with device.create_stream() as ours, device.create_stream() as behind, device.create_stream() as aside:
+        wait = pending(device.wrap_stream(0))
+        behind.wait_stream(device.wrap_stream(64))
+        aside.wait_stream(ours)
+        assert [one.origin for one in behind._known_as().pending()] == [wait]
+        assert aside._known_as().pending() == []
+
+
+def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> None:
+    """The first event may have been recorded before the wait was enqueued, and is passed when the second is not."""
+    backend = FakeEverything()
+    device, _ = fake_device(backend=backend)
+    with device.create_stream() as first, device.create_stream() as behind:
+        semaphore = device.import_semaphore(gi.TimelineWin32(handle=8))
+        backend.on_wait = lambda: behind.wait_stream(first)  # the wait is noted, and not enqueued
+        semaphore.wait(first, 1)
+
+        def at(call: str, place: str, handles: object) -> None:
+            if (call, place) == ("wait_event", "start"):
+                assert behind.query()  # and what it was behind the first time has passed
+
+        backend.at = at
+        behind.wait_stream(first)
+        assert not behind.query()
+        assert [str(wait) for wait in behind._known_as().pending()] == [f"{semaphore.label} to reach 1"]
+        backend.arrive(semaphore._native, 1)
+        assert behind.query()
+        semaphore.close(timeout=5)
 
 
 def test_a_semaphore_is_not_released_while_it_is_asked_what_it_has_reached() -> None:

@@ -1,7 +1,5 @@
 """A short run of the stress program; a long one is ``python -m tests.simulated.stress --backend cuda``."""
 
-import os
-
 import pytest
 
 from tests.simulated.stress import run
@@ -11,11 +9,6 @@ from .parties import REAL
 pytestmark = pytest.mark.skipif(REAL, reason="its counts are the simulated driver's")
 
 
-@pytest.mark.xfail(
-    os.environ.get("GPUINTEROP_TEST_CUDA_BINDINGS", "").startswith("12."),
-    reason="hangs with cuda-bindings 12.9, as HIP's does with bindings that keep the GIL; the cause is not reduced",
-    run=False,
-)
 @pytest.mark.parametrize("switch", ["default", "1e-6"])
 def test_eight_threads_at_random(switch: str) -> None:
     status, printed = run("--backend", "cuda", "--minutes", "0.05", "--switch", switch)

@@ -1,7 +1,5 @@
 """A short run of the stress program; a long one is ``python -m tests.simulated.stress --backend hip``."""
 
-import os
-
 import pytest
 
 from tests.simulated.stress import run
@@ -11,11 +9,6 @@ from .parties import WITHOUT_GPU
 pytestmark = pytest.mark.skipif(not WITHOUT_GPU, reason="its counts are the simulated runtime's, or the stand-in's")
 
 
-@pytest.mark.xfail(
-    os.environ.get("GPUINTEROP_TEST_HIP_BINDINGS", "").startswith("7."),
-    reason="with bindings that keep the GIL a wait may come between the look at a stream and the copy: hangs",
-    run=False,
-)
 @pytest.mark.parametrize("switch", ["default", "1e-6"])
 def test_eight_threads_at_random(switch: str) -> None:
     status, printed = run("--backend", "hip", "--minutes", "0.05", "--switch", switch)
