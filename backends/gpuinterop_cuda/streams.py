@@ -31,15 +31,17 @@ class Stream(Made):
     __slots__ = ("key", "pointer", "relative")
     back = "cuStreamDestroy"
 
-    def know(self, pointer: int, *, named: bool = True) -> None:
-        """`named` where it may be asked for its id, which makes a capture invalid (measured)."""
-        driver = self.context.driver
+    def know(self, pointer: int) -> None:
         self.pointer = pointer
         self.relative = pointer <= _PER_THREAD
         # 0 is the legacy stream everywhere but in the bindings, where a variable turns it into the thread's own.
-        self.handle = driver.api.CUstream(pointer or _LEGACY)
+        self.handle = self.context.driver.api.CUstream(pointer or _LEGACY)
         self.key: Hashable = pointer if pointer != _LEGACY else 0
-        if named and not self.relative and driver.has_stream_id:
+
+    def name(self) -> None:
+        """Ask for its id, which makes a capture invalid (measured)."""
+        driver = self.context.driver
+        if driver.has_stream_id:
             code, *found = driver.status("cuStreamGetId", self.handle)
             if not code:
                 self.key = ("id", int(found[0]))
@@ -56,6 +58,7 @@ def create(context: Context, *, high_priority: bool) -> Stream:
     def work() -> None:
         stream.make("cuStreamCreateWithPriority", _NON_BLOCKING, _HIGHEST if high_priority else _NORMAL)
         stream.know(int(stream.handle))
+        stream.name()
 
     return context.create(stream, work)
 
@@ -66,10 +69,10 @@ def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
     A stream that is being captured is not asked: the documentation does not say whether a capture survives that.
     """
     stream = Stream(context)
-    stream.know(pointer, named=False)
+    stream.know(pointer)
     if stream.relative or is_capturing(driver, stream):
         return stream
-    stream.know(pointer)
+    stream.name()
     result = driver.status("cuStreamGetCtx", stream.handle)
     if result[0] or int(result[1]) == context.pointer:  # a green context's stream may have no context to tell
         return stream
