@@ -16,9 +16,9 @@ from .native import RETIRED, Marks, Native, waiting_for_a_look
 if TYPE_CHECKING:
     from .native_stream import NativeStream, Streams
 
-MOMENT_S: Final = 0.005
+MOMENT_S: Final = 0.004
 """For which waits stand aside where too many releases are blocked."""
-_MANY: Final = 32
+_MANY: Final = 8
 TOO_MANY: Final = 256
 """Blocked releases, of which a warning tells."""
 

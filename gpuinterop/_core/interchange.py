@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -147,8 +148,9 @@ _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
 # Everything a live tensor points at, by the address of its managed struct. The consumer's deleter call drops it.
 _alive: dict[int, list[Any]] = {}
-# Those whose capsule perhaps nobody has taken.
-_untaken: dict[int, list[Any]] = {}
+# Those whose capsule perhaps nobody has taken; each drain looks at the next ones.
+_untaken: deque[list[Any]] = deque()
+_LOOKS = 64
 
 
 def _release(address: int, _pop: Any = _alive.pop) -> None:
@@ -171,13 +173,24 @@ _ONLY_OURS = _references([object()])
 
 
 def _sweep() -> None:
-    for address, entry in _untaken.copy().items():
-        if _references(entry) > _ONLY_OURS or _untaken.pop(address, None) is None:
+    held = 0
+    for _ in range(len(_untaken)):
+        try:
+            entry = _untaken[0]
+            _untaken.rotate(-1)
+            if entry[0] is not None:
+                if _references(entry) > _ONLY_OURS:
+                    held += 1
+                    if held == _LOOKS:
+                        return
+                    continue
+                if any(_capsule_is_valid(entry[0], name) for name in (_NAME, _NAME_VERSIONED)):
+                    _alive.pop(ctypes.addressof(entry[1]), None)  # nobody took it, and nobody can any more
+                else:
+                    entry[0] = None  # renamed by its consumer: the tensor is the consumer's
+            _untaken.remove(entry)  # last: an interrupt may come before it
+        except (IndexError, ValueError):  # another thread was here
             continue
-        if any(_capsule_is_valid(entry[0], name) for name in (_NAME, _NAME_VERSIONED)):
-            _alive.pop(address, None)  # nobody took it, and nobody can any more
-        else:
-            entry[0] = None  # renamed by its consumer: the tensor is the consumer's
 
 
 sweeps.append(_sweep)
@@ -213,7 +226,8 @@ def make_capsule(
     address = ctypes.addressof(managed)
     name = _NAME_VERSIONED if versioned else _NAME
     capsule = _capsule_new(address, name, None)
-    _alive[address] = _untaken[address] = [capsule, managed, dims, steps, token]
+    _alive[address] = entry = [capsule, managed, dims, steps, token]
+    _untaken.append(entry)
     return capsule
 
 

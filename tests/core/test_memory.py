@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
+from gpuinterop._core import interchange
 from gpuinterop._core.device import Device
 
 from .fake import FakeBackend, fake_device
@@ -392,3 +393,27 @@ def test_a_gap_is_refused_before_the_driver(fake_gap: tuple[Device, FakeBackend]
 @pytest.fixture
 def fake_gap() -> tuple[Device, FakeBackend]:
     return fake_device(gi.Operation.MAP_MIPMAPPED_ARRAY)
+
+
+def test_a_drain_looks_at_few_of_many_capsules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others hold is not looked at again in each; what nobody holds any more goes in one."""
+    device, backend = fake_device()
+    memory = memory_of(device)
+    buffer = memory.map_buffer()
+    capsules = [buffer.view(16).__dlpack__(stream=-1) for _ in range(1000)]
+    references, looks = interchange._references, list[int]()
+
+    def look(entry: list[object]) -> int:
+        looks.append(1)
+        return references(entry)
+
+    monkeypatch.setattr(interchange, "_references", look)
+    device.drain()
+    assert len(looks) == 64
+    memory.close()
+    assert backend.count("mapping") == 1
+    looks.clear()
+    capsules.clear()
+    device.drain()
+    assert not backend.count("mapping")
+    assert len(looks) == 1000
