@@ -46,7 +46,7 @@ from .gate import Gate
 from .memory import ExternalMemory, check_size_argument, round_up
 from .monitor import generation
 from .native import LIVE, RETIRED, alive, retire
-from .native_stream import Streams
+from .native_stream import CapturedError, Streams
 from .ownership import check_size, lend
 from .resource import check_timeout, undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
@@ -463,13 +463,15 @@ class Device:
         for stream in self._streams.known():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                if not (stream.is_capturing() or stream.synchronize(left)):
+                if not stream.synchronize(left):
                     closed = "" if stream.state is LIVE else ", which is closed,"
                     problem = SemaphoreTimeoutError(
                         f"{stream.label}{closed} is not idle after {timeout:g} s{stream.waiting_for()}."
                     )
                 elif (failure := stream.tell_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))
+            except CapturedError:  # what it was given runs when the graph is launched
+                continue
             except GpuInteropError as error:
                 problem = error
         drain()

@@ -33,7 +33,7 @@ from .native import (
     retire_dropped,
     waiting_for_a_look,
 )  # fmt: skip
-from .native_stream import NativeStream, Point, pointed
+from .native_stream import CapturedError, NativeStream, Point, pointed
 
 T = TypeVar("T")
 
@@ -144,13 +144,13 @@ def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: di
     behind = native.behind
     if behind is None:
         streams = native.streams()
-        for stream in streams:
-            if stream not in ends and stream.is_capturing():
-                _put_back(native)  # an event would go into the graph
-                return False
-        for stream in streams:
-            if stream not in ends:
-                ends[stream] = _end_of(stream)
+        try:
+            for stream in streams:
+                if stream not in ends:
+                    ends[stream] = _end_of(stream)
+        except CapturedError:
+            _put_back(native)
+            return False
         native.behind = behind = [end for stream in streams if (end := ends[stream]) is not None]
     if behind and _park(native, behind):
         return False

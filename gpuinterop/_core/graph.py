@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from .. import system
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
-from ..errors import InvalidArgumentError
+from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
+from .monitor import locked
 from .native import GONE, Native, hold, note_use
-from .native_stream import NativeStream, Wait
+from .native_stream import CapturedError, NativeStream, Wait
 from .resource import Resource, check_int
 from .semaphore import ExternalSemaphore
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
+    from ..backend import Native as Handle
     from .device import Device
     from .memory import Mapping
+
+_PATIENCE_S: Final = 1.0  # of a capture with calls that are under way
 
 __all__ = ["Graph", "GraphSemaphores", "GraphStep", "capture"]
 
@@ -223,7 +228,13 @@ class Graph(Resource):
         note_use(executable, native, None)
         for mapping, (first, last) in self._mappings.items():
             mapping.used_on(native, first, last)
-        stream._call_behind(native, waits, lambda handle: self._backend.launch(executable.handle, handle), executable)
+
+        def launch(handle: Handle) -> None:
+            if native.captured:  # since the look
+                raise CapturedError(native)
+            self._backend.launch(executable.handle, handle)
+
+        stream._call_behind(native, waits, launch, executable)
         for semaphore, value in _values(self.semaphores.signals):
             note_use(semaphore._lifetime, native, max(value or 0, semaphore._lifetime.uses.get(native, 0)))
 
@@ -242,15 +253,21 @@ class Graph(Resource):
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
+    def _enter(self, native: NativeStream) -> None:
+        """Its work goes into it from the next call on: from now on nobody asks it, which would end the capture.
+
+        Waits for calls that are under way, and looked before; not for ever: one may be in `Stream.synchronize`.
+        """
+        _claim(self, native)
+        system.until(lambda: not native.calls.copy(), _PATIENCE_S)
+
     def _join(self, native: NativeStream) -> None:
-        """Its work goes into the graph from now on."""
-        native.graph = self
-        self._joined.append(native)
+        _join(self, native)
 
     def _leave(self) -> None:
+        """What is enqueued from now on is no more noted as the graph's."""
         for native in self._joined:
             native.graph = None
-        self._joined.clear()
 
     def _finish(self, stream: Stream, native: NativeStream) -> None:
         device, backend = self._device._native, self._backend
@@ -282,26 +299,66 @@ def capture(stream: Stream) -> Iterator[Graph]:
     native = stream._known_as()
     graph = Graph(device, backend)
     try:
-        stream._call(native, backend.begin_capture)
-        graph._join(native)
-        yield graph
-        graph._leave()
-        graph._finish(stream, native)
+        graph._enter(native)
+        try:
+            stream._call(native, backend.begin_capture)
+            graph._join(native)
+            yield graph
+            graph._leave()
+            graph._finish(stream, native)
+        except BaseException:
+            graph._leave()
+            _abort(backend, device, native)
+            raise
     except BaseException:
-        graph._leave()
-        _abort(backend, device, native)
         graph.close()
         raise
+    finally:
+        try:
+            _end(graph)
+        except BaseException:  # an interrupt has come first
+            _end(graph)
+            raise
+
+
+@locked
+def _claim(graph: Graph, native: NativeStream) -> None:
+    if native.captured:  # by another thread, just now
+        raise CapturedError(native)
+    graph._joined.append(native)
+    native.captured = True
+
+
+@locked
+def _join(graph: Graph, native: NativeStream) -> None:
+    """What it is given is noted as the graph's, until the capture ends."""
+    if native in graph._joined:
+        native.graph = graph
+
+
+@locked
+def _end(graph: Graph) -> None:
+    for native in graph._joined:
+        native.graph = None
+        native.captured = False
+    graph._joined.clear()
 
 
 def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
     """End a capture that has failed, so that the stream runs again: what failed is what is raised."""
+
+    def is_on() -> bool:
+        try:
+            return bool(native.ask(backend.is_capturing, False))
+        except GpuInteropError:
+            return False
+
     for _ in range(2):  # the call that was to end it may be what failed
-        if not native.is_capturing():
+        if not is_on():
             return
         try:
             graph = native.ask(backend.end_capture, None)
             backend.destroy_graph(device._native, graph)
         except Exception:  # it was invalid, and there is no graph
             continue
-    native.broken = native.is_capturing()
+    native.broken = is_on()

@@ -6,6 +6,7 @@ stream's, whatever wrapper is used.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from ..errors import GpuInteropError, again, report
+from ..errors import GpuInteropError, InvalidArgumentError, again, report
 from .gate import Gate, waiting
 from .monitor import after_fork, locked
 from .native import GONE, LIVE, MARK, RELEASING, RETIRED, Native, Standing, retire, revive, waiting_for_a_look
@@ -33,6 +34,15 @@ order = itertools.count(1)
 
 pointed: dict[NativeStream, None] = {}
 """Streams with points that may not be reached."""
+
+
+class CapturedError(InvalidArgumentError):
+    """Its work goes into a graph; a driver would refuse as well, and give the capture up."""
+
+    def __init__(self, stream: NativeStream) -> None:
+        super().__init__(
+            "stream", f"{stream.label} is being captured: what is enqueued runs when the graph is launched."
+        )
 
 
 class Wait:
@@ -155,7 +165,7 @@ def _reached(point: Point) -> None:
 @locked
 def _note_anew(stream: NativeStream, wait: Wait) -> None:
     """Note an inherited wait, once: the stream may have come past the event of the first time, and not of this one."""
-    twin = next((entry for entry in stream.waits if entry[1].origin is wait.origin), None)
+    twin = next((entry for entry in stream.waits.copy() if entry[1].origin is wait.origin), None)
     stream.waits.append((next(order) if twin is None else twin[0], wait))
     waiting[stream] = None
     if twin is not None:
@@ -187,8 +197,8 @@ class NativeStream(Native):
     """
 
     __slots__ = (
-        "backend", "broken", "device", "failure", "graph", "kept", "key", "limit", "owned", "pointer", "points",
-        "thread", "told", "voids", "waits",
+        "backend", "broken", "captured", "device", "failure", "graph", "kept", "key", "limit", "owned", "pointer",
+        "points", "thread", "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool) -> None:
@@ -210,6 +220,8 @@ class NativeStream(Native):
         """Host memory of copies still to run, with the point behind each."""
         self.broken = False
         """A capture of ours could not be ended: nothing that it is given will ever run."""
+        self.captured = False
+        """A capture of ours is on, or about to begin."""
         self.graph: Graph | None = None
         """What `Stream.capture` makes of what it is given."""
         self.failure: GpuInteropError | None = None
@@ -281,20 +293,33 @@ class NativeStream(Native):
     def is_capturing(self) -> bool:
         """Whether its work goes into a graph; one that cannot say captures nothing."""
         try:
-            return not self.broken and bool(self.ask(self.backend.is_capturing, False))
+            return not self.broken and (self.captured or bool(self.ask(self.backend.is_capturing, False)))
         except GpuInteropError:
             return False
+
+    def uncaptured(self, call: Callable[[Handle], T], gone: T) -> T:
+        """As `ask`; raises `CapturedError` where its work goes into a graph, and holds a capture of ours up."""
+        calls = self.calls
+        calls += MARK  # before the look: see `graph.capture`
+        try:
+            if self.is_capturing():
+                raise CapturedError(self)
+            return cast(T, self.ask(call, gone))
+        finally:
+            del calls[-1]
 
     def is_idle(self) -> bool:
         """Whether it has done all that it was given, or has failed; False where that cannot be asked."""
         seen = self.enqueued()
-        if self.elsewhere or self.is_capturing():
+        if self.elsewhere:
             return False
         try:
-            if not self.ask(self.backend.is_idle, True):
+            if not self.uncaptured(self.backend.is_idle, True):
                 return False
         except GpuInteropError:
-            pass  # what is left on it never runs
+            if self.is_capturing():
+                return False
+            # Else it has failed: what is left on it never runs.
         settle(self, seen)
         return True
 
@@ -330,9 +355,14 @@ class NativeStream(Native):
     def synchronize(self, timeout: float | None) -> bool:
         """Block until it has done all that it was given; False when `timeout` seconds passed. Raises its failure."""
         seen, backend = self.enqueued(), self.backend
-        if timeout is None and not (self.elsewhere or backend.holds_gil or backend.synchronize_blocks_others):
-            self.ask(backend.synchronize, None)
-        elif self.with_event(lambda event: backend.wait_done(event, timeout)) is False:
+        polls = timeout is not None or backend.holds_gil or backend.synchronize_blocks_others
+        if self.elsewhere:
+            done = self.with_event(lambda event: backend.wait_done(event, timeout))
+        elif polls:
+            done = self.uncaptured(lambda _: self.with_event(lambda event: backend.wait_done(event, timeout)), None)
+        else:
+            done = self.uncaptured(backend.synchronize, None)
+        if done is False:
             return False
         settle(self, seen)
         self.drop_kept()
@@ -343,18 +373,24 @@ class NativeStream(Native):
 
         Nobody else can ask a thread's own default stream later, so whoever sees no mark must find an event.
         """
-        if self.thread is not None and not self.is_capturing():
+        if self.thread is not None:
             self.drop_kept()
-            self.point()
+            with contextlib.suppress(CapturedError):
+                self.point()
         elif len(self.waits) > self.limit:
             self.look()
             self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # what is still pending is not asked for at each call
 
     def point(self) -> Point | None:
-        """Record an event behind all that it was given so far; None where it can record no more."""
+        """Record an event behind all that it was given so far; None where it can record no more.
+
+        Raises `CapturedError`: the event would go into the graph.
+        """
         point = Point(self)
         try:
-            point.create(lambda: self.backend.record(self.handle))
+            self.uncaptured(lambda _: point.create(lambda: self.backend.record(self.handle)), None)
+        except CapturedError:
+            raise
         except GpuInteropError:
             return None
         try:
@@ -366,11 +402,12 @@ class NativeStream(Native):
 
     def look(self) -> None:
         """Find out which waits have passed, as far as the driver says; never blocks."""
-        if self.is_idle() or self.elsewhere or self.is_capturing():
+        if self.is_idle() or self.elsewhere:
             return
         covered = {wait for point in self.poll() for wait in point.covers}
         if not covered.issuperset(self.enqueued()):
-            self.point()
+            with contextlib.suppress(CapturedError):
+                self.point()
 
     def poll(self) -> list[Point]:
         """Look which points were reached; those that were not."""

@@ -19,7 +19,7 @@ from ..errors import (
 from .drain import drain, relieve, tidy
 from .monitor import dropped
 from .native import DEAD, LIVE, MARK, Marks, Native, Standing
-from .native_stream import NativeStream, Wait, settle
+from .native_stream import CapturedError, NativeStream, Wait, settle
 from .resource import Resource, check_timeout
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ class Stream(Resource):
         InvalidArgumentError
             The stream is being captured: nothing that was enqueued runs.
         """
-        self._refuse_capture()
+        self._check_open()
         stream = self._known_as()
         seen = stream.enqueued()
-        done = self._call(stream, self._backend.is_idle)
+        done = stream.uncaptured(lambda _: self._call(stream, self._backend.is_idle), True)
         if done:
             settle(stream, seen)
             self.check_failure()
@@ -147,7 +147,7 @@ class Stream(Resource):
             The stream is being captured: nothing that was enqueued runs.
         """
         limit = check_timeout(timeout)
-        self._refuse_capture()
+        self._check_open()
         stream = self._known_as()
         if not stream.synchronize(limit):
             raise SemaphoreTimeoutError(f"{self.label} is not idle after {timeout:g} s{stream.waiting_for()}.")
@@ -173,8 +173,8 @@ class Stream(Resource):
 
     def record(self) -> Event:
         """An event that is done when everything enqueued so far is."""
+        self._check_open()
         self.check_failure()
-        self._refuse_capture()
         tidy()
         return Event(self, self._known_as())
 
@@ -239,6 +239,8 @@ class Stream(Resource):
         try:
             if self._backend.holds_gil:
                 self.check_host_copy(host)
+            if stream.captured:  # since the look
+                raise CapturedError(stream)
             stream.kept.append(entry)
             self._call(stream, call, *natives)
             entry[0] = stream.point()
@@ -255,8 +257,11 @@ class Stream(Resource):
             # Behind the record: what another thread gave `other` before that is among them.
             self._call_behind(stream, stream.inherits(other), lambda native: self._backend.wait_event(native, event))
 
+        graph = other.graph
+        if graph is not None and stream.graph is None:
+            graph._enter(stream)
         other.with_event(wait_for)
-        if (graph := other.graph) is not None and stream.graph is None:
+        if graph is not None:
             graph._join(stream)
 
     def check_failure(self) -> None:
@@ -264,12 +269,6 @@ class Stream(Resource):
         self._failure = self._failure or self._known_as().tell_failure()
         if self._failure is not None:
             raise again(self._failure)
-
-    def _refuse_capture(self) -> None:
-        if self.capturing:  # a driver would refuse as well, and give the capture up
-            raise InvalidArgumentError(
-                "stream", f"{self.label} is being captured: what is enqueued runs when the graph is launched."
-            )
 
     def check_host_copy(self, host: HostArray) -> None:
         """Refuse a copy of host memory that a graph would outlive, or that would block behind a pending wait."""
@@ -305,7 +304,7 @@ class Event:
         self._lifetime = Native(
             "Event", backend.destroy_event, parents=(native,), how=Standing.YIELDS, keep=native.keep
         )
-        self._lifetime.create(lambda: backend.record(native.handle))
+        self._lifetime.create(lambda: native.uncaptured(backend.record, None))
 
     @property
     def done(self) -> bool:

@@ -829,12 +829,41 @@ class FakeGraphs(FakeBackend, GraphBackend):
 
 
 class FakeEverything(FakeDriver, FakeMulticast, FakeGraphs):
-    """Every interface, with streams that wait and releases that block."""
+    """Every interface, with streams that wait and releases that block.
+
+    To ask a stream that is being captured, or an event that went into the capture, makes the capture invalid.
+    """
 
     COUNT = 2
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._captured: set[Handle] = set()
+
     def is_capturing(self, stream: Native) -> bool:
         return stream[1] in self.captures
+
+    def _spare_the_capture(self, call: str, captured: bool) -> None:
+        if captured:
+            self.violate(f"{call} makes a capture invalid")
+
+    def is_idle(self, stream: Native) -> bool:
+        self._spare_the_capture("is_idle", stream[1] in self.captures)
+        return super().is_idle(stream)
+
+    def synchronize(self, stream: Native) -> None:
+        self._spare_the_capture("synchronize", stream[1] in self.captures)
+        super().synchronize(stream)
+
+    def record(self, stream: Native) -> Native:
+        event = super().record(stream)
+        if stream[1] in self.captures:
+            self._captured.add(event)
+        return event
+
+    def is_done(self, event: Native) -> bool:
+        self._spare_the_capture("is_done", event in self._captured)
+        return super().is_done(event)
 
     def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
         (FakeGraphs if stream[1] in self.captures else FakeDriver).signal(self, batch, stream, values)

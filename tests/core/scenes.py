@@ -180,6 +180,16 @@ SCENES: dict[str, Scene] = {
         [lambda w: w.far.wait_stream(w.stream), lambda w: w.stream.close(), lambda w: w.far_buffer.close()],
         begin=_wait, budget=1,
     ),
+    "a capture beside whoever synchronizes the device": Scene(
+        "semaphore stream", [World.capture, lambda w: w.device.synchronize(LIMIT)]
+    ),
+    "a capture beside a question": Scene("semaphore stream", [World.capture, lambda w: w.stream.query()]),
+    "a capture beside a close of what the stream has used": Scene(
+        "semaphore shared stream", [World.capture, lambda w: w.allocation.close()], begin=_fill, backend=Lasting
+    ),
+    "a capture beside a copy, and a drain": Scene(
+        "semaphore shared stream", [World.capture, lambda w: w.shared.copy_from_host(bytes(16))], begin=_fill, budget=1,
+    ),
     "work that lasts beside a close": Scene("shared stream", [_fill, lambda w: w.allocation.close()], backend=Lasting),
     "work that lasts, a close and a drain": Scene(
         "shared stream", [_fill, lambda w: w.allocation.close(), lambda w: w.device.drain()], budget=1, backend=Lasting
