@@ -30,6 +30,10 @@ PAGE: Final = mmap.PAGESIZE
 SLICE: Final = 0.05
 """The longest single blocking call, in seconds: how long a cancellation or a Ctrl-C may take to be noticed."""
 
+EXIT_S: Final = 2.0
+"""How long the exit of the interpreter may take in all, whoever waits there."""
+_exit_began: list[float] = []
+
 SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
 """How often a wait that nobody wakes looks before it pauses, letting others run in between."""
 
@@ -63,6 +67,13 @@ def until(condition: Callable[[], bool], timeout: float | None) -> bool:
             return False
         time.sleep(next(gaps))
     return True
+
+
+def left_of_exit(*, spare: float = 0.0) -> float:
+    """Seconds that the exit of the interpreter may still take, less `spare` for those that come later."""
+    if not _exit_began:
+        _exit_began.append(time.monotonic())
+    return max(0.0, _exit_began[0] + EXIT_S - spare - time.monotonic())
 
 
 def mapped_files() -> Iterator[tuple[range, str]]:

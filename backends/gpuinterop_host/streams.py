@@ -16,7 +16,6 @@ import itertools
 import operator
 import os
 import threading
-import time
 from _thread import LockType, allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from gpuinterop.errors import ResourceClosedError, again
 
 FIRST_POINTER: Final = 16
 """Below lie the numbers that CUDA and HIP give their default streams; 0 is ours."""
-_EXIT_LIMIT = 0.5  # seconds that interpreter exit waits for all the workers together
 
 
 class Event:
@@ -259,9 +257,8 @@ def _exit() -> None:
     # The threads are daemons and could be left alone; but one that returns from libc while the interpreter is being
     # taken down may crash it, so those that wait are told to stop first.
     _exiting.set()
-    deadline = time.monotonic() + _EXIT_LIMIT
     for stream in tuple(_live.values()):
-        stream.end(max(0.0, deadline - time.monotonic()))
+        stream.end(system.left_of_exit())
 
 
 def _forked() -> None:

@@ -37,7 +37,7 @@ from .native_stream import CapturedError, NativeStream, Point, pointed
 
 T = TypeVar("T")
 
-_EXIT_GRACE_S: Final = 2.0
+_SPARE_S: Final = 0.5  # of the exit, for the host's streams
 _MANY_DROPPED: Final = 256
 _TWICE: Final = InterruptedError("it was interrupted twice")
 _exiting = False
@@ -326,7 +326,7 @@ def _told(native: Native) -> None:
 
 @atexit.register
 def _drain_at_exit() -> None:
-    """For two seconds in all; nothing that would block is released."""
+    """Nothing that would block is released."""
     global _exiting  # noqa: PLW0603 - it is the process that exits
     _exiting = True
 
@@ -334,4 +334,4 @@ def _drain_at_exit() -> None:
         drain()
         return not any(native.state is RETIRED and native.behind and not native.stays for native in alive())
 
-    system.until(is_over, _EXIT_GRACE_S)
+    system.until(is_over, system.left_of_exit(spare=_SPARE_S))

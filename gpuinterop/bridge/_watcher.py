@@ -619,9 +619,8 @@ def _exit() -> None:
     watchers = list(_live)
     for watcher in watchers:
         watcher.exiting()
-    deadline = time.monotonic() + _EXIT_LIMIT_S
     for watcher in watchers:
-        watcher.stop(max(0.0, deadline - time.monotonic()))
+        watcher.stop(system.left_of_exit(spare=system.EXIT_S - _EXIT_LIMIT_S))
 
 
 after_fork(_live.clear)  # in a child there is no thread, and its exit stores nothing in the parent's words

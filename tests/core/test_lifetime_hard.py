@@ -8,15 +8,19 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.native import RELEASED
 from gpuinterop._core.resource import Resource
+from gpuinterop.bridge import _watcher
+from gpuinterop_host import streams
 
 from .fake import FakeBackend, FakeEverything, fake_device
 
@@ -269,13 +273,40 @@ def test_the_exit_waits_for_work_and_not_for_arrays(
     memory = memory_of(device)
     array = np.from_dlpack(memory.map_buffer().view(4))
     memory.close()
-    monkeypatch.setattr(drain, "_EXIT_GRACE_S", 1e9)  # for the array it would be there for ever
+    monkeypatch.setattr(system, "EXIT_S", 1e9)  # for the array it would be there for ever
+    monkeypatch.setattr(system, "_exit_began", [])
     monkeypatch.setattr(drain, "_exiting", False)  # as it is again afterwards
     drain._drain_at_exit()
     assert backend.count("memory") == 1
     del array
     gc.collect()
     memory.close(timeout=5)
+
+
+def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads are stuck, and wherever: each waits for what is left."""
+    now = [100.0]
+
+    class Stuck:
+        def exiting(self) -> None: ...
+
+        def end(self, limit: float) -> None:
+            now[0] += limit
+
+        stop = end
+
+    monkeypatch.setattr(system, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(system, "until", lambda condition, limit: Stuck().end(limit))
+    monkeypatch.setattr(system, "_exit_began", [])
+    monkeypatch.setattr(_watcher, "_live", [Stuck(), Stuck()])
+    monkeypatch.setattr(streams, "_live", {1: Stuck(), 2: Stuck()})
+    monkeypatch.setattr(streams, "_exiting", threading.Event())
+    monkeypatch.setattr(drain, "_exiting", False)
+    for step in (_watcher._exit, drain._drain_at_exit, streams._exit):
+        before = now[0]
+        step()
+        assert now[0] > before
+    assert now[0] == 102.0
 
 
 # -- copies without a stream ---------------------------------------------------------------------------------------
