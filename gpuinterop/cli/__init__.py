@@ -9,17 +9,12 @@ from typing import NoReturn
 __all__ = ["main"]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line on ``sys.argv``, and exit."""
     try:
-        from .app import app
+        from .app import run
 
-        app(prog_name="gpuinterop")
-    except KeyboardInterrupt:  # among the imports, which take a while
-        interrupted()
-
-
-def interrupted() -> NoReturn:
-    """Exit as after Ctrl-C: one line, and the shells' status for it."""
-    print("interrupted", file=sys.stderr)  # not through rich, which may be what was being imported
-    sys.exit(128 + signal.SIGINT)
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # also among the imports, which take a while
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

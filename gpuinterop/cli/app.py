@@ -1,54 +1,72 @@
-"""The command group, and what becomes of errors: one line that says what to do, and exit status 2; 130 at Ctrl-C."""
+"""The commands' arguments, and what becomes of errors: one line that says what to do, and exit status 2."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
-import click
-from rich.markup import escape
+import argparse
+from collections.abc import Sequence
+from typing import Final
 
 from .. import __version__
 from ..errors import GpuInteropError
-from . import interrupted
+from . import demo, info, multicast, selftest
 from .console import complain
-from .demo import demo
-from .info import info
-from .selftest import selftest
 
-__all__ = ["app"]
+__all__ = ["run"]
+
+_ABOUT: Final = """\
+Share GPU memory and semaphores between a graphics API, another process, and compute.
+
+examples:
+  gpuinterop info                         what works here, what does not, and why
+  gpuinterop info --json | jq .exporters  the same for programs
+  gpuinterop demo                         Vulkan steps a wave, the backend disturbs it in place
+  gpuinterop demo --driver lavapipe       over another Vulkan driver
+  gpuinterop demo --exporter process      the other side is a process with NumPy: no GPU, no Vulkan
+  gpuinterop selftest --backend host      the conformance suite, for the backend on this machine
+  gpuinterop selftest multicast           whether multicast works; on a machine that is yours
+
+GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off.
+"""
+_COMMANDS: Final = {"info": info, "demo": demo, "selftest": selftest}
 
 
-class _Group(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except GpuInteropError as error:
-            complain(f"[bold]error:[/bold] {escape(str(error))}")
-            sys.exit(2)
-        except KeyboardInterrupt:  # before click, whose status for it is 1
-            interrupted()
+def run(arguments: Sequence[str]) -> int:
+    """Run a command.
 
+    Parameters
+    ----------
+    arguments : sequence of str
+        Those behind ``gpuinterop``.
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="gpuinterop")
-def app() -> None:
-    r"""Share GPU memory and semaphores between a graphics API, another process, and compute.
-
-    \b
-    Examples:
-      gpuinterop info                         what works here, what does not, and why
-      gpuinterop info --json | jq .exporters  the same for programs
-      gpuinterop demo                         Vulkan steps a wave, the backend disturbs it in place
-      gpuinterop demo --driver lavapipe       over another Vulkan driver
-      gpuinterop demo --exporter process      the other side is a process with NumPy: no GPU, no Vulkan
-      gpuinterop selftest --backend host      the conformance suite, for the backend on this machine
-      gpuinterop selftest multicast           whether multicast works; on a machine that is yours
-
-    GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off.
+    Returns
+    -------
+    int
+        The exit status.
     """
-
-
-app.add_command(info)
-app.add_command(demo)
-app.add_command(selftest)
+    parser = argparse.ArgumentParser("gpuinterop", description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="{info,demo,selftest}")
+    for name, room in {**_COMMANDS, "selftest multicast": multicast}.items():
+        text = str(room.command.__doc__)
+        one = commands.add_parser(
+            name, description=text.replace("\n    ", "\n"), formatter_class=argparse.RawTextHelpFormatter,
+            allow_abbrev=False,
+        )  # fmt: skip
+        room.add_arguments(one)
+        one.set_defaults(run=room.command)
+    words = list(arguments)
+    if words[:2] == ["selftest", "multicast"]:  # a command of its own; all other words are pytest's
+        words[:2] = ["selftest multicast"]
+    given, rest = parser.parse_known_args(words)
+    if given.command is None:
+        parser.print_help()
+        return 0
+    if given.command == "selftest":
+        given.pytest_arguments = [word for word in rest if word != "--"]
+    elif rest:
+        parser.error(f"{given.command} does not know {' '.join(rest)}; see gpuinterop {given.command} --help.")
+    try:
+        return int(given.run(given))
+    except GpuInteropError as error:
+        complain(f"error: {error}")
+        return 2

@@ -1,52 +1,49 @@
-"""Where the commands print: results to stdout, everything else to stderr."""
+"""Plain output of the commands: results go to stdout, everything else to stderr. Tables need rich: see `tables`."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any, TextIO
+from typing import Final, TextIO
 
-from rich.console import Console
-from rich.markup import escape
-from rich.text import Text
+__all__ = ["complain", "note", "say"]
 
-__all__ = ["complain", "note", "stderr", "stdout"]
-
-
-_ASCII = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x"})
+_CODES: Final = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
+ASCII: Final = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x"})
+"""The marks, for an output that is no Unicode."""
 
 
-class _Console(Console):
-    """One whose marks are ASCII where its output is no Unicode; rich does the same with its boxes."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        if not self.encoding.startswith("utf"):
-            text = text.translate(_ASCII)
-        return super().render_str(text, **options)
-
-
-def stdout() -> Console:
-    """Return a console on what ``sys.stdout`` is now."""
-    _make_tolerant(sys.stdout)
-    return _Console(highlight=False)
-
-
-def stderr() -> Console:
-    """Return a console on what ``sys.stderr`` is now."""
-    _make_tolerant(sys.stderr)
-    return _Console(stderr=True, highlight=False)
-
-
-def _make_tolerant(stream: TextIO) -> None:
-    """What the encoding has no character for (a device's name, a path) is escaped, as Python does on stderr."""
-    if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")
-
-
-def complain(markup: str) -> None:
+def complain(text: str) -> None:
     """Print one red line to stderr, however long."""
-    stderr().print(f"[red]{markup}[/red]", soft_wrap=True)
+    _print(sys.stderr, (text, "red"))
 
 
 def note(text: str) -> None:
     """Print one line to stderr that explains a choice."""
-    stderr().print(f"[yellow]note:[/yellow] {escape(text)}", soft_wrap=True)
+    _print(sys.stderr, ("note: ", "yellow"), (text, ""))
+
+
+def say(*parts: tuple[str, str]) -> None:
+    """Print one line to stdout.
+
+    Parameters
+    ----------
+    *parts : (str, str)
+        A text, and its style: red, green, yellow, dim, bold, or empty.
+    """
+    _print(sys.stdout, *parts)
+
+
+def make_tolerant(stream: TextIO) -> None:
+    """Escape what the encoding has no character for (a device's name, a path), as Python does on stderr."""
+    if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def _print(stream: TextIO, *parts: tuple[str, str]) -> None:
+    make_tolerant(stream)
+    colours = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    line = "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and colours else text for text, style in parts)
+    if not (stream.encoding or "").lower().startswith("utf"):
+        line = line.translate(ASCII)
+    print(line, file=stream, flush=True)

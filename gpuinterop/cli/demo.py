@@ -2,137 +2,144 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import click
-from rich import box
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
+from ..errors import InvalidArgumentError
 from ..exporters.base import WaveParameters
-from .console import complain, note, stderr, stdout
+from .console import complain, note
 from .parties import find_device, open_party
-from .picture import render
+from .records import need
 from .wave import Sabotage, WaveRun, choose_sync, run_wave
 
-__all__ = ["demo"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
+__all__ = ["add_arguments", "command"]
 
 DAMPING = 0.9955
 """Echoes from the border have faded before they come back to the middle: rings, and no clutter."""
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
-    width, _, height = value.lower().partition("x")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``gpuinterop demo``."""
+    parser.add_argument(
+        "--backend", metavar="NAME", help="the compute side; by default the one that matches the exporter"
+    )
+    parser.add_argument(
+        "--exporter",
+        choices=["vulkan", "process"],
+        help="the other side: a compute shader, or a child process with NumPy;\n"
+        "by default Vulkan where there is a driver",
+    )
+    parser.add_argument(
+        "--driver", metavar="NAME", help="which Vulkan driver, by part of its name: swiftshader, lavapipe, nvidia"
+    )
+    parser.add_argument(
+        "--sync",
+        choices=["auto", "native", "bridged"],
+        default="auto",
+        help="what keeps the two in order. native: semaphores that both drivers know;\n"
+        "bridged: the exporter's, whose signals a CPU thread carries to the stream and back;\n"
+        "auto (the default): the first that works, else the host waits for each side",
+    )
+    parser.add_argument(
+        "--frames", metavar="N", type=_frames, default=600, help="how many, on each side (default: 600)"
+    )
+    parser.add_argument(
+        "--size", metavar="WxH", type=_size, default=(512, 512), help="of the field, in cells (default: 512x512)"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, default=Path("wave.png"),
+        help="where the picture goes (default: wave.png)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    parser.add_argument("--sabotage", choices=[entry.value for entry in Sabotage], help=argparse.SUPPRESS)
+    parser.add_argument("--timeout", type=float, default=10.0, help=argparse.SUPPRESS)
+
+
+def _frames(text: str) -> int:
+    frames = int(text)
+    if not 1 <= frames <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"expected 1 to 1000000 frames, got {frames}.")
+    return frames
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.lower().partition("x")
     if not (width.isdecimal() and height.isdecimal()):
-        raise click.BadParameter(f"{value!r} is no size; write e.g. 512x512.")
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write e.g. 512x512.")
     size = int(width), int(height)
     if not all(16 <= edge <= 8192 for edge in size):
-        raise click.BadParameter(f"{value!r} is out of range; each edge has 16 to 8192 cells.")
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; each edge has 16 to 8192 cells.")
     return size
 
 
-@click.command()
-@click.option("--backend", metavar="NAME", help="The compute side; by default the one that matches the exporter.")
-@click.option(
-    "--exporter",
-    type=click.Choice(["vulkan", "process"]),
-    help="The other side: a compute shader, or a child process with NumPy. By default Vulkan where there is a driver.",
-)
-@click.option(
-    "--driver", metavar="NAME", help="Which Vulkan driver, by part of its name: swiftshader, lavapipe, nvidia."
-)
-@click.option(
-    "--sync",
-    type=click.Choice(["auto", "native", "bridged"]),
-    default="auto",
-    show_default=True,
-    help="What keeps the two in order. native: semaphores that both drivers know; bridged: the exporter's, whose "
-    "signals a CPU thread carries to the stream and back; auto: the first that works, else the host waits for each "
-    "side.",
-)
-@click.option(
-    "--frames", type=click.IntRange(1, 1_000_000), default=600, show_default=True, help="How many, on each side."
-)
-@click.option(
-    "--size", metavar="WxH", callback=_size, default="512x512", show_default=True, help="Of the field, in cells."
-)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    default="wave.png",
-    show_default=True,
-    help="Where the picture goes.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
-@click.option("--sabotage", type=click.Choice([entry.value for entry in Sabotage]), hidden=True)
-@click.option("--timeout", type=click.FloatRange(0.01), default=10.0, hidden=True)
-def demo(
-    backend: str | None,
-    exporter: str | None,
-    driver: str | None,
-    sync: str,
-    frames: int,
-    size: tuple[int, int],
-    output: Path,
-    as_json: bool,
-    sabotage: str | None,
-    timeout: float,
-) -> None:
+def command(given: argparse.Namespace) -> int:
     """Step a wave in shared memory, a frame on each side in turn, and check every number.
 
     Each frame the exporter steps the field and signals; the backend's stream waits for that, reads the field through a
     view without a copy, writes a disturbance that depends on it, and signals back. The final field is compared with a
     NumPy simulation of the same frames: the exit status is 0 only when they agree.
     """
-    _check_target(output)
+    for module in ("rich", "PIL"):
+        need(module, "`gpuinterop demo`", "cli")
+    from .picture import render
+    from .tables import stdout
+
+    _check_target(given.output)
     with ExitStack() as cleanup:
         with _noted_warnings():
-            party = cleanup.enter_context(open_party(exporter, driver, backend))
-            device = find_device(party.identity, backend)
-        chosen = choose_sync(party, device, sync)
-        progress = cleanup.enter_context(_progress(frames, show=not as_json))
-        task = progress.add_task("frames", total=frames)
+            party = cleanup.enter_context(open_party(given.exporter, given.driver, given.backend))
+            device = find_device(party.identity, given.backend)
+        chosen = choose_sync(party, device, given.sync)
+        progress = cleanup.enter_context(_progress(show=not given.json))
+        task = progress.add_task("frames", total=given.frames)
         run = run_wave(
             party,
             device,
-            WaveParameters(width=size[0], height=size[1], damping=DAMPING),
-            frames,
+            WaveParameters(width=given.size[0], height=given.size[1], damping=DAMPING),
+            given.frames,
             sync=chosen,
-            timeout=timeout,
+            timeout=given.timeout,
             tick=lambda: progress.advance(task),
-            sabotage=Sabotage(sabotage) if sabotage else None,
+            sabotage=Sabotage(given.sabotage) if given.sabotage else None,
         )
     failure = ""
     try:
-        render(run.field).save(output, format="PNG", optimize=True)
+        render(run.field).save(given.output, format="PNG", optimize=True)
     except Exception as error:  # of whatever kind: the result is worth more than its picture, and is told first
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        failure = f"[bold]error:[/bold] {escape(str(output))} cannot be written: {escape(why)}."
-    if as_json:
-        click.echo(json.dumps(run.as_dict(None if failure else str(output)), indent=2))
+        failure = f"error: {given.output} cannot be written: {why}."
+    if given.json:
+        print(json.dumps(run.as_dict(None if failure else str(given.output)), indent=2))
     else:
-        stdout().print(_table(run, None if failure else output))
+        stdout().print(_table(run, None if failure else given.output))
     if failure:
         complain(failure)
     if not run.correct:
         complain(_verdict(run))
-        sys.exit(1)
-    sys.exit(2 if failure else 0)
+        return 1
+    return 2 if failure else 0
 
 
 def _check_target(output: Path) -> None:
-    """Before the run, which may take long. That `output` is no directory, click has seen."""
+    """Before the run, which may take long."""
+    if output.is_dir():
+        raise InvalidArgumentError("--output", f"{str(output)!r} is a directory.")
     if not output.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(output.parent)!r}.", param_hint="--output")
+        raise InvalidArgumentError("--output", f"there is no folder {str(output.parent)!r}.")
     if not output.exists() and not os.access(output.parent, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"the folder {str(output.parent)!r} is not writable.", param_hint="--output")
+        raise InvalidArgumentError("--output", f"the folder {str(output.parent)!r} is not writable.")
+    if output.exists() and not os.access(output, os.W_OK):
+        raise InvalidArgumentError("--output", f"{str(output)!r} is not writable.")
 
 
 @contextmanager
@@ -150,7 +157,11 @@ def _noted_warnings() -> Iterator[None]:
                 note(str(warning.message))
 
 
-def _progress(frames: int, *, show: bool) -> AbstractContextManager[Progress]:
+def _progress(*, show: bool) -> AbstractContextManager[Progress]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .tables import stderr
+
     return Progress(
         TextColumn("[cyan]wave"),
         BarColumn(bar_width=40),
@@ -163,6 +174,10 @@ def _progress(frames: int, *, show: bool) -> AbstractContextManager[Progress]:
 
 
 def _table(run: WaveRun, output: Path | None) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -202,9 +217,9 @@ def _semaphores(run: WaveRun) -> str:
 
 def _verdict(run: WaveRun) -> str:
     if run.problem:
-        return f"[bold]not correct:[/bold] {escape(run.problem)}"
+        return f"not correct: {run.problem}"
     return (
-        f"[bold]not correct:[/bold] the final field is {run.max_error:.3g} off the NumPy simulation: "
+        f"not correct: the final field is {run.max_error:.3g} off the NumPy simulation: "
         "the two sides were out of step, or did not see each other's writes."
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import json
@@ -19,22 +20,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
-import click
-from rich.markup import escape
-
 from .. import __version__
 from .._core import stand_ins
 from .._core.registry import get_backend
 from ..capabilities import Cell, Operation, VerifiedRun
 from ..errors import InvalidArgumentError
-from .console import complain, note, stdout
-from .records import need, recorded_runs, verified_file
+from .console import complain, note, say
+from .records import existing_file, need, recorded_runs, verified_file
 
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.registry import LoadedBackend
 
-__all__ = ["multicast"]
+__all__ = ["add_arguments", "command"]
 
 _START: Final = "start a process"
 _END: Final = "end the process"
@@ -89,36 +87,26 @@ class Result:
     correct: bool = False
 
 
-@click.command("multicast")
-@click.option("--backend", metavar="NAME", help="By default the one that gpuinterop chooses here.")
-@click.option(
-    "--devices",
-    metavar="0,1,...",
-    callback=lambda _context, _parameter, text: _ordinals(text),
-    help="By ordinal, two or more. By default all that say they can.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="Seconds a step may take.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
-@click.option("--report", is_flag=True, help="Record what was shown in the backend's verified.toml.")
-@click.option(
-    "--document",
-    type=click.Path(dir_okay=False, exists=True, writable=True, path_type=Path),
-    help="With --report: also write all recorded runs into this Markdown file, between its two marks.",
-)
-def multicast(
-    backend: str | None,
-    devices: Sequence[int] | None,
-    timeout: float,
-    as_json: bool,
-    report: bool,
-    document: Path | None,
-) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``gpuinterop selftest multicast``."""
+    parser.add_argument("--backend", metavar="NAME", help="by default the one that gpuinterop chooses here")
+    parser.add_argument(
+        "--devices", metavar="0,1,...", type=_ordinals, help="two or more ordinals; by default all that say they can"
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=_seconds, default=60.0, help="how long a step may take (default: 60)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    parser.add_argument("--report", action="store_true", help="record what was shown in the backend's verified.toml")
+    parser.add_argument(
+        "--document",
+        metavar="FILE",
+        type=existing_file,
+        help="with --report: also write all recorded runs into this Markdown file, between its two marks",
+    )
+
+
+def command(given: argparse.Namespace) -> int:
     """Try multicast: create, bind, map, store to all devices, add over all, in one process and in two.
 
     What a device says of multicast does not prove that it works, so this does it all, in a child process that is killed
@@ -129,40 +117,45 @@ def multicast(
     The exit status is 0 when every step was right, 1 when one was not, 2 when nothing was tried, and 3 when all was
     right and --report could not record it.
     """
-    if document is not None and not report:
-        raise click.UsageError("--document goes with --report: it shows what that has recorded.")
-    if report:
+    if given.document is not None and not given.report:
+        raise InvalidArgumentError("--document", "goes with --report: it shows what that has recorded.")
+    if given.report:
         need("tomli_w", "--report")
 
-    loaded = get_backend(backend)
-    team = _team(loaded, devices)
+    loaded = get_backend(given.backend)
+    team = _team(loaded, given.devices)
     double = stand_ins.stand_in(loaded.libraries)
     result = Result(loaded.name, [{"ordinal": device.ordinal, "name": device.name} for device in team], double or None)
-    if not as_json:
-        stdout().print(f"[bold]multicast[/bold] on {escape(_names(team))}", soft_wrap=True)
+    if not given.json:
+        say(("multicast", "bold"), (f" on {_names(team)}", ""))
         if double:
             note(f"{double} only stands in for a driver: this proves nothing of hardware.")
-    for step in _run(loaded.name, team, timeout):
+    for step in _run(loaded.name, team, given.timeout):
         result.steps.append(step)
-        if not as_json:
+        if not given.json:
             _show(step)
     result.correct = [(step.step, step.outcome) for step in result.steps] == [(n, "right") for n in _names_of_steps()]
-    if as_json:
-        click.echo(json.dumps(asdict(result), indent=2))
+    if given.json:
+        print(json.dumps(asdict(result), indent=2))
     elif result.correct:
-        stdout().print("[green]multicast works here[/green]")
-    if report:
-        _record(result, loaded, team, document)
-    sys.exit(0 if result.correct else 1)
+        say(("multicast works here", "green"))
+    if given.report and not _record(result, loaded, team, given.document):
+        return 3
+    return 0 if result.correct else 1
 
 
-def _ordinals(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _ordinals(text: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of ordinals such as 0,1.") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ordinals such as 0,1.") from None
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, got {text}.")
+    return seconds
 
 
 def _team(backend: LoadedBackend, ordinals: Sequence[int] | None) -> list[Device]:
@@ -312,33 +305,33 @@ def _how(status: int) -> str:
 
 
 def _show(step: Step) -> None:
-    console = stdout()
     if step.outcome == "right":
-        console.print(f"  [green]✓[/green] {step.step:<32} [dim]{escape(step.detail)}[/dim]", soft_wrap=True)
+        say(("  ", ""), ("✓", "green"), (f" {step.step:<32} ", ""), (step.detail, "dim"))
         return
     verb = {"wrong": "", "hung": "hung: ", "died": "died: "}[step.outcome]
-    console.print(f"  [red]✗ {step.step:<32} {verb}{escape(step.detail)}[/red]", soft_wrap=True)
+    say((f"  ✗ {step.step:<32} {verb}{step.detail}", "red"))
     if step.likely_cause:
-        console.print(f"    [yellow]likely:[/yellow] {escape(step.likely_cause)} (docs/multicast.md)", soft_wrap=True)
+        say(("    ", ""), ("likely:", "yellow"), (f" {step.likely_cause} (docs/multicast.md)", ""))
 
 
-def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], document: Path | None) -> None:
-    """Write a run of its own into verified.toml; never of what is no hardware, or was not right."""
+def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], document: Path | None) -> bool:
+    """Write a run of its own into verified.toml; never of what is no hardware, or was not right. False: it failed."""
     from ..testing.report import write_document, write_report
 
     if result.stand_in:
         note(f"nothing was recorded: {result.stand_in} only stands in for a driver.")
-        return
+        return True
     if not result.correct:
         complain("nothing was recorded: a step was not right.")
-        return
+        return True
     try:
         write_report(verified_file(backend.name), _runs(result, backend, team))
         if document is not None:
             write_document(document, recorded_runs())
     except (OSError, ValueError, LookupError, TypeError) as error:  # of a file that is no record of ours, too
-        complain(f"[bold]error:[/bold] it was right, and could not be recorded: {escape(str(error))}")
-        sys.exit(3)
+        complain(f"error: it was right, and could not be recorded: {error}")
+        return False
+    return True
 
 
 def _runs(result: Result, backend: LoadedBackend, team: Sequence[Device]) -> list[VerifiedRun]:

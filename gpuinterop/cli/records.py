@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import os
 from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,7 +13,7 @@ from .._core.registry import GROUP
 from ..capabilities import VerifiedRun, read_verified
 from ..errors import BackendUnavailableError
 
-__all__ = ["EXPORTERS", "need", "recorded_runs", "verified_file"]
+__all__ = ["EXPORTERS", "existing_file", "need", "recorded_runs", "verified_file"]
 
 EXPORTERS = Path(__file__).parents[1] / "exporters" / "verified.toml"
 """What the Vulkan drivers have shown."""
@@ -49,9 +51,17 @@ def verified_file(backend: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "verified.toml"
 
 
-def need(module: str, what: str) -> None:
-    """Raise `BackendUnavailableError` where a module of the extra 'test' is not installed, which `what` needs."""
+def need(module: str, what: str, extra: str = "test") -> None:
+    """Raise `BackendUnavailableError` where a module of an extra is not installed, which `what` needs."""
     if importlib.util.find_spec(module) is None:
         raise BackendUnavailableError(
-            f"{what} needs {module.replace('_', '-')}.", fix="Install gpuinterop with its extra 'test'."
+            f"{what} needs {module.replace('_', '-')}.", fix=f"pip install 'gpuinterop[{extra}]'."
         )
+
+
+def existing_file(text: str) -> Path:
+    """Return an argument that names a file which is there, and may be written."""
+    path = Path(text)
+    if not path.is_file() or not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"expected a file that can be written, got {text!r}.")
+    return path

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from gpuinterop.cli.app import app
+from tests.cli.invoke import invoke
 
 from .parties import require_driver
 
@@ -218,12 +217,12 @@ def test_a_read_only_folder_is_told_before_the_run(tmp_path: Path, monkeypatch: 
 
     real = os.access
     monkeypatch.setattr(os, "access", access)
-    result = CliRunner().invoke(app, ["demo", "--exporter", "process", "--output", str(tmp_path / "a.png")])
+    result = invoke("demo", "--exporter", "process", "--output", str(tmp_path / "a.png"))
     assert result.exit_code == 2
     assert "not writable" in result.output
     (tmp_path / "b.png").touch()  # but what is there may be written, whatever its folder
-    result = CliRunner().invoke(
-        app, ["demo", "--exporter", "process", "--frames", "2", "--size", "16x16", "--output", str(tmp_path / "b.png")]
+    result = invoke(
+        "demo", "--exporter", "process", "--frames", "2", "--size", "16x16", "--output", str(tmp_path / "b.png")
     )
     assert result.exit_code == 0, result.output
 
@@ -284,7 +283,7 @@ def test_warnings_of_the_choice_are_notes(tmp_path: Path) -> None:
     result = run_code(
         "import warnings\n"
         "from gpuinterop.cli import parties, demo\n"
-        "demo.sys.modules['gpuinterop.cli.demo'].find_device = (\n"
+        "demo.find_device = (\n"
         "    lambda *a: (warnings.warn('fell back', RuntimeWarning), parties.find_device(*a))[1])\n",
         tmp_path,
     )

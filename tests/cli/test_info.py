@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from gpuinterop.capabilities import DOMAIN, Scope, Support
 
+from .invoke import invoke
 from .parties import require_driver
 
 
@@ -142,3 +144,30 @@ def test_without_vulkan_the_reason_is_told() -> None:
     assert result.returncode == 0
     assert not [exporter for exporter in json.loads(result.stdout)["exporters"] if exporter["name"] == "vulkan"]
     assert "vulkan: " in result.stderr
+
+
+_LIGHT = """
+import sys
+from gpuinterop.cli.app import run
+assert run(["info", "--json"]) == 0
+heavy = {"click", "rich", "PIL"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_json_needs_numpy_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "host" in [entry["name"] for entry in json.loads(done.stdout)["backends"]]
+
+
+@pytest.mark.parametrize(("command", "lacks"), [("info", "rich"), ("demo", "rich"), ("demo", "PIL")])
+def test_without_the_extra_one_line_says_what_to_install(
+    command: str, lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == lacks else find(name, *more))
+    done = invoke(command)
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f"needs {lacks}. pip install 'gpuinterop[cli]'.")

@@ -20,19 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import gpuinterop.cli.multicast as cli
 from gpuinterop._core import registry, stand_ins
 from gpuinterop._core.multicast import create_multicast
 from gpuinterop.capabilities import Cell, Operation, Support, VerifiedRun, read_verified
-from gpuinterop.cli.app import app
 from gpuinterop.cli.records import verified_file
 from gpuinterop.errors import SemaphoreTimeoutError
 from gpuinterop.handles import TimelineFd
 from gpuinterop.testing import multicast
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.report import format_document, write_report
+from tests.cli.invoke import invoke
 from tests.simulated.driver import Simulator, assert_simulated
 
 pytestmark = pytest.mark.timeout(150)
@@ -121,9 +120,8 @@ def run(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def run(*arguments: str, role: str = CHILD, script: str = "pass") -> Done:
         _script(tmp_path, role, script)
-        result = CliRunner().invoke(app, ["selftest", "multicast", "--backend", "cuda", *arguments])
+        result = invoke("selftest", "multicast", "--backend", "cuda", *arguments)
         _are_gone(tmp_path)
-        assert isinstance(result.exception, SystemExit | None), result.exception
         return Done(result.exit_code, result.stdout, result.stderr)
 
     return run
