@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
 _MANY_WAITS: Final = 64  # from so many on that may be pending, the driver is asked which are
+_POINTS: Final = 8  # so many events tell soon enough which waits have passed
 _REMEMBERED: Final = 256  # native streams that were closed
 
 order = itertools.count(1)
@@ -54,6 +55,8 @@ class Wait:
         Whether the value is there already, where that can be seen: then the wait passes by itself.
     enqueued : bool
         The driver has it.
+    covered : bool
+        A point stands behind it: when that is reached, it has passed.
     passed : bool
     failure : GpuInteropError or None
         It will not come, and who waits is let go.
@@ -61,6 +64,7 @@ class Wait:
 
     reached: Callable[[], bool] | None = None
     enqueued = False
+    covered = False
     passed = False
     failure: GpuInteropError | None = None
     _origin: Wait | None = None
@@ -125,7 +129,7 @@ class Point(Native):
         # On AMD an event must not outlive its stream: so it keeps that stream's owner, and stands on it.
         super().__init__("event", stream.backend.destroy_event, parents=(stream,), how=Standing.HOLDS, keep=stream.keep)
         self.stream = stream
-        self.covers = stream.enqueued()
+        self.covers = [wait for wait in stream.enqueued() if not wait.covered]
         self.waiters: dict[Native, None] = {}
         """What is looked at again when it is reached."""
 
@@ -147,6 +151,8 @@ def _came_behind(point: Point) -> None:
     if point.state is LIVE and point not in point.stream.points:
         pointed[point.stream] = None
         point.stream.points.append(point)
+        for wait in point.covers:
+            wait.covered = True
 
 
 @locked
@@ -404,8 +410,7 @@ class NativeStream(Native):
         """Find out which waits have passed, as far as the driver says; never blocks."""
         if self.is_idle() or self.elsewhere:
             return
-        covered = {wait for point in self.poll() for wait in point.covers}
-        if not covered.issuperset(self.enqueued()):
+        if len(self.poll()) < _POINTS and not all(wait.covered for wait in self.enqueued()):
             with contextlib.suppress(CapturedError):
                 self.point()
 

@@ -481,7 +481,15 @@ def test_waits_that_stay_pending_are_not_asked_for_at_each_call() -> None:
         for value in range(1, 1001):
             semaphore.wait(stream, value)
         assert 1 <= backend.looks <= 10
-        backend.arrive(semaphore._native, 1000)
+        memory = memory_of(device)
+        memory.map_buffer().close()  # it is blocked: each drain looks at the stream
+        for value in range(1001, 1101):
+            semaphore.wait(stream, value)
+            device.drain()
+        assert 1 <= backend.count("event") <= 10
+        backend.arrive(semaphore._native, 1100)
+        memory.close(timeout=5)
+        assert not stream._known_as().waits
 
 
 @pytest.mark.filterwarnings("ignore:releasing event .* failed")
