@@ -406,15 +406,21 @@ class FdHandle(Handle):
         HandleError
             The handle is closed, or its fd cannot be duplicated: somebody else has closed it, or there are too many.
         """
+        made: list[int] = []
         try:
-            second = self._use(os.dup)
+            self._use(lambda fd: made.extend(map(os.dup, (fd,))))  # stored by C: no interrupt takes it away
+            twin = type(self)(made[0], origin=self.origin)
+            twin._trusted, twin._number = self._trusted, made
+            twin._owned = True
+            return twin
         except OSError as error:
             raise HandleError(
                 f"fd: {self._fd} cannot be duplicated ({error.strerror}); was it closed elsewhere?"
             ) from error
-        twin = type(self).adopt(second, origin=self.origin)
-        twin._trusted = self._trusted
-        return twin
+        except BaseException:  # an interrupt
+            while made:
+                os.close(made.pop())
+            raise
 
     def __del__(self) -> None:
         if not self._owned or not self._number:

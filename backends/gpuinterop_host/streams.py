@@ -241,6 +241,7 @@ AnyStream: TypeAlias = Stream | CallingThread
 _pointers = itertools.count(FIRST_POINTER)
 _live: dict[int, Stream] = {}
 _exiting = threading.Event()
+_SPARE = 1.0  # seconds of the exit for the core's drain, which comes later
 
 
 def find(pointer: int) -> Stream | None:
@@ -258,7 +259,7 @@ def _exit() -> None:
     # taken down may crash it, so those that wait are told to stop first.
     _exiting.set()
     for stream in tuple(_live.values()):
-        stream.end(system.left_of_exit())
+        stream.end(system.left_of_exit(spare=_SPARE))
 
 
 def _forked() -> None:

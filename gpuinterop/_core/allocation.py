@@ -115,7 +115,8 @@ class Allocation(Mappable):
         try:
             super().close(timeout)
         finally:
-            self._buffers.clear()  # which hold it: a cycle would wait for a collection
+            if self.closed:
+                self._buffers.clear()  # which hold it: a cycle would wait for a collection
 
     # -- inside ------------------------------------------------------------------------------------------------
 

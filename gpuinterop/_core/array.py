@@ -8,7 +8,7 @@ from ..backend import ArrayBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
 from .interchange import HostArray
-from .native import Native, note_use
+from .native import MARK, Native, note_use
 from .resource import Resource, check_int
 from .stream import Stream, check_stream
 
@@ -116,25 +116,32 @@ class ArrayLevel:
     def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
         start = buffer._range(offset, self.nbytes, "offset")
         check_stream(self._array._device, stream)
-        buffer._use(stream, start, self.nbytes)
-        self._enqueue(buffer._address + start, stream, buffer._mapping, to_array=to_array)
+        self._enqueue(buffer._address + start, stream, buffer, start, to_array=to_array)
 
     def _enqueue(
-        self, address: int, stream: Stream, *mapping: Native, to_array: bool, host: HostArray | None = None
-    ) -> None:
+        self, address: int, stream: Stream, buffer: Buffer | None = None, start: int = 0, *, to_array: bool,
+        host: HostArray | None = None,
+    ) -> None:  # fmt: skip
         array, native = self._array, stream._known_as()
-        if (graph := native.graph) is not None:
-            graph.hold(array._lifetime)
-        elif native not in array._lifetime.uses:
-            note_use(array._lifetime, native, None)
-        stream._enqueue(
-            lambda handle: array._backend.copy_level(
-                handle, array._native, self.index, address, self.nbytes, to_array=to_array
-            ),
-            array._lifetime,
-            *mapping,
-            host=host,
-        )
+        calls = native.calls
+        calls += MARK  # no capture of ours begins or ends between the look at it and the call
+        try:
+            if (graph := native.graph) is not None:
+                graph.hold(array._lifetime)
+            elif native not in array._lifetime.uses:
+                note_use(array._lifetime, native, None)
+            if buffer is not None:
+                buffer._use(stream, start, self.nbytes)
+            stream._enqueue(
+                lambda handle: array._backend.copy_level(
+                    handle, array._native, self.index, address, self.nbytes, to_array=to_array
+                ),
+                array._lifetime,
+                *(() if buffer is None else (buffer._mapping,)),
+                host=host,
+            )
+        finally:
+            del calls[-1]
 
 
 def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:

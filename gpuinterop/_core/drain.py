@@ -37,7 +37,6 @@ from .native_stream import CapturedError, NativeStream, Point, pointed
 
 T = TypeVar("T")
 
-_SPARE_S: Final = 0.5  # of the exit, for the host's streams
 _MANY_DROPPED: Final = 256
 _TWICE: Final = InterruptedError("it was interrupted twice")
 _exiting = False
@@ -151,8 +150,9 @@ def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: di
         except CapturedError:
             _put_back(native)
             return False
-        native.behind = behind = [end for stream in streams if (end := ends[stream]) is not None]
-    if behind and _park(native, behind):
+        if streams:
+            behind = [end for stream in streams if (end := ends[stream]) is not None]
+    if behind is not None and _park(native, behind):
         return False
     if native.standing:
         _end_events(native)
@@ -176,6 +176,9 @@ def _end_of(stream: NativeStream) -> Point | None:
 @locked
 def _park(native: Native, behind: list[Point]) -> bool:
     """Wait for the first point that is not reached; False when there is none."""
+    if native.state is not RETIRED:  # opened once more
+        return False
+    native.behind = behind
     for point in behind:
         if point.state is LIVE:
             point.waiters[native] = None
@@ -334,4 +337,4 @@ def _drain_at_exit() -> None:
         drain()
         return not any(native.state is RETIRED and native.behind and not native.stays for native in alive())
 
-    system.until(is_over, system.left_of_exit(spare=_SPARE_S))
+    system.until(is_over, system.left_of_exit())

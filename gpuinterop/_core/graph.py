@@ -264,15 +264,20 @@ class Graph(Resource):
     def _join(self, native: NativeStream) -> None:
         _join(self, native)
 
+    def _part(self, native: NativeStream) -> None:
+        """It was not given what would have made it the graph's."""
+        _part(self, native)
+
     def _leave(self) -> None:
-        """What is enqueued from now on is no more noted as the graph's."""
+        """What is enqueued from now on, until the capture has ended, is refused; waits as `_enter` does."""
         for native in self._joined:
             native.graph = None
+        system.until(lambda: not any(native.calls.copy() for native in self._joined), _PATIENCE_S)
 
     def _finish(self, stream: Stream, native: NativeStream) -> None:
         device, backend = self._device._native, self._backend
         graph = Native("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self._lifetime,))
-        graph.create(lambda: stream._call(native, backend.end_capture))
+        graph.create(lambda: native.use(backend.end_capture))
         executable = Native("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
@@ -301,7 +306,7 @@ def capture(stream: Stream) -> Iterator[Graph]:
     try:
         graph._enter(native)
         try:
-            stream._call(native, backend.begin_capture)
+            native.use(backend.begin_capture)
             graph._join(native)
             yield graph
             graph._leave()
@@ -334,6 +339,14 @@ def _join(graph: Graph, native: NativeStream) -> None:
     """What it is given is noted as the graph's, until the capture ends."""
     if native in graph._joined:
         native.graph = graph
+
+
+@locked
+def _part(graph: Graph, native: NativeStream) -> None:
+    if native in graph._joined:
+        graph._joined.remove(native)
+        native.graph = None
+        native.captured = False
 
 
 @locked

@@ -177,9 +177,9 @@ def _sweep() -> None:
     for _ in range(len(_untaken)):
         try:
             entry = _untaken[0]
-            _untaken.rotate(-1)
             if entry[0] is not None:
                 if _references(entry) > _ONLY_OURS:
+                    _untaken.rotate(-1)
                     held += 1
                     if held == _LOOKS:
                         return

@@ -377,8 +377,13 @@ class Buffer(Resource):
             check_stream(self._device, stream)
             if array is not None:
                 stream.check_host_copy(array)
-            self._use(stream, start, size)
-            stream._enqueue(enqueue, self._lifetime, self._mapping, host=array)
+            calls = stream._known_as().calls
+            calls += MARK  # no capture of ours begins or ends between the look at it and the call
+            try:
+                self._use(stream, start, size)
+                stream._enqueue(enqueue, self._lifetime, self._mapping, host=array)
+            finally:
+                del calls[-1]
             return
         with self._device._copy_stream() as copier:
             users = self._users(copier, start, size)

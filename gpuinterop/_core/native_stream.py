@@ -58,6 +58,8 @@ class Wait:
     covered : bool
         A point stands behind it: when that is reached, it has passed.
     passed : bool
+    implied : bool
+        The stream may stand behind it, by the rules of the default stream. It does not fail with it.
     failure : GpuInteropError or None
         It will not come, and who waits is let go.
     """
@@ -66,6 +68,7 @@ class Wait:
     enqueued = False
     covered = False
     passed = False
+    implied = False
     failure: GpuInteropError | None = None
     _origin: Wait | None = None
 
@@ -78,9 +81,10 @@ class Wait:
         """That of the stream which was given it."""
         return self._origin or self
 
-    def inherited(self) -> Wait:
+    def inherited(self, *, implied: bool) -> Wait:
         """As of a stream that is ordered behind it, and goes on when it has passed there."""
         wait = Wait(self.semaphore, self.value)
+        wait.implied = implied
         wait._origin = self.origin
         wait.reached = self.origin.is_there
         return wait
@@ -107,7 +111,7 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
 
 @locked
 def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> None:
-    first = next((number for number, one in stream.waits.copy() if one.origin is wait), None)
+    first = next((number for number, one in stream.waits.copy() if one.origin is wait and not one.implied), None)
     if first is not None:
         stream.fail(error)
         stream.voids.append((first, next(order)))  # numbered last: what is enqueued behind this sees the failure
@@ -175,6 +179,7 @@ def _note_anew(stream: NativeStream, wait: Wait) -> None:
     stream.waits.append((next(order) if twin is None else twin[0], wait))
     waiting[stream] = None
     if twin is not None:
+        wait.implied = wait.implied and twin[1].implied
         stream.waits.remove(twin)
 
 
@@ -277,8 +282,9 @@ class NativeStream(Native):
     def inherits(self, other: NativeStream) -> list[Wait]:
         """What it will stand behind once it is ordered behind `other`, but for waits of its own."""
         own = {wait for _, wait in self.waits.copy()}
-        found = {wait.origin: wait for one in other.before() for wait in one.pending()}
-        return [wait.inherited() for origin, wait in found.items() if origin not in own]
+        found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
+        found.update((wait.origin, wait.inherited(implied=wait.implied)) for wait in other.pending())
+        return [wait for origin, wait in found.items() if origin not in own]
 
     def enqueued(self) -> list[Wait]:
         """The waits that whatever is enqueued next stands behind."""
@@ -303,6 +309,11 @@ class NativeStream(Native):
         except GpuInteropError:
             return False
 
+    def refuse_edge(self) -> None:
+        """Raise while a capture of ours begins or ends: nobody could say whether a call is the graph's. Marked."""
+        if self.captured and self.graph is None:
+            raise CapturedError(self)
+
     def uncaptured(self, call: Callable[[Handle], T], gone: T) -> T:
         """As `ask`; raises `CapturedError` where its work goes into a graph, and holds a capture of ours up."""
         calls = self.calls
@@ -322,8 +333,10 @@ class NativeStream(Native):
         try:
             if not self.uncaptured(self.backend.is_idle, True):
                 return False
+        except CapturedError:
+            return False
         except GpuInteropError:
-            if self.is_capturing():
+            if self.is_capturing():  # another library's began behind the look
                 return False
             # Else it has failed: what is left on it never runs.
         settle(self, seen)
@@ -562,6 +575,7 @@ def _intern(
         revive(stream)
         device.table[key] = stream
         _forget(device)
+    stream.release = stream._let_go
     if stream.told:  # somebody knows: this wrapper begins anew
         stream.failure = None
         stream.told = False

@@ -280,6 +280,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 or stream._lifetime.state is not LIVE
                 or stream._device is not self._device
                 or native.failure is not None
+                or native.captured
                 or self._cannot_wait is not None
             ):
                 self._refuse(stream, self._cannot_wait)
@@ -361,6 +362,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 or stream._lifetime.state is not LIVE
                 or stream._device is not self._device
                 or native.failure is not None
+                or native.captured
                 or self._cannot_signal is not None
             ):
                 self._refuse(stream, self._cannot_signal)
@@ -496,11 +498,12 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise UnsupportedError(self._cannot_time_out, context=self._device.name)
         return None if seconds is None else min(round(seconds * 1000), _MAX_MILLISECONDS)
 
-    def _refuse(self, stream: object, gap: Capability | None) -> None:
+    def _refuse(self, stream: Stream, gap: Capability | None) -> None:
         self._check_open()
         if gap is not None:
             raise UnsupportedError(gap, context=self._device.name)
         check_stream(self._device, stream)
+        stream._known_as().refuse_edge()
 
     def _refuse_smaller(self, number: int, last: int, argument: str) -> None:
         raise InvalidArgumentError(
@@ -581,13 +584,18 @@ class SemaphoreBatch:
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
             waits.append(Wait(semaphore._lifetime, number if semaphore._takes_value else None))
             waits[-1].reached = self._calls.looker(semaphore._native, number)
-        self._note_use(native)
-        stream._call_behind(
-            native,
-            waits if native.graph is None else [],  # a graph's wait when it is launched
-            lambda _: self._calls.wait(self._batch, native, numbers, ms, waits),
-            self._lifetime,
-        )
+        calls = native.calls
+        calls += MARK  # no capture of ours begins or ends between the looks at it and the call
+        try:
+            self._note_use(native)
+            stream._call_behind(
+                native,
+                waits if native.graph is None else [],  # a graph's wait when it is launched
+                lambda _: self._calls.wait(self._batch, native, numbers, ms, waits),
+                self._lifetime,
+            )
+        finally:
+            del calls[-1]
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Signal all; `values` in the order of the constructor, None where one is binary.
@@ -596,15 +604,20 @@ class SemaphoreBatch:
         """
         numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
         native = stream._known_as()
-        self._note_use(native)
-        for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            last = semaphore._lifetime.uses[native]
-            if semaphore._grows and number <= last and not native.is_capturing():
-                semaphore._refuse_smaller(number, last, "values")
-        stream._call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
-        if native.graph is None:
+        calls = native.calls
+        calls += MARK  # as in `wait`
+        try:
+            self._note_use(native)
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                semaphore._lifetime.uses[native] = number
+                last = semaphore._lifetime.uses[native]
+                if semaphore._grows and number <= last and not native.is_capturing():
+                    semaphore._refuse_smaller(number, last, "values")
+            stream._call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
+            if native.graph is None:
+                for semaphore, number in zip(self._semaphores, numbers, strict=True):
+                    semaphore._lifetime.uses[native] = number
+        finally:
+            del calls[-1]
 
     def _note_use(self, native: NativeStream) -> None:
         """Before the call, which may fail half-way: the releases wait for the stream."""

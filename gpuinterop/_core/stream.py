@@ -192,6 +192,7 @@ class Stream(Resource):
             first.check()
             second.check()
             self._check_open()
+            stream.refuse_edge()
             result = call(stream.handle)
             if natives:
                 stream.came_along()
@@ -254,15 +255,24 @@ class Stream(Resource):
             return
 
         def wait_for(event: Handle) -> None:
+            other.refuse_edge()
+            graph = other.graph
+            if graph is None or stream.graph is not None:
+                follow(event)
+                return
+            try:
+                graph._enter(stream)
+                graph._join(stream)
+                follow(event)
+            except BaseException:
+                graph._part(stream)
+                raise
+
+        def follow(event: Handle) -> None:
             # Behind the record: what another thread gave `other` before that is among them.
             self._call_behind(stream, stream.inherits(other), lambda native: self._backend.wait_event(native, event))
 
-        graph = other.graph
-        if graph is not None and stream.graph is None:
-            graph._enter(stream)
         other.with_event(wait_for)
-        if graph is not None:
-            graph._join(stream)
 
     def check_failure(self) -> None:
         """Raise why it has failed, if it has; the first failure stays."""

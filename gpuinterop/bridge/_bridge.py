@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
@@ -291,10 +291,12 @@ class Bridge(Resource):
         except BaseException:
             system.close(duplicate)
             raise
+        once = iter((endpoint.close,))
         try:
-            semaphore = self._bridge(endpoint, peer)
+            semaphore = self._bridge(endpoint, peer, once)
         except BaseException:
-            endpoint.close()
+            for close in once:
+                close()
             raise
         try:  # consumed last; another thread may have done so meanwhile
             lend(handle, _close, user=f"a bridge of {self._device.backend}")
@@ -335,16 +337,18 @@ class Bridge(Resource):
         if not isinstance(label, str):
             raise InvalidArgumentError("endpoint", f"its label must be a str, for messages, not {label!r}.")
         self._check_open()
-        return self._bridge(endpoint, peer)
+        return self._bridge(endpoint, peer, iter((endpoint.close,)))
 
-    def _bridge(self, endpoint: Endpoint, peer: int | None) -> BridgedSemaphore[Any]:
-        """After an error the endpoint is the caller's."""
+    def _bridge(
+        self, endpoint: Endpoint, peer: int | None, once: Iterator[Callable[[], None]]
+    ) -> BridgedSemaphore[Any]:
+        """Bridge it; the semaphore closes the endpoint by `once`. After an error the endpoint is the caller's."""
         self._watcher.check()
         semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint)
         semaphore._create(lambda: self._new_lane(endpoint, peer))
         try:
             endpoint._bridged(semaphore)
-            cast(Lane, semaphore._native).adopt()
+            cast(Lane, semaphore._native).adopt(once)
         except BaseException:
             semaphore.close()
             raise

@@ -169,14 +169,14 @@ class Lane:
 
     # -- the application's threads -------------------------------------------------------------------------------
 
-    def adopt(self) -> None:
-        """From now on `end` closes the endpoint. Raises if that was called: then it is still the caller's."""
-        _with(self.lock, self._adopt)
+    def adopt(self, once: Iterator[Callable[[], None]]) -> None:
+        """From now on `end` closes the endpoint, by `once`. Raises if that was called: it is still the caller's."""
+        _with(self.lock, functools.partial(self._adopt, once))
 
-    def _adopt(self, held: bool) -> None:
+    def _adopt(self, once: Iterator[Callable[[], None]], held: bool) -> None:
         if self.closed:
             raise ResourceClosedError("the bridge was closed meanwhile.")
-        self._endpoint_once = iter((self.endpoint.close,))
+        self._endpoint_once = once
 
     def wait(self, stream: NativeStream, value: int, wait: Wait) -> None:
         """Enqueue a wait."""
@@ -612,7 +612,7 @@ class Watcher:
 
 
 _live: weakref.WeakSet[Watcher] = weakref.WeakSet()
-_EXIT_LIMIT_S: Final = 0.5
+_SPARE_S: Final = 1.0  # of the exit, for the core's drain, which comes last
 
 
 def _exit() -> None:
@@ -620,8 +620,8 @@ def _exit() -> None:
     for watcher in watchers:
         watcher.exiting()
     for watcher in watchers:
-        watcher.stop(system.left_of_exit(spare=system.EXIT_S - _EXIT_LIMIT_S))
+        watcher.stop(system.left_of_exit(spare=_SPARE_S))
 
 
 after_fork(_live.clear)  # in a child there is no thread, and its exit stores nothing in the parent's words
-atexit.register(_exit)  # what is registered last runs first: streams are drained afterwards, and come to their ends
+atexit.register(_exit)  # before the core's drain: what is registered last runs first

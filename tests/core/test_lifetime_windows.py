@@ -1,0 +1,293 @@
+"""Another thread comes in exactly between two steps: each window here has let something through once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core import interchange
+from gpuinterop._core.device import Device
+from gpuinterop._core.graph import Graph
+from gpuinterop._core.memory import Buffer
+from gpuinterop._core.native_stream import CapturedError, NativeStream, Wait, fail_wait
+from gpuinterop.bridge import Bridge
+from gpuinterop.bridge._endpoints import EventFdEndpoint
+from gpuinterop.bridge._watcher import Lane
+from gpuinterop.handles import EventFd
+
+from .fake import FakeEverything, fake_device
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* was dropped without close")
+
+
+@pytest.fixture
+def fake() -> tuple[Device, FakeEverything]:
+    backend = FakeEverything()
+    device, _ = fake_device(backend=backend)
+    return device, backend
+
+
+def memory_of(device: Device) -> gi.ExternalMemory:
+    return device.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+
+
+def semaphore_of(device: Device) -> Any:
+    return device.import_semaphore(gi.TimelineWin32(handle=8))
+
+
+def in_thread(call: Callable[[], object]) -> None:
+    """Run it in another thread, and wait for its end."""
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    if problems:
+        raise problems[0]
+
+
+def once_behind(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: Callable[[], object]) -> None:
+    """Let another thread come in behind the next call of a method."""
+    real = getattr(owner, name)
+
+    def method(self: Any, *arguments: Any) -> Any:
+        found = real(self, *arguments)
+        monkeypatch.setattr(owner, name, real)
+        in_thread(call)
+        return found
+
+    monkeypatch.setattr(owner, name, method)
+
+
+@pytest.fixture(autouse=True)
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuinterop._core.graph._PATIENCE_S", 0.01)  # who is waited for stands in these tests
+
+
+def test_a_capture_that_ends_behind_a_look_leaves_a_pending_wait_noted(
+    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, backend = fake
+    stream, semaphore, memory = device.create_stream(), semaphore_of(device), memory_of(device)
+    semaphore.wait(stream, 1)
+    memory.map_buffer().fill(7, stream=stream)
+    capture = stream.capture()
+    graph = capture.__enter__()
+    once_behind(monkeypatch, CapturedError, "__init__", lambda: capture.__exit__(None, None, None))
+    memory.close()
+    assert len(stream._known_as().pending()) == 1
+    assert backend.count("mapping") == 1
+    backend.arrive(semaphore._native, 1)
+    for one in (graph, memory, semaphore, stream):
+        one.close(timeout=5)
+
+
+def test_a_stream_that_is_wrapped_again_under_a_drain_is_waited_for(
+    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, backend = fake
+    first, memory, again = device.wrap_stream(77), memory_of(device), list[gi.Stream]()
+    once_behind(monkeypatch, NativeStream, "streams", lambda: again.append(device.wrap_stream(77)))
+    first.close()
+    backend.blocked.add(77)
+    memory.map_buffer().fill(stream=again[0])
+    memory.close()
+    assert backend.count("mapping") == 1
+    backend.blocked.clear()
+    memory.close(timeout=5)
+
+
+def test_a_wait_beside_the_end_of_a_capture_is_noted_or_refused(
+    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture's end stands until the wait has returned, which has read that it goes into the graph."""
+    monkeypatch.setattr("gpuinterop._core.graph._PATIENCE_S", 20.0)
+    device, backend = fake
+    stream, semaphore = device.create_stream(), semaphore_of(device)
+    capture = stream.capture()
+    graph = capture.__enter__()
+    threads: list[threading.Thread] = []
+
+    def end_in_thread() -> None:
+        threads.append(threading.Thread(target=lambda: capture.__exit__(None, None, None)))
+        threads[0].start()
+
+    hold = Graph.hold
+
+    def held(self: Graph, native: Any) -> None:
+        hold(self, native)
+        monkeypatch.setattr(Graph, "hold", hold)
+        end_in_thread()
+        while stream._known_as().graph is not None:  # it has begun to end
+            threads[0].join(0.001)
+
+    monkeypatch.setattr(Graph, "hold", held)
+    semaphore.wait(stream, 5)
+    threads[0].join(20)
+    assert not backend.waiting
+    assert [step.values for step in graph.semaphores.waits] == [(5,)]
+    for one in (graph, semaphore, stream):
+        one.close(timeout=5)
+
+
+def test_work_beside_the_beginning_of_a_capture_is_held_or_runs(
+    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture does not begin between the look at the stream and the call."""
+    monkeypatch.setattr("gpuinterop._core.graph._PATIENCE_S", 20.0)
+    device, backend = fake
+    stream, memory = device.create_stream(), memory_of(device)
+    buffer = memory.map_buffer()
+    began = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def capture() -> None:
+        with stream.capture() as graph:
+            began.set()
+        graph.close()
+
+    use = Buffer._use
+
+    def used(self: Buffer, *arguments: Any) -> None:
+        use(self, *arguments)
+        monkeypatch.setattr(Buffer, "_use", use)
+        threads.append(threading.Thread(target=capture))
+        threads[0].start()
+        while not stream._known_as().captured:
+            threads[0].join(0.001)
+
+    monkeypatch.setattr(Buffer, "_use", used)
+    with pytest.raises(CapturedError):
+        buffer.fill(stream=stream)
+    threads[0].join(20)
+    assert began.is_set()
+    assert not [call for call in backend.calls if call[0] == "fill"]
+    for one in (memory, stream):
+        one.close(timeout=5)
+
+
+def test_a_follow_that_fails_leaves_the_follower_out_of_the_capture(
+    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, backend = fake
+
+    def fail(*_arguments: object) -> None:
+        raise gi.DriverError("cuStreamWaitEvent", 1, "CUDA_ERROR_INVALID_VALUE")
+
+    with device.create_stream() as stream, device.create_stream() as follower:
+        with stream.capture() as graph:
+            with monkeypatch.context() as patch:
+                patch.setattr(backend, "wait_event", fail)
+                with pytest.raises(gi.DriverError):
+                    follower.wait_stream(stream)
+            seen = [follower.capturing]
+            follower.synchronize(5)
+            follower.wait_stream(stream)
+            seen.append(follower.capturing)
+        assert [*seen, follower.capturing] == [False, True, False]
+        graph.close()
+
+
+def test_an_array_is_let_go_however_often_its_stream_is_wrapped(fake: tuple[Device, FakeEverything]) -> None:
+    class Array(np.ndarray[Any, Any]): ...
+
+    device, backend = fake
+    buffer = memory_of(device).map_buffer()
+    for _ in range(3):
+        stream, array = device.wrap_stream(77), np.zeros(16, np.uint8).view(Array)
+        seen = weakref.ref(array)
+        backend.blocked.add(77)
+        buffer.copy_from_host(array, stream=stream)
+        del array
+        backend.blocked.clear()
+        stream.close()
+        device.drain()
+        assert seen() is None
+
+
+def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind(fake: tuple[Device, FakeEverything]) -> None:
+    """Streams of others may wait for their device's default stream; whether these do, nobody can tell."""
+    device, _ = fake
+    semaphore = semaphore_of(device)
+    wait = Wait(semaphore._lifetime, 1)
+    with device.create_stream() as behind, device.create_stream() as sure:
+        first = device.wrap_stream(77)
+        first._known_as().note(wait)
+        wait.enqueued = True
+        behind.wait_stream(device.wrap_stream(88))
+        sure.wait_stream(first)
+        assert [len(one._known_as().pending()) for one in (behind, sure)] == [1, 1]
+        fail_wait(wait, gi.PeerError("gone"))
+        behind.check_failure()
+        with pytest.raises(gi.PeerError):
+            sure.check_failure()
+        behind.wait_stream(first._device.wrap_stream(88))
+
+
+def test_a_refused_timeout_leaves_an_allocation_as_it_is(fake: tuple[Device, FakeEverything]) -> None:
+    device, _ = fake
+    allocation = device.allocate(4096)
+    pointer = allocation.buffer.ptr
+    with pytest.raises(gi.ArgumentTypeError):
+        allocation.close(timeout="x")  # type: ignore[arg-type]
+    device.drain()
+    assert (allocation.closed, allocation.buffer.ptr) == (False, pointer)
+    allocation.close(timeout=5)
+
+
+def test_a_sweep_looks_at_each_array_once(fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many were taken since the last one: what goes stands in front."""
+    device, _ = fake
+    buffer = memory_of(device).map_buffer()
+    moved: list[int] = []
+
+    class Counted(type(interchange._untaken)):  # type: ignore[misc]
+        def rotate(self, by: int) -> None:
+            moved.append(by)
+            super().rotate(by)
+
+    monkeypatch.setattr(interchange, "_untaken", Counted(interchange._untaken))
+    for _ in range(500):
+        buffer.view(16).__dlpack__(stream=-1)
+    assert len(interchange._untaken) >= 500
+    device.drain()
+    assert not interchange._untaken
+    assert not moved
+
+
+def test_an_interrupt_behind_a_bridges_adoption_closes_the_endpoint_once(
+    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, _ = fake
+    adopt, close = Lane.adopt, EventFdEndpoint.close
+    closed: list[EventFdEndpoint] = []
+
+    def adopted(self: Lane, *arguments: Any) -> None:
+        adopt(self, *arguments)
+        raise KeyboardInterrupt
+
+    def closing(self: EventFdEndpoint) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Lane, "adopt", adopted)
+    monkeypatch.setattr(EventFdEndpoint, "close", closing)
+    with Bridge(device) as bridge, EventFd.adopt(os.eventfd(0)) as handle:
+        with pytest.raises(KeyboardInterrupt):
+            bridge.import_semaphore(handle)
+        bridge.close(timeout=5)
+    assert len(closed) == 1
