@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -38,8 +40,35 @@ def test_those_that_are_open_at_once_are_several(device: gi.Device) -> None:
         assert len({stream.ptr for stream in streams}) == len(streams)
 
 
+def test_two_threads_never_have_the_same(device: gi.Device) -> None:
+    opened: set[int] = set()
+    problems: list[int] = []
+
+    def work() -> None:
+        for _ in range(100):
+            with device.create_stream() as stream:
+                if stream.ptr in opened:
+                    problems.append(stream.ptr)
+                opened.add(stream.ptr)
+                opened.remove(stream.ptr)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+    finally:
+        sys.setswitchinterval(interval)
+    assert (problems, opened) == ([], set())
+
+
 def test_each_has_its_device_and_priority(scope: ExitStack) -> None:
     hip = Runtime("libamdhip64.so")
+    if not hasattr(hip.library, "hipStreamGetPriority"):
+        pytest.skip("the forwarding runtime does not tell")
     found = ctypes.c_int()
     for _ in range(3):
         opened = [
