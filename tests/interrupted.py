@@ -18,6 +18,7 @@ from typing import Any, Final
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import ArrayLayout, FdHandle
+from tests.kept_streams import destroy_kept_streams
 from tests.simulated.driver import Simulator
 from tests.strikes import Strikes
 
@@ -95,10 +96,19 @@ class Table:
         def recorded() -> Any:
             return backend.record(stream)
 
+        def failed() -> Any:
+            one = made()
+            self.simulator.fail_stream(one.pointer, code=719)
+            with suppress(gi.DriverError):  # whoever is told first
+                backend.wait_event(one, event)
+                backend.synchronize(one)
+            return one
+
         self.cases |= {
             "create_stream": Case(lambda _: made(), undo=backend.destroy_stream),
+            # HIP's are kept: one is given back once, or the count is wrong.
             "destroy_stream": Case(
-                backend.destroy_stream, made, once=(self.call("hipStreamDestroy", "cuStreamDestroy"),)
+                backend.destroy_stream, made, once=() if self.vendor == "hip" else ("cuStreamDestroy",)
             ),
             "adopt_stream": Case(lambda _: backend.adopt_stream(native, stream.pointer)),
             "adopt_stream 0": Case(lambda _: backend.adopt_stream(native, 0)),
@@ -113,6 +123,13 @@ class Table:
             "is_done": Case(lambda _: backend.is_done(event)),
             "wait_event": Case(lambda _: backend.wait_event(stream, event)),
         }
+        if self.vendor == "hip":
+            self.cases |= {
+                "create_stream anew": Case(
+                    lambda _: made(), lambda: destroy_kept_streams(backend), undo=backend.destroy_stream
+                ),
+                "destroy_stream failed": Case(backend.destroy_stream, failed, once=("hipStreamDestroy",)),
+            }
 
     def memory(self) -> None:
         backend, native, stream = self.backend, self.native, self.stream()

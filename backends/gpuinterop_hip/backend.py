@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -34,6 +35,7 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
         self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 lets go of it
         self._semaphores = semaphores.Semaphores(self._driver)
         self._ranges = allocations.Ranges()
+        self._kept_streams: defaultdict[tuple[int, bool], streams.Kept] = defaultdict(list)
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
@@ -63,7 +65,8 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
     # -- streams and events --------------------------------------------------------------------------------------
 
     def create_stream(self, device: Gpu, *, high_priority: bool = False) -> streams.Stream:
-        return streams.create(device, high_priority=high_priority)
+        kept = self._kept_streams[device.ordinal, high_priority]
+        return streams.create(device, kept, high_priority=high_priority)
 
     def adopt_stream(self, device: Gpu, pointer: int) -> streams.Stream:
         return streams.adopt(self._driver, device, pointer)

@@ -7,8 +7,10 @@ stream's own device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
+from itertools import starmap
 from typing import Final, TypeVar
 
 from gpuinterop.errors import InvalidArgumentError
@@ -21,13 +23,60 @@ _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the
 _NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
 
 _T = TypeVar("_T")
+_numbers = itertools.count()
+
+
+class _Native(Made):
+    """What the runtime knows as a stream."""
+
+    __slots__ = ()
+    back = "hipStreamDestroy"
+
+    def is_whole(self) -> bool:
+        """Whether it can be used again: it has not failed, and no capture was left in it."""
+        if not self.made or self._left is not None:
+            return False
+        # Its work is done; but the query may be what finds that out, and then says so the next time.
+        return self.gpu.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
+
+
+Kept = list[tuple[int, _Native]]
+"""Streams of ours that were closed, of one device and priority, for the next ones; each with its number.
+
+In a call on a default stream AMD's runtime reads streams that another thread destroys meanwhile, and crashes
+(hip_device.cpp:197). So a stream is destroyed only where it is of no more use.
+"""
 
 
 class Stream(Made):
-    """A stream of one device, of ours or of others."""
+    """A stream of one device, of ours or of others. One of ours has its native from `Kept`, and gives it back."""
 
-    __slots__ = ("pointer", "relative")
-    back = "hipStreamDestroy"
+    __slots__ = ("_kept", "_native", "pointer", "relative")
+
+    def __init__(self, gpu: Gpu, kept: Kept | None = None) -> None:
+        super().__init__(gpu)
+        self._kept: Kept = [] if kept is None else kept
+        self._native: Kept = []
+
+    def take(self, priority: int) -> None:
+        """The oldest that is kept: the runtime spreads streams over its hardware queues as they are made."""
+        self._kept.sort(reverse=True)
+        try:
+            self._native.extend(starmap(self._kept.pop, ((),)))
+        except IndexError:
+            self._native.append((next(_numbers), _Native(self.gpu)))
+            self._native[0][1].make("hipStreamCreateWithPriority", _NON_BLOCKING, priority)
+        self.know(self._native[0][1].handle)
+
+    def free(self) -> None:
+        """Keep its native, once; or destroy it."""
+        if not self._native:
+            return
+        native = self._native[0][1]
+        if native.is_whole():
+            self._kept.extend(starmap(self._native.pop, ((),)))
+        else:
+            native.free()
 
     def know(self, pointer: int) -> None:
         self.pointer = pointer
@@ -40,15 +89,10 @@ class Stream(Made):
         return self.gpu.run(work, aside=False) if self.relative else work()
 
 
-def create(gpu: Gpu, *, high_priority: bool) -> Stream:
+def create(gpu: Gpu, kept: Kept, *, high_priority: bool) -> Stream:
     """``hipStreamCreateWithPriority`` with ``hipStreamNonBlocking``: one that blocks stalls the default stream."""
-    stream = Stream(gpu)
-
-    def work() -> None:
-        stream.make("hipStreamCreateWithPriority", _NON_BLOCKING, _HIGHEST if high_priority else _NORMAL)
-        stream.know(stream.handle)
-
-    return gpu.create(stream, work)
+    stream = Stream(gpu, kept)
+    return gpu.create(stream, partial(stream.take, _HIGHEST if high_priority else _NORMAL))
 
 
 def adopt(driver: Driver, gpu: Gpu, pointer: int) -> Stream:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from tests.kept_streams import destroy_kept_streams
 from tests.simulated.driver import Simulator
 from tests.spare_pages import unpin_spare_pages
 
@@ -194,6 +195,7 @@ def test_every_call_that_fails_is_named(simulator: Simulator, device: gi.Device,
             "hipMemsetD8Async": lambda: buffer.fill(1, stream=stream),
             "hipMemCreate": lambda: device.allocate(1),
         }
+        destroy_kept_streams(device._backend)
         for call, attempt in calls.items():
             simulator.fail(call, code=UNKNOWN)
             with pytest.raises(gi.DriverError, match=call) as caught:
@@ -213,6 +215,7 @@ def test_a_code_that_the_bindings_do_not_know(simulator: Simulator, device: gi.D
         "hipStreamIsCapturing": lambda: device._backend.is_capturing(stream._native),
         "hipEventQuery": lambda: event.done,
     }
+    destroy_kept_streams(device._backend)
     for call, attempt in calls.items():
         simulator.fail(call, code=12345)
         with pytest.raises(gi.DriverError, match="12345") as caught:

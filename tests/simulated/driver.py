@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gpuinterop as gi
+from tests.kept_streams import count_kept_streams
 from tests.spare_pages import unpin_spare_pages
 
 _FD: Final = {"driver": 0, "open": 1, "closed": 2}
@@ -332,11 +333,13 @@ class Simulator:
     def live(self) -> dict[str, int]:
         """How many objects there are, by kind, and ``bytes`` of device memory.
 
-        Default streams are not counted, nor HIP's address ranges, which the backend keeps: see `count`.
+        Default streams are not counted, nor HIP's address ranges and closed streams, which the backend keeps: see
+        `count`.
         """
         counts = {kind: self.count(kind) for kind in (*self._kinds_known, "bytes")}
         if self.path.name == _SONAMES["hip"]:
             counts.pop("reservation", None)
+            counts["stream"] -= count_kept_streams()
         counts["stream"] -= int(self._call("implicit_streams"))
         return counts
 
