@@ -21,7 +21,7 @@ from gpuinterop.backend import (
 from gpuinterop.capabilities import Capability
 from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, Granularity, MemoryHandle
 
-from . import allocations, arrays, capabilities, graphs, memory, multicast, semaphores, streams, words
+from . import allocations, arrays, capabilities, graphs, memory, multicast, semaphores, stream_memory, streams
 from .driver import Context, Driver
 
 _WINDOWS = sys.platform.startswith("win")
@@ -236,17 +236,17 @@ class CudaBackend(ArrayBackend, MulticastBackend, GraphBackend, StreamMemoryBack
 
     # -- stream memory operations --------------------------------------------------------------------------------
 
-    def pin(self, device: Context, address: Address, size: int) -> tuple[words.Pin, Address]:
-        return words.pin(self._driver, device, address, size)
+    def pin(self, device: Context, address: Address, size: int) -> tuple[stream_memory.Pin, Address]:
+        return stream_memory.pin(self._driver, device, address, size)
 
-    def unpin(self, pin: words.Pin) -> None:
+    def unpin(self, pin: stream_memory.Pin) -> None:
         pin.release()
 
     def write_value(self, stream: streams.Stream, word: Address, value: int) -> None:
-        words.write_value(self._driver, stream, word, value)
+        stream_memory.write_value(self._driver, stream, word, value)
 
     def wait_value(self, stream: streams.Stream, word: Address, value: int) -> None:
-        words.wait_value(self._driver, stream, word, value)
+        stream_memory.wait_value(self._driver, stream, word, value)
 
     # -- graphs --------------------------------------------------------------------------------------------------
 

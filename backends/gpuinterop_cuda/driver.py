@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 from gpuinterop import system
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError, warn_leak
 
-from .meanings import GENERAL, MEANINGS, NEWER_NAMES
+from .error_hints import GENERAL, MEANINGS, NEWER_NAMES
 
 UNNAMED: Final = (ValueError, KeyError)
 """What the bindings raise for a number that they have no name for: 13.x, and 12.9 for a status. See `unnamed`."""
