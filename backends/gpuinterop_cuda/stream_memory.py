@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from gpuinterop.backend import Address
+from gpuinterop.backend import Address, StreamMemoryBackend
 
-from .driver import Context, Driver, Made
+from .driver import Context, Made, Room
 from .streams import Stream
 
 # CUmemhostregister_flags: other contexts use the page as well, and streams want its address on the device.
@@ -24,22 +23,27 @@ class Pin(Made):
     there: Address
 
 
-def pin(driver: Driver, context: Context, address: Address, size: int) -> tuple[Pin, Address]:
-    """``cuMemHostRegister``, ``cuMemHostGetDevicePointer``."""
-    made = Pin(context)
+class StreamMemory(Room, StreamMemoryBackend):
+    """Words in pinned host memory."""
 
-    def work() -> None:
-        made.add("cuMemHostRegister", address, size, _PORTABLE | _DEVICE_MAP)
-        made.there = int(driver.call("cuMemHostGetDevicePointer", address, 0))
+    def pin(self, device: Context, address: Address, size: int) -> tuple[Pin, Address]:
+        """``cuMemHostRegister`` pins the pages, and ``cuMemHostGetDevicePointer`` gives their address on the device."""
+        made = Pin(device)
 
-    return context.create(made, work), made.there
+        def work() -> None:
+            made.add("cuMemHostRegister", address, size, _PORTABLE | _DEVICE_MAP)
+            made.there = int(self._driver.call("cuMemHostGetDevicePointer", address, 0))
 
+        return device.create(made, work), made.there
 
-def write_value(driver: Driver, stream: Stream, word: Address, value: int) -> None:
-    """``cuStreamWriteValue64``."""
-    stream.run(partial(driver.call, "cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT))
+    def unpin(self, pin: Pin) -> None:
+        """``cuMemHostUnregister``."""
+        pin.release()
 
+    def write_value(self, stream: Stream, word: Address, value: int) -> None:
+        """``cuStreamWriteValue64``."""
+        stream.run(self._driver.call, "cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT)
 
-def wait_value(driver: Driver, stream: Stream, word: Address, value: int) -> None:
-    """``cuStreamWaitValue64``, greater or equal: cyclically, which is why values stay below 2**63."""
-    stream.run(partial(driver.call, "cuStreamWaitValue64", stream.handle, word, value, _GEQ))
+    def wait_value(self, stream: Stream, word: Address, value: int) -> None:
+        """``cuStreamWaitValue64`` compares cyclically, which is why values stay below 2**63."""
+        stream.run(self._driver.call, "cuStreamWaitValue64", stream.handle, word, value, _GEQ)
