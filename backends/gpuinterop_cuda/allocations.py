@@ -1,6 +1,6 @@
 """Shareable allocations, over the driver's virtual memory management.
 
-What it maps, exports, imports and releases is a generic handle, of memory or of a multicast object.
+The driver maps, exports, imports and releases generic handles: one stands for memory or for a multicast object.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-from gpuinterop.backend import Address
+from gpuinterop.backend import Address, AllocationBackend
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
-from .driver import Context, Driver, Made
+from .driver import Context, Driver, Made, Room
 
 TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, OpaqueWin32Kmt: 4, FabricHandle: 8}
-"""``CUmemAllocationHandleType`` by number."""
+"""The number of each ``CUmemAllocationHandleType``."""
+_MINIMUM, _RECOMMENDED = 0, 1  # CUmemAllocationGranularity_flags, and CUmulticastGranularity_flags
 
 
 class Mappable(Made):
@@ -31,12 +32,12 @@ class Mappable(Made):
         super().__init__(context)
         self.size = size
         self.alignment = alignment
-        """Of its address; 0 leaves that to the driver."""
+        """The alignment of its address; 0 leaves that to the driver."""
 
     def load(self, handle: AllocationHandle) -> Self:
-        """``cuMemImportFromShareableHandle``. The driver does not take the descriptor, so it is closed here."""
+        """``cuMemImportFromShareableHandle`` makes it. The driver does not close the descriptor, so `load` does."""
         driver = self.context.driver
-        kind = handle_type(driver, type(handle))
+        kind = native_handle_type(driver, type(handle))
         shared, _keep = _shared(driver, handle)
 
         def work() -> None:
@@ -45,6 +46,24 @@ class Mappable(Made):
                 os.close(handle.fd)
 
         return self.context.create(self, work)
+
+    def export(self, kind: type[AllocationHandle]) -> AllocationHandle:
+        """``cuMemExportToShareableHandle``."""
+        exported = _Exported(self.context)
+        exported.is_fd = kind is VmmFd
+
+        def work() -> None:
+            exported.make("cuMemExportToShareableHandle", self.handle, native_handle_type(self.context.driver, kind), 0)
+            found = exported.handle
+            if kind is VmmFd:
+                os.set_inheritable(int(found), False)
+                exported.result = VmmFd.adopt(int(found))
+            elif kind is FabricHandle:
+                exported.result = FabricHandle(bytes(found.data))
+            else:
+                exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=int(found))
+
+        return self.context.create(exported, work).result
 
 
 class Allocation(Mappable):
@@ -107,90 +126,88 @@ class _ObjectAttributes(ctypes.Structure):
 _OBJECT_ATTRIBUTES: Final = _ObjectAttributes(ctypes.sizeof(_ObjectAttributes), None, None, 0, None, None)
 
 
-def granularity(driver: Driver, context: Context, kind: type[AllocationHandle]) -> Granularity:
-    """``cuMemGetAllocationGranularity``, for the minimum and what is recommended."""
-    flags = driver.api.CUmemAllocationGranularity_flags
-    properties = _properties(driver, context, kind)
-    return Granularity(
-        int(driver.call("cuMemGetAllocationGranularity", properties, flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM)),
-        int(driver.call("cuMemGetAllocationGranularity", properties, flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)),
-    )
+class Allocations(Room, AllocationBackend):
+    """Shareable allocations. Multicast objects are mapped and released by the same calls."""
+
+    def granularity(self, device: Context, handle_type: type[AllocationHandle]) -> Granularity:
+        """``cuMemGetAllocationGranularity`` gives the minimum, and what is recommended."""
+        flags = self._driver.api.CUmemAllocationGranularity_flags
+        return granularity_of(self._driver, "cuMemGetAllocationGranularity", _properties(device, handle_type), flags)
+
+    def allocate(self, device: Context, size: int, handle_type: type[AllocationHandle]) -> Allocation:
+        """``cuMemCreate``."""
+        allocation = Allocation(device, size, handle_type)
+        return allocation.create("cuMemCreate", size, _properties(device, handle_type), 0)
+
+    def export_allocation(self, allocation: Allocation) -> AllocationHandle:
+        """``cuMemExportToShareableHandle``."""
+        return allocation.export(allocation.kind)
+
+    def import_allocation(self, device: Context, handle: AllocationHandle, *, size: int) -> Allocation:
+        """``cuMemImportFromShareableHandle``."""
+        return Allocation(device, size, type(handle)).load(handle)
+
+    def map_allocation(self, allocation: Mappable, devices: Sequence[Context]) -> tuple[Reservation, Address]:
+        """``cuMemAddressReserve``, ``cuMemMap``, and ``cuMemSetAccess`` for every device."""
+        size, driver = allocation.size, self._driver
+        place = Reservation(allocation.context, size)
+
+        def work() -> None:
+            place.make("cuMemAddressReserve", size, allocation.alignment, 0, 0)
+            place.address = int(place.handle)
+            place.mapped.add("cuMemMap", place.handle, size, 0, allocation.handle, 0)
+            access = [_access(device) for device in devices]
+            driver.call("cuMemSetAccess", place.handle, size, access, len(access))
+
+        return allocation.context.create(place, work), place.address
+
+    def unmap_allocation(self, mapping: Reservation) -> None:
+        """``cuMemUnmap``, ``cuMemAddressFree``."""
+        mapping.release()
+
+    def release_allocation(self, allocation: Mappable) -> None:
+        """``cuMemRelease``."""
+        allocation.release()
+
+    def can_access(self, ordinal: int, peer: int) -> bool:
+        """``cuDeviceCanAccessPeer``."""
+        device, other = (self._driver.call("cuDeviceGet", one) for one in (ordinal, peer))
+        return bool(self._driver.call("cuDeviceCanAccessPeer", device, other))
+
+    def location(self, allocation: Allocation) -> int | None:
+        """``cuMemGetAllocationPropertiesFromHandle``; None where this process does not see the memory's device."""
+        found = allocation.context.call("cuMemGetAllocationPropertiesFromHandle", allocation.handle)
+        where = found.location  # a view, which does not keep `found` alive (12.9)
+        on_device = int(where.type) == int(self._driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+        return int(where.id) if on_device and where.id >= 0 else None  # -2 (measured): mapping works all the same
 
 
-def allocate(driver: Driver, context: Context, size: int, kind: type[AllocationHandle]) -> Allocation:
-    """``cuMemCreate``."""
-    return Allocation(context, size, kind).create("cuMemCreate", size, _properties(driver, context, kind), 0)
+def granularity_of(driver: Driver, call: str, properties: Any, flags: Callable[[int], Any]) -> Granularity:
+    minimum, recommended = (int(driver.call(call, properties, flags(number))) for number in (_MINIMUM, _RECOMMENDED))
+    return Granularity(minimum, recommended)
 
 
-def export(driver: Driver, mappable: Mappable, kind: type[AllocationHandle]) -> AllocationHandle:
-    """``cuMemExportToShareableHandle``."""
-    exported = _Exported(mappable.context)
-    exported.is_fd = kind is VmmFd
-
-    def work() -> None:
-        exported.make("cuMemExportToShareableHandle", mappable.handle, handle_type(driver, kind), 0)
-        found = exported.handle
-        if kind is VmmFd:
-            os.set_inheritable(int(found), False)
-            exported.result = VmmFd.adopt(int(found))
-        elif kind is FabricHandle:
-            exported.result = FabricHandle(bytes(found.data))
-        else:
-            exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=int(found))
-
-    return mappable.context.create(exported, work).result
-
-
-def location(driver: Driver, allocation: Allocation) -> int | None:
-    """``cuMemGetAllocationPropertiesFromHandle``; None where the memory's device is not visible to this process."""
-    found = allocation.context.call("cuMemGetAllocationPropertiesFromHandle", allocation.handle)
-    where = found.location  # a view, which does not keep `found` alive (12.9)
-    on_device = int(where.type) == int(driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
-    return int(where.id) if on_device and where.id >= 0 else None  # -2 (measured): mapping works all the same
-
-
-def can_access(driver: Driver, ordinal: int, peer: int) -> bool:
-    """``cuDeviceCanAccessPeer``."""
-    device, other = driver.call("cuDeviceGet", ordinal), driver.call("cuDeviceGet", peer)
-    return bool(driver.call("cuDeviceCanAccessPeer", device, other))
-
-
-def map_allocation(driver: Driver, mappable: Mappable, devices: Sequence[Context]) -> tuple[Reservation, Address]:
-    """``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess`` for every device."""
-    size, context = mappable.size, mappable.context
-    place = Reservation(context, size)
-
-    def work() -> None:
-        place.make("cuMemAddressReserve", size, mappable.alignment, 0, 0)
-        place.address = int(place.handle)
-        place.mapped.add("cuMemMap", place.handle, size, 0, mappable.handle, 0)
-        access = [_access(driver, device) for device in devices]
-        driver.call("cuMemSetAccess", place.handle, size, access, len(access))
-
-    return context.create(place, work), place.address
-
-
-def handle_type(driver: Driver, kind: type[AllocationHandle]) -> Any:
+def native_handle_type(driver: Driver, kind: type[AllocationHandle]) -> Any:
     """The ``CUmemAllocationHandleType``."""
     if kind not in TYPES:
         raise ArgumentTypeError("handle_type", f"CUDA has no allocations for {kind.__name__}.")
     return driver.api.CUmemAllocationHandleType(TYPES[kind])
 
 
-def _properties(driver: Driver, context: Context, kind: type[AllocationHandle]) -> Any:
-    api = driver.api
+def _properties(device: Context, kind: type[AllocationHandle]) -> Any:
+    api = device.driver.api
     properties = api.CUmemAllocationProp()
     properties.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    properties.location.id = context.ordinal
-    properties.requestedHandleTypes = handle_type(driver, kind)
+    properties.location.id = device.ordinal
+    properties.requestedHandleTypes = native_handle_type(device.driver, kind)
     if kind is OpaqueWin32 and sys.platform == "win32":
         properties.win32HandleMetaData = ctypes.addressof(_OBJECT_ATTRIBUTES)
     return properties
 
 
-def _access(driver: Driver, device: Context) -> Any:
-    api = driver.api
+def _access(device: Context) -> Any:
+    api = device.driver.api
     access = api.CUmemAccessDesc()
     access.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     access.location.id = device.ordinal

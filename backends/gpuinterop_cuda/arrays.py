@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpuinterop.backend import Address
+from gpuinterop.backend import Address, ArrayBackend
 from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.handles import ArrayLayout, ArrayUsage
 
-from . import memory
-from .driver import Context, Driver, Made
-from .memory import Memory
+from .driver import Context, Made, Room
+from .memory import ImportedMemory
 from .streams import Stream
 
 _LAYERED, _SURFACE, _CUBEMAP, _COLOR_ATTACHMENT = 0x01, 0x02, 0x04, 0x20  # CUDA_ARRAY3D_*
@@ -55,7 +54,7 @@ def _formats() -> dict[str, Format]:
 FORMATS: Final = _formats()
 
 
-class Array(Made):
+class MappedArray(Made):
     """A mapped mipmapped array."""
 
     __slots__ = ("format", "layout")
@@ -67,25 +66,55 @@ class Array(Made):
         self.format = texel
 
 
-def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
-    """``cuExternalMemoryGetMappedMipmappedArray``."""
-    api = driver.api
-    texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
-    if texel is None:
-        raise InvalidArgumentError(
-            "format", f"CUDA has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
-        )
-    desc = api.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
-    desc.offset = layout.offset
-    one = desc.arrayDesc
-    one.Width, one.Height, depth = layout.extent
-    one.Depth = layout.layers or depth  # a layered array's depth is its layers
-    one.Format = api.CUarray_format(texel.channel)
-    one.NumChannels = texel.channels
-    one.Flags = _flags(layout)
-    desc.numLevels = _levels(layout)
-    array = Array(memory.context, layout, texel)
-    return array.create("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+class Arrays(Room, ArrayBackend):
+    """Mipmapped arrays."""
+
+    def map_array(self, memory: ImportedMemory, layout: ArrayLayout) -> MappedArray:
+        """``cuExternalMemoryGetMappedMipmappedArray``."""
+        api = self._driver.api
+        texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
+        if texel is None:
+            raise InvalidArgumentError(
+                "format", f"CUDA has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
+            )
+        desc = api.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
+        desc.offset = layout.offset
+        one = desc.arrayDesc
+        one.Width, one.Height, depth = layout.extent
+        one.Depth = layout.layers or depth  # a layered array's depth is its layers
+        one.Format = api.CUarray_format(texel.channel)
+        one.NumChannels = texel.channels
+        one.Flags = _flags(layout)
+        desc.numLevels = _levels(layout)
+        array = MappedArray(memory.context, layout, texel)
+        return array.create("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+
+    def copy_level(
+        self, stream: Stream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
+    ) -> None:
+        """``cuMemcpy3DAsync`` copies between a level, all its layers, and tightly packed bytes."""
+        api = self._driver.api
+        width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
+        plane = self._driver.call("cuMipmappedArrayGetLevel", array.handle, level)
+        types = api.CUmemorytype
+        job = api.CUDA_MEMCPY3D()
+        job.WidthInBytes = width * array.format.texel_bytes
+        job.Height = height
+        job.Depth = array.layout.layers or depth
+        # Of memory that it knows the driver finds out the rest by itself.
+        pageable = self.is_pageable(array.context, address)
+        end, other = ("src", "dst") if to_array else ("dst", "src")
+        setattr(job, f"{other}MemoryType", types(_ARRAY))
+        setattr(job, f"{other}Array", plane)
+        setattr(job, f"{end}MemoryType", types(_HOST) if pageable else types.CU_MEMORYTYPE_UNIFIED)
+        setattr(job, f"{end}Host" if pageable else f"{end}Device", address if pageable else api.CUdeviceptr(address))
+        setattr(job, f"{end}Pitch", width * array.format.texel_bytes)
+        setattr(job, f"{end}Height", height)
+        stream.context.call("cuMemcpy3DAsync", job, stream.handle, aside=False)
+
+    def destroy_array(self, array: MappedArray) -> None:
+        """``cuMipmappedArrayDestroy``."""
+        array.release()
 
 
 def _levels(layout: ArrayLayout) -> int:
@@ -114,25 +143,3 @@ def _flags(layout: ArrayLayout) -> int:
         if layout.layers == 6:  # one cube is no array of cubes
             flags &= ~_LAYERED
     return flags
-
-
-def copy_level(driver: Driver, stream: Stream, array: Array, level: int, address: Address, *, to_array: bool) -> None:
-    """``cuMemcpy3DAsync`` between a level, all its layers, and tightly packed bytes."""
-    api = driver.api
-    width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
-    plane = driver.call("cuMipmappedArrayGetLevel", array.handle, level)
-    types = api.CUmemorytype
-    job = api.CUDA_MEMCPY3D()
-    job.WidthInBytes = width * array.format.texel_bytes
-    job.Height = height
-    job.Depth = array.layout.layers or depth
-    # Memory that the driver does not know is pageable memory of the host; the rest it finds out by itself.
-    known = memory.memory_type(driver, array.context, address) is not None
-    end, other = ("src", "dst") if to_array else ("dst", "src")
-    setattr(job, f"{other}MemoryType", types(_ARRAY))
-    setattr(job, f"{other}Array", plane)
-    setattr(job, f"{end}MemoryType", types.CU_MEMORYTYPE_UNIFIED if known else types(_HOST))
-    setattr(job, f"{end}Device" if known else f"{end}Host", api.CUdeviceptr(address) if known else address)
-    setattr(job, f"{end}Pitch", width * array.format.texel_bytes)
-    setattr(job, f"{end}Height", height)
-    stream.context.call("cuMemcpy3DAsync", job, stream.handle, aside=False)

@@ -14,9 +14,10 @@ from itertools import starmap
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from gpuinterop import system
+from gpuinterop.backend import Backend
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError, warn_leak
 
-from .meanings import GENERAL, MEANINGS, NEWER_NAMES
+from .error_hints import GENERAL, MEANINGS, NEWER_NAMES
 
 UNNAMED: Final = (ValueError, KeyError)
 """What the bindings raise for a number that they have no name for: 13.x, and 12.9 for a status. See `unnamed`."""
@@ -36,7 +37,7 @@ class Driver:
     def __init__(self) -> None:
         if problem := system.not_main_interpreter():
             raise BackendUnavailableError(problem)
-        self.api, self._version = _load()
+        self.api, self.bindings_version = _load()
         self._entries: dict[str, Callable[..., int]] = {}
         try:
             code = int(self.status("cuInit", 0)[0])
@@ -118,10 +119,6 @@ class Driver:
         code, *found = self.status("cuGetProcAddress", symbol.encode(), version or self.version, flags)
         return 0 if code or not found[0] else int(found[0])
 
-    @property
-    def bindings_version(self) -> str:
-        return str(self._version)
-
     # -- interrupts ----------------------------------------------------------------------------------------------
     #
     # CPython looks at signals after a call of C's, at the entry of a function, and where a loop turns back; a handler
@@ -137,7 +134,9 @@ class Driver:
             found = self._entries[name] = ctypes.CFUNCTYPE(ctypes.c_int)(address)
         return found
 
-    def run(self, work: Callable[[], _T], contexts: Iterable[ctypes.c_void_p] = (), *, aside: bool = True) -> _T:
+    def run(
+        self, work: Callable[..., _T], *arguments: Any, contexts: Iterable[ctypes.c_void_p] = (), aside: bool = True
+    ) -> _T:
         """Call `work` with a context current (``cuCtxPushCurrent``), or with whichever is; what was is put back.
 
         With `aside` it may do what a capture elsewhere forbids: one in global mode, which is torch's default, is made
@@ -156,7 +155,7 @@ class Driver:
             try:
                 if aside and (code := self._exchange(place)):
                     raise self.error("cuThreadExchangeStreamCaptureMode", code)
-                return work()
+                return work(*arguments)
             finally:
                 if mode.value != _RELAXED and (code := self._exchange(place)):
                     self.warn("cuThreadExchangeStreamCaptureMode", code)
@@ -184,21 +183,21 @@ class Context:
         self.pointer = int(self.handle)
         self._pushed = (ctypes.c_void_p(self.pointer),)
 
-    def run(self, work: Callable[[], _T], *, aside: bool = True) -> _T:
-        """`Driver.run` in this context. `aside` is for what belongs to no stream."""
-        return self.driver.run(work, self._pushed, aside=aside)
+    def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
+        """`Driver.run` calls `work` in this context. `aside` is for what belongs to no stream."""
+        return self.driver.run(work, *arguments, contexts=self._pushed, aside=aside)
 
     def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
-        """`Driver.call` in this context, of a function that makes nothing."""
-        return self.driver.run(partial(self.driver.call, name, *arguments), self._pushed, aside=aside)
+        """`Driver.call` calls a function that makes nothing, in this context."""
+        return self.driver.run(self.driver.call, name, *arguments, contexts=self._pushed, aside=aside)
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        return self.driver.run(partial(self.driver.status, name, *arguments), self._pushed)
+        return self.driver.run(self.driver.status, name, *arguments, contexts=self._pushed)
 
     def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Let `work` make it in this context; it is taken back where anything raises."""
+        """`work` makes it in this context; it is taken back where anything raises."""
         try:
-            self.driver.run(work, self._pushed, aside=aside)
+            self.driver.run(work, contexts=self._pushed, aside=aside)
             return made
         except BaseException:
             made.undo()
@@ -233,6 +232,7 @@ class Made:
 
     def create(self, name: str, *arguments: Any) -> Self:
         """Make it, with this call alone."""
+        # C calls a method that is given `*arguments`, and an interrupt behind that would lose what `create` returns.
         return self.context.create(self, partial(self.make, name, *arguments))
 
     def make(self, name: str, *arguments: Any) -> None:
@@ -245,7 +245,7 @@ class Made:
         self.handle = driver.check(name, self._found[0])
 
     def add(self, name: str, *arguments: Any, version: int = _ENTRIES) -> None:
-        """As `make`, by a call that returns its status alone; the handle is its first argument."""
+        """Make it by a call that returns its status alone; the handle is the call's first argument."""
         driver = self.context.driver
         self.handle = arguments[0]
         given = tuple(ctypes.c_void_p(int(argument)) for argument in arguments)  # wide enough for each
@@ -270,15 +270,22 @@ class Made:
         return driver.check(self.back, self._told[0]) if self._told else None
 
     def release(self) -> None:
-        """`free`, from anywhere."""
-        self.context.driver.run(self.free, self.context._pushed)
+        """`free` it, whichever context is current."""
+        self.context.run(self.free)
 
     def undo(self) -> None:
-        """`release`, behind what has failed: see `Driver.warn`."""
+        """`release` it behind a failure; if that fails as well, it is a warning: see `Driver.warn`."""
         try:
             self.release()
         except DriverError as error:
             self.context.driver.warn(error.call, error.code)
+
+
+class Room(Backend):
+    """A part of the contract, which a room implements. The rooms share the driver."""
+
+    def __init__(self) -> None:
+        self._driver = Driver()
 
 
 def unnamed(error: Exception) -> tuple[int, ...]:

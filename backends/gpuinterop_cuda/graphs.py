@@ -1,4 +1,4 @@
-"""Graphs, as far as semaphores are concerned: capture, launch, and the values in a graph's nodes."""
+"""Graphs: capture, launch, and the values in the nodes that signal and wait."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from gpuinterop.backend import SemaphoreNode
-from gpuinterop.handles import Keyed
+from gpuinterop.backend import GraphBackend, SemaphoreNode
 
-from .driver import Context, Driver, Made
-from .semaphores import Batch, Semaphore
+from .driver import Context, Driver, Made, Room
+from .semaphores import Batch, ImportedSemaphore
 from .streams import Stream
 
 # CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS and ..._WAIT_PARAMS: 144 bytes each, a fence's value first.
@@ -45,70 +44,6 @@ class Number(int):
     made: _Graph
 
 
-def begin(driver: Driver, stream: Stream) -> None:
-    """``cuStreamBeginCapture``, thread-local: what other threads do is none of this capture's business."""
-    mode = driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    capture = _Capture(stream.context)
-    stream.context.create(capture, partial(capture.add, "cuStreamBeginCapture", stream.handle, mode), aside=False)
-
-
-def end(stream: Stream) -> Number:
-    """``cuStreamEndCapture``."""
-    return _numbered(_Graph(stream.context), "cuStreamEndCapture", stream.handle, aside=False)
-
-
-def instantiate(driver: Driver, context: Context, graph: int) -> Number:
-    """``cuGraphInstantiate``."""
-    return _numbered(_Executable(context), "cuGraphInstantiate", driver.api.CUgraph(graph), 0)
-
-
-def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> Number:
-    def work() -> None:
-        graph.make(call, *arguments)
-        graph.number = Number(int(graph.handle))
-        graph.number.made = graph
-
-    return graph.context.create(graph, work, aside=aside).number
-
-
-def destroy(number: int) -> None:
-    """``cuGraphDestroy`` or ``cuGraphExecDestroy``."""
-    assert isinstance(number, Number)
-    number.made.release()
-
-
-def launch(driver: Driver, stream: Stream, executable: int) -> None:
-    """``cuGraphLaunch``."""
-    stream.context.call("cuGraphLaunch", driver.api.CUgraphExec(executable), stream.handle, aside=False)
-
-
-def nodes(driver: Driver, graph: int) -> list[SemaphoreNode]:
-    """``cuGraphGetNodes``; of those the ones that signal and wait."""
-    native = driver.api.CUgraph(graph)
-    _, count = driver.call("cuGraphGetNodes", native)
-    found, _ = driver.call("cuGraphGetNodes", native, count)
-    result = []
-    for node in found[:count]:
-        kind = int(driver.call("cuGraphNodeGetType", node))
-        if kind in (_SIGNAL_NODE, _WAIT_NODE):
-            result.append(_node(driver, node, signals=kind == _SIGNAL_NODE))
-    return result
-
-
-def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
-    params = driver.call(f"cuGraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams", node)
-    # The bindings give the arrays of what was set through them, not of what the driver has answered.
-    found = _NodeParams.from_address(params.getPtr())
-    params_at = [_Params.from_address(found.params + index * _PARAMS_BYTES) for index in range(found.count)]
-    return SemaphoreNode(
-        native=(node, () if signals else tuple(one.timeout_ms for one in params_at)),
-        signals=signals,
-        semaphores=tuple(int(found.semaphores[index]) for index in range(found.count)),
-        # Each kind has a field of its own, and the others are 0.
-        values=tuple(int(one.value or one.key or one.fence or 0) for one in params_at),
-    )
-
-
 class _Params(ctypes.Structure):
     """The beginning of ``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``; a signal's has no time-out."""
 
@@ -130,25 +65,96 @@ class _NodeParams(ctypes.Structure):
     )
 
 
-def set_node(
-    driver: Driver, executable: int, node: SemaphoreNode, semaphores: Sequence[Semaphore], values: Sequence[int]
-) -> None:
-    """``cuGraphExecExternalSemaphoresSignalNodeSetParams`` and its like for waits."""
-    api = driver.api
-    batch = Batch(driver, semaphores)
-    handle = api.CUgraphExec(executable)
-    if node.signals:
-        params = api.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS()
-        slot = batch.signal_slot(values)
-        call = "cuGraphExecExternalSemaphoresSignalNodeSetParams"
-    else:
-        params = api.CUDA_EXT_SEM_WAIT_NODE_PARAMS()
-        slot = batch.wait_slot(values, None)
-        for semaphore, target, limit in zip(semaphores, slot[1], node.native[1], strict=True):
-            if semaphore.kind is Keyed:
-                target.timeoutMs = limit  # as it was captured
-        call = "cuGraphExecExternalSemaphoresWaitNodeSetParams"
-    params.extSemArray = batch.handles
-    params.paramsArray = slot[0]
-    params.numExtSems = batch.count
-    driver.call(call, handle, node.native[0], params)
+class Graphs(Room, GraphBackend):
+    """Signals and waits that a graph holds."""
+
+    def begin_capture(self, stream: Stream) -> None:
+        """``cuStreamBeginCapture`` begins a thread-local capture: what other threads do is none of its business."""
+        mode = self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        capture = _Capture(stream.context)
+        begin = partial(capture.add, "cuStreamBeginCapture", stream.handle, mode)
+        stream.context.create(capture, begin, aside=False)
+
+    def end_capture(self, stream: Stream) -> Number:
+        """``cuStreamEndCapture``."""
+        return _numbered(_Graph(stream.context), "cuStreamEndCapture", stream.handle, aside=False)
+
+    def instantiate(self, device: Context, graph: int) -> Number:
+        """``cuGraphInstantiate``."""
+        return _numbered(_Executable(device), "cuGraphInstantiate", self._driver.api.CUgraph(graph), 0)
+
+    def launch(self, executable: int, stream: Stream) -> None:
+        """``cuGraphLaunch``."""
+        native = self._driver.api.CUgraphExec(executable)
+        stream.context.call("cuGraphLaunch", native, stream.handle, aside=False)
+
+    def destroy_graph(self, device: Context, graph: int) -> None:
+        """``cuGraphDestroy``."""
+        assert isinstance(graph, Number)
+        graph.made.release()
+
+    def destroy_executable(self, device: Context, executable: int) -> None:
+        """``cuGraphExecDestroy``."""
+        assert isinstance(executable, Number)
+        executable.made.release()
+
+    def semaphore_pointer(self, semaphore: ImportedSemaphore) -> int:
+        return int(semaphore.handle)
+
+    def semaphore_nodes(self, graph: int) -> list[SemaphoreNode]:
+        """``cuGraphGetNodes`` gives all nodes, and ``cuGraphNodeGetType`` tells which of them signal and wait."""
+        driver = self._driver
+        native = driver.api.CUgraph(graph)
+        _, count = driver.call("cuGraphGetNodes", native)
+        found, _ = driver.call("cuGraphGetNodes", native, count)
+        result = []
+        for node in found[:count]:
+            kind = int(driver.call("cuGraphNodeGetType", node))
+            if kind in (_SIGNAL_NODE, _WAIT_NODE):
+                result.append(_node(driver, node, signals=kind == _SIGNAL_NODE))
+        return result
+
+    def set_node(
+        self, executable: int, node: SemaphoreNode, semaphores: Sequence[ImportedSemaphore], values: Sequence[int]
+    ) -> None:
+        """``cuGraphExecExternalSemaphoresSignalNodeSetParams``; ``cuGraphExecExternalSemaphoresWaitNodeSetParams``."""
+        api = self._driver.api
+        batch = Batch(api, semaphores)
+        if node.signals:
+            params = api.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS()
+            slot = batch.signals.take(values)
+            call = "cuGraphExecExternalSemaphoresSignalNodeSetParams"
+        else:
+            params = api.CUDA_EXT_SEM_WAIT_NODE_PARAMS()
+            slot = batch.waits.take(values)
+            for index in batch.keyed:
+                slot[1][index].timeoutMs = node.native[1][index]  # as it was captured
+            call = "cuGraphExecExternalSemaphoresWaitNodeSetParams"
+        params.extSemArray = batch.handles
+        params.paramsArray = slot[0]
+        params.numExtSems = batch.count
+        self._driver.call(call, api.CUgraphExec(executable), node.native[0], params)
+
+
+def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> Number:
+    def work() -> None:
+        graph.make(call, *arguments)
+        graph.number = Number(int(graph.handle))
+        graph.number.made = graph
+
+    return graph.context.create(graph, work, aside=aside).number
+
+
+def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
+    """``cuGraphExternalSemaphoresSignalNodeGetParams``, or ``cuGraphExternalSemaphoresWaitNodeGetParams``."""
+    params = driver.call(f"cuGraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams", node)
+    # The bindings give the arrays of what was set through them, not of what the driver has answered.
+    found = _NodeParams.from_address(params.getPtr())
+    params_at = [_Params.from_address(found.params + index * _PARAMS_BYTES) for index in range(found.count)]
+    return SemaphoreNode(
+        native=(node, () if signals else tuple(one.timeout_ms for one in params_at)),
+        signals=signals,
+        semaphores=tuple(int(found.semaphores[index]) for index in range(found.count)),
+        # Each kind has a field of its own, and the others are 0.
+        values=tuple(int(one.value or one.key or one.fence or 0) for one in params_at),
+    )

@@ -1,23 +1,21 @@
 """Multicast objects: what is written to one reaches memory of every device of its team.
 
 The documented order is: ask for the granularity, round the size up to it, and only then put it into the properties that
-the object is made with; sizes that come here are rounded by then. ``cuMulticastBindMem``, ``cuMulticastBindAddr`` and
-``cuMemMap`` block until every device of the team was added; it is the core that sees to that.
+the object is made with; the core has rounded the sizes that come here. ``cuMulticastBindMem``, ``cuMulticastBindAddr``
+and ``cuMemMap`` block until every device of the team was added; the core sees to that.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Final
 
-from gpuinterop.backend import Address
+from gpuinterop.backend import Address, MulticastBackend
 from gpuinterop.handles import AllocationHandle, Granularity
 
-from . import allocations
-from .driver import Context, Driver, Made
+from .allocations import Allocation, Mappable, granularity_of, native_handle_type
+from .driver import Context, Driver, Made, Room
 from .streams import Stream
 
 _SECOND_VERSION: Final = 13010  # of the binds, as of CUDA 13.1: it is told the device
@@ -82,15 +80,15 @@ more:
 \0"""
 
 
-class Group(allocations.Mappable):
-    """A multicast object. Its context is only what the calls are made through."""
+class Group(Mappable):
+    """A multicast object. The backend calls the driver through its context, and uses that for nothing else."""
 
     __slots__ = ("bindings",)
 
     def __init__(self, context: Context, size: int, alignment: int) -> None:
         super().__init__(context, size, alignment)
         self.bindings: dict[tuple[int, int], _Binding] = {}
-        """By device and offset: the latest each."""
+        """The latest binding of each device and offset."""
 
 
 class _Binding(Made):
@@ -98,129 +96,133 @@ class _Binding(Made):
     back = "cuMulticastUnbind"
 
 
-def granularity(driver: Driver, devices: int, size: int, kinds: Sequence[type[AllocationHandle]]) -> Granularity:
-    """``cuMulticastGetGranularity``, for the minimum and what is recommended, which depends on the size."""
-    flags = driver.api.CUmulticastGranularity_flags
-    properties = _properties(driver, devices, size, kinds)
-    return Granularity(
-        int(driver.call("cuMulticastGetGranularity", properties, flags.CU_MULTICAST_GRANULARITY_MINIMUM)),
-        int(driver.call("cuMulticastGetGranularity", properties, flags.CU_MULTICAST_GRANULARITY_RECOMMENDED)),
-    )
-
-
-def create(driver: Driver, context: Context, devices: int, size: int, kinds: Sequence[type[AllocationHandle]]) -> Group:
-    """``cuMulticastCreate``."""
-    minimum = granularity(driver, devices, size, kinds).minimum
-    return Group(context, size, minimum).create("cuMulticastCreate", _properties(driver, devices, size, kinds))
-
-
-def load(driver: Driver, context: Context, handle: AllocationHandle, *, devices: int, size: int) -> Group:
-    """``cuMemImportFromShareableHandle``."""
-    minimum = granularity(driver, devices, size, (type(handle),)).minimum  # asked first: what fails must leave nothing
-    return Group(context, size, minimum).load(handle)
-
-
-def add_device(group: Group, device: Context) -> None:
-    """``cuMulticastAddDevice``."""
-    group.context.call("cuMulticastAddDevice", group.handle, device.device)
-
-
-def bind_memory(
-    driver: Driver, group: Group, device: Context, offset: int, memory: allocations.Mappable, start: int, size: int
-) -> None:
-    """``cuMulticastBindMem``."""
-    _bind(driver, "cuMulticastBindMem", group, device, offset, memory.handle, start, size)
-
-
-def bind_address(driver: Driver, group: Group, device: Context, offset: int, address: Address, size: int) -> None:
-    """``cuMulticastBindAddr``."""
-    _bind(driver, "cuMulticastBindAddr", group, device, offset, address, size)
-
-
-def _bind(driver: Driver, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
-    """The first version finds out the device by itself, of the memory."""
-    binding = group.bindings[device.ordinal, offset] = _Binding(device, device.device, offset, what[-1])
-    if _has_second(driver, call):
-        arguments = (f"{call}_v2", group.handle, device.device, offset, *what, 0)
-        device.create(binding, partial(binding.add, *arguments, version=_SECOND_VERSION))
-    else:
-        device.create(binding, partial(binding.add, call, group.handle, offset, *what, 0))
-
-
-@functools.cache
-def _has_second(driver: Driver, call: str) -> bool:
-    return driver.has(f"{call}_v2", _SECOND_VERSION)
-
-
-def unbind(group: Group, device: Context, offset: int) -> None:
-    """``cuMulticastUnbind``."""
-    if (binding := group.bindings.get((device.ordinal, offset))) is not None:
-        binding.release()
-
-
-def is_shareable(driver: Driver, context: Context, address: Address) -> bool:
-    """``cuPointerGetAttribute``: whether there is a handle type that the memory may be exported as.
-
-    There is none for memory that was itself imported (measured); the core takes that for "not shareable" (inferred).
-    """
-    attribute = driver.api.CUpointer_attribute(_ALLOWED_HANDLE_TYPES)
-    code, *found = context.status("cuPointerGetAttribute", attribute, address)
-    return code == 0 and int(found[0]) != 0
-
-
-class Kernels:
-    """The two kernels that touch a multicast address, loaded once a context and never unloaded."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[int, tuple[Any, ...]] = {}
-
-    def store(self, stream: Stream, address: Address, value: int, count: int) -> None:
-        """``multimem.st``."""
-        types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
-        for first, part in _parts(count):
-            self._launch(stream, self._of(stream.context)[0], ((address + first, value, part), types), part)
-
-    def add(self, stream: Stream, target: Address, address: Address, count: int) -> None:
-        """``multimem.ld_reduce``."""
-        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
-        for first, part in _parts(count):
-            self._launch(stream, self._of(stream.context)[1], ((target + first, address + first, part), types), part)
-
-    def _launch(self, stream: Stream, kernel: Any, arguments: Any, count: int) -> None:
-        """``cuLaunchKernel``."""
-        blocks = min(-(-count // _THREADS), _BLOCKS)
-        shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
-        stream.context.call("cuLaunchKernel", kernel, *shape, stream.handle, arguments, 0, aside=False)
-
-    def _of(self, context: Context) -> tuple[Any, ...]:
-        """``cuModuleLoadData``, ``cuModuleGetFunction``. Of two threads that load them at once the first is right."""
-        found = self._loaded.get(context.ordinal)
-        if found is None:
-            module, driver = _Module(context), context.driver
-
-            def work() -> None:
-                module.make("cuModuleLoadData", _PTX)
-                names = b"gpuinterop_multimem_store", b"gpuinterop_multimem_add"
-                kernels = [driver.call("cuModuleGetFunction", module.handle, name) for name in names]
-                self._loaded.setdefault(context.ordinal, (*kernels, module))
-
-            try:
-                context.run(work)
-            finally:
-                found = self._loaded.get(context.ordinal)
-                if found is None or found[-1] is not module:
-                    module.undo()
-            assert found is not None
-        return found
-
-
 class _Module(Made):
     __slots__ = ()
     back = "cuModuleUnload"
 
 
+class Multicast(Room, MulticastBackend):
+    """Multicast objects, and two kernels that touch their addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kernels: dict[int, tuple[Any, ...]] = {}
+        """Each device's kernels, with their module, which is never unloaded."""
+        self._takes_device: dict[str, bool] = {}
+        """Which binds the driver has in their second version, which is told the device."""
+
+    def multicast_granularity(
+        self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> Granularity:
+        """``cuMulticastGetGranularity`` gives the minimum, and what is recommended; both depend on the size."""
+        flags = self._driver.api.CUmulticastGranularity_flags
+        properties = _properties(self._driver, devices, size, handle_types)
+        return granularity_of(self._driver, "cuMulticastGetGranularity", properties, flags)
+
+    def create_multicast(
+        self, device: Context, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> Group:
+        """``cuMulticastCreate``."""
+        minimum = self.multicast_granularity(devices, size, handle_types).minimum
+        return Group(device, size, minimum).create(
+            "cuMulticastCreate", _properties(self._driver, devices, size, handle_types)
+        )
+
+    def export_multicast(self, group: Group, handle_type: type[AllocationHandle]) -> AllocationHandle:
+        """``cuMemExportToShareableHandle``."""
+        return group.export(handle_type)
+
+    def import_multicast(self, device: Context, handle: AllocationHandle, *, devices: int, size: int) -> Group:
+        """``cuMemImportFromShareableHandle``."""
+        # The granularity first: what fails must leave nothing.
+        minimum = self.multicast_granularity(devices, size, (type(handle),)).minimum
+        return Group(device, size, minimum).load(handle)
+
+    def add_device(self, group: Group, device: Context) -> None:
+        """``cuMulticastAddDevice``."""
+        group.context.call("cuMulticastAddDevice", group.handle, device.device)
+
+    def bind_memory(
+        self, group: Group, device: Context, offset: int, allocation: Allocation, start: int, size: int
+    ) -> None:
+        """``cuMulticastBindMem``."""
+        self._bind("cuMulticastBindMem", group, device, offset, allocation.handle, start, size)
+
+    def bind_address(self, group: Group, device: Context, offset: int, address: Address, size: int) -> None:
+        """``cuMulticastBindAddr``."""
+        self._bind("cuMulticastBindAddr", group, device, offset, address, size)
+
+    def _bind(self, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
+        """The first version of the call finds out the device from the memory."""
+        second = self._takes_device.get(call)
+        if second is None:
+            second = self._takes_device[call] = self._driver.has(f"{call}_v2", _SECOND_VERSION)
+        binding = group.bindings[device.ordinal, offset] = _Binding(device, device.device, offset, what[-1])
+
+        def work() -> None:
+            if second:
+                binding.add(f"{call}_v2", group.handle, device.device, offset, *what, 0, version=_SECOND_VERSION)
+            else:
+                binding.add(call, group.handle, offset, *what, 0)
+
+        device.create(binding, work)
+
+    def unbind(self, group: Group, device: Context, offset: int, size: int) -> None:
+        """``cuMulticastUnbind``."""
+        if (binding := group.bindings.get((device.ordinal, offset))) is not None:
+            binding.release()
+
+    def is_shareable(self, device: Context, address: Address) -> bool:
+        """``cuPointerGetAttribute`` tells whether there is a handle type that the memory may be exported as.
+
+        There is none for memory that was itself imported (measured); the core takes that for "not shareable"
+        (inferred).
+        """
+        attribute = self._driver.api.CUpointer_attribute(_ALLOWED_HANDLE_TYPES)
+        code, *found = device.status("cuPointerGetAttribute", attribute, address)
+        return code == 0 and int(found[0]) != 0
+
+    def multimem_store(self, stream: Stream, address: Address, value: int, count: int) -> None:
+        """``cuLaunchKernel`` launches the kernel of ``multimem.st``."""
+        types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
+        for first, part in _parts(count):
+            self._launch_kernel(stream, 0, ((address + first, value, part), types), part)
+
+    def multimem_add(self, stream: Stream, target: Address, address: Address, count: int) -> None:
+        """``cuLaunchKernel`` launches the kernel of ``multimem.ld_reduce``."""
+        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+        for first, part in _parts(count):
+            self._launch_kernel(stream, 1, ((target + first, address + first, part), types), part)
+
+    def _launch_kernel(self, stream: Stream, which: int, arguments: Any, count: int) -> None:
+        kernel = (self._kernels.get(stream.context.ordinal) or self._load_kernels(stream.context))[which]
+        blocks = min(-(-count // _THREADS), _BLOCKS)
+        shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
+        stream.context.call("cuLaunchKernel", kernel, *shape, stream.handle, arguments, 0, aside=False)
+
+    def _load_kernels(self, context: Context) -> tuple[Any, ...]:
+        """``cuModuleLoadData`` loads a module, and ``cuModuleGetFunction`` finds its kernels.
+
+        Where two threads load at once, the first one's module stays.
+        """
+        module, ordinal = _Module(context), context.ordinal
+
+        def work() -> None:
+            module.make("cuModuleLoadData", _PTX)
+            names = b"gpuinterop_multimem_store", b"gpuinterop_multimem_add"
+            kernels = [self._driver.call("cuModuleGetFunction", module.handle, name) for name in names]
+            self._kernels.setdefault(ordinal, (*kernels, module))
+
+        try:
+            context.run(work)
+        finally:
+            if ordinal not in self._kernels or self._kernels[ordinal][-1] is not module:
+                module.undo()
+        return self._kernels[ordinal]
+
+
 def _parts(count: int) -> Iterator[tuple[int, int]]:
-    """What is launched at a time: where it begins, in bytes, and how many words it has."""
+    """What one launch does: where it begins, in bytes, and how many words it has."""
     for first in range(0, count, _MOST):
         yield 4 * first, min(_MOST, count - first)
 
@@ -231,5 +233,5 @@ def _properties(driver: Driver, devices: int, size: int, kinds: Sequence[type[Al
     properties.size = size
     properties.handleTypes = 0
     for kind in kinds:
-        properties.handleTypes |= int(allocations.handle_type(driver, kind))
+        properties.handleTypes |= int(native_handle_type(driver, kind))
     return properties

@@ -1,29 +1,31 @@
 """External semaphores, and the batches whose parameter structs are used again.
 
 A new struct for each call costs as much as the call (facts of cuda-bindings: 1.4 us against 0.43 us). So a batch keeps
-a pool: a call pops a set of structs, or makes one, and appends it afterwards. Both are atomic, and no two threads ever
-write into the same struct.
+a pool: a call pops a slot, which is a set of structs, or makes one, and appends it afterwards. Both are atomic, and no
+two threads ever write into the same struct.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpuinterop.handles import AnySemaphoreHandle, Keyed, SciSync
 
 from . import descriptors
-from .driver import UNNAMED, Context, Driver, Made, unnamed
+from .driver import UNNAMED, Context, Made, Room, unnamed
 from .streams import Stream
 
 _FOREVER: Final = 0xFFFFFFFF  # INFINITE, in milliseconds
 
 # The structs of one call, as the driver takes them, and for each what its value is written to.
 Slot: TypeAlias = tuple[list[Any], list[Any]]
+# Where a kind's value goes: the struct in `params`, and its field.
+_FENCE: Final = ("fence", "value")
+_FIELDS: Final[dict[type, tuple[str, str]]] = {Keyed: ("keyedMutex", "key"), SciSync: ("nvSciSync", "fence")}
 
 
-class Semaphore(Made):
+class ImportedSemaphore(Made):
     """An imported semaphore."""
 
     __slots__ = ("kind",)
@@ -34,107 +36,98 @@ class Semaphore(Made):
         self.kind = kind
 
 
-def load(driver: Driver, context: Context, handle: AnySemaphoreHandle) -> Semaphore:
-    """``cuImportExternalSemaphore``."""
-    desc, _keep = descriptors.semaphore(driver.api, handle)
-    return Semaphore(context, handle.kind).create("cuImportExternalSemaphore", desc)
+class Slots:
+    """The pool of a batch for one of the driver's calls."""
+
+    __slots__ = ("_are_fences", "_fields", "_new", "spare")
+
+    def __init__(self, new: Callable[[], Any], fields: Sequence[tuple[str, str]]) -> None:
+        self.spare: list[Slot] = []
+        self._new = new
+        self._fields = fields
+        # Timelines, fences and binary semaphores, which take the value 0 and ignore it, need no telling apart.
+        self._are_fences = all(field is _FENCE for field in fields)
+
+    def take(self, values: Sequence[int]) -> Slot:
+        """A slot with `values`; the caller appends it to `spare` after its call."""
+        try:
+            slot = self.spare.pop()
+        except IndexError:
+            roots = [self._new() for _ in self._fields]
+            # The views do not keep their struct alive on 12.9: the slot holds both.
+            slot = roots, [getattr(root.params, arm) for (arm, _), root in zip(self._fields, roots, strict=True)]
+        if self._are_fences:
+            for target, value in zip(slot[1], values):  # noqa: B905 - the core has counted them
+                target.value = value
+        else:
+            for (_, name), target, value in zip(self._fields, slot[1], values, strict=True):
+                setattr(target, name, value)
+        return slot
 
 
 class Batch:
-    """Semaphores that are signalled or waited for in one call."""
+    """Semaphores that one call signals or waits for."""
 
-    __slots__ = ("_fields", "_new_signal", "_new_wait", "count", "fences", "handles", "signals", "waits")
+    __slots__ = ("count", "handles", "keyed", "signals", "waits")
 
-    def __init__(self, driver: Driver, semaphores: Sequence[Semaphore]) -> None:
-        api = driver.api
+    def __init__(self, api: Any, semaphores: Sequence[ImportedSemaphore]) -> None:
         self.handles = [semaphore.handle for semaphore in semaphores]
         self.count = len(semaphores)
-        self.signals: list[Slot] = []
-        self.waits: list[Slot] = []
-        self._fields = [_FIELDS.get(semaphore.kind, _FENCE) for semaphore in semaphores]
-        # Timelines, fences and binary semaphores, which take the value 0 and ignore it, need no telling apart.
-        self.fences = all(field is _FENCE for field in self._fields)
-        self._new_signal: Callable[[], Any] = api.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS
-        self._new_wait: Callable[[], Any] = api.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS
-
-    def signal_slot(self, values: Sequence[int]) -> Slot:
-        """Structs with `values`; to be appended to `signals` after the call."""
-        try:
-            slot = self.signals.pop()
-        except IndexError:
-            slot = self._slot(self._new_signal)
-        if self.fences:
-            for target, value in zip(slot[1], values, strict=False):  # the core has counted them
-                target.value = value
-        else:
-            self._fill(slot, values)
-        return slot
-
-    def wait_slot(self, values: Sequence[int], timeout_ms: int | None) -> Slot:
-        """Structs with `values`; to be appended to `waits` after the call."""
-        try:
-            slot = self.waits.pop()
-        except IndexError:
-            slot = self._slot(self._new_wait)
-        if self.fences:
-            for target, value in zip(slot[1], values, strict=False):
-                target.value = value
-        else:
-            self._fill(slot, values)
-            limit = _FOREVER if timeout_ms is None else timeout_ms
-            for field, target in zip(self._fields, slot[1], strict=True):
-                if field is _KEY:
-                    target.timeoutMs = limit
-        return slot
-
-    def _fill(self, slot: Slot, values: Sequence[int]) -> None:
-        for (_, name), target, value in zip(self._fields, slot[1], values, strict=True):
-            setattr(target, name, value)
-
-    def _slot(self, new: Callable[[], Any]) -> Slot:
-        roots = [new() for _ in self.handles]
-        # The views do not keep their struct alive on 12.9: the slot holds both.
-        return roots, [getattr(root.params, arm) for (arm, _), root in zip(self._fields, roots, strict=True)]
+        self.keyed = [index for index, semaphore in enumerate(semaphores) if semaphore.kind is Keyed]
+        """Which of them are keyed mutexes: their waits take a time-out."""
+        fields = [_FIELDS.get(semaphore.kind, _FENCE) for semaphore in semaphores]
+        self.signals = Slots(api.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, fields)
+        self.waits = Slots(api.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, fields)
 
 
-# Where a kind's value goes: the struct in `params`, and its field.
-_FENCE: Final = ("fence", "value")
-_KEY: Final = ("keyedMutex", "key")
-_FIELDS: Final[dict[type, tuple[str, str]]] = {Keyed: _KEY, SciSync: ("nvSciSync", "fence")}
+class Semaphores(Room):
+    """External semaphores. `signal` and `wait` are the hot path: what each call needs is bound once."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._signal: Callable[..., tuple[Any]] = self._driver.api.cuSignalExternalSemaphoresAsync
+        self._wait: Callable[..., tuple[Any]] = self._driver.api.cuWaitExternalSemaphoresAsync
 
-class Semaphores:
-    """The hot path: what each call needs is bound once."""
+    def import_semaphore(self, device: Context, handle: AnySemaphoreHandle) -> ImportedSemaphore:
+        """``cuImportExternalSemaphore``."""
+        desc, _keep = descriptors.semaphore(self._driver.api, handle)
+        return ImportedSemaphore(device, handle.kind).create("cuImportExternalSemaphore", desc)
 
-    __slots__ = ("_driver", "_signal", "_wait")
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._signal = driver.api.cuSignalExternalSemaphoresAsync
-        self._wait = driver.api.cuWaitExternalSemaphoresAsync
+    def prepare(self, semaphores: Sequence[ImportedSemaphore]) -> Batch:
+        return Batch(self._driver.api, semaphores)
 
     def signal(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
-        slot = batch.signal_slot(values)
+        """``cuSignalExternalSemaphoresAsync``."""
+        slots = batch.signals
+        slot = slots.take(values)
         try:
             if stream.relative:
-                (code,) = stream.run(partial(self._signal, batch.handles, slot[0], batch.count, stream.handle))
+                (code,) = stream.run(self._signal, batch.handles, slot[0], batch.count, stream.handle)
             else:
                 (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
         except UNNAMED as error:
             (code,) = unnamed(error)
-        batch.signals.append(slot)
+        slots.spare.append(slot)
         if code:
             raise self._driver.error("cuSignalExternalSemaphoresAsync", code)
 
     def wait(self, batch: Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
-        slot = batch.wait_slot(values, timeout_ms)
+        """``cuWaitExternalSemaphoresAsync``."""
+        slots = batch.waits
+        slot = slots.take(values)
+        for index in batch.keyed:
+            slot[1][index].timeoutMs = _FOREVER if timeout_ms is None else timeout_ms
         try:
             if stream.relative:
-                (code,) = stream.run(partial(self._wait, batch.handles, slot[0], batch.count, stream.handle))
+                (code,) = stream.run(self._wait, batch.handles, slot[0], batch.count, stream.handle)
             else:
                 (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
         except UNNAMED as error:
             (code,) = unnamed(error)
-        batch.waits.append(slot)
+        slots.spare.append(slot)
         if code:
             raise self._driver.error("cuWaitExternalSemaphoresAsync", code)
+
+    def destroy_semaphore(self, semaphore: ImportedSemaphore) -> None:
+        """``cuDestroyExternalSemaphore``."""
+        semaphore.release()

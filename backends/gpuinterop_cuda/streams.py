@@ -1,20 +1,19 @@
 """Streams and events.
 
 The numbers 0, 1 and 2 are no streams by themselves: each names the default stream of whatever context is current in
-the calling thread. A call on one of them would otherwise land on whichever GPU is current there, so it is made with the
-device's own context.
+the calling thread. A call on one of them would otherwise land on whichever GPU is current there, so the backend makes
+the device's own context current for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from gpuinterop.errors import InvalidArgumentError
 
-from .driver import NOT_READY, Context, Driver, Made
+from .driver import NOT_READY, Context, Made, Room
 
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the end of the range
@@ -39,72 +38,16 @@ class Stream(Made):
         self.key: Hashable = pointer if pointer != _LEGACY else 0
 
     def name(self) -> None:
-        """Ask for its id, which makes a capture invalid (measured)."""
+        """``cuStreamGetId`` tells the stream's id, and makes a capture invalid (measured)."""
         driver = self.context.driver
         if driver.has_stream_id:
             code, *found = driver.status("cuStreamGetId", self.handle)
             if not code:
                 self.key = ("id", int(found[0]))
 
-    def run(self, work: Callable[[], _T]) -> _T:
-        """For a call that a default stream may be given."""
-        return self.context.run(work, aside=False) if self.relative else work()
-
-
-def create(context: Context, *, high_priority: bool) -> Stream:
-    """``cuStreamCreateWithPriority`` with ``CU_STREAM_NON_BLOCKING``: one that blocks stalls the default stream."""
-    stream = Stream(context)
-
-    def work() -> None:
-        stream.make("cuStreamCreateWithPriority", _NON_BLOCKING, _HIGHEST if high_priority else _NORMAL)
-        stream.know(int(stream.handle))
-        stream.name()
-
-    return context.create(stream, work)
-
-
-def adopt(driver: Driver, context: Context, pointer: int) -> Stream:
-    """Wrap a stream, after a look whether it is this device's (``cuStreamGetCtx``).
-
-    A stream that is being captured is not asked: the documentation does not say whether a capture survives that.
-    """
-    stream = Stream(context)
-    stream.know(pointer)
-    if stream.relative or is_capturing(driver, stream):
-        return stream
-    stream.name()
-    result = driver.status("cuStreamGetCtx", stream.handle)
-    if result[0] or int(result[1]) == context.pointer:  # a green context's stream may have no context to tell
-        return stream
-    owner = ctypes.c_void_p(int(result[1]))
-    ordinal = int(driver.run(partial(driver.call, "cuCtxGetDevice"), (owner,), aside=False))
-    if ordinal != context.ordinal:
-        raise InvalidArgumentError(
-            "stream",
-            f"{pointer:#x} is a stream of CUDA device {ordinal}, and this is device {context.ordinal}: wrap it with "
-            f"gpuinterop.device({ordinal}).",
-        )
-    raise InvalidArgumentError(
-        "stream",
-        f"{pointer:#x} is a stream of another context than the device's primary one, which torch, CuPy, JAX and numba "
-        "use: what is imported in one context cannot be used in another. Create it in the primary context.",
-    )
-
-
-def is_capturing(driver: Driver, stream: Stream) -> bool:
-    """``cuStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
-    result = stream.run(partial(driver.status, "cuStreamIsCapturing", stream.handle))
-    if result[0] == _IMPLICIT:  # a default stream, which waits for one that is being captured: it takes nothing else
-        return True
-    return int(driver.check("cuStreamIsCapturing", result)) != 0
-
-
-def synchronize(stream: Stream) -> None:
-    stream.context.call("cuStreamSynchronize", stream.handle)
-
-
-def is_idle(driver: Driver, stream: Stream) -> bool:
-    return _reached(driver, "cuStreamQuery", stream.context.status("cuStreamQuery", stream.handle)[0])
+    def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Call `work` on the stream: with its context current, if it is a default stream."""
+        return self.context.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
 
 class Event(Made):
@@ -114,28 +57,96 @@ class Event(Made):
     back = "cuEventDestroy"
 
 
-def record(driver: Driver, stream: Stream) -> Event:
-    """``cuEventCreate``, ``cuEventRecord``."""
-    event = Event(stream.context)
+class Streams(Room):
+    """Streams and events."""
 
-    def work() -> None:
-        event.make("cuEventCreate", _DISABLE_TIMING)
-        driver.call("cuEventRecord", event.handle, stream.handle)
+    def create_stream(self, device: Context, *, high_priority: bool = False) -> Stream:
+        """``cuStreamCreateWithPriority`` with ``CU_STREAM_NON_BLOCKING``: a blocking one stalls the default stream."""
+        stream = Stream(device)
 
-    return stream.context.create(event, work, aside=False)
+        def work() -> None:
+            stream.make("cuStreamCreateWithPriority", _NON_BLOCKING, _HIGHEST if high_priority else _NORMAL)
+            stream.know(int(stream.handle))
+            stream.name()
 
+        return device.create(stream, work)
 
-def wait_event(stream: Stream, event: Event) -> None:
-    stream.context.call("cuStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+    def adopt_stream(self, device: Context, pointer: int) -> Stream:
+        """Wrap a stream; ``cuStreamGetCtx`` tells whether it is this device's.
 
+        Nobody asks for the context of a stream that is being captured: the documentation does not say whether the
+        capture survives that.
+        """
+        stream = Stream(device)
+        stream.know(pointer)
+        if stream.relative or self.is_capturing(stream):
+            return stream
+        stream.name()
+        code, *found = self._driver.status("cuStreamGetCtx", stream.handle)
+        if code or int(found[0]) == device.pointer:  # a green context's stream may have no context to tell
+            return stream
+        owner = ctypes.c_void_p(int(found[0]))
+        ordinal = int(self._driver.run(self._driver.call, "cuCtxGetDevice", contexts=(owner,), aside=False))
+        if ordinal != device.ordinal:
+            raise InvalidArgumentError(
+                "stream",
+                f"{pointer:#x} is a stream of CUDA device {ordinal}, and this is device {device.ordinal}: wrap it with "
+                f"gpuinterop.device({ordinal}).",
+            )
+        raise InvalidArgumentError(
+            "stream",
+            f"{pointer:#x} is a stream of another context than the device's primary one, which torch, CuPy, JAX and "
+            "numba use: what is imported in one context cannot be used in another. Create it in the primary context.",
+        )
 
-def is_done(driver: Driver, event: Event) -> bool:
-    return _reached(driver, "cuEventQuery", driver.run(partial(driver.status, "cuEventQuery", event.handle))[0])
+    def stream_pointer(self, stream: Stream) -> int:
+        return stream.pointer
 
+    def stream_key(self, stream: Stream) -> Hashable:
+        return stream.key
 
-def _reached(driver: Driver, call: str, code: Any) -> bool:
-    if code == NOT_READY:
-        return False
-    if code:
-        raise driver.error(call, code)
-    return True
+    def destroy_stream(self, stream: Stream) -> None:
+        """``cuStreamDestroy``."""
+        stream.release()
+
+    def synchronize(self, stream: Stream) -> None:
+        """``cuStreamSynchronize``."""
+        stream.context.call("cuStreamSynchronize", stream.handle)
+
+    def is_idle(self, stream: Stream) -> bool:
+        """``cuStreamQuery``."""
+        return self._is_reached("cuStreamQuery", stream.context.status("cuStreamQuery", stream.handle)[0])
+
+    def is_capturing(self, stream: Stream) -> bool:
+        """``cuStreamIsCapturing``; it also says so of an invalid capture that nobody has ended yet."""
+        result = stream.run(self._driver.status, "cuStreamIsCapturing", stream.handle)
+        if result[0] == _IMPLICIT:  # a default stream waits for one that is being captured: it takes nothing else
+            return True
+        return int(self._driver.check("cuStreamIsCapturing", result)) != 0
+
+    def record(self, stream: Stream) -> Event:
+        """``cuEventCreate`` makes an event, and ``cuEventRecord`` enqueues it."""
+        event = Event(stream.context)
+
+        def work() -> None:
+            event.make("cuEventCreate", _DISABLE_TIMING)
+            self._driver.call("cuEventRecord", event.handle, stream.handle)
+
+        return stream.context.create(event, work, aside=False)
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """``cuStreamWaitEvent``."""
+        stream.context.call("cuStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+
+    def is_done(self, event: Event) -> bool:
+        """``cuEventQuery``."""
+        return self._is_reached("cuEventQuery", self._driver.run(self._driver.status, "cuEventQuery", event.handle)[0])
+
+    def destroy_event(self, event: Event) -> None:
+        """``cuEventDestroy``."""
+        event.release()
+
+    def _is_reached(self, call: str, code: Any) -> bool:
+        if code and code != NOT_READY:
+            raise self._driver.error(call, code)
+        return not code

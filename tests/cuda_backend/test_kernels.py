@@ -129,11 +129,12 @@ def test_it_assembles(target: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def kernels() -> multicast.Kernels:
-    """Not yet loaded."""
+def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
+    """Its kernels are not loaded yet."""
     native = gi.get_backend("cuda")._native
     assert isinstance(native, CudaBackend)
-    return multicast.Kernels()
+    monkeypatch.setattr(native, "_kernels", {})
+    return native
 
 
 @pytest.fixture
@@ -163,13 +164,13 @@ def stream() -> Iterator[Any]:
 
 @pytest.mark.parametrize("count", [0, 1, 256, 257, 262_144, 10**7, (1 << 31) + 1, (1 << 32) - 1, (1 << 32) + 5])
 def test_all_words_are_launched_for_and_no_more_blocks_than_they_need(
-    kernels: multicast.Kernels, launches: list[tuple[int, int, tuple[int, ...]]], stream: Any, count: int
+    backend: CudaBackend, launches: list[tuple[int, int, tuple[int, ...]]], stream: Any, count: int
 ) -> None:
     """In the device's context; so many at a time that the kernels can count them."""
-    kernels.store(stream, 1 << 40, 77, count)
+    backend.multimem_store(stream, 1 << 40, 77, count)
     stores = launches.copy()
     launches.clear()
-    kernels.add(stream, 1 << 41, 1 << 40, count)
+    backend.multimem_add(stream, 1 << 41, 1 << 40, count)
     assert [shape for *shape, _ in stores] == [shape for *shape, _ in launches]
     done = 0
     for (blocks, threads, stored), (_, _, added) in zip(stores, launches, strict=True):
@@ -183,28 +184,26 @@ def test_all_words_are_launched_for_and_no_more_blocks_than_they_need(
 
 
 def test_a_module_whose_kernels_are_not_found_is_unloaded(
-    simulator: Simulator, kernels: multicast.Kernels, launches: list[Any], stream: Any
+    simulator: Simulator, backend: CudaBackend, launches: list[Any], stream: Any
 ) -> None:
     """And it is loaded once when they are."""
     before = simulator.live()["module"]
     for nth in (1, 2):
         simulator.fail("cuModuleGetFunction", code=500, nth=nth)
         with pytest.raises(gi.DriverError, match="cuModuleGetFunction"):
-            kernels.store(stream, 1 << 40, 0, 1)
+            backend.multimem_store(stream, 1 << 40, 0, 1)
         assert simulator.live()["module"] == before
         assert launches == []
     for _ in range(2):
-        kernels.store(stream, 1 << 40, 0, 1)
-        kernels.add(stream, 1 << 41, 1 << 40, 1)
+        backend.multimem_store(stream, 1 << 40, 0, 1)
+        backend.multimem_add(stream, 1 << 41, 1 << 40, 1)
     assert simulator.live()["module"] == before + 1
     assert len(launches) == 4
 
 
 @pytest.mark.skipif(not REAL, reason="needs a GPU")
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 262_144, 262_145, 1_000_003])
-def test_every_word_is_touched_and_no_other(
-    kernels: multicast.Kernels, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_word_is_touched_and_no_other(backend: CudaBackend, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = gi.get_backend("cuda").device(0)
     major = cuda.cuDeviceGetAttribute(
         cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device.ordinal
@@ -217,8 +216,8 @@ def test_every_word_is_touched_and_no_other(
     with device.allocate(8 << 20) as memory, device.allocate(8 << 20) as target, device.create_stream() as stream:
         memory.buffer.fill(0xEE)
         target.buffer.fill(0xDD)
-        kernels.store(stream._native, memory.buffer.ptr, 0x01020304, count)
-        kernels.add(stream._native, target.buffer.ptr, memory.buffer.ptr, count + 1)
+        backend.multimem_store(stream._native, memory.buffer.ptr, 0x01020304, count)
+        backend.multimem_add(stream._native, target.buffer.ptr, memory.buffer.ptr, count + 1)
         stream.synchronize(LIMIT)
         for buffer, words in (
             (memory.buffer, (0x01020304, 0xEEEEEEEE, 0xEEEEEEEE)),

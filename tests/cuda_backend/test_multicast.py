@@ -24,7 +24,7 @@ from cuda.bindings import driver as cuda
 import gpuinterop as gi
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.peer import BackendPeer
-from gpuinterop_cuda import capabilities, multicast
+from gpuinterop_cuda import capabilities
 from gpuinterop_cuda.backend import CudaBackend
 from tests.simulated.driver import Simulator, assert_simulated
 
@@ -753,7 +753,7 @@ def test_the_driver_is_asked_once_which_version_it_has(
         return look_up(name, *rest)
 
     monkeypatch.setattr(cuda, "cuGetProcAddress", looking_up)
-    multicast._has_second.cache_clear()
+    backend()._takes_device.clear()
     context(devices[0]).driver._entries.clear()
     for offset in (0, 2 * MIB):
         for allocation in memory:

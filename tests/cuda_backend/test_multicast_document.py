@@ -134,7 +134,7 @@ def test_the_readmes(simulator: Simulator) -> None:
 
 def test_what_it_says_of_the_rest() -> None:
     """The picture is there, and every error that it names is one whose meaning the backend tells."""
-    from gpuinterop_cuda.meanings import MEANINGS
+    from gpuinterop_cuda.error_hints import MEANINGS
 
     text = DOCUMENT.read_text(encoding="utf-8")
     assert (DOCUMENT.parent / re.findall(r"!\[.*?\]\((.*?)\)", text)[0]).is_file()

@@ -27,6 +27,7 @@ import numpy as np
 import gpuinterop as gi
 from gpuinterop._core.native import RETIRED, alive
 from gpuinterop._core.native_stream import NativeStream
+from gpuinterop.backend import INTERFACES
 from gpuinterop.exporters import open_exporter
 from tests.kept_streams import destroy_kept_streams
 from tests.spare_pages import unpin_spare_pages
@@ -48,6 +49,7 @@ ANSWERS: Final = {
 """Calls whose failure is an answer: all others are told, by an error or a warning."""
 ASKED_AT_CLOSE: Final = {"is_capturing", "is_idle", "is_done", "record"}
 """Where these fail the core takes the stream's work for ended, and tells nobody."""
+CONTRACT: Final = {name for classes in INTERFACES.values() for interface in classes for name in dir(interface)}
 RELEASES: Final = {
     "destroy_stream", "destroy_event", "unmap_buffer", "destroy_memory", "destroy_array", "destroy_semaphore",
     "unmap_allocation", "release_allocation", "unpin", "unbind", "destroy_graph", "destroy_executable",
@@ -81,13 +83,14 @@ class Recorder:
 
 
 def _method() -> str:
-    """The method of the contract that is being called."""
+    """The method of the contract that is being called: where one calls another, the first."""
     frame = sys._getframe()
     method = ""
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_filename.endswith("/backend.py") and not method:
-            method = frame.f_code.co_name
+        code = frame.f_code
+        if code.co_name in CONTRACT and Path(code.co_filename).parent.name.startswith("gpuinterop_"):
+            method = code.co_name
     return method
 
 
@@ -115,14 +118,16 @@ class Check:
         driver = backend._driver
         self.api = driver.api
         self.recorder = driver.api = Recorder(self.api)
-        backend._semaphores = type(backend._semaphores)(driver)  # binds its functions
-        # What the backend calls past the bindings.
+        # What the backend has bound, and what it calls past the bindings.
         if vendor == "hip":
+            backend._semaphores = type(backend._semaphores)(driver)
             driver._exchange = self.recorder.watched("hipThreadExchangeStreamCaptureMode", driver._exchange)
             driver._status = self.recorder.watched("hipStreamIsCapturing", driver._status)
             driver.library = Recorder(driver.library)
             driver.library.failed = self.recorder.failed
         else:
+            backend._signal = driver.api.cuSignalExternalSemaphoresAsync
+            backend._wait = driver.api.cuWaitExternalSemaphoresAsync
             entry = driver.entry
             driver.entry = lambda name, *version: self.recorder.watched(name, entry(name, *version))
             driver._exchange = driver.entry("cuThreadExchangeStreamCaptureMode")
@@ -278,7 +283,7 @@ class Check:
         team = [self.device, self.peer]
         step = self.device.multicast_granularity(team, 1, gi.VmmFd).minimum
         backend: Any = self.device._backend
-        backend._kernels._loaded.clear()  # they are loaded again
+        backend._kernels.clear()  # they are loaded again
         with ExitStack() as scope:
             memory = [scope.enter_context(device.allocate(step)) for device in team]
             group = scope.enter_context(gi.create_multicast(team, step, gi.VmmFd))

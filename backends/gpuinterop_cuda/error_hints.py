@@ -119,7 +119,7 @@ _MULTICAST: Final[Mapping[tuple[str, int], str]] = {
 }
 
 MEANINGS: Final[Mapping[tuple[str, int], str]] = {**_EXTERNAL, **_ALLOCATIONS, **_MULTICAST}
-"""By call and code."""
+"""What a code means where a call returns it."""
 
 _CAPTURE: Final = "a graph is being captured that this call is not allowed in; make the call before or after."
 _LOST: Final = "earlier work on the device has failed, and its context is lost: the process must be started again."
@@ -138,4 +138,4 @@ GENERAL: Final[Mapping[int, str]] = {
     906: "an operation on the default stream would wait for a stream that is being captured.",
     907: "an event that was recorded in a capture has no state of its own.",
 }
-"""By code, where the call has no meaning of its own."""
+"""What a code means where the call gives it no meaning of its own."""

@@ -1,0 +1,49 @@
+"""64-bit words that streams write and wait for (stream memory operations)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuinterop.backend import Address, StreamMemoryBackend
+
+from .driver import Context, Made, Room
+from .streams import Stream
+
+# CUmemhostregister_flags: other contexts use the page as well, and streams want its address on the device.
+_PORTABLE, _DEVICE_MAP = 0x1, 0x2
+_GEQ: Final = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_WRITE_DEFAULT: Final = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: behind a fence to system scope
+
+
+class Pin(Made):
+    """Host memory that the driver knows."""
+
+    __slots__ = ("there",)
+    back = "cuMemHostUnregister"
+    there: Address
+
+
+class StreamMemory(Room, StreamMemoryBackend):
+    """Words in pinned host memory."""
+
+    def pin(self, device: Context, address: Address, size: int) -> tuple[Pin, Address]:
+        """``cuMemHostRegister`` pins the pages, and ``cuMemHostGetDevicePointer`` gives their address on the device."""
+        made = Pin(device)
+
+        def work() -> None:
+            made.add("cuMemHostRegister", address, size, _PORTABLE | _DEVICE_MAP)
+            made.there = int(self._driver.call("cuMemHostGetDevicePointer", address, 0))
+
+        return device.create(made, work), made.there
+
+    def unpin(self, pin: Pin) -> None:
+        """``cuMemHostUnregister``."""
+        pin.release()
+
+    def write_value(self, stream: Stream, word: Address, value: int) -> None:
+        """``cuStreamWriteValue64``."""
+        stream.run(self._driver.call, "cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT)
+
+    def wait_value(self, stream: Stream, word: Address, value: int) -> None:
+        """``cuStreamWaitValue64`` compares cyclically, which is why values stay below 2**63."""
+        stream.run(self._driver.call, "cuStreamWaitValue64", stream.handle, word, value, _GEQ)
