@@ -12,7 +12,7 @@ from gpuinterop.backend import Address, AllocationBackend, ArrayBackend, DeviceI
 from gpuinterop.capabilities import Capability
 from gpuinterop.handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, Granularity, MemoryHandle
 
-from . import allocations, arrays, capabilities, memory, semaphores, streams, words
+from . import allocations, arrays, capabilities, memory, semaphores, stream_memory, streams
 from .driver import Driver, Gpu, text_of, version_text
 
 _WINDOWS = sys.platform.startswith("win")
@@ -157,17 +157,17 @@ class HipBackend(ArrayBackend, AllocationBackend, StreamMemoryBackend):
 
     # -- stream memory operations --------------------------------------------------------------------------------
 
-    def pin(self, device: Gpu, address: Address, size: int) -> tuple[words.Pin, Address]:
-        return words.pin(self._driver, device, address, size)
+    def pin(self, device: Gpu, address: Address, size: int) -> tuple[stream_memory.Pin, Address]:
+        return stream_memory.pin(self._driver, device, address, size)
 
-    def unpin(self, pin: words.Pin) -> None:
+    def unpin(self, pin: stream_memory.Pin) -> None:
         pin.release()
 
     def write_value(self, stream: streams.Stream, word: Address, value: int) -> None:
-        words.write(self._driver, stream, word, value)
+        stream_memory.write(self._driver, stream, word, value)
 
     def wait_value(self, stream: streams.Stream, word: Address, value: int) -> None:
-        words.wait(self._driver, stream, word, value)
+        stream_memory.wait(self._driver, stream, word, value)
 
     # -- shareable allocations -----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from gpuinterop.handles import (
     VmmFd,
 )
 
-from . import capabilities, memory, semaphores, streams, words
+from . import capabilities, memory, semaphores, stream_memory, streams
 
 Batch: TypeAlias = tuple[semaphores.Semaphore, ...]
 
@@ -190,10 +190,10 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
         """Nothing was done to it."""
 
     def write_value(self, stream: streams.AnyStream, word: Address, value: int) -> None:
-        stream.submit(words.write, (word, value))
+        stream.submit(stream_memory.write, (word, value))
 
     def wait_value(self, stream: streams.AnyStream, word: Address, value: int) -> None:
-        stream.submit(words.wait, (word, value, stream.check))
+        stream.submit(stream_memory.wait, (word, value, stream.check))
 
     # -- shareable allocations -----------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ def _capability(cell: Cell) -> Capability:
             return _usable(cell, "SwiftShader's layout", "gpuinterop_host.formats.swiftshader")
         return _usable(cell, "the host's own layout", "gpuinterop.timeline")
     if operation is Operation.STREAM_MEMORY_OPS:
-        return _usable(cell, "the stream's thread stores and looks", "gpuinterop_host.words")
+        return _usable(cell, "the stream's thread stores and looks", "gpuinterop_host.stream_memory")
     if operation in _SHAREABLE and kind is h.VmmFd:
         return _usable(cell, "sealed memfds", _RULE)
     return _refused(cell)

@@ -51,7 +51,7 @@ from .ownership import check_size, lend
 from .resource import check_timeout, undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
-from .words import OwnTimelines
+from .stream_memory import OwnTimelines
 
 if TYPE_CHECKING:
     from ..backend import Backend, DeviceInfo, Native as Handle

@@ -16,7 +16,7 @@ from .._core.native import Native
 from .._core.ownership import lend
 from .._core.resource import Resource, check_timeout
 from .._core.semaphore import ExternalSemaphore
-from .._core.words import WordCalls, spare_words, stream_words
+from .._core.stream_memory import WordCalls, spare_words, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,

@@ -31,7 +31,7 @@ from .. import system
 from .._core.monitor import after_fork, locked
 from .._core.native_stream import Wait, fail_stream, fail_wait, order
 from .._core.resource import check_int
-from .._core.words import PinnedWords, Spare
+from .._core.stream_memory import PinnedWords, Spare
 from ..errors import (
     GpuInteropError,
     InvalidArgumentError,

@@ -26,7 +26,7 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.native import GONE, retire
 from gpuinterop._core.native_stream import NativeStream
 from gpuinterop._core.semaphore import ExternalSemaphore, SemaphoreBatch
-from gpuinterop._core.words import SPARE, spare_words
+from gpuinterop._core.stream_memory import SPARE, spare_words
 from gpuinterop.backend import Native, StreamMemoryBackend
 from gpuinterop.bridge import Bridge, Endpoint, SemaphoreEndpoint, SyncobjEndpoint, _endpoints, _watcher
 from gpuinterop.capabilities import Operation

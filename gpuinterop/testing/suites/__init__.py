@@ -18,8 +18,8 @@ from .multicast import MulticastSuite
 from .ordering import OrderingSuite, SabotageSuite
 from .peer_death import PeerDeathSuite
 from .semaphores import CreatedSemaphoreSuite, SemaphoreSuite
+from .stream_memory import StreamWordsSuite
 from .streams import StreamSuite, StreamWorkSuite
-from .words import StreamWordsSuite
 
 __all__ = [
     "AllocationSuite",

@@ -17,7 +17,7 @@ from ..._core.multicast import create_multicast, import_multicast
 from ..._core.native import revive
 from ..._core.semaphore import DriverSemaphores, ExternalSemaphore
 from ..._core.stream import Stream
-from ..._core.words import PinnedWords
+from ..._core.stream_memory import PinnedWords
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
 from ...errors import UnsupportedError
 from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle

@@ -22,7 +22,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system, timeline
 from gpuinterop._core.device import Device
-from gpuinterop._core.words import SPARE, PinnedWords
+from gpuinterop._core.stream_memory import SPARE, PinnedWords
 from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import HandleOrigin, OriginKind
 

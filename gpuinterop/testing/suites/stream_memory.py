@@ -21,7 +21,7 @@ import pytest
 
 from ..._core.device import Device
 from ..._core.stream import Stream
-from ..._core.words import PinnedWords, stream_words
+from ..._core.stream_memory import PinnedWords, stream_words
 from ...capabilities import Operation
 from ...errors import GpuInteropError
 from ...handles import OpaqueFd
