@@ -15,7 +15,8 @@ from typing import Final, TypeVar
 
 from gpuinterop.errors import InvalidArgumentError
 
-from .driver import CAPTURE_IMPLICIT, NOT_READY, Driver, Gpu, Made
+from .driver import NOT_READY, Driver, Gpu, Made
+from .error_hints import CAPTURE_IMPLICIT
 
 _NON_BLOCKING: Final = 1  # hipStreamNonBlocking
 _DISABLE_TIMING: Final = 2  # hipEventDisableTiming
