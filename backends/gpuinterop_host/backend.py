@@ -1,48 +1,26 @@
-"""The translation: each call of the contract, handed to streams, memory and semaphores."""
+"""The host backend: what it is made of, and what the machine is. Each room translates its part of the contract."""
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from gpuinterop import system
-from gpuinterop.backend import Address, AllocationBackend, DeviceInfo, HostSemaphoreBackend, StreamMemoryBackend
+from gpuinterop.backend import DeviceInfo
 from gpuinterop.capabilities import Capability
-from gpuinterop.errors import ArgumentTypeError, BackendUnavailableError, InvalidArgumentError
-from gpuinterop.handles import (
-    AllocationHandle,
-    AnySemaphoreHandle,
-    FdHandle,
-    Granularity,
-    MemoryHandle,
-    OpaqueFd,
-    TimelineFd,
-    VmmFd,
-)
+from gpuinterop.errors import BackendUnavailableError
 
-from . import capabilities, memory, semaphores, stream_memory, streams
-
-Batch: TypeAlias = tuple[semaphores.Semaphore, ...]
-
-_SEMAPHORES: Mapping[type, type[semaphores.BinarySemaphore | semaphores.TimelineSemaphore]] = {
-    OpaqueFd: semaphores.BinarySemaphore,
-    TimelineFd: semaphores.TimelineSemaphore,
-}
+from . import capabilities
+from .allocations import Allocations
+from .memory import Memory
+from .semaphores import Semaphores
+from .stream_memory import StreamMemory
+from .streams import Device as Device, Streams
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """The one device there is."""
-
-    ordinal: int
-
-
-class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
+class HostBackend(Streams, Memory, Semaphores, Allocations, StreamMemory):
     """The CPU as a device. Streams are threads; memory and semaphores are memfds that other processes share."""
 
     name = "host"
@@ -59,7 +37,6 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
         self._info = DeviceInfo(
             ordinal=0, name=_cpu_name(), is_cpu=True, dlpack=(1, 0), array_interface="__array_interface__"
         )
-        self._calling_thread = streams.CallingThread()
 
     def versions(self) -> Mapping[str, str]:
         return {
@@ -80,163 +57,6 @@ class HostBackend(HostSemaphoreBackend, AllocationBackend, StreamMemoryBackend):
 
     def open_device(self, ordinal: int) -> Device:
         return Device(ordinal)
-
-    # -- streams and events --------------------------------------------------------------------------------------
-
-    def create_stream(self, device: Device, *, high_priority: bool = False) -> streams.Stream:
-        return streams.create()
-
-    def adopt_stream(self, device: Device, pointer: int) -> streams.AnyStream:
-        if pointer == 0:
-            return self._calling_thread
-        if (stream := streams.find(pointer)) is not None:
-            return stream
-        raise InvalidArgumentError(
-            "stream",
-            f"{pointer:#x} is no stream of the host: it takes 0, the calling thread, and the `ptr` of a stream made by "
-            "create_stream() that is not closed.",
-        )
-
-    def stream_pointer(self, stream: streams.AnyStream) -> int:
-        return stream.pointer
-
-    def destroy_stream(self, stream: streams.AnyStream) -> None:
-        stream.destroy()
-
-    def is_idle(self, stream: streams.AnyStream) -> bool:
-        return stream.idle
-
-    def synchronize(self, stream: streams.AnyStream) -> None:
-        stream.synchronize()
-
-    def wait_event(self, stream: streams.AnyStream, event: streams.Event) -> None:
-        stream.submit(event.join, (stream.check,))
-
-    def record(self, stream: streams.AnyStream) -> streams.Event:
-        return stream.record()
-
-    def is_done(self, event: streams.Event) -> bool:
-        return event.query()
-
-    def destroy_event(self, event: streams.Event) -> None:
-        """Nothing is held."""
-
-    def wait_done(self, event: streams.Event, timeout: float | None) -> bool:
-        return event.wait(timeout)
-
-    def copy(self, stream: streams.AnyStream, target: Address, source: Address, size: int) -> None:
-        stream.submit(ctypes.memmove, (target, source, size))
-
-    def fill(self, stream: streams.AnyStream, target: Address, byte: int, size: int) -> None:
-        stream.submit(ctypes.memset, (target, byte, size))
-
-    # -- external memory -----------------------------------------------------------------------------------------
-
-    def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> memory.Mapping:
-        return memory.import_memory(_fd(handle, OpaqueFd), size, trusted=_trusted(handle))
-
-    def map_buffer(self, memory: memory.Mapping, *, size: int) -> tuple[memory.Mapping, Address]:
-        return memory, memory.data
-
-    def unmap_buffer(self, mapping: memory.Mapping) -> None:
-        """The object is mapped as a whole, until it is destroyed."""
-
-    def destroy_memory(self, memory: memory.Mapping) -> None:
-        memory.release()
-
-    # -- external semaphores -------------------------------------------------------------------------------------
-
-    def import_semaphore(self, device: Device, handle: AnySemaphoreHandle) -> semaphores.Semaphore:
-        return _semaphore(type(handle)).load(_fd(handle, FdHandle), trusted=_trusted(handle))
-
-    def prepare(self, semaphores: Sequence[semaphores.Semaphore]) -> Batch:
-        return tuple(semaphores)
-
-    def signal(self, batch: Batch, stream: streams.AnyStream, values: Sequence[int]) -> None:
-        stream.submit(semaphores.signal_all, (batch, values))
-
-    def wait(self, batch: Batch, stream: streams.AnyStream, values: Sequence[int], timeout_ms: int | None) -> None:
-        stream.submit(semaphores.wait_all, (batch, values, timeout_ms, stream.check))
-
-    def destroy_semaphore(self, semaphore: semaphores.Semaphore) -> None:
-        semaphore.close()
-
-    def abandon_semaphore(self, semaphore: semaphores.Semaphore) -> None:
-        semaphore.abandon()
-
-    # -- semaphores made here ------------------------------------------------------------------------------------
-
-    def create_semaphore(self, device: Device, handle_type: type[AnySemaphoreHandle]) -> semaphores.Semaphore:
-        return _semaphore(handle_type).create()
-
-    def export_semaphore(self, semaphore: semaphores.Semaphore) -> AnySemaphoreHandle:
-        if isinstance(semaphore, semaphores.BinarySemaphore):
-            return semaphore.export(OpaqueFd)
-        return semaphore.export(TimelineFd)
-
-    def host_signal(self, semaphore: semaphores.Semaphore, value: int) -> None:
-        semaphore.signal(value)
-
-    def host_wait(self, semaphore: semaphores.Semaphore, value: int, timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        return semaphore.wait(value, deadline, streams.check_exit)
-
-    # -- stream memory operations --------------------------------------------------------------------------------
-
-    def pin(self, device: Device, address: Address, size: int) -> tuple[None, Address]:
-        return None, address
-
-    def unpin(self, pin: None) -> None:
-        """Nothing was done to it."""
-
-    def write_value(self, stream: streams.AnyStream, word: Address, value: int) -> None:
-        stream.submit(stream_memory.write, (word, value))
-
-    def wait_value(self, stream: streams.AnyStream, word: Address, value: int) -> None:
-        stream.submit(stream_memory.wait, (word, value, stream.check))
-
-    # -- shareable allocations -----------------------------------------------------------------------------------
-
-    def granularity(self, device: Device, handle_type: type[AllocationHandle]) -> Granularity:
-        return Granularity(system.PAGE, system.PAGE)
-
-    def allocate(self, device: Device, size: int, handle_type: type[AllocationHandle]) -> memory.Allocation:
-        return memory.allocate(size)
-
-    def export_allocation(self, allocation: memory.Allocation) -> AllocationHandle:
-        return memory.export(VmmFd, allocation.fd)
-
-    def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> memory.Allocation:
-        return memory.import_allocation(_fd(handle, VmmFd), size)
-
-    def map_allocation(
-        self, allocation: memory.Allocation, devices: Sequence[Device]
-    ) -> tuple[memory.Mapping, Address]:
-        mapping = allocation.map()
-        return mapping, mapping.data
-
-    def unmap_allocation(self, mapping: memory.Mapping) -> None:
-        mapping.release()
-
-    def release_allocation(self, allocation: memory.Allocation) -> None:
-        allocation.release()
-
-
-def _fd(handle: object, kind: type[FdHandle]) -> int:
-    if not isinstance(handle, kind):
-        raise ArgumentTypeError("handle", f"the host takes {kind.__name__} here, not {type(handle).__name__}.")
-    return handle.fd
-
-
-def _trusted(handle: object) -> bool:
-    return isinstance(handle, FdHandle) and handle.trusted
-
-
-def _semaphore(kind: type) -> type[semaphores.BinarySemaphore | semaphores.TimelineSemaphore]:
-    found = _SEMAPHORES.get(kind)
-    if found is None:
-        raise ArgumentTypeError("handle", f"the host has no semaphores of {kind.__name__}; OpaqueFd and TimelineFd.")
-    return found
 
 
 def _cpu_name() -> str:

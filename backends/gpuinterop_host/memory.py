@@ -17,9 +17,7 @@ again behind it; then the whole object is mapped once. Timelines and allocations
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import errno
 import operator
 import os
 import sys
@@ -28,10 +26,12 @@ from itertools import starmap
 from typing import Any, Final, TypeVar
 
 from gpuinterop import system, timeline
-from gpuinterop.errors import HandleError
-from gpuinterop.handles import FdHandle
+from gpuinterop.backend import Address, Backend
+from gpuinterop.errors import ArgumentTypeError, HandleError
+from gpuinterop.handles import FdHandle, MemoryHandle, OpaqueFd
 
 from .formats import lavapipe, swiftshader
+from .streams import Device
 
 if sys.platform != "win32":
     import fcntl
@@ -41,8 +41,7 @@ _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 MEMORY_DRIVERS: Final = (swiftshader.MEMORY_NAME,)
 SEMAPHORE_DRIVERS: Final = (swiftshader.SEMAPHORE_NAME,)
 BINARY_NAME: Final = "gpuinterop.binary"
-ALLOCATION_NAME: Final = "gpuinterop.allocation"
-_NO_MEMORY = (swiftshader.SEMAPHORE_NAME, BINARY_NAME, timeline.NAME)
+NO_MEMORY = (swiftshader.SEMAPHORE_NAME, BINARY_NAME, timeline.NAME)
 _LINK = "/memfd:"
 MAY_TRUNCATE: Final = "; and they can truncate it, which ends this process with SIGBUS"
 
@@ -159,51 +158,55 @@ class Mapping(Owned):
         self.data = self.ends[0][1] + offset
 
 
-def import_memory(fd: int, size: int, *, trusted: bool) -> Mapping:
-    """Map the memory behind `fd` and close it; on an exception `fd` is left alone."""
-    found = examine(fd, "memory", MEMORY_DRIVERS)
-    if found.name.startswith(MEMORY_DRIVERS) and not trusted:
-        raise HandleError(
-            "handle: expected memory that cannot shrink, or that a driver of this process has made; got the memfd "
-            f"{found.name!r} from elsewhere. Its holders can truncate it, which ends this process with SIGBUS. Say "
-            "that you trust them: OpaqueFd(fd, trusted=True)."
-        )
-    if found.name.startswith(_NO_MEMORY):
-        raise HandleError(f"handle: the memfd {found.name!r} is a semaphore, not memory.")
-    offset = lavapipe.data_offset(fd, found.size) if found.name == lavapipe.NAME else 0
-    check_size(size, found.size - offset, "memory object")
-    found.secure()
-    memory = Mapping()
-    try:
-        memory.map(fd, found.size, offset)
-        os.close(fd)
-        return memory
-    except BaseException:
-        memory.release()
-        raise
+class Memory(Backend):
+    """Memory is a memfd, mapped whole when it is imported."""
 
-
-class Allocation(Owned):
-    """Shareable memory: a sealed memfd, mapped on demand."""
-
-    __slots__ = ("size",)
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    @property
-    def fd(self) -> int:
-        return int(self.ends[0][1])
-
-    def map(self) -> Mapping:
-        mapping = Mapping()
+    def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> Mapping:
+        """Map the memory (``mmap``) and close the descriptor; after an exception the descriptor is left alone."""
+        fd, trusted = descriptor(handle, OpaqueFd), is_trusted(handle)
+        found = examine(fd, "memory", MEMORY_DRIVERS)
+        if found.name.startswith(MEMORY_DRIVERS) and not trusted:
+            raise HandleError(
+                "handle: expected memory that cannot shrink, or that a driver of this process has made; got the memfd "
+                f"{found.name!r} from elsewhere. Its holders can truncate it, which ends this process with SIGBUS. Say "
+                "that you trust them: OpaqueFd(fd, trusted=True)."
+            )
+        if found.name.startswith(NO_MEMORY):
+            raise HandleError(f"handle: the memfd {found.name!r} is a semaphore, not memory.")
+        offset = lavapipe.data_offset(fd, found.size) if found.name == lavapipe.NAME else 0
+        check_size(size, found.size - offset, "memory object")
+        found.secure()
+        memory = Mapping()
         try:
-            mapping.map(self.fd, self.size)
-            return mapping
+            memory.map(fd, found.size, offset)
+            os.close(fd)
+            return memory
         except BaseException:
-            mapping.release()
+            memory.release()
             raise
+
+    def map_buffer(self, memory: Mapping, *, size: int) -> tuple[Mapping, Address]:
+        """The object is mapped already."""
+        return memory, memory.data
+
+    def unmap_buffer(self, mapping: Mapping) -> None:
+        """The object stays mapped until it is destroyed."""
+
+    def destroy_memory(self, memory: Mapping) -> None:
+        """``munmap``."""
+        memory.release()
+
+
+def descriptor(handle: object, kind: type[FdHandle]) -> int:
+    """The descriptor of a handle of this type."""
+    if not isinstance(handle, kind):
+        raise ArgumentTypeError("handle", f"the host takes {kind.__name__} here, not {type(handle).__name__}.")
+    return handle.fd
+
+
+def is_trusted(handle: object) -> bool:
+    """Whether the caller vouches for all who hold the object."""
+    return isinstance(handle, FdHandle) and handle.trusted
 
 
 def export(kind: type[_FdHandle], fd: int) -> _FdHandle:
@@ -216,47 +219,3 @@ def export(kind: type[_FdHandle], fd: int) -> _FdHandle:
         for one in made:
             os.close(one)
         raise
-
-
-def allocate(size: int) -> Allocation:
-    """Zeroed memory. Pages are there from the first touch on, as for every allocation on the CPU.
-
-    Raises
-    ------
-    OutOfMemoryError
-        `size` is more than the machine has left: the kernel would agree, and kill the process at the touch.
-    """
-    if (available := _available()) is not None and size > available:
-        meaning = f"{size} bytes are wanted, {available} are available"
-        raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
-    allocation = Allocation(size)
-    try:
-        allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
-        return allocation
-    except BaseException:
-        allocation.release()
-        raise
-
-
-def _available() -> int | None:
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def import_allocation(fd: int, size: int) -> Allocation:
-    """Take over `fd`; on an exception it is left alone."""
-    found = examine(fd, "an allocation", ())
-    if found.name.startswith((*_NO_MEMORY, lavapipe.NAME)):
-        raise HandleError(f"handle: the memfd {found.name!r} is no allocation; import it as an OpaqueFd.")
-    if not found.fixed:
-        raise HandleError(
-            "handle: this memfd is no shareable allocation of the host's: those are sealed against shrinking and "
-            "growing. Import it as memory (OpaqueFd) instead."
-        )
-    check_size(size, found.size, "allocation")
-    allocation = Allocation(size)
-    allocation.ends.append((os.close, fd))
-    return allocation

@@ -29,11 +29,13 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final, TypeAlias, TypeVar
 
 from gpuinterop import system, timeline
+from gpuinterop.backend import HostSemaphoreBackend
 from gpuinterop.errors import (
+    ArgumentTypeError,
     GpuInteropError,
     HandleError,
     PeerError,
@@ -41,10 +43,11 @@ from gpuinterop.errors import (
     SemaphoreTimeoutError,
     again,
 )
-from gpuinterop.handles import FdHandle
+from gpuinterop.handles import AnySemaphoreHandle, FdHandle, OpaqueFd, TimelineFd
 
 from . import memory
 from .formats import swiftshader
+from .streams import AnyStream, Device, check_exit
 
 _T = TypeVar("_T")
 _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
@@ -419,12 +422,75 @@ def _no_timeline(why: str) -> str:
     )
 
 
-def signal_all(semaphores: Sequence[Semaphore], values: Sequence[int]) -> None:
+_Batch: TypeAlias = tuple[Semaphore, ...]
+_TYPES: Final[Mapping[type, type[BinarySemaphore | TimelineSemaphore]]] = {
+    OpaqueFd: BinarySemaphore,
+    TimelineFd: TimelineSemaphore,
+}
+
+
+class Semaphores(HostSemaphoreBackend):
+    """Semaphores are pages that processes share. Streams wait for them in their threads."""
+
+    def import_semaphore(self, device: Device, handle: AnySemaphoreHandle) -> Semaphore:
+        """Map the page (``mmap``)."""
+        return _type(type(handle)).load(memory.descriptor(handle, FdHandle), trusted=memory.is_trusted(handle))
+
+    def prepare(self, semaphores: Sequence[Semaphore]) -> _Batch:
+        """Nothing is prepared."""
+        return tuple(semaphores)
+
+    def signal(self, batch: _Batch, stream: AnyStream, values: Sequence[int]) -> None:
+        """Let the worker signal."""
+        stream.submit(_signal_all, (batch, values))
+
+    def wait(self, batch: _Batch, stream: AnyStream, values: Sequence[int], timeout_ms: int | None) -> None:
+        """Let the worker wait."""
+        stream.submit(_wait_all, (batch, values, timeout_ms, stream.check))
+
+    def destroy_semaphore(self, semaphore: Semaphore) -> None:
+        """Unmap the page (``munmap``)."""
+        semaphore.close()
+
+    def abandon_semaphore(self, semaphore: Semaphore) -> None:
+        """Cancel what waits for it; the streams fail."""
+        semaphore.abandon()
+
+    def create_semaphore(self, device: Device, handle_type: type[AnySemaphoreHandle]) -> Semaphore:
+        """Make a page (``memfd_create``)."""
+        return _type(handle_type).create()
+
+    def export_semaphore(self, semaphore: Semaphore) -> AnySemaphoreHandle:
+        """Duplicate the descriptor."""
+        if isinstance(semaphore, BinarySemaphore):
+            return semaphore.export(OpaqueFd)
+        return semaphore.export(TimelineFd)
+
+    def host_signal(self, semaphore: Semaphore, value: int) -> None:
+        """Signal from the calling thread."""
+        semaphore.signal(value)
+
+    def host_wait(self, semaphore: Semaphore, value: int, timeout: float | None) -> bool:
+        """Wait in the calling thread."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return semaphore.wait(value, deadline, check_exit)
+
+
+def _type(handle_type: type) -> type[BinarySemaphore | TimelineSemaphore]:
+    found = _TYPES.get(handle_type)
+    if found is None:
+        raise ArgumentTypeError(
+            "handle", f"the host has no semaphores of {handle_type.__name__}; OpaqueFd and TimelineFd."
+        )
+    return found
+
+
+def _signal_all(semaphores: Sequence[Semaphore], values: Sequence[int]) -> None:
     for semaphore, value in zip(semaphores, values, strict=True):
         semaphore.signal(value)
 
 
-def wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], timeout_ms: int | None, check: Check) -> None:
+def _wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], timeout_ms: int | None, check: Check) -> None:
     """Wait for one after the other; `timeout_ms` is for all of them, from now on.
 
     After a time-out or a failure the binary ones waited for by then have been consumed.

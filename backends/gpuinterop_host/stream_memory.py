@@ -8,14 +8,36 @@ import time
 from collections.abc import Callable
 
 from gpuinterop import system
+from gpuinterop.backend import Address, StreamMemoryBackend
+
+from .streams import AnyStream, Device
 
 
-def write(address: int, value: int) -> None:
+class StreamMemory(StreamMemoryBackend):
+    """Words in any memory: the worker stores, and looks."""
+
+    def pin(self, device: Device, address: Address, size: int) -> tuple[None, Address]:
+        """The worker reaches all memory of the process."""
+        return None, address
+
+    def unpin(self, pin: None) -> None:
+        """Nothing was done to it."""
+
+    def write_value(self, stream: AnyStream, word: Address, value: int) -> None:
+        """Let the worker store."""
+        stream.submit(_write, (word, value))
+
+    def wait_value(self, stream: AnyStream, word: Address, value: int) -> None:
+        """Let the worker look until the value is there."""
+        stream.submit(_wait, (word, value, stream.check))
+
+
+def _write(address: int, value: int) -> None:
     system.fence()
     ctypes.c_uint64.from_address(address).value = value
 
 
-def wait(address: int, value: int, check: Callable[[], None]) -> None:
+def _wait(address: int, value: int, check: Callable[[], None]) -> None:
     """Block the calling thread, GIL released, until the word is `value` or more."""
     word = ctypes.c_uint64.from_address(address)
     spins = system.SPINS

@@ -11,6 +11,7 @@ refuses work with `ResourceClosedError`, so that nobody takes work for done that
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import itertools
 import operator
@@ -19,14 +20,23 @@ import threading
 from _thread import LockType, allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from gpuinterop import system
-from gpuinterop.errors import ResourceClosedError, again
+from gpuinterop.backend import Address, Backend
+from gpuinterop.errors import InvalidArgumentError, ResourceClosedError, again
 
 FIRST_POINTER: Final = 16
 """Below lie the numbers that CUDA and HIP give their default streams; 0 is ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The one device there is."""
+
+    ordinal: int
 
 
 class Event:
@@ -196,19 +206,6 @@ class Stream:
         self._submit = self._unfinished.append, self._queue.put
 
 
-def create() -> Stream:
-    stream = Stream()
-    try:
-        start_new_thread(stream._run, ())  # threading's own start leaves a lock taken where an interrupt strikes it
-        _live[stream.pointer] = stream
-        return stream
-    except BaseException as error:
-        stream.destroy()
-        if isinstance(error, RuntimeError):  # "can't start new thread"
-            raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
-        raise
-
-
 class CallingThread:
     """The default stream: what it is given runs in the caller, at once.
 
@@ -244,8 +241,78 @@ _exiting = threading.Event()
 _SPARE = 1.0  # seconds of the exit for the core's drain, which comes later
 
 
-def find(pointer: int) -> Stream | None:
-    return _live.get(pointer)
+class Streams(Backend):
+    """Streams are threads; the default stream is the calling thread."""
+
+    _calling_thread = CallingThread()
+
+    def create_stream(self, device: Device, *, high_priority: bool = False) -> Stream:
+        """Start a worker thread (``pthread_create``)."""
+        stream = Stream()
+        try:
+            start_new_thread(stream._run, ())  # threading's own start leaves a lock taken where an interrupt strikes it
+            _live[stream.pointer] = stream
+            return stream
+        except BaseException as error:
+            stream.destroy()
+            if isinstance(error, RuntimeError):  # "can't start new thread"
+                raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
+            raise
+
+    def adopt_stream(self, device: Device, pointer: int) -> AnyStream:
+        """Find the stream that has this number."""
+        if pointer == 0:
+            return self._calling_thread
+        if (stream := _live.get(pointer)) is not None:
+            return stream
+        raise InvalidArgumentError(
+            "stream",
+            f"{pointer:#x} is no stream of the host: it takes 0, the calling thread, and the `ptr` of a stream made by "
+            "create_stream() that is not closed.",
+        )
+
+    def stream_pointer(self, stream: AnyStream) -> int:
+        """The stream's number."""
+        return stream.pointer
+
+    def destroy_stream(self, stream: AnyStream) -> None:
+        """Let the worker end behind its last operation."""
+        stream.destroy()
+
+    def is_idle(self, stream: AnyStream) -> bool:
+        """Whether the worker has done all that it was given."""
+        return stream.idle
+
+    def synchronize(self, stream: AnyStream) -> None:
+        """Block until the worker has done all that it was given."""
+        stream.synchronize()
+
+    def wait_event(self, stream: AnyStream, event: Event) -> None:
+        """Let the worker wait for the event."""
+        stream.submit(event.join, (stream.check,))
+
+    def record(self, stream: AnyStream) -> Event:
+        """Make an event that the worker sets."""
+        return stream.record()
+
+    def is_done(self, event: Event) -> bool:
+        """Whether the worker has set the event."""
+        return event.query()
+
+    def destroy_event(self, event: Event) -> None:
+        """Nothing is held."""
+
+    def wait_done(self, event: Event, timeout: float | None) -> bool:
+        """Block until the worker has set the event."""
+        return event.wait(timeout)
+
+    def copy(self, stream: AnyStream, target: Address, source: Address, size: int) -> None:
+        """``memmove``, in the worker."""
+        stream.submit(ctypes.memmove, (target, source, size))
+
+    def fill(self, stream: AnyStream, target: Address, byte: int, size: int) -> None:
+        """``memset``, in the worker."""
+        stream.submit(ctypes.memset, (target, byte, size))
 
 
 def check_exit() -> None:

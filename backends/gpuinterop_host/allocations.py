@@ -1,0 +1,111 @@
+"""Shareable allocations: sealed memfds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from gpuinterop import system
+from gpuinterop.backend import Address, AllocationBackend
+from gpuinterop.errors import HandleError
+from gpuinterop.handles import AllocationHandle, Granularity, VmmFd
+
+from .formats import lavapipe
+from .memory import NO_MEMORY, Mapping, Owned, check_size, descriptor, examine, export
+from .streams import Device
+
+ALLOCATION_NAME: Final = "gpuinterop.allocation"
+
+
+class Allocation(Owned):
+    """Shareable memory: a sealed memfd, mapped on demand."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    @property
+    def fd(self) -> int:
+        return int(self.ends[0][1])
+
+    def map(self) -> Mapping:
+        mapping = Mapping()
+        try:
+            mapping.map(self.fd, self.size)
+            return mapping
+        except BaseException:
+            mapping.release()
+            raise
+
+
+class Allocations(AllocationBackend):
+    """Shareable memory is a sealed memfd."""
+
+    def granularity(self, device: Device, handle_type: type[AllocationHandle]) -> Granularity:
+        """A page."""
+        return Granularity(system.PAGE, system.PAGE)
+
+    def allocate(self, device: Device, size: int, handle_type: type[AllocationHandle]) -> Allocation:
+        """Make zeroed memory (``memfd_create``). Its pages come with the first touch, as everywhere on the CPU.
+
+        Raises
+        ------
+        OutOfMemoryError
+            `size` is more than the machine has left: the kernel would agree, and kill the process at the touch.
+        """
+        if (available := _available()) is not None and size > available:
+            meaning = f"{size} bytes are wanted, {available} are available"
+            raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
+        allocation = Allocation(size)
+        try:
+            allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
+            return allocation
+        except BaseException:
+            allocation.release()
+            raise
+
+    def export_allocation(self, allocation: Allocation) -> AllocationHandle:
+        """Duplicate the descriptor."""
+        return export(VmmFd, allocation.fd)
+
+    def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> Allocation:
+        """Take over the descriptor; after an exception it is left alone."""
+        fd = descriptor(handle, VmmFd)
+        found = examine(fd, "an allocation", ())
+        if found.name.startswith((*NO_MEMORY, lavapipe.NAME)):
+            raise HandleError(f"handle: the memfd {found.name!r} is no allocation; import it as an OpaqueFd.")
+        if not found.fixed:
+            raise HandleError(
+                "handle: this memfd is no shareable allocation of the host's: those are sealed against shrinking and "
+                "growing. Import it as memory (OpaqueFd) instead."
+            )
+        check_size(size, found.size, "allocation")
+        allocation = Allocation(size)
+        allocation.ends.append((os.close, fd))
+        return allocation
+
+    def map_allocation(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[Mapping, Address]:
+        """``mmap``."""
+        mapping = allocation.map()
+        return mapping, mapping.data
+
+    def unmap_allocation(self, mapping: Mapping) -> None:
+        """``munmap``."""
+        mapping.release()
+
+    def release_allocation(self, allocation: Allocation) -> None:
+        """``close``."""
+        allocation.release()
+
+
+def _available() -> int | None:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
