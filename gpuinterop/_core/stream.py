@@ -87,7 +87,9 @@ class Stream(Resource):
     def capture(self) -> AbstractContextManager[Graph]:
         """Capture what is enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
 
-        Other libraries' work on the stream is captured with it. Nothing of it runs before `Graph.launch`.
+        Other libraries' work on the stream is captured with it. Nothing of it runs before `Graph.launch`. Calls that
+        other threads make on the stream have a second to end first; one that comes while the capture begins or ends
+        raises `InvalidArgumentError`.
 
         Raises
         ------
