@@ -292,6 +292,14 @@ class FdHandle(Handle):
         handle._owned = True
         return handle
 
+    @classmethod
+    def _adopt_made(cls, made: list[int], *, origin: HandleOrigin | None) -> Self:
+        """Adopt the fd in a list. Whoever takes it out closes it: the handle, or the `except` of the caller."""
+        handle = cls(made[0], origin=origin)
+        handle._number = made
+        handle._owned = True
+        return handle
+
     @property
     def fd(self) -> int:
         """The number. Raises `HandleError` once the handle is closed, consumed or detached."""
@@ -409,9 +417,8 @@ class FdHandle(Handle):
         made: list[int] = []
         try:
             self._use(lambda fd: made.extend(map(os.dup, (fd,))))  # stored by C: no interrupt takes it away
-            twin = type(self)(made[0], origin=self.origin)
-            twin._trusted, twin._number = self._trusted, made
-            twin._owned = True
+            twin = self._adopt_made(made, origin=self.origin)
+            twin._trusted = self._trusted
             return twin
         except OSError as error:
             raise HandleError(

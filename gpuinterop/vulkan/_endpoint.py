@@ -81,5 +81,9 @@ class TimelineEndpoint(Endpoint):
     def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
         native = Watched(self._vk, semaphore.label)
         native.open()
-        native.pair(semaphore)
-        semaphore.on_released(native.close)
+        try:
+            native.pair(semaphore)
+            semaphore.on_released(native.close)
+        except BaseException:  # or the context would wait for it
+            native.close()
+            raise

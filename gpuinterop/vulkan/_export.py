@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 from ..handles import (
     Binary,
     DmaBufFd,
+    FdHandle,
     HandleOrigin,
     MemoryHandle,
     OpaqueFd,
@@ -20,6 +22,8 @@ from ..handles import (
 from . import _api as c
 from ._context import Native, VulkanContext, check_context
 from ._query import MEMORY_BITS
+
+_FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 
 __all__ = ["ExportableBuffer", "create_buffer", "create_semaphore", "export_memory", "export_semaphore"]
 
@@ -169,10 +173,8 @@ def export_memory(
     memory = vk.api.handle("VkDeviceMemory", vk_memory, "vk_memory")
     info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
     origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated, trusted=True)
-    fd = vk.api.ffi.new("int *")
-    vk.call("vkGetMemoryFdKHR", vk.device, info, fd)
-    kind = DmaBufFd if handle_type is DmaBufFd else OpaqueFd
-    return kind.adopt(fd[0], origin=origin)
+    kind: type[OpaqueFd | DmaBufFd] = DmaBufFd if handle_type is DmaBufFd else OpaqueFd
+    return _descriptor(vk, "vkGetMemoryFdKHR", info, kind, origin)
 
 
 def create_semaphore(vk: VulkanContext, kind: type, create: Create, *, exportable: bool = True) -> Any:
@@ -232,9 +234,23 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
     info = vk.api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     origin_kind = OriginKind.TIMELINE if kind is Timeline else OriginKind.BINARY
     origin = HandleOrigin(kind=origin_kind, device=vk.identity, trusted=True)
-    fd = vk.api.ffi.new("int *")
-    vk.call("vkGetSemaphoreFdKHR", vk.device, info, fd)
-    return handle_type.adopt(fd[0], origin=origin)
+    return _descriptor(vk, "vkGetSemaphoreFdKHR", info, handle_type, origin)
+
+
+def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], origin: HandleOrigin) -> _FdHandle:
+    """What the driver exports; no interrupt loses it."""
+    fd, made = vk.api.ffi.new("int *", -1), list[int]()
+    try:
+        vk.call(call, vk.device, info, fd)
+        made.append(fd[0])
+        fd[0] = -1
+        return kind._adopt_made(made, origin=origin)
+    except BaseException:
+        if made:
+            os.close(made.pop())
+        elif fd[0] >= 0:
+            os.close(fd[0])
+        raise
 
 
 def import_semaphore_fd(vk: VulkanContext, kind: type, fd: int) -> Any:
