@@ -258,15 +258,37 @@ class Graph(Resource):
 
         Waits for calls that are under way, and looked before; not for ever: one may be in `Stream.synchronize`.
         """
-        _claim(self, native)
+        self._claim(native)
         system.until(lambda: not native.calls.copy(), _PATIENCE_S)
 
-    def _join(self, native: NativeStream) -> None:
-        _join(self, native)
+    @locked
+    def _claim(self, native: NativeStream) -> None:
+        if native.captured:  # by another thread, just now
+            raise CapturedError(native)
+        self._joined.append(native)
+        native.captured = True
 
+    @locked
+    def _join(self, native: NativeStream) -> None:
+        """What it is given is noted as the graph's, until the capture ends."""
+        if native in self._joined:
+            native.graph = self
+
+    @locked
     def _part(self, native: NativeStream) -> None:
         """It was not given what would have made it the graph's."""
-        _part(self, native)
+        if native in self._joined:
+            self._joined.remove(native)
+            native.graph = None
+            native.captured = False
+
+    @locked
+    def _end(self) -> None:
+        """The capture is over."""
+        for native in self._joined:
+            native.graph = None
+            native.captured = False
+        self._joined.clear()
 
     def _leave(self) -> None:
         """What is enqueued from now on, until the capture has ended, is refused; waits as `_enter` does."""
@@ -320,41 +342,10 @@ def capture(stream: Stream) -> Iterator[Graph]:
         raise
     finally:
         try:
-            _end(graph)
+            graph._end()
         except BaseException:  # an interrupt has come first
-            _end(graph)
+            graph._end()
             raise
-
-
-@locked
-def _claim(graph: Graph, native: NativeStream) -> None:
-    if native.captured:  # by another thread, just now
-        raise CapturedError(native)
-    graph._joined.append(native)
-    native.captured = True
-
-
-@locked
-def _join(graph: Graph, native: NativeStream) -> None:
-    """What it is given is noted as the graph's, until the capture ends."""
-    if native in graph._joined:
-        native.graph = graph
-
-
-@locked
-def _part(graph: Graph, native: NativeStream) -> None:
-    if native in graph._joined:
-        graph._joined.remove(native)
-        native.graph = None
-        native.captured = False
-
-
-@locked
-def _end(graph: Graph) -> None:
-    for native in graph._joined:
-        native.graph = None
-        native.captured = False
-    graph._joined.clear()
 
 
 def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
