@@ -32,6 +32,8 @@ SLICE: Final = 0.05
 
 EXIT_S: Final = 2.0
 """How long the exit of the interpreter may take in all, whoever waits there."""
+_EXIT_DRAIN_S: Final = 1.0
+"""What is left of that to the core's drain, which comes last."""
 _exit_began: list[float] = []
 
 SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
@@ -69,11 +71,11 @@ def until(condition: Callable[[], bool], timeout: float | None) -> bool:
     return True
 
 
-def left_of_exit(*, spare: float = 0.0) -> float:
-    """Seconds that the exit of the interpreter may still take, less `spare` for those that come later."""
+def left_of_exit(*, last: bool = False) -> float:
+    """Seconds that the exit of the interpreter may still take. `last` is the core's drain; the others leave it some."""
     if not _exit_began:
         _exit_began.append(time.monotonic())
-    return max(0.0, _exit_began[0] + EXIT_S - spare - time.monotonic())
+    return max(0.0, _exit_began[0] + EXIT_S - (0.0 if last else _EXIT_DRAIN_S) - time.monotonic())
 
 
 def mapped_files() -> Iterator[tuple[range, str]]:

@@ -238,7 +238,6 @@ AnyStream: TypeAlias = Stream | CallingThread
 _pointers = itertools.count(FIRST_POINTER)
 _live: dict[int, Stream] = {}
 _exiting = threading.Event()
-_SPARE = 1.0  # seconds of the exit for the core's drain, which comes later
 
 
 class Streams(Backend):
@@ -326,7 +325,7 @@ def _exit() -> None:
     # taken down may crash it, so those that wait are told to stop first.
     _exiting.set()
     for stream in tuple(_live.values()):
-        stream.end(system.left_of_exit(spare=_SPARE))
+        stream.end(system.left_of_exit())
 
 
 def _forked() -> None:

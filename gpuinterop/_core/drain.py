@@ -337,4 +337,4 @@ def _drain_at_exit() -> None:
         drain()
         return not any(native.state is RETIRED and native.behind and not native.stays for native in alive())
 
-    system.until(is_over, system.left_of_exit())
+    system.until(is_over, system.left_of_exit(last=True))

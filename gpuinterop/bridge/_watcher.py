@@ -612,7 +612,6 @@ class Watcher:
 
 
 _live: weakref.WeakSet[Watcher] = weakref.WeakSet()
-_SPARE_S: Final = 1.0  # of the exit, for the core's drain, which comes last
 
 
 def _exit() -> None:
@@ -620,7 +619,7 @@ def _exit() -> None:
     for watcher in watchers:
         watcher.exiting()
     for watcher in watchers:
-        watcher.stop(system.left_of_exit(spare=_SPARE_S))
+        watcher.stop(system.left_of_exit())
 
 
 after_fork(_live.clear)  # in a child there is no thread, and its exit stores nothing in the parent's words
