@@ -288,9 +288,7 @@ class FdHandle(Handle):
     @classmethod
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
         """Wrap an fd and **own** it: from now on the handle closes it. For backends and exporters."""
-        handle = cls(fd, origin=origin)
-        handle._owned = True
-        return handle
+        return cls._adopt_made([fd], origin=origin)
 
     @classmethod
     def _adopt_made(cls, made: list[int], *, origin: HandleOrigin | None) -> Self:
