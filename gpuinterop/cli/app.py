@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,9 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="{info,demo,selftest}")
     for name, room in {**_COMMANDS, "selftest multicast": multicast}.items():
-        text = str(room.command.__doc__)
         one = commands.add_parser(
-            name, description=text.replace("\n    ", "\n"), formatter_class=argparse.RawTextHelpFormatter,
+            name, description=inspect.getdoc(room.command), formatter_class=argparse.RawTextHelpFormatter,
             allow_abbrev=False,
         )  # fmt: skip
         room.add_arguments(one)

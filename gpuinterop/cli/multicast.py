@@ -26,7 +26,7 @@ from .._core.registry import get_backend
 from ..capabilities import Cell, Operation, VerifiedRun
 from ..errors import InvalidArgumentError
 from .console import complain, note, say
-from .records import existing_file, need, recorded_runs, verified_file
+from .records import add_record_arguments, check_record_arguments, need, recorded_runs, verified_file
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -89,7 +89,7 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of ``gpuinterop selftest multicast``."""
-    parser.add_argument("--backend", metavar="NAME", help="by default the one that gpuinterop chooses here")
+    add_record_arguments(parser, "was shown")
     parser.add_argument(
         "--devices", metavar="0,1,...", type=_ordinals, help="two or more ordinals; by default all that say they can"
     )
@@ -97,13 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="SECONDS", type=_seconds, default=60.0, help="how long a step may take (default: 60)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
-    parser.add_argument("--report", action="store_true", help="record what was shown in the backend's verified.toml")
-    parser.add_argument(
-        "--document",
-        metavar="FILE",
-        type=existing_file,
-        help="with --report: also write all recorded runs into this Markdown file, between its two marks",
-    )
 
 
 def command(given: argparse.Namespace) -> int:
@@ -117,8 +110,7 @@ def command(given: argparse.Namespace) -> int:
     The exit status is 0 when every step was right, 1 when one was not, 2 when nothing was tried, and 3 when all was
     right and --report could not record it.
     """
-    if given.document is not None and not given.report:
-        raise InvalidArgumentError("--document", "goes with --report: it shows what that has recorded.")
+    check_record_arguments(given)
     if given.report:
         need("tomli_w", "--report")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from .._core.registry import GROUP
 from ..capabilities import VerifiedRun, read_verified
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, InvalidArgumentError
 
-__all__ = ["EXPORTERS", "existing_file", "need", "recorded_runs", "verified_file"]
+__all__ = ["EXPORTERS", "add_record_arguments", "check_record_arguments", "need", "recorded_runs", "verified_file"]
 
 EXPORTERS = Path(__file__).parents[1] / "exporters" / "verified.toml"
 """What the Vulkan drivers have shown."""
@@ -59,7 +59,25 @@ def need(module: str, what: str, extra: str = "test") -> None:
         )
 
 
-def existing_file(text: str) -> Path:
+def add_record_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--backend``, ``--report`` and ``--document``, for a command that can record `what`."""
+    parser.add_argument("--backend", metavar="NAME", help="by default the one that gpuinterop chooses here")
+    parser.add_argument("--report", action="store_true", help=f"record what {what} in the backend's verified.toml")
+    parser.add_argument(
+        "--document",
+        metavar="FILE",
+        type=_existing_file,
+        help="with --report: also write all recorded runs into this Markdown file, between its two marks",
+    )
+
+
+def check_record_arguments(given: argparse.Namespace) -> None:
+    """Refuse ``--document`` without ``--report``."""
+    if given.document is not None and not given.report:
+        raise InvalidArgumentError("--document", "goes with --report: it shows what that has recorded.")
+
+
+def _existing_file(text: str) -> Path:
     """Return an argument that names a file which is there, and may be written."""
     path = Path(text)
     if not path.is_file() or not os.access(path, os.W_OK):

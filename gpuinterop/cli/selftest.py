@@ -8,21 +8,21 @@ import sys
 
 from .._core.registry import get_backend
 from ..errors import InvalidArgumentError
-from .records import EXPORTERS, existing_file, need, recorded_runs, verified_file
+from .records import (
+    EXPORTERS,
+    add_record_arguments,
+    check_record_arguments,
+    need,
+    recorded_runs,
+    verified_file,
+)
 
 __all__ = ["add_arguments", "command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is not among these goes to pytest."""
-    parser.add_argument("--backend", metavar="NAME", help="by default the one that gpuinterop chooses here")
-    parser.add_argument("--report", action="store_true", help="record what passed in the backend's verified.toml")
-    parser.add_argument(
-        "--document",
-        metavar="FILE",
-        type=existing_file,
-        help="with --report: also write all recorded runs into this Markdown file, between its two marks",
-    )
+    add_record_arguments(parser, "passed")
 
 
 def command(given: argparse.Namespace) -> int:
@@ -37,13 +37,12 @@ def command(given: argparse.Namespace) -> int:
         raise InvalidArgumentError("selftest", "write `gpuinterop selftest multicast`, and its options behind that.")
     need("pytest", "the conformance suite")
     chosen = get_backend(given.backend).name
+    check_record_arguments(given)
     # Required, not only chosen: a test that is skipped for anything but a declared gap is a failure.
     words = [sys.executable, "-m", "pytest", "--pyargs", "gpuinterop.testing", f"--gpuinterop-require={chosen}"]
     if given.report:
         words.append(f"--gpuinterop-report={verified_file(chosen)}")
         words.append(f"--gpuinterop-exporter-report={EXPORTERS}")
-    elif given.document is not None:
-        raise InvalidArgumentError("--document", "goes with --report: it shows what that has recorded.")
     status = subprocess.run([*words, *given.pytest_arguments], check=False).returncode
     if given.document is not None and status == 0:
         from ..testing.report import write_document
