@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core import interchange
 from gpuinterop._core.device import Device
 from gpuinterop._core.graph import Graph
@@ -60,17 +61,27 @@ def in_thread(call: Callable[[], object]) -> None:
         raise problems[0]
 
 
-def once_behind(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: Callable[[], object]) -> None:
-    """Let another thread come in behind the next call of a method."""
+def once_behind(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: Callable[[], object],
+    begun: Callable[[], bool] | None = None,
+) -> list[threading.Thread]:  # fmt: skip
+    """Let another thread come in behind the next call of a method: to its end, or until it has `begun`."""
     real = getattr(owner, name)
+    threads: list[threading.Thread] = []
 
     def method(self: Any, *arguments: Any) -> Any:
         found = real(self, *arguments)
         monkeypatch.setattr(owner, name, real)
-        in_thread(call)
+        if begun is None:
+            in_thread(call)
+        else:
+            threads.append(threading.Thread(target=call))
+            threads[0].start()
+            assert system.until(begun, 20)
         return found
 
     monkeypatch.setattr(owner, name, method)
+    return threads
 
 
 @pytest.fixture(autouse=True)
@@ -120,22 +131,9 @@ def test_a_wait_beside_the_end_of_a_capture_is_noted_or_refused(
     stream, semaphore = device.create_stream(), semaphore_of(device)
     capture = stream.capture()
     graph = capture.__enter__()
-    threads: list[threading.Thread] = []
-
-    def end_in_thread() -> None:
-        threads.append(threading.Thread(target=lambda: capture.__exit__(None, None, None)))
-        threads[0].start()
-
-    hold = Graph.hold
-
-    def held(self: Graph, native: Any) -> None:
-        hold(self, native)
-        monkeypatch.setattr(Graph, "hold", hold)
-        end_in_thread()
-        while stream._known_as().graph is not None:  # it has begun to end
-            threads[0].join(0.001)
-
-    monkeypatch.setattr(Graph, "hold", held)
+    threads = once_behind(
+        monkeypatch, Graph, "hold", lambda: capture.__exit__(None, None, None), lambda: stream._known_as().graph is None
+    )
     semaphore.wait(stream, 5)
     threads[0].join(20)
     assert not backend.waiting
@@ -153,24 +151,13 @@ def test_work_beside_the_beginning_of_a_capture_is_held_or_runs(
     stream, memory = device.create_stream(), memory_of(device)
     buffer = memory.map_buffer()
     began = threading.Event()
-    threads: list[threading.Thread] = []
 
     def capture() -> None:
         with stream.capture() as graph:
             began.set()
         graph.close()
 
-    use = Buffer._use
-
-    def used(self: Buffer, *arguments: Any) -> None:
-        use(self, *arguments)
-        monkeypatch.setattr(Buffer, "_use", use)
-        threads.append(threading.Thread(target=capture))
-        threads[0].start()
-        while not stream._known_as().captured:
-            threads[0].join(0.001)
-
-    monkeypatch.setattr(Buffer, "_use", used)
+    threads = once_behind(monkeypatch, Buffer, "_use", capture, lambda: stream._known_as().captured)
     with pytest.raises(CapturedError):
         buffer.fill(stream=stream)
     threads[0].join(20)
