@@ -206,14 +206,17 @@ def test_an_interrupt_of_an_export_leaves_no_descriptor(
 
     with program.vk as vk:
         shared = gi.vulkan.share_buffer(vk, program.device, 4096)
-        before = sorted(os.listdir("/proc/self/fd"))
-        with monkeypatch.context() as patch:
-            patch.setattr(FdHandle, "_adopt_made", classmethod(interrupted))
-            with pytest.raises(KeyboardInterrupt):
-                gi.vulkan.export_memory(vk, shared.vk_memory, size=shared.allocation_size, dedicated=shared.dedicated)
-            with memfd_handle() as handle, pytest.raises(KeyboardInterrupt):
-                handle.duplicate()
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        with memfd_handle() as handle:
+            before = sorted(os.listdir("/proc/self/fd"))
+            with monkeypatch.context() as patch:
+                patch.setattr(FdHandle, "_adopt_made", classmethod(interrupted))
+                with pytest.raises(KeyboardInterrupt):
+                    gi.vulkan.export_memory(
+                        vk, shared.vk_memory, size=shared.allocation_size, dedicated=shared.dedicated
+                    )
+                with pytest.raises(KeyboardInterrupt):
+                    handle.duplicate()
+            assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def memfd_handle() -> gi.OpaqueFd:
