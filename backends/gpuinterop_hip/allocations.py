@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from itertools import starmap
 from typing import Any, Final
 
-from gpuinterop.backend import Address
+from gpuinterop.backend import Address, AllocationBackend
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
-from .driver import Driver, Gpu, Made
+from .driver import Driver, Gpu, Made, Room
 from .memory import knows
 
 TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, OpaqueWin32Kmt: 4, FabricHandle: 8}
@@ -105,83 +105,6 @@ class Reservation(Made):
             self._ranges.give_back(self)
 
 
-def granularity(driver: Driver, gpu: Gpu, kind: type[AllocationHandle]) -> Granularity:
-    """``hipMemGetAllocationGranularity``, for the minimum and what is recommended."""
-    flags = driver.api.hipMemAllocationGranularity_flags
-    properties = _properties(gpu, kind)
-    place = ctypes.addressof(properties)
-    options = flags.hipMemAllocationGranularityMinimum, flags.hipMemAllocationGranularityRecommended
-    # HIP answers for the current device, whatever the properties say.
-    found = [int(gpu.call("hipMemGetAllocationGranularity", place, option)) for option in options]
-    return Granularity(*(max(_LEAST, size) for size in found))
-
-
-def allocate(gpu: Gpu, size: int, kind: type[AllocationHandle]) -> Allocation:
-    """``hipMemCreate``."""
-    properties = _properties(gpu, kind)
-    return Allocation(gpu, size, kind).create("hipMemCreate", size, ctypes.addressof(properties), 0)
-
-
-def export(allocation: Allocation) -> AllocationHandle:
-    """``hipMemExportToShareableHandle``."""
-    kind = allocation.kind
-    exported = _Exported(allocation.gpu)
-    exported.room = room = _ROOMS[kind]()
-
-    def work() -> None:
-        # As `Made.add` has it; it writes to the room.
-        exported.add("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, TYPES[kind], 0)
-        if kind is VmmFd:
-            os.set_inheritable(room.value, False)
-            exported.result = VmmFd.adopt(room.value)
-        elif kind is FabricHandle:
-            exported.result = FabricHandle(bytes(room))
-        else:
-            exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=room.value)
-
-    return allocation.gpu.create(exported, work).result
-
-
-def load(driver: Driver, gpu: Gpu, handle: AllocationHandle, size: int) -> Allocation:
-    """``hipMemImportFromShareableHandle``. HIP does not take the descriptor, so it is closed here."""
-    shared, _keep = _shared(driver, handle)
-    allocation = Allocation(gpu, size, type(handle), imported=True)
-
-    def work() -> None:
-        allocation.make("hipMemImportFromShareableHandle", shared, TYPES[type(handle)])
-        if isinstance(handle, VmmFd):
-            os.close(handle.fd)
-
-    return gpu.create(allocation, work)
-
-
-def location(driver: Driver, allocation: Allocation) -> int | None:
-    """``hipMemGetAllocationPropertiesFromHandle``; None where that does not tell.
-
-    It names no device of this process, or, of imported memory, the one that has imported it: so do runtimes that do not
-    know whose it is (ROCm/rocm-systems #4784, #11606), and no version says which they are.
-    """
-    call = "hipMemGetAllocationPropertiesFromHandle"
-    if not driver.has(call):
-        return None
-    where = _Properties()
-    if driver.is_new:
-        made = allocation.gpu.call(call, allocation.handle)
-        where = _Properties.from_buffer_copy(ctypes.string_at(int(made), ctypes.sizeof(_Properties)))
-    else:
-        allocation.gpu.call(call, ctypes.addressof(where), allocation.handle)
-    if where.locationType != _DEVICE or not 0 <= where.locationId < driver.call("hipGetDeviceCount"):
-        return None
-    if allocation.imported and where.locationId == allocation.gpu.ordinal:
-        return None
-    return int(where.locationId)
-
-
-def can_access(driver: Driver, ordinal: int, peer: int) -> bool:
-    """``hipDeviceCanAccessPeer``."""
-    return bool(driver.call("hipDeviceCanAccessPeer", ordinal, peer))
-
-
 class Ranges:
     """Address ranges, which are reserved once and used again: by size.
 
@@ -206,17 +129,104 @@ class Ranges:
             self._free.setdefault(place.more[0], []).extend(starmap(place.range.pop, ((),)))
 
 
-def map_allocation(driver: Driver, ranges: Ranges, allocation: Allocation, gpus: Sequence[Gpu]) -> Reservation:
-    """``hipMemMap`` (of offset 0, as HIP wants it), ``hipMemSetAccess`` for every device."""
-    size = allocation.size
-    place = Reservation(allocation.gpu, ranges, size)
+class Allocations(Room, AllocationBackend):
+    """Shareable allocations."""
 
-    def work() -> None:
-        place.add("hipMemMap", ranges.take(place, size), size, 0, allocation.handle, 0)
-        access = (_Access * len(gpus))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in gpus))
-        driver.call("hipMemSetAccess", place.handle, size, ctypes.addressof(access), len(gpus))
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranges = Ranges()
 
-    return allocation.gpu.create(place, work)
+    def granularity(self, device: Gpu, handle_type: type[AllocationHandle]) -> Granularity:
+        """``hipMemGetAllocationGranularity`` gives the minimum, and what is recommended."""
+        flags = self._driver.api.hipMemAllocationGranularity_flags
+        properties = _properties(device, handle_type)
+        place = ctypes.addressof(properties)
+        options = flags.hipMemAllocationGranularityMinimum, flags.hipMemAllocationGranularityRecommended
+        # HIP answers for the current device, whatever the properties say.
+        found = [int(device.call("hipMemGetAllocationGranularity", place, option)) for option in options]
+        return Granularity(*(max(_LEAST, size) for size in found))
+
+    def allocate(self, device: Gpu, size: int, handle_type: type[AllocationHandle]) -> Allocation:
+        """``hipMemCreate``."""
+        properties = _properties(device, handle_type)
+        return Allocation(device, size, handle_type).create("hipMemCreate", size, ctypes.addressof(properties), 0)
+
+    def export_allocation(self, allocation: Allocation) -> AllocationHandle:
+        """``hipMemExportToShareableHandle``."""
+        kind = allocation.kind
+        exported = _Exported(allocation.gpu)
+        exported.room = room = _ROOMS[kind]()
+
+        def work() -> None:
+            # As `Made.add` has it; it writes to the room.
+            exported.add("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, TYPES[kind], 0)
+            if kind is VmmFd:
+                os.set_inheritable(room.value, False)
+                exported.result = VmmFd.adopt(room.value)
+            elif kind is FabricHandle:
+                exported.result = FabricHandle(bytes(room))
+            else:
+                exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=room.value)
+
+        return allocation.gpu.create(exported, work).result
+
+    def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> Allocation:
+        """``hipMemImportFromShareableHandle``. HIP does not take the descriptor, so it is closed here."""
+        shared, _keep = _shared(self._driver, handle)
+        allocation = Allocation(device, size, type(handle), imported=True)
+
+        def work() -> None:
+            allocation.make("hipMemImportFromShareableHandle", shared, TYPES[type(handle)])
+            if isinstance(handle, VmmFd):
+                os.close(handle.fd)
+
+        return device.create(allocation, work)
+
+    def map_allocation(self, allocation: Allocation, devices: Sequence[Gpu]) -> tuple[Reservation, Address]:
+        """``hipMemMap`` (of offset 0, as HIP wants it), and ``hipMemSetAccess`` for every device."""
+        size = allocation.size
+        place = Reservation(allocation.gpu, self._ranges, size)
+
+        def work() -> None:
+            place.add("hipMemMap", self._ranges.take(place, size), size, 0, allocation.handle, 0)
+            access = (_Access * len(devices))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in devices))
+            self._driver.call("hipMemSetAccess", place.handle, size, ctypes.addressof(access), len(devices))
+
+        return allocation.gpu.create(place, work), place.handle
+
+    def unmap_allocation(self, mapping: Reservation) -> None:
+        """``hipMemUnmap``."""
+        mapping.release()
+
+    def release_allocation(self, allocation: Allocation) -> None:
+        """``hipMemRelease``."""
+        allocation.release()
+
+    def can_access(self, ordinal: int, peer: int) -> bool:
+        """``hipDeviceCanAccessPeer``."""
+        return bool(self._driver.call("hipDeviceCanAccessPeer", ordinal, peer))
+
+    def location(self, allocation: Allocation) -> int | None:
+        """``hipMemGetAllocationPropertiesFromHandle``; None where that does not tell.
+
+        It names no device of this process, or, of imported memory, the one that has imported it: so do runtimes that
+        do not know whose it is (ROCm/rocm-systems #4784, #11606), and no version says which they are.
+        """
+        call = "hipMemGetAllocationPropertiesFromHandle"
+        driver = self._driver
+        if not driver.has(call):
+            return None
+        where = _Properties()
+        if driver.is_new:
+            made = allocation.gpu.call(call, allocation.handle)
+            where = _Properties.from_buffer_copy(ctypes.string_at(int(made), ctypes.sizeof(_Properties)))
+        else:
+            allocation.gpu.call(call, ctypes.addressof(where), allocation.handle)
+        if where.locationType != _DEVICE or not 0 <= where.locationId < driver.call("hipGetDeviceCount"):
+            return None
+        if allocation.imported and where.locationId == allocation.gpu.ordinal:
+            return None
+        return int(where.locationId)
 
 
 def _properties(gpu: Gpu, kind: type[AllocationHandle]) -> _Properties:

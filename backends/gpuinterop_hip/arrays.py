@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpuinterop.backend import Address
+from gpuinterop.backend import Address, ArrayBackend
 from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.handles import ArrayLayout, ArrayUsage
 
-from .driver import Driver, Gpu, Made
-from .memory import Memory
+from .driver import Gpu, Made, Room
+from .memory import ImportedMemory
 from .streams import Stream
 
 _LAYERED, _SURFACE, _CUBEMAP = 0x01, 0x02, 0x04  # hipArrayLayered, hipArraySurfaceLoadStore, hipArrayCubemap
@@ -89,8 +89,8 @@ class _Copy(ctypes.Structure):
 _DEFAULT: Final = 4  # hipMemcpyDefault
 
 
-class Array(Made):
-    """A mapped mipmapped array: a ``hipMipmappedArray_t``."""
+class MappedArray(Made):
+    """A mapped mipmapped array."""
 
     __slots__ = ("format", "layout")
     back = "hipFreeMipmappedArray"
@@ -101,26 +101,47 @@ class Array(Made):
         self.format = texel
 
 
-def map_array(driver: Driver, memory: Memory, layout: ArrayLayout) -> Array:
-    """``hipExternalMemoryGetMappedMipmappedArray``."""
-    api = driver.api
-    texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
-    if texel is None:
-        raise InvalidArgumentError(
-            "format", f"HIP has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
-        )
-    desc = api.hipExternalMemoryMipmappedArrayDesc_st()
-    desc.offset = layout.offset
-    for index, name in enumerate("xyzw"):
-        setattr(desc.formatDesc, name, texel.bits if index < texel.channels else 0)
-    desc.formatDesc.f = api.hipChannelFormatKind(texel.kind)
-    width, height, depth = layout.extent
-    desc.extent.width, desc.extent.height = width, height
-    desc.extent.depth = layout.layers or depth  # a layered array's depth is its layers
-    desc.flags = _flags(layout)
-    desc.numLevels = layout.levels
-    array = Array(memory.gpu, layout, texel)
-    return array.create("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+class Arrays(Room, ArrayBackend):
+    """Mipmapped arrays."""
+
+    def map_array(self, memory: ImportedMemory, layout: ArrayLayout) -> MappedArray:
+        """``hipExternalMemoryGetMappedMipmappedArray``."""
+        api = self._driver.api
+        texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
+        if texel is None:
+            raise InvalidArgumentError(
+                "format", f"HIP has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
+            )
+        desc = api.hipExternalMemoryMipmappedArrayDesc_st()
+        desc.offset = layout.offset
+        for index, name in enumerate("xyzw"):
+            setattr(desc.formatDesc, name, texel.bits if index < texel.channels else 0)
+        desc.formatDesc.f = api.hipChannelFormatKind(texel.kind)
+        desc.extent.width, desc.extent.height, depth = layout.extent
+        desc.extent.depth = layout.layers or depth  # a layered array's depth is its layers
+        desc.flags = _flags(layout)
+        desc.numLevels = layout.levels
+        array = MappedArray(memory.gpu, layout, texel)
+        return array.create("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+
+    def copy_level(
+        self, stream: Stream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
+    ) -> None:
+        """``hipMemcpy3DAsync`` copies between a level, all its layers, and tightly packed bytes."""
+        width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
+        plane = int(self._driver.call("hipGetMipmappedArrayLevel", array.handle, level))
+        pitched = _Pitched(address, width * array.format.texel_bytes, width, height)
+        # The extent is in texels, because an array takes part.
+        job: Any = _Copy(extent=(width, height, array.layout.layers or depth), kind=_DEFAULT)
+        if to_array:
+            job.srcPtr, job.dstArray = pitched, plane
+        else:
+            job.srcArray, job.dstPtr = plane, pitched
+        stream.gpu.call("hipMemcpy3DAsync", ctypes.addressof(job), stream.handle, aside=False)
+
+    def destroy_array(self, array: MappedArray) -> None:
+        """``hipFreeMipmappedArray``."""
+        array.release()
 
 
 def _flags(layout: ArrayLayout) -> int:
@@ -135,21 +156,3 @@ def _flags(layout: ArrayLayout) -> int:
         if layout.layers == 6:  # one cube is no array of cubes
             flags &= ~_LAYERED
     return flags
-
-
-def copy_level(driver: Driver, stream: Stream, array: Array, level: int, address: Address, *, to_array: bool) -> None:
-    """``hipMemcpy3DAsync`` between a level, all its layers, and tightly packed bytes."""
-    width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
-    depth = array.layout.layers or depth
-
-    def work() -> None:
-        plane = int(driver.call("hipGetMipmappedArrayLevel", array.handle, level))
-        pitched = _Pitched(address, width * array.format.texel_bytes, width, height)
-        job: Any = _Copy(extent=(width, height, depth), kind=_DEFAULT)  # in texels, as an array takes part
-        if to_array:
-            job.srcPtr, job.dstArray = pitched, plane
-        else:
-            job.srcArray, job.dstPtr = plane, pitched
-        driver.call("hipMemcpy3DAsync", ctypes.addressof(job), stream.handle)
-
-    stream.gpu.run(work, aside=False)

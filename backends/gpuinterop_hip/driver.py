@@ -18,6 +18,7 @@ from itertools import starmap
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from gpuinterop import system
+from gpuinterop.backend import Backend
 from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError, warn_leak
 
 from .error_hints import GENERAL, MEANINGS, OUT_OF_MEMORY
@@ -178,7 +179,7 @@ class Driver:
     # may raise anything there. So what must not be lost is stored by C, in the step that makes the call, and what must
     # be called in any case stands in a `finally` by itself, with no other call before it.
 
-    def run(self, work: Callable[[], _T], ordinal: int | None = None, *, aside: bool = True) -> _T:
+    def run(self, work: Callable[..., _T], *arguments: Any, ordinal: int | None = None, aside: bool = True) -> _T:
         """Call `work` with a device current (``hipSetDevice``), or with whichever is; what was is put back.
 
         With `aside` it may do what a capture elsewhere forbids: one in global mode, which is torch's default, refuses
@@ -196,7 +197,7 @@ class Driver:
             try:
                 if aside and self._exchange is not None and (code := self._exchange(place)):
                     raise self.error("hipThreadExchangeStreamCaptureMode", code)
-                return work()
+                return work(*arguments)
             finally:
                 if mode.value != _RELAXED and (code := self._exchange(place)):
                     self.warn("hipThreadExchangeStreamCaptureMode", code)
@@ -228,18 +229,21 @@ class Gpu:
         self.driver = driver
         self.ordinal = ordinal
 
-    def run(self, work: Callable[[], _T], *, aside: bool = True) -> _T:
-        """`Driver.run` on this device. `aside` is for what belongs to no stream."""
-        return self.driver.run(work, self.ordinal, aside=aside)
+    def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
+        """`Driver.run` calls `work` on this device. `aside` is for what belongs to no stream."""
+        return self.driver.run(work, *arguments, ordinal=self.ordinal, aside=aside)
 
     def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
-        """`Driver.call` on this device, of a function that makes nothing."""
-        return self.driver.run(partial(self.driver.call, name, *arguments), self.ordinal, aside=aside)
+        """`Driver.call` calls a function that makes nothing, on this device."""
+        return self.driver.run(self.driver.call, name, *arguments, ordinal=self.ordinal, aside=aside)
+
+    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        return self.driver.run(self.driver.status, name, *arguments, ordinal=self.ordinal)
 
     def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Let `work` make it on this device; it is taken back where anything raises."""
+        """`work` makes it on this device; it is taken back where anything raises."""
         try:
-            self.driver.run(work, self.ordinal, aside=aside)
+            self.driver.run(work, ordinal=self.ordinal, aside=aside)
             return made
         except BaseException:
             made.undo()
@@ -302,15 +306,22 @@ class Made:
             raise failed
 
     def release(self) -> None:
-        """`free`, from anywhere."""
+        """`free` it, whichever device is current."""
         self.gpu.run(self.free)
 
     def undo(self) -> None:
-        """`release`, behind what has failed: see `Driver.warn`."""
+        """`release` it behind a failure; if that fails as well, it is a warning: see `Driver.warn`."""
         try:
             self.release()
         except DriverError as error:
             self.gpu.driver.warn(error.call, error.code)
+
+
+class Room(Backend):
+    """A part of the contract, which a room implements. The rooms share the driver."""
+
+    def __init__(self) -> None:
+        self._driver = Driver()
 
 
 def _wide(argument: Any) -> ctypes.c_void_p:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final
 
 from gpuinterop.capabilities import Cell, Operation
@@ -21,8 +20,8 @@ from gpuinterop.handles import AnySemaphoreHandle, Win32Handle
 
 from . import descriptors
 from .capabilities import nameless
-from .driver import Driver, Gpu, Made, unnamed
-from .streams import Stream, is_capturing
+from .driver import Gpu, Made, Room, unnamed
+from .streams import Stream
 
 
 class _Params(ctypes.Structure):
@@ -40,72 +39,78 @@ PARAMS_BYTES: Final = 144
 assert ctypes.sizeof(_Params) == PARAMS_BYTES
 
 
-class Semaphore(Made):
-    """An imported semaphore: a ``hipExternalSemaphore_t``."""
+class ImportedSemaphore(Made):
+    """An imported semaphore."""
 
     __slots__ = ()
     back = "hipDestroyExternalSemaphore"
 
 
-def load(driver: Driver, gpu: Gpu, handle: AnySemaphoreHandle) -> Semaphore:
-    """``hipImportExternalSemaphore``."""
-    if isinstance(handle, Win32Handle) and handle.name is not None:
-        raise UnsupportedError(nameless(Cell(Operation.IMPORT_BY_NAME, type(handle))), context="hip")
-    return Semaphore(gpu).create("hipImportExternalSemaphore", descriptors.semaphore(driver.api, handle))
-
-
 class Batch:
-    """Semaphores that are signalled or waited for in one call."""
+    """Semaphores that one call signals or waits for."""
 
     __slots__ = ("_array", "count", "handles", "signals", "waits")
 
-    def __init__(self, semaphores: Sequence[Semaphore]) -> None:
+    def __init__(self, semaphores: Sequence[ImportedSemaphore]) -> None:
         self.count = len(semaphores)
         self.handles = (ctypes.c_void_p * self.count)(*(semaphore.handle for semaphore in semaphores))
         self.signals: list[Any] = []
         self.waits: list[Any] = []
         self._array = _Params * self.count
 
-    def slot(self, pool: list[Any], values: Sequence[int]) -> Any:
-        """An array with `values`; to be appended to `pool` after the call."""
+    def take(self, pool: list[Any], values: Sequence[int]) -> Any:
+        """An array with `values`; the caller appends it to `pool` after its call."""
         try:
             slot = pool.pop()
         except IndexError:
             slot = self._array()
-        for target, value in zip(slot, values, strict=False):  # the core has counted them
+        for target, value in zip(slot, values):  # noqa: B905 - the core has counted them
             target.value = value
         return slot
 
 
-class Semaphores:
-    """The hot path: what each call needs is bound once."""
+class Semaphores(Room):
+    """External semaphores. `signal` and `wait` are the hot path: what each call needs is bound once."""
 
-    __slots__ = ("_driver", "_signal", "_wait")
+    def __init__(self) -> None:
+        super().__init__()
+        self._signal = self._driver.api.hipSignalExternalSemaphoresAsync
+        self._wait = self._driver.api.hipWaitExternalSemaphoresAsync
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._signal = driver.api.hipSignalExternalSemaphoresAsync
-        self._wait = driver.api.hipWaitExternalSemaphoresAsync
+    def import_semaphore(self, device: Gpu, handle: AnySemaphoreHandle) -> ImportedSemaphore:
+        """``hipImportExternalSemaphore``."""
+        if isinstance(handle, Win32Handle) and handle.name is not None:
+            raise UnsupportedError(nameless(Cell(Operation.IMPORT_BY_NAME, type(handle))), context="hip")
+        desc = descriptors.semaphore(self._driver.api, handle)
+        return ImportedSemaphore(device).create("hipImportExternalSemaphore", desc)
+
+    def prepare(self, semaphores: Sequence[ImportedSemaphore]) -> Batch:
+        return Batch(semaphores)
 
     def signal(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
+        """``hipSignalExternalSemaphoresAsync``."""
         self._call("hipSignalExternalSemaphoresAsync", self._signal, batch.signals, batch, stream, values)
 
-    def wait(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
+    def wait(self, batch: Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
+        """``hipWaitExternalSemaphoresAsync``, which has no time-outs."""
         self._call("hipWaitExternalSemaphoresAsync", self._wait, batch.waits, batch, stream, values)
+
+    def destroy_semaphore(self, semaphore: ImportedSemaphore) -> None:
+        """``hipDestroyExternalSemaphore``."""
+        semaphore.release()
 
     def _call(
         self, name: str, function: Any, pool: list[Any], batch: Batch, stream: Stream, values: Sequence[int]
     ) -> None:
-        if is_capturing(self._driver, stream):  # HIP would not record it, but do it at once (hip_stream_ops.cpp)
+        if self.is_capturing(stream):  # HIP would not record it, but do it at once (hip_stream_ops.cpp)
             raise InvalidArgumentError(
                 "stream",
                 "expected one that is not being captured, got one that is; HIP's graphs hold no semaphores: signal and "
                 "wait before and after their launches.",
             )
-        slot = batch.slot(pool, values)
+        slot = batch.take(pool, values)
         try:
-            arguments = batch.handles, ctypes.addressof(slot), batch.count, stream.handle
-            (code,) = stream.run(partial(function, *arguments)) if stream.relative else function(*arguments)
+            (code,) = stream.run(function, batch.handles, ctypes.addressof(slot), batch.count, stream.handle)
         except ValueError as error:
             (code,) = unnamed(error)
         pool.append(slot)

@@ -7,12 +7,11 @@ spins on any address that HIP knows, so pinned host memory should do; no AMD GPU
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
-from gpuinterop.backend import Address
+from gpuinterop.backend import Address, StreamMemoryBackend
 
-from .driver import Driver, Gpu, Made
+from .driver import Gpu, Made, Room
 from .streams import Stream
 
 _PORTABLE, _MAPPED = 1, 2  # hipHostRegisterPortable, hipHostRegisterMapped
@@ -21,29 +20,34 @@ _EVERY_BIT: Final = 2**64 - 1
 
 
 class Pin(Made):
-    """Registered host memory."""
+    """Host memory that the runtime knows."""
 
     __slots__ = ("there",)
     back = "hipHostUnregister"
     there: Address
 
 
-def pin(driver: Driver, gpu: Gpu, address: Address, size: int) -> tuple[Pin, Address]:
-    """``hipHostRegister``, ``hipHostGetDevicePointer``."""
-    made = Pin(gpu)
+class StreamMemory(Room, StreamMemoryBackend):
+    """Words in pinned host memory."""
 
-    def work() -> None:
-        made.add("hipHostRegister", address, size, _PORTABLE | _MAPPED)
-        made.there = int(driver.call("hipHostGetDevicePointer", address, 0))
+    def pin(self, device: Gpu, address: Address, size: int) -> tuple[Pin, Address]:
+        """``hipHostRegister`` pins the pages, and ``hipHostGetDevicePointer`` gives their address on the device."""
+        made = Pin(device)
 
-    return gpu.create(made, work), made.there
+        def work() -> None:
+            made.add("hipHostRegister", address, size, _PORTABLE | _MAPPED)
+            made.there = int(self._driver.call("hipHostGetDevicePointer", address, 0))
 
+        return device.create(made, work), made.there
 
-def write(driver: Driver, stream: Stream, word: Address, value: int) -> None:
-    """``hipStreamWriteValue64``."""
-    stream.run(partial(driver.call, "hipStreamWriteValue64", stream.handle, word, value, 0))
+    def unpin(self, pin: Pin) -> None:
+        """``hipHostUnregister``."""
+        pin.release()
 
+    def write_value(self, stream: Stream, word: Address, value: int) -> None:
+        """``hipStreamWriteValue64``."""
+        stream.run(self._driver.call, "hipStreamWriteValue64", stream.handle, word, value, 0)
 
-def wait(driver: Driver, stream: Stream, word: Address, value: int) -> None:
-    """``hipStreamWaitValue64``, until the word is `value` or more."""
-    stream.run(partial(driver.call, "hipStreamWaitValue64", stream.handle, word, value, _GTE, _EVERY_BIT))
+    def wait_value(self, stream: Stream, word: Address, value: int) -> None:
+        """``hipStreamWaitValue64`` waits until the word is `value` or more."""
+        stream.run(self._driver.call, "hipStreamWaitValue64", stream.handle, word, value, _GTE, _EVERY_BIT)

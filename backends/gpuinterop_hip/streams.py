@@ -8,14 +8,15 @@ stream's own device.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from itertools import starmap
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpuinterop.errors import InvalidArgumentError
 
-from .driver import NOT_READY, Driver, Gpu, Made
+from .driver import NOT_READY, Gpu, Made, Room
 from .error_hints import CAPTURE_IMPLICIT
 
 _NON_BLOCKING: Final = 1  # hipStreamNonBlocking
@@ -85,54 +86,9 @@ class Stream(Made):
         # The name for the legacy stream is newer than the number 0, which every runtime knows.
         self.handle = _NULL if pointer == _LEGACY else pointer
 
-    def run(self, work: Callable[[], _T]) -> _T:
-        """For a call that a default stream may be given."""
-        return self.gpu.run(work, aside=False) if self.relative else work()
-
-
-def create(gpu: Gpu, kept: Kept, *, high_priority: bool) -> Stream:
-    """``hipStreamCreateWithPriority`` with ``hipStreamNonBlocking``: one that blocks stalls the default stream."""
-    stream = Stream(gpu, kept)
-    return gpu.create(stream, partial(stream.take, _HIGHEST if high_priority else _NORMAL))
-
-
-def adopt(driver: Driver, gpu: Gpu, pointer: int) -> Stream:
-    """Wrap a stream, after a look whether it is this runtime's and this device's (``hipStreamGetDevice``).
-
-    A stream that is being captured is not asked: the documentation does not say whether a capture survives that.
-    """
-    driver.check_runtime()
-    stream = Stream(gpu)
-    stream.know(pointer)
-    if stream.relative or is_capturing(driver, stream):
-        return stream
-    ordinal = driver.call("hipStreamGetDevice", stream.handle)
-    if ordinal != gpu.ordinal:
-        raise InvalidArgumentError(
-            "stream",
-            f"{pointer:#x} is a stream of HIP device {ordinal}, and this is device {gpu.ordinal}: wrap it with "
-            f"gpuinterop.device({ordinal}).",
-        )
-    return stream
-
-
-def is_capturing(driver: Driver, stream: Stream) -> bool:
-    """``hipStreamIsCapturing``; also where the capture was made invalid and is still to be ended."""
-    code, status = stream.run(partial(driver.capture_status, stream.handle))
-    if code == CAPTURE_IMPLICIT:  # a default stream, which waits for one that is being captured: it takes nothing else
-        return True
-    if code:
-        raise driver.error("hipStreamIsCapturing", code)
-    return status != 0
-
-
-def synchronize(stream: Stream) -> None:
-    stream.gpu.call("hipStreamSynchronize", stream.handle)
-
-
-def is_idle(driver: Driver, stream: Stream) -> bool:
-    (code,) = stream.gpu.run(partial(driver.status, "hipStreamQuery", stream.handle))
-    return _reached(driver, "hipStreamQuery", code)
+    def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Call `work` on the stream: with its device current, if it is a default stream."""
+        return self.gpu.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
 
 class Event(Made):
@@ -142,29 +98,90 @@ class Event(Made):
     back = "hipEventDestroy"
 
 
-def record(driver: Driver, stream: Stream) -> Event:
-    """``hipEventCreateWithFlags``, ``hipEventRecord``."""
-    event = Event(stream.gpu)
+class Streams(Room):
+    """Streams and events."""
 
-    def work() -> None:
-        event.make("hipEventCreateWithFlags", _DISABLE_TIMING)
-        driver.call("hipEventRecord", event.handle, stream.handle)
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept_streams: defaultdict[tuple[int, bool], Kept] = defaultdict(list)
 
-    return stream.gpu.create(event, work, aside=False)
+    def create_stream(self, device: Gpu, *, high_priority: bool = False) -> Stream:
+        """``hipStreamCreateWithPriority`` with ``hipStreamNonBlocking``: a blocking one stalls the default stream."""
+        stream = Stream(device, self._kept_streams[device.ordinal, high_priority])
+        return device.create(stream, partial(stream.take, _HIGHEST if high_priority else _NORMAL))
 
+    def adopt_stream(self, device: Gpu, pointer: int) -> Stream:
+        """Wrap a stream; ``hipStreamGetDevice`` tells whether it is this runtime's and this device's.
 
-def wait_event(stream: Stream, event: Event) -> None:
-    stream.gpu.call("hipStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+        Nobody asks for the device of a stream that is being captured: the documentation does not say whether the
+        capture survives that.
+        """
+        self._driver.check_runtime()
+        stream = Stream(device)
+        stream.know(pointer)
+        if stream.relative or self.is_capturing(stream):
+            return stream
+        ordinal = self._driver.call("hipStreamGetDevice", stream.handle)
+        if ordinal != device.ordinal:
+            raise InvalidArgumentError(
+                "stream",
+                f"{pointer:#x} is a stream of HIP device {ordinal}, and this is device {device.ordinal}: wrap it with "
+                f"gpuinterop.device({ordinal}).",
+            )
+        return stream
 
+    def stream_pointer(self, stream: Stream) -> int:
+        return stream.pointer
 
-def is_done(driver: Driver, event: Event) -> bool:
-    (code,) = driver.run(partial(driver.status, "hipEventQuery", event.handle))
-    return _reached(driver, "hipEventQuery", code)
+    def stream_key(self, stream: Stream) -> int:
+        return stream.handle
 
+    def destroy_stream(self, stream: Stream) -> None:
+        """Keep the native stream for the next one, or ``hipStreamDestroy``."""
+        stream.release()
 
-def _reached(driver: Driver, call: str, code: int) -> bool:
-    if code == NOT_READY:
-        return False
-    if code:
-        raise driver.error(call, code)
-    return True
+    def synchronize(self, stream: Stream) -> None:
+        """``hipStreamSynchronize``."""
+        stream.gpu.call("hipStreamSynchronize", stream.handle)
+
+    def is_idle(self, stream: Stream) -> bool:
+        """``hipStreamQuery``."""
+        return self._is_reached("hipStreamQuery", stream.gpu.status("hipStreamQuery", stream.handle)[0])
+
+    def is_capturing(self, stream: Stream) -> bool:
+        """``hipStreamIsCapturing``; it also says so of an invalid capture that nobody has ended yet."""
+        code, status = stream.run(self._driver.capture_status, stream.handle)
+        if code == CAPTURE_IMPLICIT:  # a default stream waits for one that is being captured: it takes nothing else
+            return True
+        if code:
+            raise self._driver.error("hipStreamIsCapturing", code)
+        return status != 0
+
+    def record(self, stream: Stream) -> Event:
+        """``hipEventCreateWithFlags`` makes an event, and ``hipEventRecord`` enqueues it."""
+        event = Event(stream.gpu)
+
+        def work() -> None:
+            event.make("hipEventCreateWithFlags", _DISABLE_TIMING)
+            self._driver.call("hipEventRecord", event.handle, stream.handle)
+
+        return stream.gpu.create(event, work, aside=False)
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """``hipStreamWaitEvent``."""
+        stream.gpu.call("hipStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+
+    def is_done(self, event: Event) -> bool:
+        """``hipEventQuery``."""
+        return self._is_reached(
+            "hipEventQuery", self._driver.run(self._driver.status, "hipEventQuery", event.handle)[0]
+        )
+
+    def destroy_event(self, event: Event) -> None:
+        """``hipEventDestroy``."""
+        event.release()
+
+    def _is_reached(self, call: str, code: int) -> bool:
+        if code and code != NOT_READY:
+            raise self._driver.error(call, code)
+        return not code

@@ -119,15 +119,14 @@ class Check:
         self.api = driver.api
         self.recorder = driver.api = Recorder(self.api)
         # What the backend has bound, and what it calls past the bindings.
+        backend._signal = getattr(driver.api, f"{'cu' if vendor == 'cuda' else 'hip'}SignalExternalSemaphoresAsync")
+        backend._wait = getattr(driver.api, f"{'cu' if vendor == 'cuda' else 'hip'}WaitExternalSemaphoresAsync")
         if vendor == "hip":
-            backend._semaphores = type(backend._semaphores)(driver)
             driver._exchange = self.recorder.watched("hipThreadExchangeStreamCaptureMode", driver._exchange)
             driver._status = self.recorder.watched("hipStreamIsCapturing", driver._status)
             driver.library = Recorder(driver.library)
             driver.library.failed = self.recorder.failed
         else:
-            backend._signal = driver.api.cuSignalExternalSemaphoresAsync
-            backend._wait = driver.api.cuWaitExternalSemaphoresAsync
             entry = driver.entry
             driver.entry = lambda name, *version: self.recorder.watched(name, entry(name, *version))
             driver._exchange = driver.entry("cuThreadExchangeStreamCaptureMode")
