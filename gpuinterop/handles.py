@@ -24,6 +24,7 @@ from multiprocessing import reduction
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from . import system
+from ._arguments import check_int
 from .errors import ArgumentTypeError, HandleError, InvalidArgumentError, LeakedResourceWarning
 
 __all__ = [
@@ -269,10 +270,9 @@ class FdHandle(Handle):
     _state = _State.CLOSED
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
-        if isinstance(fd, bool) or not isinstance(fd, int):
-            raise ArgumentTypeError("fd", f"must be an int, not {type(fd).__name__}.")
+        fd = check_int(fd, "fd")
         if not 0 <= fd < _NO_FD:
-            raise HandleError(f"fd: {fd} is no file descriptor; the call that made it failed.")
+            raise HandleError(f"fd: invalid file descriptor {fd}; check the call that returned it.")
         try:
             os.get_inheritable(fd)  # F_GETFD: fstat may have to wait for a process that serves the file
         except OSError as error:
@@ -465,10 +465,8 @@ class Win32Handle(Handle):
         self._state = _State.CLOSED
         if (handle is None) == (name is None):
             raise InvalidArgumentError("handle", "give exactly one of handle= and name=.")
-        if handle is not None and (isinstance(handle, bool) or not isinstance(handle, int)):
-            raise ArgumentTypeError("handle", f"must be an int, not {type(handle).__name__}.")
-        if handle is not None and handle <= 0:
-            raise HandleError(f"handle: {handle} is no NT handle; the call that made it failed.")
+        if handle is not None and (handle := check_int(handle, "handle")) <= 0:
+            raise HandleError(f"handle: invalid NT handle {handle}; check the call that returned it.")
         if name is not None and not isinstance(name, str):
             raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
         if name is not None and (not name or "\0" in name):
@@ -541,10 +539,9 @@ class PointerHandle(Handle):
 
     def __init__(self, pointer: int, *, keepalive: object = None, origin: HandleOrigin | None = None) -> None:
         self._state = _State.CLOSED
-        if isinstance(pointer, bool) or not isinstance(pointer, int):
-            raise ArgumentTypeError("pointer", f"must be an int, not {type(pointer).__name__}.")
+        pointer = check_int(pointer, "pointer")
         if pointer <= 0:
-            raise HandleError("pointer: is null; the call that made the object failed.")
+            raise HandleError("pointer: expected an object's address, got null; check the call that made the object.")
         super().__init__(origin=origin)
         self._pointer = pointer
         self.keepalive = keepalive

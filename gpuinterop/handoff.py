@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ._core.resource import check_int
+from ._arguments import check_int
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
 from .errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._arguments import check_int
 from ..backend import ArrayBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
 from .interchange import HostArray
 from .native import MARK, Native, note_use
-from .resource import Resource, check_int
+from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import timeline
+from .._arguments import check_nbytes, check_timeout
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -43,12 +44,12 @@ from ..handles import (
 from .allocation import Allocation
 from .drain import drain, tidy, wait_for
 from .gate import Gate
-from .memory import ExternalMemory, check_size_argument, round_up
+from .memory import ExternalMemory, round_up
 from .monitor import generation
 from .native import LIVE, RETIRED, alive, retire
 from .native_stream import CapturedError, Streams
 from .ownership import check_size, lend
-from .resource import check_timeout, undo
+from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
 from .stream_memory import OwnTimelines
@@ -188,7 +189,7 @@ class Device:
         handle._check_open()
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
-        count = check_size_argument(size)
+        count = check_nbytes(size)
         self._check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
         check_size(handle, count)
         whole = _dedicated(handle, dedicated)
@@ -260,7 +261,7 @@ class Device:
         handle._check_open()
         kind = type(handle)
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
-        count = check_size_argument(size)
+        count = check_nbytes(size)
         # Another GPU's allocation may be mapped by a peer, so only the kind is checked here.
         self._check_origin(handle, (OriginKind.ALLOCATION,), same_device=False)
         check_size(handle, count)
@@ -319,7 +320,7 @@ class Device:
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
-        count = check_size_argument(size)
+        count = check_nbytes(size)
         members = self._with(access)
         _check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
         backend = self._allocations()

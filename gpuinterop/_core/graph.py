@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import system
+from .._arguments import check_int
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
@@ -18,7 +19,7 @@ from ..handles import Fence, Timeline
 from .monitor import locked
 from .native import GONE, Native, hold, note_use
 from .native_stream import CapturedError, NativeStream, Wait
-from .resource import Resource, check_int
+from .resource import Resource
 from .semaphore import ExternalSemaphore
 from .stream import Stream, check_stream
 
@@ -133,16 +134,14 @@ class GraphSemaphores(Resource):
         assert isinstance(backend, GraphBackend)  # otherwise the capability is a gap
         self.device = device
         self._backend = backend
-        numbers = [check_int(number, name) for number, name in ((graph, "graph"), (executable, "executable"))]
-        if min(numbers) <= 0:
-            raise InvalidArgumentError("graph", "and executable must be pointers, not 0.")
-        self._executable = numbers[1]
+        nodes_of = check_int(graph, "graph", minimum=1)
+        self._executable = check_int(executable, "executable", minimum=1)
         parents = () if _parent is None else (_parent[1],)
         super().__init__(Native("GraphSemaphores", parents=parents), *(() if _parent is None else (_parent[0],)))
         self._warns = _parent is None
         self._lifetime.open()
         try:
-            self.steps = tuple(GraphStep(self, node) for node in backend.semaphore_nodes(numbers[0]))
+            self.steps = tuple(GraphStep(self, node) for node in backend.semaphore_nodes(nodes_of))
             for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
                 hold(semaphore._lifetime, self._lifetime)
                 if _parent is None:  # that library's launches move its counter, and nobody here sees them

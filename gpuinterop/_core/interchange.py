@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .._arguments import check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .drain import sweeps
 from .native import LIVE
-from .resource import check_int
 
 if TYPE_CHECKING:
     from .memory import Buffer, Hold

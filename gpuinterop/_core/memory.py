@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import system
+from .._arguments import check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
@@ -14,7 +15,7 @@ from .drain import drain, wait_for
 from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
 from .monitor import dropped, locked
 from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, forget_use, note_use
-from .resource import Resource, check_int
+from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -23,21 +24,11 @@ if TYPE_CHECKING:
     from .device import Device
     from .native_stream import NativeStream
 
-_MAX_SIZE = 2**63 - 1
 MOMENT_S = 0.01
 
 
-def check_size_argument(size: object, argument: str = "size", *, minimum: int = 1) -> int:
-    number = check_int(size, argument)
-    if number < minimum:
-        raise InvalidArgumentError(argument, f"must be {minimum} or more bytes, not {number}.")
-    if number > _MAX_SIZE:
-        raise InvalidArgumentError(argument, f"{number} bytes overflows; the limit is 2**63 - 1.")
-    return number
-
-
 def round_up(size: int, step: int) -> int:
-    return check_size_argument(-(-size // step) * step)
+    return check_nbytes(-(-size // step) * step)
 
 
 class Mapping(Native):
@@ -253,7 +244,7 @@ class Buffer(Resource):
         self._check_open()
         element = DType(dtype)
         dims = resolve_shape(shape)
-        start = check_size_argument(offset, "offset", minimum=0)
+        start = check_nbytes(offset, "offset", minimum=0)
         if strides is None:
             steps = contiguous(dims, element.itemsize)
         else:
@@ -323,11 +314,9 @@ class Buffer(Resource):
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done."""
-        value = check_int(byte, "byte")
-        if not 0 <= value <= 255:
-            raise InvalidArgumentError("byte", f"must be 0 to 255, not {value}.")
-        start = check_size_argument(offset, "offset", minimum=0)
-        count = check_size_argument(self._size - start if size is None else size)
+        value = check_int(byte, "byte", minimum=0, maximum=255)
+        start = check_nbytes(offset, "offset", minimum=0)
+        count = check_nbytes(self._size - start if size is None else size)
         self._range(start, count, "size")
         self._on(
             stream,
@@ -341,7 +330,7 @@ class Buffer(Resource):
 
     def _range(self, offset: int, size: int, argument: str) -> int:
         self._check_open()
-        start = check_size_argument(offset, "offset", minimum=0)
+        start = check_nbytes(offset, "offset", minimum=0)
         if start + size > self._size:
             raise InvalidArgumentError(
                 argument, f"bytes {start} to {start + size} are outside the buffer, which has {self._size}."
@@ -459,10 +448,10 @@ class ExternalMemory(Mappable):
             The device cannot (`Operation.MAP_BUFFER`).
         """
         self._check_open()
-        start = check_size_argument(offset, "offset", minimum=0)
+        start = check_nbytes(offset, "offset", minimum=0)
         if size is None and start >= self._size:
             raise InvalidArgumentError("offset", f"{start} is outside the memory, which has {self._size} bytes.")
-        count = self._size - start if size is None else check_size_argument(size)
+        count = self._size - start if size is None else check_nbytes(size)
         end = start + count
         if end > self._size:
             raise InvalidArgumentError(
@@ -504,7 +493,7 @@ class ExternalMemory(Mappable):
 
         self._check_open()
         self._device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
-        start = check_size_argument(offset, "offset", minimum=0)
+        start = check_nbytes(offset, "offset", minimum=0)
         dims = list(resolve_ints(extent, "extent"))
         if not 1 <= len(dims) <= 3:
             raise InvalidArgumentError("extent", f"has {len(dims)} dimensions; 1 to 3 are possible.")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
+from .._arguments import check_int, check_nbytes
 from ..backend import MulticastBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import (
@@ -25,11 +26,11 @@ from . import registry
 from .allocation import Allocation
 from .device import Device, check_device, check_devices, check_handle, check_handle_type
 from .drain import drain, wait_for
-from .memory import MOMENT_S, Buffer, check_size_argument, round_up
+from .memory import MOMENT_S, Buffer, round_up
 from .monitor import locked
 from .native import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Marks, Native, hold
 from .ownership import lend
-from .resource import Resource, check_int
+from .resource import Resource
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ def create_multicast(
     leader, count, members = _team(devices, device)
     needs = _creating(kinds)
     backend = _backend(needs, leader, members)
-    size = check_size_argument(size)
+    size = check_nbytes(size)
     steps = _check_size(backend, count, size, kinds)
     drain()
     multicast = MulticastObject(
@@ -109,7 +110,7 @@ def import_multicast(
     leader, count, members = _team(devices, device)
     needs: Needs = ((Operation.IMPORT_MULTICAST, kind),)
     backend = _backend(needs, leader, members)
-    size = check_size_argument(size)
+    size = check_nbytes(size)
     leader._check_origin(handle, (OriginKind.MULTICAST,), same_device=False)
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"is {handle.origin.size} bytes of the exported object, not {size}.")
@@ -135,7 +136,7 @@ def granularity(
     kinds = _kinds(handle_types)
     _, count, members = _team(devices, device)
     backend = _backend(_creating(kinds), device, members)
-    return backend.multicast_granularity(count, check_size_argument(size), kinds)
+    return backend.multicast_granularity(count, check_nbytes(size), kinds)
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------
@@ -152,9 +153,7 @@ def _team(devices: int | Iterable[Device], device: Device | None) -> tuple[Devic
     """What the driver is called through, how many devices there are, and those that are added at once."""
     leader = None if device is None else check_device(device, "device")
     if not isinstance(devices, Iterable):
-        count = check_int(devices, "devices")
-        if count < 1:
-            raise InvalidArgumentError("devices", f"a team has one device or more, not {count}.")
+        count = check_int(devices, "devices", minimum=1)
         return leader or registry.device(), count, []
     given = list(devices)
     leader = leader or check_device(next(iter(given), None), "devices")
@@ -613,13 +612,13 @@ class MulticastObject(Resource):
         return value
 
     def _offset(self, value: int, argument: str, end: int) -> int:
-        offset = self._multiple(check_size_argument(value, argument, minimum=0), argument)
+        offset = self._multiple(check_nbytes(value, argument, minimum=0), argument)
         if offset >= end:
             raise InvalidArgumentError(argument, f"{offset} is outside: there are {end} bytes.")
         return offset
 
     def _range(self, device: Device, offset: int, size: int) -> _Range:
-        count = self._multiple(check_size_argument(size), "size")
+        count = self._multiple(check_nbytes(size), "size")
         if offset + count > self._size:
             raise InvalidArgumentError(
                 "size", f"bytes {offset} to {offset + count} are outside {self.label}, which has {self._size}."

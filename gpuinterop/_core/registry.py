@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from .. import system
+from .._arguments import check_int
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -41,7 +42,6 @@ from ..handles import DeviceIdentity, TimelineFd
 from . import stand_ins
 from .device import Device
 from .monitor import after_fork
-from .resource import check_int
 
 GROUP = "gpuinterop.backends"
 _BACKEND_VARIABLE = "GPUINTEROP_BACKEND"

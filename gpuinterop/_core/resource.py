@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, warn_leak
+from .._arguments import check_timeout
+from ..errors import ResourceBusyError, warn_leak
 from .drain import call_back, drain, wait_for
 from .monitor import dropped, interrupted
 from .native import LIVE, Native, add_callback, retire
-
-
-def check_int(value: object, argument: str) -> int:
-    """An int, also NumPy's; no bool, which is most often an argument in the wrong place."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentTypeError(argument, f"must be an int, not {type(value).__name__}.") from None
-
-
-def check_timeout(timeout: float | None) -> float | None:
-    """Seconds as a float; None for no limit."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise ArgumentTypeError("timeout", f"must be seconds or None, not {type(timeout).__name__}.")
-    if not timeout >= 0:
-        raise InvalidArgumentError("timeout", f"must be 0 or more seconds, not {timeout!r}.")
-    try:
-        return None if timeout == float("inf") else float(timeout)
-    except OverflowError:
-        raise InvalidArgumentError("timeout", "is too large for a float; None sets no limit.") from None
 
 
 def undo(what: str, release: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
+from .._arguments import check_int, check_timeout
 from ..backend import HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
@@ -40,7 +41,7 @@ from .gate import waiting
 from .monitor import dropped
 from .native import LIVE, MARK, Native, note_use, retire
 from .native_stream import NativeStream, Wait, order
-from .resource import Resource, check_int, check_timeout
+from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -485,12 +486,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 f"a {self.kind.__name__.lower()} semaphore wants {_VALUE_NAMES[self.kind]}; "
                 "is the handle a binary one's (OpaqueFd)?",
             )
-        number = check_int(value, "value")
-        if not 0 <= number <= self._max_value:
-            raise InvalidArgumentError(
-                "value", f"must be 0 to 2**{self._max_value.bit_length()} - 1 for {self.label}, not {number}."
-            )
-        return number
+        return check_int(value, "value", minimum=0, maximum=self._max_value)
 
     def _milliseconds(self, timeout: float) -> int | None:
         seconds = check_timeout(timeout)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._arguments import check_timeout
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -20,7 +21,7 @@ from .drain import drain, relieve, tidy
 from .monitor import dropped
 from .native import DEAD, LIVE, MARK, Marks, Native, Standing
 from .native_stream import CapturedError, NativeStream, Wait, settle
-from .resource import Resource, check_timeout
+from .resource import Resource
 
 if TYPE_CHECKING:
     from ..backend import Native as Handle

@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from .. import system, timeline
+from .._arguments import check_timeout
 from .._core.device import Device
 from .._core.native import Native
 from .._core.ownership import lend
-from .._core.resource import Resource, check_timeout
+from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream_memory import WordCalls, spare_words, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope

@@ -28,9 +28,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .. import system
+from .._arguments import check_int
 from .._core.monitor import after_fork, locked
 from .._core.native_stream import Wait, fail_stream, fail_wait, order
-from .._core.resource import check_int
 from .._core.stream_memory import PinnedWords, Spare
 from ..errors import (
     GpuInteropError,
@@ -466,10 +466,9 @@ def open_peer(pid: int) -> int:
     """A pidfd of the process whose death is to be noticed; the caller's."""
     if sys.platform != "linux":
         raise InvalidArgumentError("peer", "a process can be watched on Linux only.")
-    if not 0 < check_int(pid, "peer") < 2**31:
-        raise InvalidArgumentError("peer", f"{pid} is no process's number.")
+    number = check_int(pid, "peer", minimum=1, maximum=2**31 - 1)
     try:
-        return os.pidfd_open(pid)
+        return os.pidfd_open(number)
     except ProcessLookupError:
         raise PeerError(f"there is no process {pid}; has it died already?") from None
     except OSError as error:

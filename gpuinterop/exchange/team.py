@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
+from .._arguments import check_int
 from .._core.allocation import Allocation
 from .._core.device import Device
 from .._core.memory import Buffer
@@ -18,7 +19,6 @@ from .._core.multicast import (
     create_multicast,
     import_multicast,
 )
-from .._core.resource import check_int
 from ..errors import (
     ArgumentTypeError,
     DriverError,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from .. import system
-from .._core.resource import check_int, check_timeout
+from .._arguments import check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .delivery import is_our_user
 from .votes import names
@@ -114,10 +114,8 @@ class SocketTransport(Transport):
     def __init__(
         self, path: str | os.PathLike[str], rank: int, size: int, timeout: float = 30.0, *, job: str = ""
     ) -> None:
-        self.rank = check_int(rank, "rank")
-        self.size = check_int(size, "size")
-        if not 0 <= self.rank < self.size:
-            raise InvalidArgumentError("rank", f"must be 0 to {size - 1}, not {rank}.")
+        self.size = check_int(size, "size", minimum=1)
+        self.rank = check_int(rank, "rank", minimum=0, maximum=self.size - 1)
         limit = check_seconds(timeout)
         if not isinstance(job, str):
             raise ArgumentTypeError("job", f"must be a str, not {type(job).__name__}.")
@@ -680,7 +678,9 @@ def check_seconds(timeout: Any) -> float:
     """A time-out that ends."""
     seconds = check_timeout(timeout)
     if seconds is None or not 0 < seconds <= _LONGEST_S:
-        raise InvalidArgumentError("timeout", f"must be more than 0 seconds and {_LONGEST_S:g} at most, not {timeout}.")
+        raise InvalidArgumentError(
+            "timeout", f"expected more than 0 and at most {_LONGEST_S:g} seconds, got {timeout}."
+        )
     return seconds
 
 
@@ -688,7 +688,7 @@ def check_transport(transport: Any) -> Transport:
     """One whose rank and size make sense."""
     if not isinstance(transport, Transport):
         raise ArgumentTypeError(
-            "transport", f"must be a gpuinterop.exchange.Transport, not {type(transport).__name__}."
+            "transport", f"expected a gpuinterop.exchange.Transport, got {type(transport).__name__}."
         )
     if not 0 <= transport.rank < transport.size:
         raise InvalidArgumentError("transport", f"says that it is rank {transport.rank} of {transport.size}.")

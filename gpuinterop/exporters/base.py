@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from .._arguments import check_int
 from .._core.array import texel_bytes
-from .._core.resource import check_int
 from ..bridge import Endpoint
 from ..capabilities import Capabilities, Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -111,8 +111,7 @@ class ImageParameters:
     def __post_init__(self) -> None:
         texel_bytes(self.format)
         for name, least in (("width", 1), ("height", 1), ("depth", 0), ("levels", 1), ("layers", 0)):
-            if not least <= check_int(getattr(self, name), name) < 1 << 31:
-                raise InvalidArgumentError(name, f"must be {least} or more, not {getattr(self, name)}.")
+            check_int(getattr(self, name), name, minimum=least, maximum=2**31 - 1)
         if not isinstance(self.cube, bool):
             raise ArgumentTypeError("cube", f"must be True or False, not {self.cube!r}.")
         if self.depth and self.layers:

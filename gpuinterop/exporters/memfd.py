@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .._arguments import check_nbytes
 from .._core.ownership import lend
 from ..bridge import Endpoint
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
@@ -278,10 +279,7 @@ class MemfdMemory(ExporterMemory):
     dedicated = False
 
     def __init__(self, exporter: MemfdExporter, size: int, handle: VmmFd | None = None) -> None:
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise ArgumentTypeError("size", f"must be an int (bytes), not {type(size).__name__}.")
-        if size <= 0:
-            raise InvalidArgumentError("size", f"must be 1 or more bytes, not {size}.")
+        size = check_nbytes(size)
         self._exporter = exporter
         self._imported = handle is not None
         if handle is None:

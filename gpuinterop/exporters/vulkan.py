@@ -16,6 +16,7 @@ from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
+from .._arguments import check_nbytes
 from .._core.ownership import check_size, lend
 from ..bridge import Endpoint
 from ..capabilities import Capabilities, Cell, Operation, Scope
@@ -499,7 +500,7 @@ class VulkanMemory(ExporterMemory):
 
 def _import_buffer(vk: VulkanContext, size: int, handle: VmmFd) -> ExportableBuffer:
     """A VkBuffer over the whole of a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``)."""
-    c.check_int("size", size, 1, 63)
+    size = check_nbytes(size)
     native = ExportableBuffer(vk, "VkBuffer")
     native.size, native.dedicated, native.handle_type = size, False, OpaqueFd
     native.make(lambda: _import_into(vk, native, handle))

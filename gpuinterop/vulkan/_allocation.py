@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._core.resource import check_timeout
+from .._arguments import check_flags, check_timeout
 from ..capabilities import Operation
 from ..errors import (
     ArgumentTypeError,
@@ -116,7 +116,7 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     check_context(vk)
     if not isinstance(allocation, Allocation):
         raise ArgumentTypeError("allocation", f"must be of Device.allocate(), not a {type(allocation).__name__}.")
-    c.check_flags("usage", usage)
+    usage = check_flags(usage, "usage")
     device = allocation.device
     check_device(vk, device)
     agree(vk, device, (Operation.EXPORT_ALLOCATION,), (allocation.handle_type,))

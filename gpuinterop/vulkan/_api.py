@@ -8,14 +8,15 @@ type says that it is of another kind. `Any` ends in this package: cffi has no ty
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
-__all__ = ["Api", "Functions", "check", "check_call", "check_flags", "check_int", "check_sequence", "result_name"]
+__all__ = ["Api", "Functions", "check", "check_call", "result_name"]
 
 # -- numbers of the API; spelled here because `vulkan` is imported late, and default arguments are not ---------------
 
@@ -153,26 +154,6 @@ def check_call(functions: Functions, call: str, *arguments: Any) -> int:
     return check(call, getattr(functions, call)(*arguments) or 0)  # None, of those without a result
 
 
-def check_int(argument: str, value: object, lowest: int, bits: int) -> int:
-    """An argument as an int; cffi's own complaints are no errors of ours, and do not say which argument."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(argument, f"must be an int, not {type(value).__name__}.")
-    if not lowest <= value < 1 << bits:
-        raise InvalidArgumentError(argument, f"must be from {lowest} to 2**{bits} - 1, not {value}.")
-    return value
-
-
-def check_sequence(argument: str, value: object, wanted: str) -> None:
-    """Refuse what is no sequence, and a str, which is one of letters."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise ArgumentTypeError(argument, f"must be {wanted}, not {value!r}.")
-
-
-def check_flags(argument: str, value: object, *, empty: bool = False) -> int:
-    """An argument that is a set of ``Vk*Flags``."""
-    return check_int(argument, value, 0 if empty else 1, 32)
-
-
 def load() -> tuple[Any, Any]:
     """PyPI's ``vulkan`` module and its cffi ``ffi``.
 
@@ -296,7 +277,7 @@ class Api:
             kept = self.ffi.typeof(handle)
             given = _spelling(kept)
             if kept.kind == "primitive" and _INTEGER.fullmatch(given):
-                value = check_int(argument, int(handle), 0, 64)
+                value = check_int(int(handle), argument, minimum=0, maximum=MAX_64)
             elif given in (_spelling(self.ffi.typeof(kind)), "void *"):
                 value = handle
             else:
@@ -305,7 +286,7 @@ class Api:
             value = getattr(handle, "value", handle)
             value = 0 if value is None else value
             if isinstance(value, int) and not isinstance(value, bool):
-                check_int(argument, value, 0, 64)
+                check_int(value, argument, minimum=0, maximum=MAX_64)
             else:
                 value = None
         try:

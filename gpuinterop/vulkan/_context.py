@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import ref
 
 from .. import system
+from .._arguments import MAX_32, check_int, check_timeout
 from .._core import native as lifetime
 from .._core.drain import drain
 from .._core.monitor import locked, refuse_reentry
 from .._core.native import LIVE, retire
-from .._core.resource import check_timeout
 from ..capabilities import Capabilities
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ..handles import DeviceIdentity
-from ._api import NOT_READY, Api, check_call, check_int
+from ._api import NOT_READY, Api, check_call
 from ._query import PhysicalDevice
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class VulkanContext:
         self.functions = self.api.device_functions(self.instance_functions, self.device)
         self._physical = PhysicalDevice(self.api, self.instance_functions, self.physical_device)
         if queue_family_index is not None:
-            check_int("queue_family_index", queue_family_index, 0, 32)
+            check_int(queue_family_index, "queue_family_index", minimum=0, maximum=MAX_32)
             if queue_family_index >= (count := len(self._physical.queue_families)):
                 raise InvalidArgumentError(
                     "queue_family_index",

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from .. import system
+from .._arguments import MAX_64, check_int
 from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
-from ._api import check_int
 from ._context import Native, VulkanContext, Watched, check_context
 
 __all__ = ["TimelineEndpoint"]
@@ -69,7 +69,7 @@ class TimelineEndpoint(Endpoint):
         return False
 
     def signal(self, value: int) -> None:
-        check_int("value", value, 0, 64)
+        check_int(value, "value", minimum=0, maximum=MAX_64)
         if (now := self.counter()) >= value:  # drivers take it, and later waits never return
             raise InvalidArgumentError("value", f"{self.label} stands at {now}: it cannot be signalled to {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, overload
 
+from .._arguments import check_flags, check_nbytes
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 from ..handles import (
@@ -92,8 +93,8 @@ def create_buffer(
     vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd
 ) -> ExportableBuffer:
     """Create a buffer whose memory can be exported, after having asked whether it can be."""
-    c.check_int("size", size, 1, 63)
-    c.check_flags("usage", usage)
+    size = check_nbytes(size)
+    usage = check_flags(usage, "usage")
     features = vk._physical.buffer_features(handle_type, usage)
     require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
     native = ExportableBuffer(vk, "VkBuffer")
@@ -165,7 +166,7 @@ def export_memory(
         ``vkGetMemoryFdKHR`` failed.
     """
     check_context(vk)
-    c.check_int("size", size, 1, 63)
+    size = check_nbytes(size)
     if not isinstance(dedicated, bool):
         raise ArgumentTypeError("dedicated", f"must be True or False, not {dedicated!r}.")
     if handle_type not in (OpaqueFd, DmaBufFd):

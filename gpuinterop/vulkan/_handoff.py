@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import system
-from .._core.resource import check_timeout
+from .._arguments import check_flags, check_sequence, check_timeout
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import (
@@ -137,7 +137,7 @@ class SharedHandoff(_Shared):
         ResourceClosedError
             The handoff was closed, or the context.
         """
-        c.check_flags("stage", stage)
+        check_flags(stage, "stage")
         # Both before the turn is taken: whoever is refused here has submitted nothing.
         forth = self._to_compute.vk_semaphore
         back = (self._to_graphics or self._to_compute).vk_semaphore
@@ -191,7 +191,7 @@ class SharedHandoff(_Shared):
         target = vk.queue if queue is None else api.handle("VkQueue", queue, "queue")
         if target is None:
             raise InvalidArgumentError("queue", "give one here, or to VulkanContext.")
-        c.check_sequence("command_buffers", command_buffers, "a sequence of command buffers")
+        check_sequence(command_buffers, "command_buffers", "a sequence of command buffers")
         commands = [api.handle("VkCommandBuffer", each, "command_buffers") for each in command_buffers]
         signalled = null if fence is None else api.cast("VkFence", fence, "fence")
         what = self.vulkan_submit(stage=stage)
@@ -324,7 +324,7 @@ def share_handoff(
     >>> log(handoff.mode)
     """
     check_device(vk, device)
-    c.check_sequence("allow", allow, "a sequence such as ('timeline', 'binary')")
+    check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
     if not allow:
         raise InvalidArgumentError("allow", "must name one mode or more: 'timeline', 'binary', 'bridged'.")
     if unknown := [mode for mode in allow if mode not in (*_MODES, _BRIDGED)]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, cast, overload
 
-from .._core.resource import check_timeout
+from .._arguments import MAX_32, check_flags, check_int, check_sequence, check_timeout
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
@@ -80,7 +80,7 @@ def memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequen
     """The argument `handle_types`, checked."""
     if handle_types is None:
         return _MEMORY_TYPES
-    c.check_sequence("handle_types", handle_types, "a sequence of handle types")
+    check_sequence(handle_types, "handle_types", "a sequence of handle types")
     given: Sequence[object] = handle_types
     for kind in given:
         if not isinstance(kind, type) or not issubclass(kind, MemoryHandle):
@@ -199,9 +199,9 @@ class BufferTransfer:
 
 def _commands(vk: VulkanContext, cmd: Any, source_stage: int, access: int, target_stage: int) -> Any:
     """The command buffer of a barrier; checks what a caller may have given for the rest."""
-    c.check_flags("stage", source_stage)
-    c.check_flags("stage", target_stage)
-    c.check_flags("access", access, empty=True)
+    check_flags(source_stage, "stage")
+    check_flags(target_stage, "stage")
+    check_flags(access, "access", empty=True)
     return vk.api.handle("VkCommandBuffer", cmd, "cmd")
 
 
@@ -526,8 +526,8 @@ class SharedImage(_Shared):
         vk = self._vk
         vk.check_open()
         commands = _commands(vk, cmd, source[0], source[1] | target[1], target[0])
-        c.check_int("layout", source[3], 0, 32)
-        c.check_int("layout", target[3], 0, 32)
+        check_int(source[3], "layout", minimum=0, maximum=MAX_32)
+        check_int(target[3], "layout", minimum=0, maximum=MAX_32)
         null = vk.api.ffi.NULL
         barrier = vk.api.new(
             "VkImageMemoryBarrier",
@@ -568,13 +568,13 @@ class _ImagePlan:
     ) -> None:  # fmt: skip
         if tiling not in ("linear", "optimal"):
             raise InvalidArgumentError("tiling", f"must be 'linear' or 'optimal', not {tiling!r}.")
-        c.check_sequence("extent", extent, "(width, height)")
+        check_sequence(extent, "extent", "(width, height)")
         if len(extent) != 2:
             raise InvalidArgumentError("extent", f"must be (width, height), not {extent!r}.")
         for length in extent:
-            c.check_int("extent", length, 1, 32)
-        c.check_int("levels", levels, 1, 32)
-        c.check_int("layers", layers, 1, 32)
+            check_int(length, "extent", minimum=1, maximum=MAX_32)
+        check_int(levels, "levels", minimum=1, maximum=MAX_32)
+        check_int(layers, "layers", minimum=1, maximum=MAX_32)
         self.linear = tiling == "linear"
         for argument, number in (("levels", levels), ("layers", layers)):
             if self.linear and number != 1:
@@ -587,7 +587,7 @@ class _ImagePlan:
         if usage is None:
             # A linear image can be copied to and from on every driver; few can do more with it.
             usage = c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST if self.linear else IMAGE_USAGE
-        self.usage = c.check_flags("usage", usage)
+        self.usage = check_flags(usage, "usage")
         self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
         self.handle_type: type[MemoryHandle] = OpaqueFd
         self.range = vk.api.new(

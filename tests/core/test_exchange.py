@@ -378,18 +378,18 @@ def test_what_is_no_exception_leaves_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"transport": object()}, "transport: must be a"),
-        *(({"timeout": timeout}, "timeout: must be") for timeout in (0, -1.0, float("inf"), 1e7, None, "x", True)),
+        ({"transport": object()}, "transport: expected a"),
+        *(({"timeout": timeout}, "timeout: expected") for timeout in (0, -1.0, float("inf"), 1e7, None, "x", True)),
     ],
 )
 def test_arguments(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(gi.InvalidArgumentError, match=match):
         Team(**{"transport": Grid(1).transport(0), **arguments})
     for timeout in (0, -1.0, float("inf"), None, "x"):
-        with pytest.raises(gi.InvalidArgumentError, match="timeout: must be"):
+        with pytest.raises(gi.InvalidArgumentError, match="timeout: expected"):
             SocketTransport("/", 0, 2, timeout=timeout)  # type: ignore[arg-type]
     for rank, size in (("0", 2), (None, 2), (0, "2")):
-        with pytest.raises(gi.ArgumentTypeError, match=r"(rank|size): must be an int"):
+        with pytest.raises(gi.ArgumentTypeError, match=r"(rank|size): expected an int, got"):
             SocketTransport("/", rank, size)  # type: ignore[arg-type]
     wrong = Grid(2).transport(0)
     wrong.rank = 2
@@ -1120,7 +1120,7 @@ def test_arguments_of_sockets(tmp_path: Path) -> None:
     with pytest.raises(gi.ArgumentTypeError, match="job: must be a str, not int"):
         SocketTransport(tmp_path, 0, 2, job=7)  # type: ignore[arg-type]
     for rank in (-1, 2):
-        with pytest.raises(gi.InvalidArgumentError, match="rank: must be 0 to 1"):
+        with pytest.raises(gi.InvalidArgumentError, match="rank: expected 0 to 1, got"):
             SocketTransport(tmp_path, rank, 2)
 
 

@@ -1,0 +1,80 @@
+"""Checks of arguments, the same on every floor: what is refused names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Final
+
+from .errors import ArgumentTypeError, InvalidArgumentError
+
+__all__ = [
+    "MAX_32",
+    "MAX_64",
+    "MAX_SIZE",
+    "check_flags",
+    "check_int",
+    "check_nbytes",
+    "check_sequence",
+    "check_timeout",
+]
+
+MAX_32: Final = 2**32 - 1
+MAX_64: Final = 2**64 - 1
+MAX_SIZE: Final = 2**63 - 1
+"""In bytes: sizes and offsets are signed in Python's C API, and in some of the drivers' calls."""
+
+
+def check_int(value: object, argument: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
+    """Return an int, NumPy's integers included. A bool is refused: most often it stands in the wrong place."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentTypeError(argument, f"expected an int, got {type(value).__name__}.") from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise InvalidArgumentError(argument, f"expected {_bounds(minimum, maximum)}, got {number}.")
+    return number
+
+
+def check_nbytes(value: object, argument: str = "size", *, minimum: int = 1) -> int:
+    """Return a number of bytes."""
+    return check_int(value, argument, minimum=minimum, maximum=MAX_SIZE)
+
+
+def check_flags(value: object, argument: str, *, empty: bool = False) -> int:
+    """Return a set of ``Vk*Flags``."""
+    return check_int(value, argument, minimum=0 if empty else 1, maximum=MAX_32)
+
+
+def check_sequence(value: object, argument: str, wanted: str) -> None:
+    """Refuse what is not a sequence, and a str, which is a sequence of letters."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ArgumentTypeError(argument, f"expected {wanted}, got {value!r}.")
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return seconds as a float; None sets no limit."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise ArgumentTypeError("timeout", f"expected seconds or None, got {type(timeout).__name__}.")
+    if not timeout >= 0:
+        raise InvalidArgumentError("timeout", f"expected 0 or more seconds, got {timeout!r}.")
+    try:
+        return None if timeout == float("inf") else float(timeout)
+    except OverflowError:
+        raise InvalidArgumentError("timeout", "is too large for a float; None sets no limit.") from None
+
+
+def _bounds(minimum: int | None, maximum: int | None) -> str:
+    if minimum is None or maximum is None:
+        return f"{minimum} or more" if maximum is None else f"{_spelled(maximum)} or less"
+    return f"{minimum} to {_spelled(maximum)}"
+
+
+def _spelled(number: int) -> str:
+    """2**63 - 1 rather than its nineteen digits."""
+    bits = number.bit_length()
+    return f"2**{bits} - 1" if bits > 16 and number == 2**bits - 1 else str(number)
