@@ -1,4 +1,4 @@
-"""The samples of docs/multicast.md and of the README do what they say: on the simulated driver, and on no other."""
+"""The samples of docs/multicast.md do what they say: on the simulated driver, and on no other."""
 
 from __future__ import annotations
 
@@ -106,30 +106,6 @@ def test_one_allocation(simulator: Simulator) -> None:
     assert (target == 7).all()
     names.clear()
     allocation.close()
-
-
-def test_the_readmes(simulator: Simulator) -> None:
-    """One allocation for several devices, and a store to the memory of all."""
-    assert_simulated()
-    (code,) = (found for found in samples(ROOT / "README.md") if "create_multicast" in found)
-    devices = list(gi.get_backend("cuda").devices())
-    stream = devices[0].create_stream()
-
-    def launch(_kernel: Any, address: int) -> None:
-        devices[0]._backend.multimem_store(stream._native, address, 0x61616161, 5)  # type: ignore[attr-defined]
-        stream.synchronize()
-
-    names: dict[str, Any] = {"gi": gi, "device": devices[0], "devices": devices, "size": SIZE}
-    exec(code, names | {"launch": launch, "kernel": None}, names)
-    target = np.zeros(20, np.uint8)
-    for one in names["memory"]:
-        one.buffer.copy_to_host(target)
-        assert target.tobytes() == b"a" * 20
-    names["theirs"].fill(0x62)
-    names["allocation"].buffer.copy_to_host(target)
-    assert target.tobytes() == b"b" * 20
-    for one in (*names["memory"], names["allocation"], stream):
-        one.close()
 
 
 def test_what_it_says_of_the_rest() -> None:

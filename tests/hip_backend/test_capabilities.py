@@ -18,6 +18,7 @@ from gpuinterop.capabilities import DOMAIN, Capability, Cell
 from gpuinterop_hip import capabilities
 from gpuinterop_hip.backend import HipBackend
 from gpuinterop_hip.driver import Driver
+from tests.readme_table import column
 from tests.simulated.driver import Simulator
 
 from .parties import SIMULATED
@@ -261,3 +262,10 @@ def test_info_prints_the_whole_table(simulator: Simulator) -> None:
             assert row["reference"]
             assert row["support"] == "unverified" or row["workaround"], row
             assert row["support"] == "unsupported" or "; no run is recorded; here /" in row["reason"], row
+
+
+def test_the_readme_says_what_can_be_used(simulator: Simulator) -> None:
+    table = gi.get_backend("hip").device().capabilities
+    said = column("hip")
+    usable = {str(cell) for cell in DOMAIN if table.of(cell)}
+    assert {name for name, word in said.items() if word != "-"} == usable & said.keys()
