@@ -6,7 +6,7 @@ import difflib
 import sys
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from enum import Enum
@@ -19,7 +19,18 @@ from .errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-__all__ = ["DOMAIN", "MULTICAST", "Capabilities", "Capability", "Cell", "Operation", "Scope", "Support", "VerifiedRun"]
+__all__ = [
+    "DOMAIN",
+    "MULTICAST",
+    "Capabilities",
+    "Capability",
+    "Cell",
+    "Operation",
+    "Rules",
+    "Scope",
+    "Support",
+    "VerifiedRun",
+]
 
 HandleType: TypeAlias = type[_h.Handle]
 
@@ -327,6 +338,67 @@ def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
 
 def _matches(cell: Cell, pattern: str) -> bool:
     return fnmatchcase(str(cell), pattern) or fnmatchcase(cell.operation.value, pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of a ``capabilities.toml``; see `Rules`."""
+
+    cells: Sequence[str]
+    but: Sequence[str] = ()
+    when: Sequence[str] = ()
+    gap: str = ""
+    reason: str
+    reference: str
+    workaround: str = ""
+
+    def fits(self, cell: Cell, facts: Mapping[str, object]) -> bool:
+        """Whether it is a rule for this cell, and all its facts hold."""
+        return (
+            any(_matches(cell, pattern) for pattern in self.cells)
+            and not any(_matches(cell, pattern) for pattern in self.but)
+            and all(bool(facts[fact.removeprefix("not ")]) is not fact.startswith("not ") for fact in self.when)
+        )
+
+    def says(self, cell: Cell, facts: Mapping[str, object]) -> Capability:
+        """What it says of a cell: a gap of its scope, or else that the cell is usable."""
+        reason, reference, workaround = (
+            text.format_map(facts) for text in (self.reason, self.reference, self.workaround)
+        )
+        if self.gap:
+            return cell.gap(Scope(self.gap), reason, reference, workaround)
+        return cell.unverified(Scope.PLATFORM, reason, reference)
+
+
+class Rules:
+    """A backend's ``capabilities.toml``: rules, of which the first that fits a cell says what the cell comes to.
+
+    A rule names its cells, and those among them that it leaves out (``but``), by globs over ``operation`` or
+    ``operation:handle_type``, as ``GPUINTEROP_DISABLE`` does. It fits while every fact in ``when`` holds; ``not X``
+    holds while X does not. With ``gap``, a `Scope`, the cell is a gap; without it, the cell is usable. The texts
+    ``reason``, ``reference`` and ``workaround`` may contain ``{name}``: a text of the table ``[texts]``, or a fact.
+
+    The table ``[symbols]`` lists, by the same globs, the functions that a driver must have for an operation. The fact
+    ``missing`` names those of a cell that it lacks.
+    """
+
+    def __init__(self, file: Traversable) -> None:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        self.rules = [Rule(**rule) for rule in content["rule"]]
+        self._texts: dict[str, str] = content.get("texts", {})
+        self._symbols: dict[str, list[str]] = content.get("symbols", {})
+        self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
+        """The names of all facts that the backend is asked for."""
+
+    def table(self, facts: Mapping[str, object], has: Callable[[str], bool] = bool) -> list[Capability]:
+        """Every cell of `DOMAIN`, by the facts of a device; `has` tells which functions its driver has."""
+        return [self.of(cell, facts, has) for cell in DOMAIN]
+
+    def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = bool) -> Capability:
+        """One cell."""
+        symbols = dict.fromkeys(name for glob, names in self._symbols.items() if _matches(cell, glob) for name in names)
+        known = {**self._texts, **facts, "missing": ", ".join(symbol for symbol in symbols if not has(symbol))}
+        return next(rule for rule in self.rules if rule.fits(cell, known)).says(cell, known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

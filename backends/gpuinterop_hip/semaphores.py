@@ -14,7 +14,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpuinterop.capabilities import Cell, Operation
 from gpuinterop.errors import InvalidArgumentError, UnsupportedError
 from gpuinterop.handles import AnySemaphoreHandle, Win32Handle
 
@@ -80,7 +79,7 @@ class Semaphores(Room):
     def import_semaphore(self, device: Gpu, handle: AnySemaphoreHandle) -> ImportedSemaphore:
         """``hipImportExternalSemaphore``."""
         if isinstance(handle, Win32Handle) and handle.name is not None:
-            raise UnsupportedError(nameless(Cell(Operation.IMPORT_BY_NAME, type(handle))), context="hip")
+            raise UnsupportedError(nameless(type(handle)), context="hip")
         desc = descriptors.semaphore(self._driver.api, handle)
         return ImportedSemaphore(device).create("hipImportExternalSemaphore", desc)
 

@@ -1,6 +1,7 @@
 """The table: total, honest, readable."""
 
 import json
+import random
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpuinterop.capabilities import (
     Capability,
     Cell,
     Operation,
+    Rules,
     Scope,
     Support,
     disable,
@@ -166,3 +168,70 @@ def test_disable_leaves_gaps_their_own_reason() -> None:
     by = {found.cell: found for found in cells}
     assert by[Cell(Operation.MAP_BUFFER, gi.OpaqueFd)].support is Support.UNSUPPORTED
     assert by[Cell(Operation.IMPORT_MEMORY, gi.DmaBufFd)].support is Support.DISABLED
+
+
+RULES = """
+[texts]
+who = "the vendor"
+
+[symbols]
+map_buffer = ["map"]
+"map_*" = ["unmap"]
+
+[[rule]]
+cells = ["map_*"]
+when = ["missing"]
+gap = "driver"
+reason = "lacks {missing}."
+reference = "{who}"
+
+[[rule]]
+cells = ["*"]
+but = ["*:opaque_fd"]
+when = ["not open"]
+gap = "platform"
+reason = "closed since {date}."
+reference = "{who}"
+workaround = "OpaqueFd."
+
+[[rule]]
+cells = ["*"]
+reason = "open."
+reference = "{who}"
+"""
+
+
+def test_the_first_rule_that_fits_says_what_a_cell_comes_to(tmp_path: Path) -> None:
+    file = tmp_path / "capabilities.toml"
+    file.write_text(RULES)
+    rules = Rules(file)
+    assert rules.facts == {"open"}
+
+    def of(operation: Operation, kind: type[Any], lacks: str = "", **facts: object) -> tuple[bool, Scope | None, str]:
+        found = rules.of(Cell(operation, kind), {"date": "2026", **facts}, lambda symbol: symbol != lacks)
+        return bool(found), found.scope, found.reason
+
+    assert of(Operation.MAP_BUFFER, gi.DmaBufFd, open=True) == (True, Scope.PLATFORM, "open.")
+    assert of(Operation.MAP_BUFFER, gi.DmaBufFd, open=False) == (False, Scope.PLATFORM, "closed since 2026.")
+    assert of(Operation.MAP_BUFFER, gi.OpaqueFd, open=False) == (True, Scope.PLATFORM, "open.")
+    assert of(Operation.MAP_BUFFER, gi.OpaqueFd, "map", open=True) == (False, Scope.DRIVER, "lacks map.")
+    assert of(Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd, "unmap", open=True) == (False, Scope.DRIVER, "lacks unmap.")
+    assert of(Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd, "map", open=True) == (True, Scope.PLATFORM, "open.")
+    with pytest.raises(KeyError, match="open"):
+        of(Operation.MAP_BUFFER, gi.DmaBufFd)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "hip", "host"])
+def test_every_rule_of_the_backends_is_of_use(backend: str) -> None:
+    """Each says what some cell comes to on some machine, and each machine has an answer for every cell."""
+    file = Path(__file__).parents[2] / "backends" / f"gpuinterop_{backend}" / "capabilities.toml"
+    rules, draw = Rules(file), random.Random(0)
+    texts = {fact: fact for fact in ("newer bindings", *rules.facts)}
+    used = set()
+    for _ in range(150):
+        holds = {fact: texts[fact] if draw.random() < 0.7 else "" for fact in rules.facts}
+        lacks = draw.random() < 0.1
+        assert len(rules.table({**texts, **holds}, lambda _, lacks=lacks: not lacks)) == len(DOMAIN)  # type: ignore[misc]
+        facts = {**texts, **holds, "missing": "a symbol" if lacks else ""}
+        used |= {id(next(rule for rule in rules.rules if rule.fits(cell, facts))) for cell in DOMAIN}
+    assert [rule for rule in rules.rules if id(rule) not in used] == []

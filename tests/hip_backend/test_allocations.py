@@ -96,7 +96,7 @@ def test_a_runtime_that_does_not_tell_where_memory_is(monkeypatch: pytest.Monkey
 )
 def test_fabric_handles(simulator: Simulator, hip: Any, ours: str, theirs: str, found: str) -> None:
     """Two processes on two devices; hip-python before 10 has no name for them, which is a gap."""
-    if not capabilities._Probe(_backend()._driver, 0).has_fabric_type:
+    if not capabilities.has_fabric_type(_backend()._driver):
         assert not hasattr(hip.hipMemAllocationHandleType, "hipMemHandleTypeFabric")
         with pytest.raises(gi.UnsupportedError, match="hip-python before 10"):
             gi.get_backend("hip").device().allocate(1, gi.FabricHandle)
