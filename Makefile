@@ -54,7 +54,7 @@ help:
 	@echo "make test-hip-amd SOURCES=DIRECTORY  the same on AMD's own runtime, built from AMD's sources, on a stand-in device"
 	@echo "make test-hip-amd-asan SOURCES=DIRECTORY  that, under AddressSanitizer"
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
-	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI, on the simulated driver"
+	@echo "make test-exchange  processes that agree: over sockets and torch.distributed; and MPI, an example"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
 	@echo "make explore      the core's threads in more orders than test-main tries, and struck twice by Ctrl-C; takes long"
 	@echo "make check        lint, types and tests"

@@ -1,6 +1,6 @@
 """Several processes, one per GPU, agree: handles are distributed, all vote before a driver could block, all fail alike.
 
-The ranks already have a way to talk: torch.distributed, MPI, or Unix sockets on one host. A `Transport` makes of it one
+The ranks already have a way to talk: torch.distributed, or Unix sockets on one host. A `Transport` makes of it one
 operation: give a payload to every rank, take theirs, until a deadline; who is silent, or dead, gave nothing. On it a
 `Team` builds one more, the **vote**, and everything else is votes in a row.
 
@@ -34,6 +34,6 @@ make a new one: the ranks may no longer be in the same round on the old one.
 from __future__ import annotations
 
 from .team import Team
-from .transport import MpiTransport, SocketTransport, TorchTransport, Transport
+from .transport import SocketTransport, TorchTransport, Transport
 
-__all__ = ["MpiTransport", "SocketTransport", "Team", "TorchTransport", "Transport"]
+__all__ = ["SocketTransport", "Team", "TorchTransport", "Transport"]

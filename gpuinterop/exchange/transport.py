@@ -1,4 +1,4 @@
-"""Ways for the ranks to talk that they already have: Unix sockets, torch.distributed, MPI."""
+"""Ways for the ranks to talk that they already have: Unix sockets and torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from .. import system
@@ -564,112 +564,6 @@ class TorchTransport(Transport):
         work.wait(datetime.timedelta(days=1))
 
 
-class MpiTransport(Transport):
-    """A communicator of mpi4py.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        Every rank of it makes a transport: it is duplicated, so that no message of another's is taken for ours.
-    timeout : float
-        Seconds to wait for the others to do so.
-
-    MPI tells nobody of a death, so a dead rank is one that does not answer, and found at the time-out. Most launchers
-    end all ranks when one dies; what MPICH's needs, so that it does not, is in docs/exchange.md. The duplicate is never
-    freed: that would wait for all.
-
-    Once a rank has died, ``MPI_Finalize`` waits for it for ever, and mpi4py calls that when the interpreter exits. Set
-    ``mpi4py.rc.finalize = False`` before ``mpi4py.MPI`` is imported; or leave with ``comm.Abort()`` or ``os._exit()``
-    after a failure.
-
-    Raises
-    ------
-    PeerError
-        Not all ranks made a transport in time. ``MPI_Finalize`` waits then, too.
-    """
-
-    def __init__(self, comm: Any, timeout: float = 30.0) -> None:
-        from mpi4py import MPI
-
-        self._mpi: Any = MPI
-        self.rank = comm.Get_rank()
-        self.size = comm.Get_size()
-        limit = check_seconds(timeout)
-        self._comm, request = comm.Idup()
-        if not _poll(request.Test, time.monotonic() + limit):
-            raise PeerError(f"not all ranks of the communicator made a transport within {limit:g} s.")
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._tags = self._comm.Get_attr(MPI.TAG_UB) or 32767
-        self._round = 0
-        self._sending: list[tuple[Any, bytes]] = []
-        """Of peers that do not take them; MPI reads them until they do."""
-        self._receiving: dict[tuple[int, int], tuple[Any, bytearray]] = {}
-        """By peer and tag, what has begun to come; MPI writes to it until it has, for ever if the peer has died."""
-
-    def exchange(self, payload: bytes, deadline: float) -> list[bytes | None]:
-        _check_payload(payload)
-        tag = self._round % self._tags
-        self._round += 1
-        results: list[bytes | None] = [None] * self.size
-        results[self.rank] = payload
-        waiting = [peer for peer in range(self.size) if peer != self.rank]
-        for peer in waiting:
-            with contextlib.suppress(self._mpi.Exception):
-                self._sending.append((self._comm.Isend([payload, self._mpi.BYTE], dest=peer, tag=tag), payload))
-
-        def all_there() -> bool:
-            for peer in list(waiting):
-                try:
-                    answer = self._receive(peer, tag)
-                except (self._mpi.Exception, ValueError):  # an MPI that knows of the death; or nonsense
-                    waiting.remove(peer)
-                    continue
-                if answer is not None:
-                    results[peer] = answer
-                    waiting.remove(peer)
-            self._sending = [(request, kept) for request, kept in self._sending if not self._sent(request)]
-            return not waiting and not self._sending
-
-        _poll(all_there, deadline)
-        return results
-
-    def _receive(self, peer: int, tag: int) -> bytes | None:
-        if (peer, tag) not in self._receiving:
-            status = self._mpi.Status()
-            message = self._comm.Improbe(source=peer, tag=tag, status=status)
-            if message is None:
-                return None
-            count = status.Get_count(self._mpi.BYTE)
-            if count > _LIMIT:
-                raise ValueError(f"{count} bytes are no message of ours")
-            room = bytearray(count)
-            self._receiving[peer, tag] = (message.Irecv([room, self._mpi.BYTE]), room)
-        request, room = self._receiving[peer, tag]
-        if not request.Test():
-            return None
-        del self._receiving[peer, tag]
-        return bytes(room)
-
-    def _sent(self, request: Any) -> bool:
-        try:
-            return bool(request.Test())
-        except self._mpi.Exception:
-            return True
-
-
-_LONGEST_PAUSE_S: Final = 0.02
-
-
-def _poll(done: Callable[[], Any], deadline: float) -> bool:
-    pauses, start = system.pauses(), time.monotonic()
-    while not done():
-        now = time.monotonic()
-        if now >= deadline:
-            return False
-        time.sleep(max(next(pauses), min((now - start) / 20, _LONGEST_PAUSE_S)))  # who waits long looks seldom
-    return True
-
-
 _LONGEST_S: Final = 1e6
 """What the waits of all systems can take; eleven days."""
 
@@ -695,4 +589,4 @@ def check_transport(transport: Any) -> Transport:
     return transport
 
 
-__all__: Sequence[str] = ["MpiTransport", "SocketTransport", "TorchTransport", "Transport"]
+__all__ = ["SocketTransport", "TorchTransport", "Transport"]

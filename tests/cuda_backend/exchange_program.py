@@ -1,8 +1,7 @@
 """The ranks of test_exchange.py: four processes on the simulated driver, of which one kills itself where it is told.
 
-``exchange_program.py FOLDER TRANSPORT SCENARIOS``: SCENARIOS is a JSON list. For sockets and torch.distributed the
-process loads everything once, and forks the four ranks of one scenario after the other; with MPI it is itself a rank,
-which mpiexec has started, of the one scenario there is. Each rank that lives writes ``FOLDER/SCENARIO/RANK.json``.
+``exchange_program.py FOLDER TRANSPORT SCENARIOS``: SCENARIOS is a JSON list. The process loads everything once, and
+forks the four ranks of one scenario after the other. Each rank that lives writes ``FOLDER/SCENARIO/RANK.json``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import gpuinterop as gi
-from gpuinterop.exchange import MpiTransport, SocketTransport, Team, TorchTransport, Transport, delivery, team
+from gpuinterop.exchange import SocketTransport, Team, TorchTransport, Transport, delivery, team
 from gpuinterop.handles import AllocationHandle
 from tests.simulated.driver import _KEPT, Simulator, assert_simulated
 
@@ -34,9 +33,6 @@ DRIVER = "cuda.bindings.driver"
 def main() -> None:
     folder, kind, text = sys.argv[1:]
     scenarios = json.loads(text)
-    if kind == "mpi":
-        mpi_rank(Path(folder), scenarios[0])
-        return
     for name in (DRIVER, "gpuinterop_cuda.backend", "numpy", *(["torch.distributed"] if kind == "torch" else [])):
         importlib.import_module(name)
     gc.freeze()  # else each rank's collection goes through all that was loaded, and copies it
@@ -82,20 +78,6 @@ def connect(place: Path, kind: str, rank: int) -> Transport:
     return TorchTransport()
 
 
-def mpi_rank(folder: Path, scenario: dict[str, Any]) -> None:
-    """It ends as docs/exchange.md says: by itself, without MPI_Finalize, which would wait for the dead."""
-    import mpi4py
-
-    mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
-    place = folder / scenario["name"]
-    place.mkdir(exist_ok=True)
-    importlib.import_module(DRIVER)
-    gi.get_backend("cuda").devices()
-    life(place, scenario, lambda: MpiTransport(MPI.COMM_WORLD, timeout=LIMIT))
-
-
 # -- a rank's life -----------------------------------------------------------------------------------------------------
 
 
@@ -105,8 +87,7 @@ def life(place: Path, scenario: dict[str, Any], connect: Callable[[], Transport]
     killer.daemon = True
     killer.start()
     if "plain" in scenario:
-        kinds = {"torch": with_torch, "mpi": with_mpi, "absent": without_one}
-        write(place, *kinds[scenario["plain"]](place, connect))
+        write(place, *with_torch(connect))
         return
     assert_simulated()
     simulator = Simulator.attach()
@@ -246,7 +227,7 @@ def refusal(make: Callable[[], object]) -> str:
     return "none"
 
 
-def with_torch(_: Path, connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
+def with_torch(connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
     import torch.distributed
 
     refusals = [refusal(TorchTransport)]
@@ -258,32 +239,6 @@ def with_torch(_: Path, connect: Callable[[], Transport]) -> tuple[int, dict[str
     torch.distributed.get_backend_config = lambda group=None: said
     refusals.append(refusal(TorchTransport))
     return transport.rank, {"carried": carried(transport), "refusals": refusals}
-
-
-def with_mpi(_: Path, connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
-    """Messages of others on the communicator are no answers, and ours do not come to them."""
-    from mpi4py import MPI
-
-    transport = connect()
-    world = MPI.COMM_WORLD
-    before, after = (transport.rank - 1) % SIZE, (transport.rank + 1) % SIZE
-    sent = [world.isend(f"from {transport.rank}", dest=after, tag=tag) for tag in range(6)]
-    result = carried(transport)
-    theirs = [world.recv(source=before, tag=tag) for tag in range(6)]
-    for request in sent:
-        request.wait()
-    return transport.rank, {"carried": result, "theirs": theirs == [f"from {before}"] * 6}
-
-
-def without_one(place: Path, _: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
-    """Rank 1 makes no transport."""
-    from mpi4py import MPI
-
-    rank = MPI.COMM_WORLD.Get_rank()
-    if rank == 1:
-        wait_for(place, "0.json", "2.json", "3.json")
-        return rank, {}
-    return rank, {"refusal": refusal(lambda: MpiTransport(MPI.COMM_WORLD, timeout=0.5))}
 
 
 # -- where it dies, or fails -------------------------------------------------------------------------------------------
