@@ -28,35 +28,19 @@ from ..errors import (
     PeerError,
     again,
 )
-from ..handles import AllocationHandle, FabricHandle, FdHandle, Handle, VmmFd, handle_types
+from ..handles import AllocationHandle, FabricHandle, FdHandle, Handle, VmmFd
 from ..ipc import WIRE_TYPES
-from .delivery import Inbox, check_address, host, post
+from .delivery import Inbox, host, post
 from .transport import Transport, check_seconds, check_transport
-from .votes import (
-    Failure,
-    Vote,
-    at,
-    check_values,
-    decide,
-    disagreement,
-    given_up,
-    hear,
-    listed,
-    names,
-    pack,
-    pack_outcome,
-    placed,
-)
+from .votes import at, cast, decide, disagreement, given_up, hear, listed, pack, pack_outcome, placed
 
 H = TypeVar("H", bound=Handle)
 
 _STEP: Final = 1000
 """Characters of a step's name."""
 
-_ATTEMPTS: Final = 5
-"""How often memory is bound again that the driver is not ready for yet."""
-_PAUSE_S: Final = 0.05
-"""Before the second attempt; twice as long before each further one."""
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
+"""Between the attempts to bind memory that a driver is not ready for yet."""
 
 
 class Team:
@@ -81,11 +65,11 @@ class Team:
         self._transport = check_transport(transport)
         self._timeout = check_seconds(timeout)
         self._broken: GpuInteropError | None = None
-        """Without traceback and cause: those would keep the frames alive of whoever has called, and all in them."""
+        """Without traceback and cause: those would keep alive the callers' frames, and all in them."""
 
     @property
     def rank(self) -> int:
-        """Of this process, from 0."""
+        """The rank of this process, from 0."""
         return self._transport.rank
 
     @property
@@ -95,7 +79,7 @@ class Team:
 
     @property
     def timeout(self) -> float:
-        """Of a vote, in seconds."""
+        """The seconds that a vote takes at most."""
         return self._timeout
 
     def __repr__(self) -> str:
@@ -114,81 +98,64 @@ class Team:
             Why this rank has failed.
         """
         _check_step("step", step)
-        self._vote(step, None, error)
+        with self._present(step):
+            self._vote(step, None, error)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Run the body, and vote: it succeeds on all ranks, or raises on all.
 
-        What is no ``Exception``, such as Ctrl-C, leaves at once; to the others this rank is silent.
+        An exception that is not an ``Exception``, such as Ctrl-C, leaves at once; to the others this rank is silent.
         """
         _check_step("name", name)
-        self._check()
-        error = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
-        except BaseException as raised:
-            self._leave(name, raised)
-            raise
-        self._vote(name, None, error)
+        with self._present(name):
+            error = None
+            try:
+                yield
+            except Exception as raised:
+                error = raised
+            self._vote(name, None, error)
 
-    def _check(self) -> None:
+    def _do(self, step: str, action: Callable[[], Any]) -> list[Any]:
+        """Run an action, vote, and return what it returned on each rank: JSON."""
+        with self._present(step):
+            value = error = None
+            try:
+                value = action()
+            except Exception as raised:
+                error = raised
+            return self._vote(step, value, error)
+
+    @contextmanager
+    def _present(self, step: str) -> Iterator[None]:
+        """Take part in a step. What ends it without an outcome ends this rank's part: the others find it silent."""
         if self._broken is not None:
             raise again(self._broken)
-
-    def _do(self, step: str, action: Callable[[], Any], parse: Callable[[Any], Any] = lambda value: value) -> list[Any]:
-        """Run an action, vote, and return what it returned on each rank: JSON.
-
-        `parse` takes each rank's value, and raises for what cannot be one; it is the same on every rank, so that all
-        find the same value wrong.
-        """
-        self._check()
-        value = error = None
         try:
-            value = action()
-        except Exception as raised:
-            error = raised
-        except BaseException as raised:
-            self._leave(step, raised)
+            yield
+        except BaseException as reason:
+            if self._broken is None:
+                text = f"this rank, {self.rank}, has left the team in step {step!r}: {type(reason).__name__} {reason}"
+                self._broken = placed(PeerError(text.rstrip() + "."), self.rank, step)
             raise
-        return self._vote(step, value, error, parse)
 
-    def _vote(
-        self, step: str, value: Any, error: Exception | None, parse: Callable[[Any], Any] = lambda value: value
-    ) -> list[Any]:
-        self._check()
-        start = time.monotonic()
-        failure = None if error is None else Failure.of(error)
-        known = {self.rank: Vote(step, value, failure, self._timeout)}
-        try:
-            for deadline in (start + self._timeout / 2, start + self._timeout):
-                for rank, message in enumerate(self._transport.exchange(pack(known), deadline)):
-                    if rank != self.rank and message is not None:
-                        hear(known, rank, message, self.size)
-            check_values(known, step, parse)
-            outcome = decide(known, self.size)
-            # Who goes on waits for the others' word that they do; who has failed waits for nobody.
-            deadline = start + self._timeout if outcome is None else time.monotonic()
-            told = self._transport.exchange(pack_outcome(outcome), deadline)
-        except BaseException as raised:
-            self._leave(step, raised)
-            raise
-        told[self.rank] = None
-        outcome = outcome or given_up(told)
-        if outcome is not None:
+    def _vote(self, step: str, value: Any, error: Exception | None) -> list[Any]:
+        end = time.monotonic() + self._timeout
+        known = {self.rank: cast(step, value, error, self._timeout)}
+        for deadline in (end - self._timeout / 2, end):
+            for rank, message in enumerate(self._transport.exchange(pack(known), deadline)):
+                if message is not None:
+                    hear(known, rank, message, step)
+        outcome = decide(known, self.size)
+        # A rank that goes on waits for the others' word that they do; one that has failed waits for none.
+        told = self._transport.exchange(pack_outcome(outcome), end if outcome is None else time.monotonic())
+        if outcome := outcome or given_up(told):
             self._break(outcome, error)
-        return [parse(known[rank].value) for rank in range(self.size)]
+        return [known[rank]["value"] for rank in range(self.size)]
 
     def _break(self, outcome: GpuInteropError, cause: BaseException | None = None) -> NoReturn:
         self._broken = copy.copy(outcome)
         raise outcome from cause
-
-    def _leave(self, step: str, reason: BaseException) -> None:
-        """Take part no more, after Ctrl-C or with a broken transport: the others find this rank silent."""
-        text = f"this rank, {self.rank}, has left the team in step {step!r}: {type(reason).__name__} {reason}"
-        self._broken = placed(PeerError(text.rstrip() + "."), self.rank, step)
 
     def _agree(self, step: str, argument: str, values: Sequence[Any], what: str) -> None:
         """All ranks have the same values, so they all find out alike where a value differs."""
@@ -231,13 +198,13 @@ class Team:
                 raise InvalidArgumentError("root", f"must be a rank, 0 to {self.size - 1}, not {root!r}.")
             if (handle is None) == (self.rank == root):
                 raise InvalidArgumentError("handle", f"is given by the root, rank {root}, and by no other.")
-            if handle is not None:
-                _check_kind(handle, expect)
+            if handle is not None and type(handle) is not expect:
+                raise ArgumentTypeError("handle", f"is a {type(handle).__name__}, {expect.__name__} expected.")
             return int(root)
 
         step = f"{call}: arguments"
-        self._agree(step, "root", self._do(step, check, _integer), "roots")
-        return self._distribute(call, handle, expect, [root], "expect")[0]
+        self._agree(step, "root", self._do(step, check), "roots")
+        return self._distribute(call, handle, expect, [root])[0]
 
     def gather_handles(self, handle: H) -> list[H]:
         """Give each rank's handle to all; they must be of one type.
@@ -247,58 +214,49 @@ class Team:
         list of Handle
             By rank, owned by the caller; this rank's own is a duplicate. `handle` is still the caller's.
         """
-        return self._distribute("gather_handles", handle, type(handle), range(self.size), "handle")
+        return self._distribute("gather_handles", handle, type(handle), range(self.size))
 
-    def _distribute(
-        self, call: str, handle: Handle | None, expect: type[H], senders: Sequence[int], argument: str
-    ) -> list[H]:
-        """The handles of `senders`, in their order; `argument` is what the caller has given `expect` with."""
+    def _distribute(self, call: str, handle: Handle | None, expect: type[H], senders: Sequence[int]) -> list[H]:
+        """The handles of `senders`, in their order."""
         step = f"{call}: address"
         others = [rank for rank in senders if rank != self.rank]
+        received: dict[int, Any] = {}
         with ExitStack() as scope:
             inbox: list[Inbox] = []
 
-            def offer() -> dict[str, Any]:
-                """Where this rank takes handles; a fabric handle's bytes go as they are."""
-                _check_sendable(expect, argument)
-                offered: dict[str, Any] = {"type": expect.type_name, "host": "", "inbox": None, "data": None}
+            def offer() -> list[str]:
+                """The type, the host, and the inbox; or a fabric handle's bytes, which go as they are."""
+                _check_sendable(expect, "handle")
                 if issubclass(expect, FdHandle):
-                    offered["host"] = host()
                     inbox.append(scope.enter_context(Inbox()))
-                    offered["inbox"] = inbox[0].address
-                elif isinstance(handle, FabricHandle):
-                    offered["data"] = handle.data.hex()
-                return offered
+                    return [expect.type_name, host(), inbox[0].name]
+                return [expect.type_name, "", handle.data.hex() if isinstance(handle, FabricHandle) else ""]
 
-            offers = self._do(step, offer, _offer)
-            self._agree(step, "handle", [offered["type"] for offered in offers], "types")
-            if expect is FabricHandle and (silent := [rank for rank in senders if offers[rank]["data"] is None]):
-                self._refuse(step, PeerError(f"{names(silent)} gave no bytes of a fabric handle."))
-            hosts = {rank: offered["host"] for rank, offered in enumerate(offers)}
-            if len(set(hosts.values())) > 1:
+            types, hosts, offers = zip(*self._do(step, offer), strict=True)
+            self._agree(step, "handle", types, "types")
+            if len(set(hosts)) > 1:
                 problem = (
-                    f"file descriptors do not go from one host or network namespace to another: {listed(hosts)}; "
-                    "FabricHandle does, where the hosts have one NVLink domain."
+                    "file descriptors do not go from one host or network namespace to another: "
+                    f"{listed(dict(enumerate(hosts)))}; FabricHandle does, where the hosts have one NVLink domain."
                 )
                 self._refuse(step, HandleError(f"handle: {problem}"))
-            received: dict[int, Any] = {}
-            scope.callback(lambda: [one.close() for one in received.values()])
 
             def send() -> None:
-                if inbox and handle is not None:
+                if handle is not None:
                     deadline = time.monotonic() + self._timeout / 2
                     for rank in range(self.size):
                         if rank != self.rank:
-                            post(handle, offers[rank]["inbox"], self.rank, rank, deadline)
+                            post(handle, offers[rank], self.rank, rank, deadline)
 
             def take() -> None:
+                if isinstance(handle, FdHandle | FabricHandle):
+                    received[self.rank] = handle.duplicate()
                 if inbox:
                     received.update(inbox[0].take(others, expect))
                 else:
-                    received.update((rank, FabricHandle(bytes.fromhex(offers[rank]["data"]))) for rank in others)
-                if isinstance(handle, FdHandle | FabricHandle):
-                    received[self.rank] = handle.duplicate()
+                    received.update((rank, FabricHandle(bytes.fromhex(offers[rank]))) for rank in others)
 
+            scope.callback(lambda: [one.close() for one in received.values()])
             if inbox:
                 self._do(f"{call}: send", send)
             self._do(f"{call}: receive", take)
@@ -334,55 +292,47 @@ class Team:
         """
         call = "create_multicast"
 
-        def check() -> dict[str, Any]:
+        def check() -> list[Any]:
             if not isinstance(device, Device):
                 raise ArgumentTypeError("device", f"must be a Device, not {type(device).__name__}.")
             _check_sendable(handle_type, "handle_type")
             device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
             mark = device.identity.uuid or device.identity.luid
-            return {"size": int(size), "type": handle_type.type_name, "device": mark.hex() if mark else None}
+            return [int(size), handle_type.type_name, mark.hex() if mark else None]
 
         step = f"{call}: arguments"
-        details = self._do(step, check, lambda value: _fields(value, size=int, type=str, device=(str, type(None))))
-        self._agree(step, "size", [given["size"] for given in details], "sizes")
-        self._agree(step, "handle_type", [given["type"] for given in details], "types")
-        marks = {rank: given["device"] for rank, given in enumerate(details) if given["device"]}
+        sizes, types, devices = zip(*self._do(step, check), strict=True)
+        self._agree(step, "size", sizes, "sizes")
+        self._agree(step, "handle_type", types, "types")
+        marks = {rank: mark for rank, mark in enumerate(devices) if mark}
         if len(set(marks.values())) < len(marks):
             self._refuse(step, InvalidArgumentError("device", f"each rank has its own; here are {listed(marks)}."))
 
-        with ExitStack() as undo:
-            made: list[MulticastObject] = []
-            exported: list[AllocationHandle] = []
-
-            def keep(multicast: MulticastObject) -> None:
-                undo.callback(multicast.close)
-                made.append(multicast)
+        made: list[MulticastObject] = []
+        exported: list[AllocationHandle] = []
+        with ExitStack() as undo, ExitStack() as handles:
 
             def create() -> None:
                 if self.rank == 0:
-                    keep(create_multicast(self.size, size, [handle_type], device=device))
+                    made.append(undo.enter_context(create_multicast(self.size, size, [handle_type], device=device)))
 
             def export() -> None:
                 if self.rank == 0:
-                    exported.append(made[0].export(handle_type))
-                    undo.callback(exported[0].close)
+                    exported.append(handles.enter_context(made[0].export(handle_type)))
 
             def load() -> None:
                 if self.rank != 0:
-                    keep(import_multicast(handle, self.size, size, device=device))
+                    made.append(undo.enter_context(import_multicast(handle, self.size, size, device=device)))
 
             self._do(f"{call}: create", create)
             self._do(f"{call}: export", export)
-            handle = self._distribute(call, exported[0] if exported else None, handle_type, [0], "handle_type")[0]
-            undo.callback(handle.close)
+            own = exported[0] if exported else None
+            handle = handles.enter_context(self._distribute(call, own, handle_type, [0])[0])
             # Rank 0 keeps its object open at least until this vote, when all have imported it.
             self._do(f"{call}: import", load)
             self._do(f"{call}: add device", lambda: made[0].add_device(device))
-            handle.close()
-            for one in exported:
-                one.close()
             undo.pop_all()
-            return made[0]
+        return made[0]
 
     def bind_memory(
         self,
@@ -418,7 +368,7 @@ class Team:
     ) -> MulticastBinding:
         """Bind mapped memory of this rank's device, on all ranks or on none: `MulticastObject.bind_address`.
 
-        As `bind_memory` does.
+        The rest is as in `bind_memory`.
         """
         return self._bind(
             "bind_address",
@@ -429,50 +379,45 @@ class Team:
     def _ready(self, call: str, multicast: MulticastObject) -> None:
         """All devices were added, so that no driver will block: those of all ranks together are the whole team."""
 
-        def look() -> dict[str, int]:
+        def look() -> list[int]:
             if not isinstance(multicast, MulticastObject):
                 raise ArgumentTypeError("multicast", f"must be a MulticastObject, not {type(multicast).__name__}.")
             multicast._check_open()
-            return {"size": multicast.size, "devices": multicast.device_count, "added": len(multicast.devices)}
+            return [multicast.size, multicast.device_count, len(multicast.devices)]
 
         step = f"{call}: ready"
-        there = self._do(step, look, lambda value: _fields(value, size=int, devices=int, added=int))
-        self._agree(step, "multicast", [one["size"] for one in there], "sizes of their objects")
-        self._agree(step, "multicast", [one["devices"] for one in there], "numbers of devices in their objects")
-        added = {rank: one["added"] for rank, one in enumerate(there)}
-        if sum(added.values()) != multicast.device_count:
-            self._refuse(
-                step,
-                InvalidArgumentError(
-                    "multicast",
-                    f"of the {multicast.device_count} devices of the object the ranks have added {listed(added)}: the "
-                    "driver would block. Team.create_multicast() adds all.",
-                ),
+        sizes, counts, added = zip(*self._do(step, look), strict=True)
+        self._agree(step, "multicast", sizes, "sizes of their objects")
+        self._agree(step, "multicast", counts, "numbers of devices in their objects")
+        if sum(added) != counts[0]:
+            problem = (
+                f"of the {counts[0]} devices of the object the ranks have added {listed(dict(enumerate(added)))}: the "
+                "driver would block. Team.create_multicast() adds all."
             )
+            self._refuse(step, InvalidArgumentError("multicast", problem))
 
     def _bind(self, call: str, multicast: MulticastObject, bind: Callable[[], MulticastBinding]) -> MulticastBinding:
         self._ready(call, multicast)
-        pause = _PAUSE_S
-        for attempt in range(1, _ATTEMPTS + 1):
-            if binding := self._try(call, bind, last=attempt == _ATTEMPTS):
+        for pause in _PAUSES_S:
+            if binding := self._try(call, bind, last=False):
                 return binding
             time.sleep(pause)
-            pause *= 2
-        raise AssertionError("the last attempt succeeds or raises")
+        binding = self._try(call, bind, last=True)
+        assert binding is not None  # else it has raised
+        return binding
 
     def _try(self, call: str, bind: Callable[[], MulticastBinding], *, last: bool) -> MulticastBinding | None:
         """Bind on all ranks; None, and bound on none, where a driver is not ready yet."""
+        bound: list[MulticastBinding] = []
         with ExitStack() as undo:
-            bound: list[MulticastBinding] = []
 
             def once() -> list[int] | None:
                 try:
-                    bound.append(bind())
+                    bound.append(undo.enter_context(bind()))
                 except DriverError as error:
                     if last or not error.symbol.endswith("SYSTEM_NOT_READY"):
                         raise
                     return None
-                undo.callback(bound[0].close)
                 return [bound[0].offset, bound[0].size]
 
             def unbind() -> None:
@@ -480,14 +425,15 @@ class Team:
                     binding.close(timeout=self._timeout / 2)  # pending work may hold it up
 
             step = f"{call}: bind"
-            bytes_bound = self._do(step, once, _extent)
-            if None in bytes_bound:
+            ranges = self._do(step, once)
+            if None in ranges:
                 self._do(f"{call}: unbind", unbind)
                 return None
-            self._agree(step, "offset", [offset for offset, _ in bytes_bound], "offsets")
-            self._agree(step, "size", [size for _, size in bytes_bound], "sizes")
+            offsets, sizes = zip(*ranges, strict=True)
+            self._agree(step, "offset", offsets, "offsets")
+            self._agree(step, "size", sizes, "sizes")
             undo.pop_all()
-            return bound[0]
+        return bound[0]
 
     def map(self, multicast: MulticastObject) -> MulticastMapping:
         """Map a multicast object for this rank's device, on all ranks or on none: `MulticastObject.map`.
@@ -495,16 +441,11 @@ class Team:
         The votes find out first that all devices were added.
         """
         self._ready("map", multicast)
+        mapped: list[MulticastMapping] = []
         with ExitStack() as undo:
-            mapped: list[MulticastMapping] = []
-
-            def once() -> None:
-                mapped.append(multicast.map(assume_all_added=True))
-                undo.callback(mapped[0].close)
-
-            self._do("map", once)
+            self._do("map", lambda: mapped.append(undo.enter_context(multicast.map(assume_all_added=True))))
             undo.pop_all()
-            return mapped[0]
+        return mapped[0]
 
     def gather_allocations(self, allocation: Allocation) -> list[Allocation]:
         """Give each rank's allocation to all.
@@ -526,34 +467,29 @@ class Team:
         """
         call = "gather_allocations"
         exported: list[AllocationHandle] = []
-        with ExitStack() as undo:
+        gathered: list[Allocation] = []
+        with ExitStack() as undo, ExitStack() as handles:
 
             def export() -> int:
                 if not isinstance(allocation, Allocation):
                     raise ArgumentTypeError("allocation", f"must be an Allocation, not {type(allocation).__name__}.")
-                exported.append(allocation.export())
-                undo.callback(exported[0].close)
+                exported.append(handles.enter_context(allocation.export()))
                 return allocation.size
 
-            sizes = self._do(f"{call}: export", export, _integer)
-            handles = self._distribute(call, exported[0], type(exported[0]), range(self.size), "allocation")
-            for handle in handles:
-                undo.callback(handle.close)
-            gathered: list[Allocation] = []
-
             def load() -> None:
-                for rank, handle in enumerate(handles):
+                for rank, (handle, size) in enumerate(zip(everyones, sizes, strict=True)):
                     if rank == self.rank:
                         gathered.append(allocation)
-                        continue
-                    gathered.append(allocation.device.import_allocation(handle, sizes[rank]))
-                    undo.callback(gathered[-1].close)
+                    else:
+                        gathered.append(undo.enter_context(allocation.device.import_allocation(handle, size)))
 
+            sizes = self._do(f"{call}: export", export)
+            everyones = self._distribute(call, exported[0], type(exported[0]), range(self.size))
+            for handle in everyones:
+                handles.enter_context(handle)
             self._do(f"{call}: import", load)
-            exported[0].close()
-            handles[self.rank].close()
             undo.pop_all()
-            return gathered
+        return gathered
 
 
 def _check_sendable(kind: object, argument: str) -> None:
@@ -563,50 +499,12 @@ def _check_sendable(kind: object, argument: str) -> None:
         raise ArgumentTypeError(argument, f"{name} cannot be sent; {known} can.")
 
 
-def _check_kind(handle: object, expect: type[Handle]) -> None:
-    if type(handle) is not expect:
-        raise ArgumentTypeError("handle", f"is a {type(handle).__name__}, {expect.__name__} expected.")
-
-
 def _check_step(argument: str, name: object) -> None:
     """The name travels in every message, and stands in every error."""
     if not isinstance(name, str):
         raise ArgumentTypeError(argument, f"must be a str, not {type(name).__name__}.")
     if len(name) > _STEP:
         raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")
-
-
-# -- values of votes -------------------------------------------------------------------------------------------------
-# Each raises for what no rank of ours says.
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError("no int")
-    return value
-
-
-def _fields(value: Any, **types: type | tuple[type, ...]) -> dict[str, Any]:
-    if value.keys() != types.keys() or not all(isinstance(value[name], kind) for name, kind in types.items()):
-        raise TypeError("other fields")
-    return dict(value)
-
-
-def _extent(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    offset, size = value
-    return _integer(offset), _integer(size)
-
-
-def _offer(value: Any) -> dict[str, Any]:
-    nothing = type(None)
-    offered = _fields(value, type=str, host=str, inbox=(list, nothing), data=(str, nothing))
-    if issubclass(handle_types()[offered["type"]], FdHandle):
-        check_address(offered["inbox"])
-    elif offered["data"] is not None:
-        FabricHandle(bytes.fromhex(offered["data"]))
-    return offered
 
 
 __all__ = ["Team"]

@@ -130,39 +130,29 @@ class SocketTransport(Transport):
         self._round += 1
         results: list[bytes | None] = [None] * self.size
         results[self.rank] = payload
-        with selectors.DefaultSelector() as selector:
-            for peer in self._peers.values():
-                peer.send(self._round, payload)
-            self._watch(selector)
-            expired = False
-            while selector.get_map() and not expired:  # what needs no waiting is done in any case
+        for peer in self._peers.values():
+            peer.send(self._round, payload)
+        expired = False
+        while not expired:  # what needs no waiting is done in any case
+            with selectors.PollSelector() as selector:
+                for peer in self._peers.values():
+                    if events := peer.wanted(self._round):
+                        selector.register(peer.socket, events, peer)
+                if not selector.get_map():
+                    break
                 left = deadline - time.monotonic()
                 expired = left <= 0
-                for key, events in selector.select(max(0.0, left)):
-                    key.data.serve(events)
-                self._watch(selector)
+                for key, ready in selector.select(max(0.0, left)):
+                    key.data.serve(ready)
         for rank, peer in self._peers.items():
             results[rank] = peer.take(self._round)
         return results
 
-    def _watch(self, selector: selectors.BaseSelector) -> None:
-        """Keep those in the selector that still have something to send or to say."""
-        watched = {key.data: key.events for key in selector.get_map().values()}
-        for peer in self._peers.values():
-            events = peer.wanted(self._round)
-            if watched.get(peer, 0) == events:
-                continue
-            if peer in watched:
-                selector.unregister(peer.socket)
-            if events:
-                selector.register(peer.socket, events, peer)
-
     def close(self) -> None:
         """End the connections. Idempotent. The others find this rank gone."""
-        for peer in self._peers.values():
-            peer.socket.close()
-            peer.gone = True
         self._place.close()
+        for peer in self._peers.values():
+            peer.gone = True
 
     def __enter__(self) -> SocketTransport:
         return self
@@ -241,7 +231,6 @@ class _Peer:
 
 
 _HELLO: Final = struct.Struct("<4sHII16s16s")
-_HEAD: Final = struct.Struct("<4sH")
 _MAGIC: Final = b"GIPX"
 _VERSION: Final = 2
 
@@ -270,27 +259,21 @@ class _Hello(NamedTuple):
 
     @classmethod
     def receive(cls, connection: socket.socket, deadline: float) -> _Hello | None:
-        """None from one that ends before it has said it."""
-        data = b""
-        while len(data) < _HELLO.size:
-            connection.settimeout(_left(deadline))
-            try:
-                part = connection.recv(_HELLO.size - len(data))
-            except ConnectionError:
-                part = b""
-            if not part:
-                return None
-            data += part
-            if len(data) >= _HEAD.size:
-                magic, version = _HEAD.unpack_from(data)
-                if magic != _MAGIC:
-                    raise PeerError("what has connected is no rank of a gpuinterop team.")
-                if version != _VERSION:
-                    raise PeerError(
-                        f"a rank speaks version {version} of the exchange, and this one {_VERSION}; all need the "
-                        "same gpuinterop."
-                    )
-        return cls(*_HELLO.unpack(data)[2:])
+        """The other's; None where it ends before it has said it."""
+        connection.settimeout(_left(deadline))
+        try:
+            data = connection.recv(_HELLO.size)
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        magic, version, *fields = _HELLO.unpack(data.ljust(_HELLO.size, b"\0"))
+        if magic != _MAGIC:
+            raise PeerError(f"what has connected sent {data!r}, and not the hello of a gpuinterop team's rank.")
+        if version != _VERSION:
+            speaks = f"a rank speaks version {version} of the exchange, and this one {_VERSION}"
+            raise PeerError(f"{speaks}; all need the same gpuinterop.")
+        return cls(*fields)
 
     def stranger(self, other: _Hello) -> str | None:
         """Why the other is of another team, though it may be as good as this one; None where it is not."""
@@ -308,24 +291,22 @@ def _mesh(scope: contextlib.ExitStack, path: str, mine: _Hello, deadline: float,
     try:
         listener = scope.enter_context(_listen(path, rank, size, deadline))
         for peer in range(rank):
-            connections[peer], theirs = _connect(path, peer, mine, deadline)
+            connection, theirs = _connect(path, peer, mine, deadline)
+            connections[peer] = scope.enter_context(connection)
             mine = mine._replace(token=theirs.token)
         while len(connections) < size - 1:
             peer, connection = _accept(listener, mine, deadline)
-            if peer in connections:
-                connection.close()
+            scope.enter_context(connection)
+            if connections.setdefault(peer, connection) is not connection:
                 raise PeerError(f"two processes say that they are rank {peer}; each rank is one.")
-            connections[peer] = connection
-    except BaseException as error:
-        for connection in connections.values():
-            connection.close()
-        if isinstance(error, GpuInteropError) or not isinstance(error, OSError):
+    except OSError as error:
+        if isinstance(error, GpuInteropError):
             raise
         missing = [peer for peer in range(size) if peer != rank and peer not in connections]
         raise PeerError(f"{names(missing)} did not come to {path!r} within {timeout:g} s.") from error
     for connection in connections.values():
         connection.setblocking(False)
-    return {peer: _Peer(connection) for peer, connection in sorted(connections.items())}
+    return {peer: _Peer(connection) for peer, connection in connections.items()}
 
 
 def _address(path: str, rank: int) -> str:
@@ -338,13 +319,10 @@ def _address(path: str, rank: int) -> str:
 def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket.socket]:
     address, process = _address(path, rank), os.getpid()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        ours = None
         try:
-            with contextlib.nullcontext() if path.startswith("@") else _alone(path, deadline):
+            with _alone(path, deadline):
                 _bind(listener, address)
                 listener.listen(size)
-                if not path.startswith("@"):
-                    ours = _file(address)
         except TimeoutError:
             raise
         except OSError as error:
@@ -355,15 +333,17 @@ def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket
         try:
             yield listener
         finally:
-            # Else it was removed, and is somebody else's by now; or it is still that of the process that has forked.
-            if ours is not None and _file(address) == ours and os.getpid() == process:
+            if not path.startswith("@") and os.getpid() == process:  # a forked child leaves it to its parent
                 with contextlib.suppress(OSError):
                     os.unlink(address)
 
 
 @contextlib.contextmanager
 def _alone(path: str, deadline: float) -> Iterator[None]:
-    """One rank at a time looks whether a socket is a dead rank's, and replaces it."""
+    """One rank at a time looks whether a directory's socket is a dead rank's, and replaces it."""
+    if path.startswith("@"):
+        yield
+        return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         pauses = system.pauses()
@@ -376,15 +356,6 @@ def _alone(path: str, deadline: float) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
-
-
-def _file(address: str) -> tuple[int, int] | None:
-    """Which socket that is. What is put in its place just behind the bind is not ours to remove."""
-    try:
-        found = os.lstat(address)
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def _bind(listener: socket.socket, address: str) -> None:

@@ -1,22 +1,20 @@
 """What ranks tell each other in a vote, and what follows from it.
 
-The messages are JSON: nothing in them runs, and what they name is looked up among our own errors.
+Messages are JSON: nothing in them runs, and an error that they name is looked up among our own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from .. import errors
 from ..capabilities import Capability, Operation, Scope, Support
-from ..errors import GpuInteropError, InvalidArgumentError, PeerError
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError, UnsupportedError
 from ..handles import handle_types
 
-_FORMAT: Final = "gpuinterop vote 1"
-_OUTCOME: Final = "gpuinterop outcome 1"
+_FORMAT: Final = "gpuinterop vote 2"
 _TEXT: Final = 4000
 """Characters of an error that are passed on."""
 
@@ -25,185 +23,107 @@ _CLASSES: Final[dict[str, type[GpuInteropError]]] = {
     for name, kind in vars(errors).items()
     if name in errors.__all__ and isinstance(kind, type) and issubclass(kind, GpuInteropError)
 }
-_ATTRIBUTES: Final[dict[str, type]] = {
-    "reason": str, "fix": str, "absent": bool, "argument": str, "call": str, "code": int, "symbol": str,
-}  # fmt: skip
-"""Those of all our errors that are plain; a capability is rebuilt."""
+
+_PLAIN: Final = (str, int, bool, type(None))
+
+Vote: TypeAlias = dict[str, Any]
+"""A rank's ``step``, its ``value`` for the others or its ``failure``, and its ``timeout``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error as it travels: the class by name, the text, and the attributes."""
-
-    kind: str
-    text: str
-    attributes: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _CLASSES), "")
-        if not kind or not isinstance(error, _CLASSES[kind]):  # somebody else's: the text says what it was
-            return cls("PeerError", f"{type(error).__name__}: {_text(error)}"[:_TEXT], {})
-        attributes = {name: value for name, value in vars(error).items() if type(value) is _ATTRIBUTES.get(name)}
-        capability = vars(error).get("capability")
-        if isinstance(capability, Capability):
-            attributes["capability"] = capability.as_dict()
-        return cls(kind, _text(error)[:_TEXT], attributes)
-
-    def error(self, rank: int, step: str) -> GpuInteropError:
-        """The error again, with the rank and the step before its text and as attributes."""
-        return placed(self._rebuilt(f"rank {rank}, step {step!r}: {self.text}"), rank, step)
-
-    def again(self, rank: int | None, step: str) -> GpuInteropError:
-        """The error again, where the text says already which rank and step."""
-        return placed(self._rebuilt(self.text), rank, step)
-
-    def _rebuilt(self, text: str) -> GpuInteropError:
-        attributes = dict(self.attributes)
-        if "capability" in attributes:
-            attributes["capability"] = _capability(attributes["capability"])
-        return errors._rebuild(_CLASSES[self.kind], (text,), attributes)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "text": self.text, "attributes": dict(self.attributes)}
-
-    @classmethod
-    def parse(cls, data: Any) -> Failure:
-        kind, text, attributes = data["kind"], data["text"], data["attributes"]
-        if kind not in _CLASSES or not isinstance(text, str) or len(text) > 2 * _TEXT:
-            raise ValueError("no error of ours")
-        for name, value in attributes.items():
-            if name == "capability":
-                _capability(value)
-            elif type(value) is not _ATTRIBUTES[name]:
-                raise ValueError(f"{name} is no attribute of an error")
-        return cls(kind, text, attributes)
+def cast(step: str, value: Any, error: BaseException | None, timeout: float) -> Vote:
+    """The vote of this rank."""
+    failure = None if error is None else _failure(error)
+    if failure is not None:
+        failure["text"] = failure["text"][:_TEXT]
+    return {"step": step, "value": value, "failure": failure, "timeout": timeout}
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as raised:  # of a class that is not ours
-        return f"its text cannot be had ({type(raised).__name__})"
+def _failure(error: BaseException) -> dict[str, Any]:
+    """An error as it travels: the class by name, the text, and those attributes that are plain."""
+    kind = next((base.__name__ for base in type(error).__mro__ if _CLASSES.get(base.__name__) is base), None)
+    if kind is None:  # another library's: the text says what it was
+        return {"kind": "PeerError", "text": f"{type(error).__name__}: {error}", "attributes": {}}
+    attributes = {name: value for name, value in vars(error).items() if type(value) in _PLAIN}
+    if isinstance(error, UnsupportedError):
+        attributes["capability"] = error.capability.as_dict()
+    return {"kind": kind, "text": str(error), "attributes": attributes}
 
 
-def placed(error: GpuInteropError, rank: int | None, step: str) -> GpuInteropError:
-    """The error with where it came from, as ``.rank`` (None: no one rank) and ``.step``."""
-    error.__dict__.update(rank=rank, step=step)
-    return error
+def _error(failure: Mapping[str, Any], prefix: str = "") -> GpuInteropError:
+    attributes = dict(failure["attributes"])
+    if "capability" in attributes:
+        attributes["capability"] = _capability(attributes["capability"])
+    return errors._rebuild(_CLASSES[failure["kind"]], (prefix + failure["text"],), attributes)
 
 
-def _capability(data: Any) -> Capability:
-    kind = data["handle_type"]
+def _capability(data: Mapping[str, Any]) -> Capability:
+    kind, scope = data["handle_type"], data["scope"]
     return Capability(
         operation=Operation(data["operation"]),
         handle_type=None if kind is None else handle_types()[kind],
         support=Support(data["support"]),
-        scope=None if data["scope"] is None else Scope(data["scope"]),
-        reason=str(data["reason"] or ""),
-        reference=str(data["reference"] or ""),
-        workaround=str(data["workaround"] or ""),
+        scope=None if scope is None else Scope(scope),
+        reason=data["reason"] or "",
+        reference=data["reference"] or "",
+        workaround=data["workaround"] or "",
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """How a rank's part of a step went."""
-
-    step: str
-    value: Any = None
-    failure: Failure | None = None
-    timeout: float = 0.0
-    garbled: bool = False
-    """It has sent something that is no vote."""
-
-    def as_json(self) -> dict[str, Any]:
-        failure = None if self.failure is None else self.failure.as_json()
-        return {
-            "step": self.step,
-            "value": self.value,
-            "failure": failure,
-            "timeout": self.timeout,
-            "garbled": self.garbled,
-        }
-
-    @classmethod
-    def parse(cls, data: Any) -> Vote:
-        step, timeout, garbled, failure = data["step"], data["timeout"], data["garbled"], data["failure"]
-        if not isinstance(step, str) or type(timeout) is not float or not isinstance(garbled, bool):
-            raise TypeError("no vote")
-        return cls(step, data["value"], None if failure is None else Failure.parse(failure), timeout, garbled)
-
-
-GARBLED: Final = Vote("", garbled=True)
-_NONSENSE: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError, GpuInteropError)
-"""What comes of reading what is none of our messages."""
+def placed(error: GpuInteropError, rank: int | None, step: str) -> GpuInteropError:
+    """The error with where it came from, as ``.rank`` (None: no rank is at fault alone) and ``.step``."""
+    error.__dict__.update(rank=rank, step=step)
+    return error
 
 
 def pack(known: Mapping[int, Vote]) -> bytes:
-    """What a rank has heard, its own vote included, as a message."""
-    votes = {str(rank): vote.as_json() for rank, vote in sorted(known.items())}
-    return json.dumps({"format": _FORMAT, "votes": votes}).encode()
+    """The message of the first two rounds: the votes that a rank has heard, its own included."""
+    return json.dumps({"format": _FORMAT, "votes": known}).encode()
 
 
-def hear(known: dict[int, Vote], sender: int, message: bytes, size: int) -> None:
-    """Add to `known` what a message says. Nobody's word counts against a rank that was heard itself."""
+def hear(known: dict[int, Vote], sender: int, message: bytes, step: str) -> None:
+    """Add to `known` the votes of a message. A sender of another version has failed in this step."""
+    if (data := _read(message)) is None:
+        problem = f"expected {_FORMAT!r}, got {message[:40]!r}; install the same gpuinterop on all ranks."
+        known.setdefault(sender, cast(step, None, PeerError(problem), 0.0))
+        return
+    for rank, heard in data["votes"].items():
+        known.setdefault(int(rank), heard)
+
+
+def _read(message: bytes) -> Any:
+    """The message; None where it is of another version."""
     try:
         data = json.loads(message)
-        if data["format"] != _FORMAT:
-            raise ValueError("no vote")
-        votes = {int(rank): Vote.parse(vote) for rank, vote in data["votes"].items()}
-        own = votes.pop(sender)
-        if not votes.keys() <= set(range(size)):
-            raise ValueError("no such rank")
-    except _NONSENSE:
-        known[sender] = GARBLED
-        return
-    if known.get(sender) is not GARBLED:
-        known[sender] = own
-    for rank, vote in votes.items():
-        known.setdefault(rank, vote)
-
-
-def check_values(known: dict[int, Vote], step: str, parse: Callable[[Any], object]) -> None:
-    """Who says that the step is done, with a value that `parse` does not take, has sent what is no vote."""
-    for rank, vote in known.items():
-        if vote.step == step and vote.failure is None and not vote.garbled:
-            try:
-                parse(vote.value)
-            except _NONSENSE:
-                known[rank] = GARBLED
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) and data.get("format") == _FORMAT else None
 
 
 def decide(known: Mapping[int, Vote], size: int) -> GpuInteropError | None:
-    """The outcome, by what all know; None is success."""
-    step = _common(known)
+    """The outcome, by what all ranks know; None is success."""
     if gone := [rank for rank in range(size) if rank not in known]:
-        verb = "is" if len(gone) == 1 else "are"
-        timeout = max(vote.timeout for vote in known.values())
+        step, verb = _common(known), "is" if len(gone) == 1 else "are"
+        timeout = max(vote["timeout"] for vote in known.values())
         text = f"{names(gone)} {verb} gone or did not answer within {timeout:g} s, step {step!r}."
         return placed(PeerError(text), gone[0], step)
-    if garbled := [rank for rank, vote in known.items() if vote.garbled]:
-        text = f"{names(garbled)} sent what is no vote, step {step!r}: is it the same gpuinterop?"
-        return placed(PeerError(text), min(garbled), step)
-    for rank in range(size):
-        vote = known[rank]
-        if vote.failure is not None:
-            return vote.failure.error(rank, vote.step)
-    steps = {rank: known[rank].step for rank in range(size)}
+    for rank, vote in sorted(known.items()):
+        if failure := vote["failure"]:
+            step = vote["step"]
+            return placed(_error(failure, f"rank {rank}, step {step!r}: "), rank, step)
+    steps = {rank: vote["step"] for rank, vote in known.items()}
     if len(set(steps.values())) > 1:
+        step = _common(known)
         text = f"the ranks are out of step: {listed(steps)}. All make the same calls, in the same order."
         return placed(PeerError(text), min(rank for rank in steps if steps[rank] != step), step)
-    timeouts = {rank: known[rank].timeout for rank in range(size)}
+    timeouts = {rank: vote["timeout"] for rank, vote in known.items()}
     if len(set(timeouts.values())) > 1:
-        return disagreement(step, "timeout", "time-outs", timeouts)
+        return disagreement(steps[0], "timeout", "time-outs", timeouts)
     return None
 
 
 def disagreement(step: str, argument: str, what: str, values: Mapping[int, object]) -> GpuInteropError:
     """The error of ranks that have given different values, of which none is at fault alone."""
-    error = InvalidArgumentError(argument, f"the ranks have different {what}: {listed(values)}.")
-    return at(error, step)
+    return at(InvalidArgumentError(argument, f"the ranks have different {what}: {listed(values)}."), step)
 
 
 def at(error: GpuInteropError, step: str) -> GpuInteropError:
@@ -213,42 +133,28 @@ def at(error: GpuInteropError, step: str) -> GpuInteropError:
 
 
 def pack_outcome(outcome: GpuInteropError | None) -> bytes:
-    """For the last round: the error of a rank that has given the step up; None of one that goes on."""
-    told = None
-    if outcome is not None:
-        place = {name: vars(outcome)[name] for name in ("rank", "step")}
-        told = {**Failure.of(outcome).as_json(), "text": str(outcome)[: 2 * _TEXT], **place}
-    return json.dumps({"format": _OUTCOME, "failure": told}).encode()
+    """The message of the last round: the error of a rank that has given the step up; None of one that goes on."""
+    return json.dumps({"format": _FORMAT, "failure": None if outcome is None else _failure(outcome)}).encode()
 
 
 def given_up(messages: Sequence[bytes | None]) -> GpuInteropError | None:
-    """The error of the lowest rank that has given the step up. What is no such message says nothing."""
+    """The error of the lowest rank that has given the step up; silence says nothing."""
     for message in messages:
-        try:
-            data = json.loads(message or b"")
-            told = data["failure"]
-            if data["format"] == _OUTCOME and told is not None:
-                rank, step = told["rank"], told["step"]
-                if not (rank is None or type(rank) is int) or not isinstance(step, str):
-                    raise TypeError("no place")
-                return Failure.parse(told).again(rank, step)
-        except _NONSENSE:
-            continue
+        if message is not None and (data := _read(message)) and data.get("failure"):
+            return _error(data["failure"])
     return None
 
 
 def _common(known: Mapping[int, Vote]) -> str:
     """The step of most ranks; of those that as many are in, the first by name: the same on every rank."""
-    steps = [vote.step for vote in known.values() if not vote.garbled]
+    steps: list[str] = [vote["step"] for vote in known.values()]
     return min(steps, key=lambda step: (-steps.count(step), step))
 
 
-def names(ranks: Sequence[int]) -> str:
+def names(ranks: Iterable[int]) -> str:
     """For messages: ``rank 2``, ``ranks 0, 1 and 3``."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    return f"ranks {', '.join(map(str, ordered[:-1]))} and {ordered[-1]}"
+    *others, last = sorted(ranks)
+    return f"ranks {', '.join(map(str, others))} and {last}" if others else f"rank {last}"
 
 
 def listed(values: Mapping[int, object]) -> str:
