@@ -101,7 +101,7 @@ class SocketTransport(Transport):
         Not all have come in time, and the message names those; or a rank is of another job, or another version of
         gpuinterop, or has met another rank 0 than this one.
     InvalidArgumentError
-        Another process has this rank at this path; or something is there that is no socket.
+        Another process has this rank at this path; or a file is there that is not a socket.
 
     A peer that has ended is found at once, unless a process that it has forked still holds its connections: then at the
     time-out.
@@ -215,7 +215,7 @@ class _Peer:
         self._incoming += data
         while len(self._incoming) >= self.HEAD.size:
             number, length = self.HEAD.unpack_from(self._incoming)
-            if length > _LIMIT or len(self._frames) > self.AHEAD:  # it is no peer of ours
+            if length > _LIMIT or len(self._frames) > self.AHEAD:  # more than a rank sends
                 self._end()
                 return
             end = self.HEAD.size + length
@@ -236,13 +236,13 @@ _VERSION: Final = 2
 
 
 class _Hello(NamedTuple):
-    """What ranks tell each other first, both ways: each finds out by the same comparison what the other does."""
+    """The first message, both ways: each rank finds out by the same comparison what the other does."""
 
     rank: int
     size: int
     job: bytes
     token: bytes
-    """The team's, which rank 0 has made up. A rank has it from rank 0, and nothing to show before."""
+    """The team's, which rank 0 has made up; zeros of a rank that has not met rank 0 yet."""
 
     @classmethod
     def of(cls, rank: int, size: int, job: str) -> _Hello:
@@ -259,7 +259,7 @@ class _Hello(NamedTuple):
 
     @classmethod
     def receive(cls, connection: socket.socket, deadline: float) -> _Hello | None:
-        """The other's; None where it ends before it has said it."""
+        """The other's; None where it ends before it has sent it."""
         connection.settimeout(_left(deadline))
         try:
             data = connection.recv(_HELLO.size)
@@ -276,7 +276,7 @@ class _Hello(NamedTuple):
         return cls(*fields)
 
     def stranger(self, other: _Hello) -> str | None:
-        """Why the other is of another team, though it may be as good as this one; None where it is not."""
+        """Why the other is of another team; None where it is of this one."""
         if other.job != self.job:
             return "is of another job than this rank"
         if 0 not in (self.rank, other.rank) and other.token != self.token:
@@ -365,7 +365,9 @@ def _bind(listener: socket.socket, address: str) -> None:
         if error.errno != errno.EADDRINUSE or address.startswith("\0"):
             raise
         if not stat.S_ISSOCK(os.lstat(address).st_mode):
-            raise InvalidArgumentError("path", f"{address!r} is there already, and is no socket of a rank.") from error
+            raise InvalidArgumentError(
+                "path", f"{address!r} is there already, and not the socket of a rank."
+            ) from error
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)  # a rank that hangs, with a full queue, is one that lives
             if probe.connect_ex(address) != errno.ECONNREFUSED:
@@ -401,14 +403,14 @@ def _connect(path: str, peer: int, mine: _Hello, deadline: float) -> tuple[socke
 def _accept(listener: socket.socket, mine: _Hello, deadline: float) -> tuple[int, socket.socket]:
     """The next rank above.
 
-    What ends without a word was only looking whether anybody is here. What is of another team hears so, and is let be.
+    One that ends without a word was only looking whether this rank lives. One of another team hears so, and is let be.
     """
     while True:
         listener.settimeout(_left(deadline))
         connection, _ = listener.accept()
         try:
             if (
-                is_our_user(connection)  # anybody can connect
+                is_our_user(connection)  # every process of the host can connect
                 and (theirs := _Hello.receive(connection, deadline))
                 and mine.send(connection)
                 and not mine.stranger(theirs)
@@ -502,7 +504,7 @@ class TorchTransport(Transport):
         torch = self._torch
         length = torch.zeros(1, dtype=torch.int64)
         parts = [torch.tensor([len(payload)])]
-        if payload:  # there are no tensors of nothing
+        if payload:  # an empty tensor is not sent
             parts.append(self._tensor(bytearray(payload)))
         sent = []
         with contextlib.suppress(RuntimeError):
@@ -550,7 +552,7 @@ def check_seconds(timeout: Any) -> float:
 
 
 def check_transport(transport: Any) -> Transport:
-    """One whose rank and size make sense."""
+    """A transport whose rank and size fit."""
     if not isinstance(transport, Transport):
         raise ArgumentTypeError(
             "transport", f"expected a gpuinterop.exchange.Transport, got {type(transport).__name__}."
