@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 TOY = Path(__file__).parent / "toy"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "backend"
 
 
 @dataclass
@@ -40,6 +41,7 @@ def run_pytest(tmp_path: Path) -> Callable[..., Outcome]:
     def run(
         *arguments: str,
         toy: str | None = "toybackend:ToyBackend",
+        entry: str = "toy",
         files: dict[str, str] | None = None,
         environment: dict[str, str] | None = None,
         kit: bool = True,
@@ -50,8 +52,8 @@ def run_pytest(tmp_path: Path) -> Callable[..., Outcome]:
         work.mkdir(exist_ok=True)
         paths = [str(site)]
         if toy is not None:
-            _install(site, "toy", toy)
-            paths.append(str(TOY))
+            _install(site, entry, toy)
+            paths += [str(TOY), str(EXAMPLE)]
         for name, text in (files or {}).items():
             (work / name).write_text(text)
         ours = ("GPUINTEROP_", "PYTEST_")

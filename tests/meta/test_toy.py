@@ -1,8 +1,10 @@
-"""A third party's backend passes the kit; with a rule broken it fails, on the test that is there to catch it."""
+"""The example of a backend passes the kit; with a rule broken it fails, on the test that is there to catch it."""
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,21 +17,24 @@ from gpuinterop.testing.required import give_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the toy is made of memfds")
 
-ONLY_TOY = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd")
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "backend"
 HERE = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd@here")
 
 
 @pytest.mark.timeout(300)
-def test_the_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_example_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """In one process and across processes, with no skip but the gaps that it declares; and it is reported."""
     report = tmp_path / "verified.toml"
-    done = run_pytest(*ONLY_TOY, f"--gpuinterop-report={report}", limit="20", seconds=280)
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    ((name, target),) = project["entry-points"]["gpuinterop.backends"].items()
+    options = (f"--gpuinterop-require={name}", "--gpuinterop-exporter=memfd", f"--gpuinterop-report={report}")
+    done = run_pytest(*options, toy=target, entry=name, limit="20", seconds=280)
     assert done.status == 0, done.output[-4000:]
     assert "0 unexpected skips" in done.output
     assert done.counts["passed"] > 150
     (run,) = read_verified(report)
-    assert run.device == "Toy"
-    assert run.versions["toy"] == "0.1"
+    assert run.device == "Mine"
+    assert run.versions["mine"] == "0.1"
     assert {str(cell) for cell in run.cells} == {
         "import_memory:opaque_fd",
         "map_buffer:opaque_fd",
@@ -37,6 +42,15 @@ def test_the_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
         "signal_semaphore:timeline_fd",
         "wait_semaphore:timeline_fd",
     }
+
+
+def test_the_tree_in_the_manual() -> None:
+    """It names the example's files, and no others."""
+    manual = (EXAMPLE.parents[1] / "backends.md").read_text()
+    tree = manual[manual.index("docs/examples/backend/") :].partition("```")[0]
+    named = re.findall(r"^ +([\w.]+\.\w+)", tree, re.MULTILINE)
+    there = [path.name for path in EXAMPLE.rglob("*.*") if path.suffix in (".py", ".toml")]
+    assert sorted(named) == sorted(there)
 
 
 BROKEN = [

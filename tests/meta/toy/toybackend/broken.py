@@ -9,13 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpuinterop_mine.memory import Imported
+from gpuinterop_mine.streams import Event, Stream
+
 from gpuinterop import capabilities
 from gpuinterop.backend import DeviceInfo
 from gpuinterop.capabilities import Capability, Operation, Scope, Support
 from gpuinterop.errors import BackendUnavailableError, DriverError
 from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, FdHandle, MemoryHandle, OpaqueFd
 
-from . import Array, Event, Memory, Stream, ToyArrays, ToyBackend, sealed_size, usable
+from . import Array, ToyArrays, ToyBackend, sealed_size, usable
 
 
 class NoWait(ToyBackend):
@@ -96,7 +99,7 @@ class PrivateMapping(ToyBackend):
     def import_memory(self, device: int, handle: MemoryHandle, *, size: int, dedicated: bool) -> Any:
         assert isinstance(handle, FdHandle)
         sealed_size(handle.fd)
-        memory = Memory(handle.fd, size, mmap.MAP_PRIVATE)
+        memory = Imported(handle.fd, size, mmap.MAP_PRIVATE)
         os.close(handle.fd)
         return memory
 
@@ -147,7 +150,7 @@ class TakesAnything(ToyBackend):
 
     def import_memory(self, device: int, handle: MemoryHandle, *, size: int, dedicated: bool) -> Any:
         assert isinstance(handle, FdHandle)
-        memory = Memory(handle.fd, size)
+        memory = Imported(handle.fd, size)
         os.close(handle.fd)
         return memory
 

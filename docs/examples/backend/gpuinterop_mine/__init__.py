@@ -1,0 +1,1 @@
+"""A backend to copy: put your driver's calls where this one has the CPU's, room by room."""

@@ -1,0 +1,62 @@
+"""The backend: what it is made of, and what the machine is. Each room translates its part of the contract."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpuinterop.backend import DeviceInfo
+from gpuinterop.capabilities import Capability, Operation, Scope, Support
+from gpuinterop.errors import BackendUnavailableError
+from gpuinterop.handles import OpaqueFd, TimelineFd
+
+from .memory import Memory
+from .semaphores import Semaphores
+from .streams import Streams
+
+
+class MyBackend(Streams, Memory, Semaphores):
+    """The CPU as a device: streams are threads, memory and semaphores are memfds.
+
+    Further rooms are classes on `ArrayBackend`, `AllocationBackend` and the like; what is not inherited is a gap.
+    """
+
+    name = "mine"
+    priority = -10
+    pageable_copies_block = False
+
+    def __init__(self) -> None:
+        """Load the driver, or say why not. Make no context."""
+        if sys.platform != "linux":
+            raise BackendUnavailableError(f"memfds are Linux's; this is {sys.platform}.", fix="Use it on Linux.")
+        super().__init__()
+
+    def versions(self) -> Mapping[str, str]:
+        """Ask the driver, the runtime and the bindings."""
+        return {"mine": "0.1"}
+
+    def devices(self) -> Sequence[DeviceInfo]:
+        """Ask the driver. A GPU says its ``uuid``, ``dlpack=(2, ordinal)`` and ``__cuda_array_interface__``."""
+        return [DeviceInfo(ordinal=0, name="Mine", is_cpu=True, dlpack=(1, 0), array_interface="__array_interface__")]
+
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        """Say UNVERIFIED for what the vendor promises; what is not named is a gap."""
+        for operation, kind in (
+            (Operation.IMPORT_MEMORY, OpaqueFd),
+            (Operation.MAP_BUFFER, OpaqueFd),
+            (Operation.IMPORT_SEMAPHORE, TimelineFd),
+            (Operation.SIGNAL_SEMAPHORE, TimelineFd),
+            (Operation.WAIT_SEMAPHORE, TimelineFd),
+        ):
+            yield Capability(
+                operation=operation,
+                handle_type=kind,
+                support=Support.UNVERIFIED,
+                scope=Scope.PLATFORM,
+                reason="memfds and threads are there on every Linux; no run has shown it on this machine.",
+                reference="docs/backends.md",
+            )
+
+    def open_device(self, ordinal: int) -> int:
+        """Retain the device's context, which the other rooms then get as `device`."""
+        return ordinal
