@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from multiprocessing import reduction
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from . import system
 from ._arguments import check_int
@@ -62,6 +62,7 @@ __all__ = [
     "SciSync",
     "SemaphoreHandle",
     "SyncFd",
+    "Texel",
     "Timeline",
     "TimelineFd",
     "TimelineWin32",
@@ -815,6 +816,50 @@ class ArrayUsage(Flag):
     """Six layers are the faces of a cube."""
 
 
+class Texel(NamedTuple):
+    """What a texel consists of: equal channels, each of `bits` bits.
+
+    Attributes
+    ----------
+    numeric : str
+        ``UNORM``, ``SNORM``, ``UINT``, ``SINT`` or ``SFLOAT``, as in the format's name.
+    bits, channels : int
+    """
+
+    numeric: str
+    bits: int
+    channels: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the texel in bytes."""
+        return self.bits // 8 * self.channels
+
+
+TEXELS: Final = {
+    f"{order.format(bits)}{bits}_{numeric}": Texel(numeric, bits, order.count("{") + 1)
+    for order in ("R", "R{0}G", "R{0}G{0}B{0}A")
+    for numeric, widths in {"UNORM": (8, 16), "SNORM": (8, 16), "UINT": (8, 16, 32), "SINT": (8, 16, 32),
+                            "SFLOAT": (16, 32)}.items()
+    for bits in widths
+} | {"B8G8R8A8_UNORM": Texel("UNORM", 8, 4)}  # fmt: skip
+"""Vulkan's formats that every side lays out alike. Others are refused: a wrong guess would read beside the image."""
+
+
+def texel_of(format: str) -> Texel:
+    """What a texel of a Vulkan format consists of; the prefix ``VK_FORMAT_`` may be left out."""
+    if not isinstance(format, str):
+        raise ArgumentTypeError(
+            "format", f"expected a format's name, got {format!r}; give Vulkan's, e.g. 'R32G32B32A32_SFLOAT'."
+        )
+    try:
+        return TEXELS[format.removeprefix("VK_FORMAT_")]
+    except KeyError:
+        raise InvalidArgumentError(
+            "format", f"expected a format that every side lays out alike, got {format!r}; take {', '.join(TEXELS)}."
+        ) from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayLayout:
     """How an image lies in external memory, as ``map_mipmapped_array`` takes it.
@@ -838,6 +883,11 @@ class ArrayLayout:
     layers: int = 0
     offset: int = 0
     usage: ArrayUsage = ArrayUsage.SURFACE
+
+    @property
+    def texel(self) -> Texel:
+        """What a texel of the format consists of; see `texel_of`."""
+        return texel_of(self.format)
 
 
 class Granularity(NamedTuple):

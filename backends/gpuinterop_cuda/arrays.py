@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from gpuinterop.backend import Address, ArrayBackend
-from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.handles import ArrayLayout, ArrayUsage
 
 from .driver import Context, Made, Room
@@ -17,53 +15,26 @@ from .streams import Stream
 _LAYERED, _SURFACE, _CUBEMAP, _COLOR_ATTACHMENT = 0x01, 0x02, 0x04, 0x20  # CUDA_ARRAY3D_*
 _HOST, _ARRAY = 1, 3  # CUmemorytype
 
-# Channel types as CUarray_format has them. UNORM and SNORM are the integers: what normalises is the texture that reads.
-_UINT: Final[Mapping[int, int]] = {8: 0x01, 16: 0x02, 32: 0x03}
-_SINT: Final[Mapping[int, int]] = {8: 0x08, 16: 0x09, 32: 0x0A}
-_FLOAT: Final[Mapping[int, int]] = {16: 0x10, 32: 0x20}
-_NUMERICS: Final[Mapping[str, Mapping[int, int]]] = {
+# UNORM and SNORM are the integers: what normalises is the texture that reads.
+_CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
     "UNORM": {8: 0x01, 16: 0x02},
     "SNORM": {8: 0x08, 16: 0x09},
-    "UINT": _UINT,
-    "SINT": _SINT,
-    "SFLOAT": _FLOAT,
+    "UINT": {8: 0x01, 16: 0x02, 32: 0x03},
+    "SINT": {8: 0x08, 16: 0x09, 32: 0x0A},
+    "SFLOAT": {16: 0x10, 32: 0x20},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A texel as CUDA describes it."""
-
-    channel: int
-    """``CUarray_format``."""
-    channels: int
-    texel_bytes: int
-
-
-def _formats() -> dict[str, Format]:
-    found = {}
-    for order in ("R", "R{0}G", "R{0}G{0}B{0}A"):
-        for numeric, widths in _NUMERICS.items():
-            for bits, channel in widths.items():
-                channels = order.count("{") + 1
-                found[f"{order.format(bits)}{bits}_{numeric}"] = Format(channel, channels, bits // 8 * channels)
-    # The same four bytes; the order of the colours is whoever reads them's.
-    return found | {"B8G8R8A8_UNORM": Format(0x01, 4, 4)}
-
-
-FORMATS: Final = _formats()
+"""Each ``CUarray_format``, by what a channel holds and its bits."""
 
 
 class MappedArray(Made):
     """A mapped mipmapped array."""
 
-    __slots__ = ("format", "layout")
+    __slots__ = ("layout",)
     back = "cuMipmappedArrayDestroy"
 
-    def __init__(self, context: Context, layout: ArrayLayout, texel: Format) -> None:
+    def __init__(self, context: Context, layout: ArrayLayout) -> None:
         super().__init__(context)
         self.layout = layout
-        self.format = texel
 
 
 class Arrays(Room, ArrayBackend):
@@ -72,22 +43,18 @@ class Arrays(Room, ArrayBackend):
     def map_array(self, memory: ImportedMemory, layout: ArrayLayout) -> MappedArray:
         """``cuExternalMemoryGetMappedMipmappedArray``."""
         api = self._driver.api
-        texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
-        if texel is None:
-            raise InvalidArgumentError(
-                "format", f"CUDA has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
-            )
         desc = api.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
         desc.offset = layout.offset
         one = desc.arrayDesc
         one.Width, one.Height, depth = layout.extent
         one.Depth = layout.layers or depth  # a layered array's depth is its layers
-        one.Format = api.CUarray_format(texel.channel)
-        one.NumChannels = texel.channels
+        one.Format = api.CUarray_format(_CHANNELS[layout.texel.numeric][layout.texel.bits])
+        one.NumChannels = layout.texel.channels
         one.Flags = _flags(layout)
         desc.numLevels = _levels(layout)
-        array = MappedArray(memory.context, layout, texel)
-        return array.create("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+        return MappedArray(memory.context, layout).create(
+            "cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc
+        )
 
     def copy_level(
         self, stream: Stream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
@@ -95,10 +62,11 @@ class Arrays(Room, ArrayBackend):
         """``cuMemcpy3DAsync`` copies between a level, all its layers, and tightly packed bytes."""
         api = self._driver.api
         width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
+        pitch = width * array.layout.texel.nbytes
         plane = self._driver.call("cuMipmappedArrayGetLevel", array.handle, level)
         types = api.CUmemorytype
         job = api.CUDA_MEMCPY3D()
-        job.WidthInBytes = width * array.format.texel_bytes
+        job.WidthInBytes = pitch
         job.Height = height
         job.Depth = array.layout.layers or depth
         # Of memory that it knows the driver finds out the rest by itself.
@@ -108,7 +76,7 @@ class Arrays(Room, ArrayBackend):
         setattr(job, f"{other}Array", plane)
         setattr(job, f"{end}MemoryType", types(_HOST) if pageable else types.CU_MEMORYTYPE_UNIFIED)
         setattr(job, f"{end}Host" if pageable else f"{end}Device", address if pageable else api.CUdeviceptr(address))
-        setattr(job, f"{end}Pitch", width * array.format.texel_bytes)
+        setattr(job, f"{end}Pitch", pitch)
         setattr(job, f"{end}Height", height)
         stream.context.call("cuMemcpy3DAsync", job, stream.handle, aside=False)
 

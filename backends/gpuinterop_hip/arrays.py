@@ -6,12 +6,9 @@ Only where the runtime exports ``hipExternalMemoryGetMappedMipmappedArray``: AMD
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuinterop.backend import Address, ArrayBackend
-from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.handles import ArrayLayout, ArrayUsage
 
 from .driver import Gpu, Made, Room
@@ -20,42 +17,8 @@ from .streams import Stream
 
 _LAYERED, _SURFACE, _CUBEMAP = 0x01, 0x02, 0x04  # hipArrayLayered, hipArraySurfaceLoadStore, hipArrayCubemap
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2  # hipChannelFormatKind
-
 # UNORM and SNORM are the integers: what normalises is the texture that reads.
-_NUMERICS: Final[Mapping[str, tuple[int, tuple[int, ...]]]] = {
-    "UNORM": (_UNSIGNED, (8, 16)),
-    "SNORM": (_SIGNED, (8, 16)),
-    "UINT": (_UNSIGNED, (8, 16, 32)),
-    "SINT": (_SIGNED, (8, 16, 32)),
-    "SFLOAT": (_FLOAT, (16, 32)),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A texel as HIP describes it."""
-
-    kind: int
-    """``hipChannelFormatKind``."""
-    bits: int
-    channels: int
-
-    @property
-    def texel_bytes(self) -> int:
-        return self.bits // 8 * self.channels
-
-
-def _formats() -> dict[str, Format]:
-    found = {}
-    for order in ("R", "R{0}G", "R{0}G{0}B{0}A"):
-        for numeric, (kind, widths) in _NUMERICS.items():
-            for bits in widths:
-                found[f"{order.format(bits)}{bits}_{numeric}"] = Format(kind, bits, order.count("{") + 1)
-    # The same four bytes; the order of the colours is whoever reads them's.
-    return found | {"B8G8R8A8_UNORM": Format(_UNSIGNED, 8, 4)}
-
-
-FORMATS: Final = _formats()
+_KINDS: Final = {"UNORM": _UNSIGNED, "SNORM": _SIGNED, "UINT": _UNSIGNED, "SINT": _SIGNED, "SFLOAT": _FLOAT}
 
 
 class _Pos(ctypes.Structure):
@@ -92,13 +55,12 @@ _DEFAULT: Final = 4  # hipMemcpyDefault
 class MappedArray(Made):
     """A mapped mipmapped array."""
 
-    __slots__ = ("format", "layout")
+    __slots__ = ("layout",)
     back = "hipFreeMipmappedArray"
 
-    def __init__(self, gpu: Gpu, layout: ArrayLayout, texel: Format) -> None:
+    def __init__(self, gpu: Gpu, layout: ArrayLayout) -> None:
         super().__init__(gpu)
         self.layout = layout
-        self.format = texel
 
 
 class Arrays(Room, ArrayBackend):
@@ -107,22 +69,17 @@ class Arrays(Room, ArrayBackend):
     def map_array(self, memory: ImportedMemory, layout: ArrayLayout) -> MappedArray:
         """``hipExternalMemoryGetMappedMipmappedArray``."""
         api = self._driver.api
-        texel = FORMATS.get(layout.format.removeprefix("VK_FORMAT_"))
-        if texel is None:
-            raise InvalidArgumentError(
-                "format", f"HIP has no array of {layout.format}; known: {', '.join(sorted(FORMATS))}."
-            )
+        texel = layout.texel
         desc = api.hipExternalMemoryMipmappedArrayDesc_st()
         desc.offset = layout.offset
         for index, name in enumerate("xyzw"):
             setattr(desc.formatDesc, name, texel.bits if index < texel.channels else 0)
-        desc.formatDesc.f = api.hipChannelFormatKind(texel.kind)
+        desc.formatDesc.f = api.hipChannelFormatKind(_KINDS[texel.numeric])
         desc.extent.width, desc.extent.height, depth = layout.extent
         desc.extent.depth = layout.layers or depth  # a layered array's depth is its layers
         desc.flags = _flags(layout)
         desc.numLevels = layout.levels
-        array = MappedArray(memory.gpu, layout, texel)
-        return array.create("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+        return MappedArray(memory.gpu, layout).create("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
 
     def copy_level(
         self, stream: Stream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
@@ -130,7 +87,7 @@ class Arrays(Room, ArrayBackend):
         """``hipMemcpy3DAsync`` copies between a level, all its layers, and tightly packed bytes."""
         width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
         plane = int(self._driver.call("hipGetMipmappedArrayLevel", array.handle, level))
-        pitched = _Pitched(address, width * array.format.texel_bytes, width, height)
+        pitched = _Pitched(address, width * array.layout.texel.nbytes, width, height)
         # The extent is in texels, because an array takes part.
         job: Any = _Copy(extent=(width, height, array.layout.layers or depth), kind=_DEFAULT)
         if to_array:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .._arguments import check_int
 from ..backend import ArrayBackend
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
 from .interchange import HostArray
 from .native import MARK, Native, note_use
@@ -15,33 +15,6 @@ from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
     from .memory import Buffer, ExternalMemory
-
-# Bytes a texel, by Vulkan's name. What is not here is refused: a wrong guess would read beside the image.
-_CHANNELS = {"R": 1, "R{0}G": 2, "R{0}G{0}B{0}A": 4}
-_TEXEL_BYTES = {
-    f"{order.format(bits)}{bits}_{numeric}": bits // 8 * channels
-    for order, channels in _CHANNELS.items()
-    for bits, numerics in (
-        (8, ("UNORM", "SNORM", "UINT", "SINT")),
-        (16, ("UNORM", "SNORM", "UINT", "SINT", "SFLOAT")),
-        (32, ("UINT", "SINT", "SFLOAT")),
-    )
-    for numeric in numerics
-} | {"B8G8R8A8_UNORM": 4}
-
-
-def texel_bytes(format: str) -> int:
-    """Bytes a texel of a Vulkan format (without the prefix ``VK_FORMAT_``)."""
-    if not isinstance(format, str):
-        raise ArgumentTypeError(
-            "format", f"expected a format's name, got {format!r}; give Vulkan's, e.g. 'R32G32B32A32_SFLOAT'."
-        )
-    try:
-        return _TEXEL_BYTES[format.removeprefix("VK_FORMAT_")]
-    except KeyError:
-        raise InvalidArgumentError(
-            "format", f"{format!r} is not one that every side lays out alike; known: {', '.join(sorted(_TEXEL_BYTES))}."
-        ) from None
 
 
 class MipmappedArray(Resource):
@@ -89,7 +62,7 @@ class ArrayLevel:
         width, height, depth = (max(1, dim >> index) if dim else 0 for dim in array.layout.extent)
         self.extent = (width, height, depth)
         texels = width * max(1, height) * max(1, depth) * max(1, array.layout.layers)
-        self.nbytes = texels * texel_bytes(array.layout.format)
+        self.nbytes = texels * array.layout.texel.nbytes
 
     def copy_from_host(self, source: object, *, stream: Stream) -> None:
         """Enqueue a copy of `nbytes` of host memory into the level; `source` must stay unchanged until it is done."""
@@ -157,7 +130,7 @@ def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> Mipmappe
         )
     if layout.layers < 0 or (layout.usage & ArrayUsage.CUBEMAP and layout.layers % 6):
         raise InvalidArgumentError("layers", f"{layout.layers} does not fit; a cube map has a multiple of 6.")
-    least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * texel_bytes(layout.format)
+    least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * layout.texel.nbytes
     if layout.offset + least > memory.size:
         raise InvalidArgumentError(
             "extent", f"level 0 alone has {least} bytes from offset {layout.offset}, the memory has {memory.size}."

@@ -13,11 +13,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from .._arguments import check_int
-from .._core.array import texel_bytes
 from ..bridge import Endpoint
 from ..capabilities import Capabilities, Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
-from ..handles import AllocationHandle, AnySemaphoreHandle, ArrayUsage, DeviceIdentity, MemoryHandle, OpaqueFd, VmmFd
+from ..handles import (
+    AllocationHandle,
+    AnySemaphoreHandle,
+    ArrayUsage,
+    DeviceIdentity,
+    MemoryHandle,
+    OpaqueFd,
+    VmmFd,
+    texel_of,
+)
 
 __all__ = [
     "Exporter",
@@ -109,7 +117,7 @@ class ImageParameters:
     usage: int | None = None
 
     def __post_init__(self) -> None:
-        texel_bytes(self.format)
+        texel_of(self.format)
         for name, least in (("width", 1), ("height", 1), ("depth", 0), ("levels", 1), ("layers", 0)):
             check_int(getattr(self, name), name, minimum=least, maximum=2**31 - 1)
         if not isinstance(self.cube, bool):
@@ -136,7 +144,7 @@ class ImageParameters:
     def level_bytes(self, level: int) -> int:
         """The size of a level, all its layers, tightly packed."""
         width, height, depth = self.level_extent(level)
-        return width * height * max(1, depth) * max(1, self.layers) * texel_bytes(self.format)
+        return width * height * max(1, depth) * max(1, self.layers) * texel_of(self.format).nbytes
 
 
 class ExporterImage(_Closing):
