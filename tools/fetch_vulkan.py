@@ -165,7 +165,7 @@ def find_loader() -> str:
 
 
 def manifests(folder: str) -> list[str]:
-    """Of drivers (icd.d) or layers (explicit_layer.d), those in the places where the Vulkan loader looks."""
+    """List the drivers (icd.d) or layers (explicit_layer.d) in the places where the Vulkan loader looks."""
     home = os.environ.get("HOME", "")
     config = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
     data = os.environ.get("XDG_DATA_HOME") or f"{home}/.local/share"
@@ -279,7 +279,7 @@ class Apt:
         self.config.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def update(self) -> str:
-        """Fetch the lists. One bad source among good ones is no failure here: return what apt said."""
+        """Fetch the lists. One bad source among good ones does not fail: return what apt said."""
         try:
             run("apt-get", "-c", self.config, "-qq", "update", seconds=600)
         except FetchError as error:
@@ -352,7 +352,7 @@ def members(deb: Path) -> Iterator[tuple[str, str, Any]]:
                     elif member.issym():
                         yield name, Path(member.linkname).name, None
             if unpacking.stdout:
-                unpacking.stdout.read()  # what pads the archive: dpkg-deb fails where nobody reads it
+                unpacking.stdout.read()  # what pads the archive: dpkg-deb fails where it is not read
         except tarfile.TarError as error:
             raise FetchError(f"{deb.name} cannot be unpacked: {error}") from None
     if unpacking.returncode:

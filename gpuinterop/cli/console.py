@@ -10,7 +10,7 @@ __all__ = ["complain", "note", "say"]
 
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
 ASCII: Final = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x"})
-"""The marks, for an output that is no Unicode."""
+"""The marks, for an output without Unicode."""
 
 
 def complain(text: str) -> None:

@@ -37,7 +37,7 @@ class Consumer(ABC):
     """
 
     description: str = ""
-    """For people: which library, and how it sees the memory."""
+    """Describe to people which library it is, and how it sees the memory."""
 
     def __init__(self, stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> None:
         self._stream = stream

@@ -75,7 +75,7 @@ def _frames(text: str) -> int:
 def _size(text: str) -> tuple[int, int]:
     width, _, height = text.lower().partition("x")
     if not (width.isdecimal() and height.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write e.g. 512x512.")
+        raise argparse.ArgumentTypeError(f"expected a size such as 512x512, got {text!r}.")
     size = int(width), int(height)
     if not all(16 <= edge <= 8192 for edge in size):
         raise argparse.ArgumentTypeError(f"{text!r} is out of range; each edge has 16 to 8192 cells.")
@@ -131,7 +131,7 @@ def command(given: argparse.Namespace) -> int:
 
 
 def _check_target(output: Path) -> None:
-    """Before the run, which may take long."""
+    """Check the options before the run, which may take long."""
     if output.is_dir():
         raise InvalidArgumentError("--output", f"{str(output)!r} is a directory.")
     if not output.parent.is_dir():

@@ -53,7 +53,7 @@ class Findings:
     Attributes
     ----------
     backends, exporters : list of dict
-        As ``gpuinterop info --json`` prints them.
+        The facts, as ``gpuinterop info --json`` prints them.
     tables : dict
         The capability tables, by the identity of the dict that they belong to.
     problems : list of str

@@ -140,7 +140,7 @@ def _ordinals(text: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of ordinals such as 0,1.") from None
+        raise argparse.ArgumentTypeError(f"expected a list of ordinals such as 0,1, got {text!r}.") from None
 
 
 def _seconds(text: str) -> float:
@@ -232,7 +232,7 @@ def _child(
     with ExitStack() as scope:
         # SIGTERM, and the end of the terminal, end this block as Ctrl-C does; SIGKILL the child notices itself.
         scope.enter_context(_ended_by(signal.SIGTERM, signal.SIGHUP))
-        # A pipe that nobody else has: what drivers print goes elsewhere, and so does what its own child prints.
+        # A pipe of its own: what drivers print goes elsewhere, and so does what its own child prints.
         reading, writing = os.pipe()
         reader = threading.Thread(target=_read, args=(reading, lines), daemon=True)
         reader.start()
@@ -307,7 +307,7 @@ def _show(step: Step) -> None:
 
 
 def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], document: Path | None) -> bool:
-    """Write a run of its own into verified.toml; never of what is no hardware, or was not right. False: it failed."""
+    """Write a run of its own into verified.toml; never a stand-in's, or one that was not right. False: it failed."""
     from ..testing.report import write_document, write_report
 
     if result.stand_in:
@@ -320,7 +320,7 @@ def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], docu
         write_report(verified_file(backend.name), _runs(result, backend, team))
         if document is not None:
             write_document(document, recorded_runs())
-    except (OSError, ValueError, LookupError, TypeError) as error:  # of a file that is no record of ours, too
+    except (OSError, ValueError, LookupError, TypeError) as error:  # raised for a file of another form, too
         complain(f"error: it was right, and could not be recorded: {error}")
         return False
     return True

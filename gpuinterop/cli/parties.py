@@ -50,7 +50,7 @@ def open_party(exporter: str | None, driver: str | None, backend: str | None) ->
     exporter : str, optional
         ``vulkan`` or ``process``. By default Vulkan where a driver matches a device, else a process, which is said.
     driver : str, optional
-        Of Vulkan, by part of its name.
+        The Vulkan driver, by part of its name.
     backend : str, optional
         The backend that it is to match.
 

@@ -1,4 +1,4 @@
-"""Where recorded runs are kept."""
+"""The files in which recorded runs are kept."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Patch:
     Attributes
     ----------
     top, left : int
-        Of the first cell.
+        The position of the first cell.
     size : int
         Cells along each edge.
     target : float
@@ -52,7 +52,7 @@ class Sources:
     Parameters
     ----------
     width, height : int
-        Of the field, in cells; 16 or more.
+        The field's size in cells; 16 or more.
     """
 
     width: int
@@ -60,7 +60,7 @@ class Sources:
 
     @property
     def radius(self) -> int:
-        """Of a paddle, in cells."""
+        """The size of a paddle in cells."""
         return max(2, min(self.width, self.height) // 48)
 
     @cached_property

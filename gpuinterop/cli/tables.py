@@ -35,7 +35,7 @@ _MARKS = {Support.SUPPORTED: "[green]✓[/green]", Support.UNVERIFIED: "[yellow]
 
 
 class _Console(Console):
-    """One whose marks are ASCII where its output is no Unicode; rich does the same with its boxes."""
+    """One whose marks are ASCII where its output has no Unicode; rich does the same with its boxes."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         if not self.encoding.startswith("utf"):

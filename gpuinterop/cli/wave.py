@@ -33,7 +33,7 @@ from .simulation import Field, Sources, simulate
 __all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 
 TOLERANCE = 1e-4
-"""Of the field, whose sources beat with amplitude 1. A correct run is off by 0, or by denormals that a GPU flushes."""
+"""The field's tolerance; its sources beat with amplitude 1. A right run is off by 0, or by denormals that GPUs flush."""
 _STAGED_FRAMES = 100
 _RESCUES = 10  # signals, at most, for what a stream still waits for
 _SLACK = 10.0  # what a stream's own time-out is given to be noticed in, in seconds
@@ -165,16 +165,16 @@ class WaveRun:
     semaphore_handle : str or None
         Handle types by name.
     frames : int
-        As asked for.
+        The number of frames that was asked for.
     parameters : WaveParameters
     shared_bytes : int
-        Of the memory that both sides work in.
+        The size in bytes of the memory that both sides work in.
     frame_us : list of float
         Microseconds of each frame that was done.
     staged_us : list of float
         The same frames with copies through the host in place of sharing.
     max_error : float
-        Of the final field against the simulation, both slots; infinite where there is none to compare.
+        The largest error of the final field against the simulation, both slots; infinite without a field to compare.
     problem : str
         What ended the run early; empty otherwise.
     field : ndarray
@@ -224,7 +224,7 @@ class WaveRun:
         Parameters
         ----------
         output : str, optional
-            Where the picture was written.
+            The file of the picture.
         """
         return {
             "backend": self.backend,
@@ -239,7 +239,7 @@ class WaveRun:
             "shared_bytes": self.shared_bytes,
             "frame_us": {"median": _rounded(self.median_us, 1), "p99": _rounded(self.p99_us, 1)},
             "staging_ratio": _rounded(self.staging_ratio, 3),
-            # JSON has no infinity: nothing to compare is no number.
+            # JSON has no infinity: without a field to compare there is no number.
             "max_error": self.max_error if math.isfinite(self.max_error) else None,
             "correct": self.correct,
             "output": output,
@@ -273,11 +273,11 @@ def run_wave(
     ----------
     exporter : Exporter
     device : Device
-        Of the consumer.
+        The consumer's backend and device.
     parameters : WaveParameters
     frames : int
     sync : Sync, optional
-        By default `choose_sync`.
+        The default is what `choose_sync` gives.
     timeout : float
         Seconds that any one wait may take. A missing signal ends the run: `WaveRun.problem` says which.
     staging : bool
@@ -454,7 +454,7 @@ class _Run:
 
     @property
     def _patient(self) -> float:
-        """For waits on the host: a stream's own time-out, where it has one, comes first and says more."""
+        """The time-out of waits on the host: a stream's own time-out, where it has one, comes first and says more."""
         return self.timeout + _SLACK if self._wait_timeout is not None else self.timeout
 
     def _submit(self, frame: int) -> Submission:

@@ -40,7 +40,7 @@ def is_our_user(connection: socket.socket) -> bool:
 
 
 class Inbox:
-    """Where the other ranks leave handles for this one; `name` is for `post`."""
+    """The place where the other ranks leave handles for this one; `name` is for `post`."""
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(16)

@@ -40,7 +40,7 @@ _STEP: Final = 1000
 """Characters of a step's name."""
 
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
-"""Between the attempts to bind memory that a driver is not ready for yet."""
+"""The pause between attempts to bind memory, while a driver is not ready for it."""
 
 
 class Team:
@@ -65,7 +65,7 @@ class Team:
         self._transport = check_transport(transport)
         self._timeout = check_seconds(timeout)
         self._broken: GpuInteropError | None = None
-        """Without traceback and cause: those would keep alive the callers' frames, and all in them."""
+        """A copy without traceback and cause, which would keep alive the callers' frames, and all in them."""
 
     @property
     def rank(self) -> int:
@@ -174,11 +174,11 @@ class Team:
         Parameters
         ----------
         handle : Handle, optional
-            On the rank `root` only, and still the caller's afterwards.
+            Given by the rank `root` only; it stays the caller's.
         root : int
             Whose it is; the same on every rank.
         expect : type
-            Of which type; the same on every rank, so that none chooses what another takes its descriptor for.
+            The handle's type; the same on every rank, so that none chooses what another takes its descriptor for.
 
         Returns
         -------
@@ -278,7 +278,7 @@ class Team:
         device : Device
             This rank's; no two ranks have the same.
         size : int
-            In bytes, the same on every rank; a multiple of the minimum of `Device.multicast_granularity`.
+            Size in bytes, the same on every rank; a multiple of the minimum of `Device.multicast_granularity`.
         handle_type : type
             How it is shared, the same on every rank: `VmmFd` on one host, `FabricHandle` across hosts.
 

@@ -55,7 +55,7 @@ class Transport(ABC):
         ----------
         payload : bytes
         deadline : float
-            By ``time.monotonic()``; the call ends when all is there, and at the deadline at the latest.
+            A time of ``time.monotonic()``; the call ends when all is there, and at the deadline at the latest.
 
         Returns
         -------
@@ -442,7 +442,8 @@ class TorchTransport(Transport):
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
-        By default all. One of NCCL alone sends no CPU tensors: ``dist.new_group(backend="gloo")`` makes one.
+        The process group; all ranks by default. A group of NCCL alone sends no CPU tensors;
+        ``dist.new_group(backend="gloo")`` makes one that does.
 
     The tags from 0x47490000 on are the transport's. A rank that hangs leaves a thread behind on the others, which waits
     for it.

@@ -152,13 +152,13 @@ def _common(known: Mapping[int, Vote]) -> str:
 
 
 def names(ranks: Iterable[int]) -> str:
-    """For messages: ``rank 2``, ``ranks 0, 1 and 3``."""
+    """Ranks as messages name them: ``rank 2``, ``ranks 0, 1 and 3``."""
     *others, last = sorted(ranks)
     return f"ranks {', '.join(map(str, others))} and {last}" if others else f"rank {last}"
 
 
 def listed(values: Mapping[int, object]) -> str:
-    """For messages: ``4096 (ranks 0 and 1), 8192 (rank 2)``."""
+    """Values as messages name them: ``4096 (ranks 0 and 1), 8192 (rank 2)``."""
     ranks: dict[object, list[int]] = {}
     for rank, value in sorted(values.items()):
         ranks.setdefault(value, []).append(rank)

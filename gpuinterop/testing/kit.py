@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared"]
 
 KIND: Final = "kind"
-"""In `requires`: the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
+"""Stands in `requires` for the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
 
 HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
 """What an exporter's semaphore of a kind is exported as."""
@@ -105,7 +105,7 @@ class ExporterSpec:
     process: bool = False
     problem: str = ""
     identity: DeviceIdentity | None = None
-    """Of the simulated device on top of it, which its handles are said to come from."""
+    """The simulated device on top of it, which its handles are said to come from."""
 
     def __str__(self) -> str:
         text = f"{self.name}:{self.driver}" if self.driver else self.name
@@ -386,7 +386,7 @@ class Kit:
                 tally.outcomes["declared"] += 1
             elif self.is_required(name) and (_is_kits_own(item) or Path(where).is_relative_to(_HOME)):
                 report.outcome = "failed"
-                report.longrepr = f"the backend {name!r} is required, and this is no declared gap: {reason}"
+                report.longrepr = f"the backend {name!r} is required, and this gap is not declared: {reason}"
             else:
                 tally.outcomes["skipped"] += 1
         if report.failed:

@@ -1,4 +1,4 @@
-"""Releases that fail: they are raised to nobody, only told as a warning."""
+"""Releases that fail: no call raises their error; a warning tells it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The whole life of multicast objects, step by step: what ``gpuinterop selftest multicast`` runs in a child process.
 
 ``python -m gpuinterop.testing.multicast PARENT DESCRIPTOR BACKEND ORDINAL ORDINAL...`` ends with the process PARENT. To
-the descriptor, which nobody else has, it writes a JSON object a line: ``{"step": name}`` when a step begins, ``{"step":
+the descriptor, its own alone, it writes a JSON object a line: ``{"step": name}`` when a step begins, ``{"step":
 name, "detail": text}`` when it was right, and ``{"step": name, "error": text}`` when it was not, after which nothing
 more is done: what the process has is the driver's to clean up. It has no time-outs: PARENT has one for each step.
 
@@ -127,7 +127,7 @@ class Life:
         first = self.devices[0]
         found = first.multicast_granularity(self.devices, 1, VmmFd)
         if found.minimum <= 0 or found.recommended % found.minimum:
-            raise Wrong(f"{found} is none: the recommended one must be a multiple of the minimum.")
+            raise Wrong(f"expected a recommended granularity that is a multiple of the minimum, got {found}.")
         self._size = found.minimum
         for one in self.devices:  # memory is allocated in steps of its own
             step = one.allocation_granularity(VmmFd).minimum
@@ -268,7 +268,7 @@ class Life:
         return self._size // 4
 
     def _next(self) -> int:
-        """A word that nobody has stored yet."""
+        """A word that is not stored yet."""
         self._value += 0x010203
         return self._value
 

@@ -95,7 +95,7 @@ def format_document(runs: Mapping[str, Iterable[VerifiedRun]]) -> str:
     Parameters
     ----------
     runs : Mapping
-        By who has run: a backend's name, or what else the heading is to say.
+        The heading, by what has run: a backend's name, or another text.
     """
     lines = []
     for owner, entries in sorted(runs.items()):

@@ -1,4 +1,4 @@
-"""Where ``GPUINTEROP_REQUIRE_VULKAN`` is set to anything, a missing Vulkan driver is a failure and no skip."""
+"""A missing Vulkan driver fails a test, and does not skip it, where ``GPUINTEROP_REQUIRE_VULKAN`` is set."""
 
 from __future__ import annotations
 

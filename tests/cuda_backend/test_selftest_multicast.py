@@ -573,7 +573,7 @@ def test_of_two_drivers_both_must_be_simulated(simulator: Simulator, unmarked: P
         (("--devices", "1"), {}, "multicast needs two devices that can, or more; there is cuda:1"),
         (("--devices", "1,1"), {}, "multicast needs two devices that can, or more; there is cuda:1"),
         (("--devices", "0,7"), {}, "no device 7"),
-        (("--devices", "0,x"), {}, "'0,x' is no list of ordinals"),
+        (("--devices", "0,x"), {}, "list of ordinals such as 0,1, got '0,x'"),
         (("--timeout", "0"), {}, "--timeout"),
         ((), {"GPUINTEROP_DISABLE": "*multicast*"}, "turned off by GPUINTEROP_DISABLE"),
         ((), {"GPUINTEROP_DISABLE": "import_multicast:vmm_fd"}, "turned off by GPUINTEROP_DISABLE"),

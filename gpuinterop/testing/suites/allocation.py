@@ -73,7 +73,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT)
     def test_bytes_by_other_means(self, device: Device, scope: ExitStack) -> None:
-        """Where the descriptor is a memory object of the system's, its bytes are the allocation's."""
+        """The descriptor's bytes are the allocation's, where it is a memory object of the system."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         with allocation.export() as handle:
             assert isinstance(handle, VmmFd)

@@ -177,7 +177,7 @@ class ArraySuite(Suite):
         assert not differ(theirs.read(2), after)
 
     def test_pageable_copies_behind_a_wait(self, bench: Bench) -> None:
-        """Where a copy of pageable memory would block the caller it is refused; elsewhere it waits for its turn."""
+        """A copy of pageable memory is refused where it would block the caller; elsewhere it waits for its turn."""
         theirs, ours = _image(bench, PLAIN)
         gate, stream = Gate(bench), bench.stream()
         data = pattern(PLAIN.level_bytes(0), 10)
@@ -198,7 +198,7 @@ class ArraySuite(Suite):
 
     @requires(BUFFERS)
     def test_wrong_sizes(self, bench: Bench) -> None:
-        """Host memory of another size, a buffer that ends too early, and what is no memory are refused."""
+        """Host memory of another size, a buffer that ends too early, and an object without memory are refused."""
         theirs, ours = _image(bench, PLAIN)
         _, buffer = _buffer(bench, PLAIN)
         stream = bench.stream()

@@ -60,7 +60,7 @@ class BadArgumentSuite(Suite):
     """What needs no shared object: bare numbers, wrong types, unknown names."""
 
     def test_bare_int(self, device: Device) -> None:
-        """A bare int is no handle; the message shows how it is wrapped. The descriptor is untouched."""
+        """A bare int is refused; the message shows how it is wrapped. The descriptor is untouched."""
         fd, other = os.pipe()
         before = os.fstat(fd)
         calls: list[Any] = [
@@ -165,7 +165,7 @@ class BadMemorySuite(Suite):
                 assert theirs.read(0, 1) == b"\x03"
 
     def test_size_beyond_the_object_without_origin(self, bench: Bench) -> None:
-        """Where the system knows an object's size, a handle without an origin is checked as well."""
+        """A handle without an origin is checked as well, where the system knows the object's size."""
         theirs = bench.export(SIZE)
         with theirs.export() as handle:
             assert isinstance(handle, OpaqueFd)
@@ -431,7 +431,7 @@ class BadSemaphoreSuite(Suite):
 
 
 def _open(what: str, stack: ExitStack) -> int:
-    """A descriptor that is no memory and no semaphore."""
+    """A descriptor of neither memory nor a semaphore."""
     if what == "pipe":
         fd, other = os.pipe()
         stack.callback(os.close, other)

@@ -34,7 +34,7 @@ def _limit(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0
-    if not 0 < seconds <= _A_DAY:  # also of what is no number
+    if not 0 < seconds <= _A_DAY:  # false for NaN, too
         raise InvalidArgumentError(
             _LIMIT_VARIABLE, f"expected seconds, more than 0 and at most {_A_DAY}, got {text!r}; unset it for 20."
         )
@@ -203,7 +203,7 @@ def pattern(size: int, seed: int = 0) -> bytes:
 
 
 def differ(found: bytes | Sequence[bytes], expected: bytes | Sequence[bytes]) -> str:
-    """Where the two differ, in a line; empty where they do not.
+    """Tell in a line where the two differ; the empty string where they do not.
 
     For what is long: pytest's own comparison, which is not cut short where CI is set, takes minutes.
     """
@@ -281,7 +281,7 @@ def same_file(fd: int, other: os.stat_result) -> bool:
 
 
 class NotToBeCalled:
-    """In a backend's place: the driver must not be reached.
+    """Takes a backend's place: the driver must not be reached.
 
     Calls named in `nothing` do nothing: they make objects that have no native half ready.
     """

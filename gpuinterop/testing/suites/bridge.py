@@ -88,7 +88,7 @@ class Bridged(Suite):
 
 
 class BridgedSemaphoreSuite(Bridged, SemaphoreSuite):
-    """As the semaphores that a driver imports."""
+    """Bridged semaphores do what semaphores that a driver imports do."""
 
     @KINDS
     @requires(WORDS)
@@ -106,7 +106,7 @@ class BridgedOrderingSuite(Bridged, OrderingSuite):
 
 
 class BridgedSabotageSuite(Bridged, SabotageSuite):
-    """With a wait or a signal taken out, stale data shows every time."""
+    """Stale data shows every time, when a wait or a signal is taken out."""
 
 
 class Scripted(Endpoint):
@@ -172,7 +172,7 @@ class BridgeSuite(Suite):
     def test_table(self, device: Device) -> None:
         """The bridge's own table gives a reason and a reference for every type, and a way out for every gap."""
         table = Bridge.capabilities(device)
-        assert not table[OpaqueFd], "nobody can tell what is behind an opaque descriptor"
+        assert not table[OpaqueFd], "an opaque descriptor does not tell what is behind it"
         for found in table.values():
             assert found.reason
             assert found.reference
@@ -305,7 +305,7 @@ class BridgeSuite(Suite):
     # -- what goes wrong -------------------------------------------------------------------------------------------
 
     def test_failure_reaches_the_owner(self, bridged: BridgedBench) -> None:
-        """The foreign side fails: the stream that waits is let go and fails; what it signals then is told to nobody.
+        """The foreign side fails: the stream that waits is let go and fails; its later signals are not forwarded.
 
         What it signalled before arrives, and other streams go on.
         """

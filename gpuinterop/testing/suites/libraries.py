@@ -155,7 +155,7 @@ class Tensor:
     """Code, bits, lanes."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In elements."""
+    """The number of elements."""
     byte_offset: int
 
 

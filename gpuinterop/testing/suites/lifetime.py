@@ -164,7 +164,7 @@ class LifetimeSuite(Suite):
             memory.close(timeout=LIMIT)
 
     def test_released_means_unmapped(self, bench: Bench) -> None:
-        """After the release nothing of the memory is mapped any more."""
+        """Nothing of the memory is mapped any more, once it is released."""
         theirs = bench.export(1 << 16)
         first = bench.device.import_memory(theirs.export(), size=theirs.size)
         with first.map_buffer() as buffer:

@@ -116,7 +116,7 @@ class OrderingSuite(Suite):
 
 @requires(IMPORT, WAIT, SIGNAL, *MEMORY)
 class SabotageSuite(Suite):
-    """With a wait or a signal taken out, stale data shows every time: the tests above can fail."""
+    """Stale data shows every time, when a wait or a signal is taken out: the tests above can fail."""
 
     @KINDS
     def test_device_without_its_wait(self, bench: Bench, kind: type) -> None:

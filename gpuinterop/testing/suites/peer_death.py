@@ -62,7 +62,7 @@ class PeerDeathSuite(Suite):
     def test_wait_for_the_dead(self, doomed: Bench, kind: type) -> None:
         """A stream that waits for a dead process: `synchronize` ends in time and names the semaphore and the value.
 
-        The stream is not lost: whoever has the semaphore can signal it.
+        The stream is not lost: every process that has the semaphore can signal it.
         """
         _, ours = doomed.semaphore(kind)
         stream, other = doomed.stream(), doomed.stream()
@@ -120,7 +120,7 @@ class PeerDeathSuite(Suite):
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd))
     def test_a_new_one_works(self, doomed: Bench, exporter_spec: ExporterSpec) -> None:
-        """After a death another exporter is opened, and everything works with it."""
+        """Another exporter is opened after a death, and everything works with it."""
         _kill(doomed)
         assert isinstance(doomed.exporter, ProcessExporter)
         assert not os.path.exists(f"/proc/{doomed.exporter.pid}")

@@ -82,7 +82,7 @@ class SemaphoreSuite(Suite):
         stream = bench.stream()
         for value in range(1, 6):
             work = bench.exporter.submit(wait=[(theirs, value)])
-            assert not work.done(GRACE), "the exporter saw a signal that nobody gave"
+            assert not work.done(GRACE), "the exporter saw a signal before one was given"
             ours.signal(stream, *args(kind, value))
             assert work.done(LIMIT), "the signal did not arrive"
             stream.synchronize(LIMIT)
@@ -225,7 +225,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT)
     def test_other_streams_go_on(self, bench: Bench, kind: type) -> None:
-        """A wait holds its own stream, and those that wait for that stream; nobody else."""
+        """A wait holds its own stream, and those that wait for that stream; no others."""
         theirs, ours = bench.semaphore(kind)
         first, behind, free = bench.stream(), bench.stream(), bench.stream()
         ours.wait(first, *args(kind, 1))
@@ -272,7 +272,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT, (Operation.WAIT_TIMEOUT, KIND))
     def test_wait_with_timeout(self, bench: Bench, kind: type) -> None:
-        """Where waits take a time-out: in time it passes; too late the stream fails, and says for what it waited."""
+        """A wait with a time-out passes in time; too late, its stream fails, and names what it waited for."""
         theirs, ours = bench.semaphore(kind)
         stream = bench.stream()
         ours.wait(stream, *args(kind, 1), timeout=LIMIT)
@@ -573,7 +573,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_close_leaves_a_wait_pending(self, device: Device, stream: Any, scope: Any, kind: type) -> None:
-        """`close` returns while a stream waits; whoever has the semaphore still ends the wait."""
+        """`close` returns while a stream waits; a signal of the other party still ends the wait."""
         made: Any = device.create_semaphore(HANDLE_TYPES[kind])
         other: Any = scope.enter_context(device.import_semaphore(made.export()))
         made.wait(stream, *args(kind, 3))
@@ -646,7 +646,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_peer_dies_while_it_waits(self, device: Device, stream: Any, scope: Any, kind: type, made: Any) -> None:
-        """A peer killed while its stream, or its thread, waits holds nobody up; the semaphore is as good as before."""
+        """A peer killed while its stream or thread waits holds up no other; the semaphore is as good as before."""
         for turn in range(2):
             peer = scope.enter_context(BackendPeer(device))
             peer.import_semaphore(made.export())

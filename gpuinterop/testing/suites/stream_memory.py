@@ -108,7 +108,7 @@ class StreamWordsSuite(Suite):
         return page
 
     def test_waits_for_at_least(self, page: Page, streams: list[Stream]) -> None:
-        """A wait ends when the CPU stores its value or more, and not before; what is there already holds nobody."""
+        """A wait ends when the CPU stores its value or more, and not before; a value that is there already holds none."""
         stream = streams[0]
         large = 1 << 40
         for step, (less, value, stored) in enumerate(((1, 2, 2), (9, 10, large), (large + 1, large + 2, MAX))):
@@ -162,7 +162,7 @@ class StreamWordsSuite(Suite):
         assert page.words[1] == 199
 
     def test_streams_do_not_hold_each_other(self, page: Page, streams: list[Stream]) -> None:
-        """A wait holds its own stream, and whoever waits for that; another stream's store ends it."""
+        """A wait holds its own stream, and those that wait for that stream; another stream's store ends it."""
         first, second = streams
         page.wait(first, 0, 1)
         event = first.record()

@@ -16,7 +16,7 @@ from .libraries import libraries
 
 
 def in_this_process(spec: object) -> bool:
-    """For suites that another process would not exercise differently."""
+    """The parties of suites that another process would not exercise differently."""
     return not getattr(spec, "process", False)
 
 
@@ -48,7 +48,7 @@ class StreamSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_wrap_refuses_what_is_no_stream(self, device: Device) -> None:
-        """Nothing is guessed: what is no stream is a TypeError, a negative pointer an error of its value."""
+        """Nothing is guessed: another object than a stream is a TypeError, a negative pointer an error of its value."""
         for thing in (None, True, "0", 1.0, object()):
             raises(ArgumentTypeError, lambda thing=thing: device.wrap_stream(thing), argument="stream")
         raises(InvalidArgumentError, lambda: device.wrap_stream(-1), argument="stream")
@@ -90,7 +90,7 @@ class StreamWorkSuite(Suite):
     exporter_filter: ClassVar = staticmethod(in_this_process)
 
     def test_work_is_done_in_order(self, bench: Bench) -> None:
-        """On one stream the last fill wins."""
+        """The last fill on a stream wins."""
         theirs, ours = bench.buffer(1 << 20)
         stream = bench.stream()
         for byte in range(1, 50):
@@ -217,7 +217,7 @@ class StreamWorkSuite(Suite):
         del capsule
 
     def test_streams_of_another_kind_are_refused(self, bench: Bench) -> None:
-        """A bare pointer is no stream: it has to be wrapped."""
+        """A bare pointer is refused: it has to be wrapped."""
         _, ours = bench.buffer()
         stream = bench.stream()
         wrong: list[object] = [stream.ptr, None.__class__, "stream"]
