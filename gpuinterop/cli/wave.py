@@ -33,7 +33,7 @@ from .simulation import Field, Sources, simulate
 __all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 
 TOLERANCE = 1e-4
-"""The field's tolerance; its sources beat with amplitude 1. A right run is off by 0, or by denormals that GPUs flush."""
+"""The field's tolerance; its sources beat with amplitude 1. A right run is off by 0, or by flushed denormals."""
 _STAGED_FRAMES = 100
 _RESCUES = 10  # signals, at most, for what a stream still waits for
 _SLACK = 10.0  # what a stream's own time-out is given to be noticed in, in seconds

@@ -108,7 +108,7 @@ class StreamWordsSuite(Suite):
         return page
 
     def test_waits_for_at_least(self, page: Page, streams: list[Stream]) -> None:
-        """A wait ends when the CPU stores its value or more, and not before; a value that is there already holds none."""
+        """A wait ends when the CPU stores its value or more, not before; a value that is there already holds none."""
         stream = streams[0]
         large = 1 << 40
         for step, (less, value, stored) in enumerate(((1, 2, 2), (9, 10, large), (large + 1, large + 2, MAX))):
