@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, T
 
 from . import system
 from ._arguments import check_int
-from .errors import ArgumentTypeError, HandleError, InvalidArgumentError, LeakedResourceWarning
+from .errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, LeakedResourceWarning
 
 __all__ = [
     "AllocationHandle",
@@ -292,6 +292,26 @@ class FdHandle(Handle):
         return cls._adopt_made([fd], origin=origin)
 
     @classmethod
+    def adopt_duplicate(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
+        """Wrap and **own** a close-on-exec duplicate of an fd, which stays the caller's. For backends and exporters.
+
+        Raises
+        ------
+        DriverError
+            The system refuses (``dup``).
+        """
+        made: list[int] = []
+        try:
+            made.extend(map(os.dup, (fd,)))  # stored by C: no interrupt takes it away
+            return cls._adopt_made(made, origin=origin)
+        except OSError as error:
+            raise system.driver_error("dup", error.errno or 0) from error
+        except BaseException:
+            while made:
+                os.close(made.pop())
+            raise
+
+    @classmethod
     def _adopt_made(cls, made: list[int], *, origin: HandleOrigin | None) -> Self:
         """Adopt the fd in a list. Whoever takes it out closes it: the handle, or the `except` of the caller."""
         handle = cls(made[0], origin=origin)
@@ -413,20 +433,12 @@ class FdHandle(Handle):
         HandleError
             The handle is closed, or its fd cannot be duplicated: somebody else has closed it, or there are too many.
         """
-        made: list[int] = []
         try:
-            self._use(lambda fd: made.extend(map(os.dup, (fd,))))  # stored by C: no interrupt takes it away
-            twin = self._adopt_made(made, origin=self.origin)
-            twin._trusted = self._trusted
-            return twin
-        except OSError as error:
-            raise HandleError(
-                f"fd: {self._fd} cannot be duplicated ({error.strerror}); was it closed elsewhere?"
-            ) from error
-        except BaseException:  # an interrupt
-            while made:
-                os.close(made.pop())
-            raise
+            twin = self._use(lambda fd: self.adopt_duplicate(fd, origin=self.origin))
+        except DriverError as error:
+            raise HandleError(f"fd: {self._fd} cannot be duplicated ({error}); was it closed elsewhere?") from error
+        twin._trusted = self._trusted
+        return twin
 
     def __del__(self) -> None:
         if not self._owned or not self._number:

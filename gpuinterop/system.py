@@ -241,20 +241,6 @@ def _close_aside(fd: int) -> _thread.LockType:
     return done
 
 
-def duplicate(fd: int) -> int:
-    """A close-on-exec duplicate."""
-    made: list[int] = []
-    try:
-        made.extend(map(os.dup, (fd,)))
-        return made[0]
-    except OSError as error:
-        raise driver_error("dup", error.errno or 0) from error
-    except BaseException:
-        for one in made:
-            os.close(one)
-        raise
-
-
 def map_shared(fd: int, size: int) -> int:
     """Map the first `size` bytes, readable and writable; returns the address."""
     # Not Python's mmap: that one keeps a duplicate of the fd, and its address only through an exported buffer.

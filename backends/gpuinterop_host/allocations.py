@@ -14,7 +14,7 @@ from gpuinterop.errors import HandleError
 from gpuinterop.handles import AllocationHandle, Granularity, VmmFd
 
 from .formats import lavapipe
-from .memory import NO_MEMORY, Mapping, Owned, check_size, descriptor, examine, export
+from .memory import NO_MEMORY, Mapping, Owned, check_size, descriptor, examine
 from .streams import Device
 
 ALLOCATION_NAME: Final = "gpuinterop.allocation"
@@ -71,7 +71,7 @@ class Allocations(AllocationBackend):
 
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
         """Duplicate the descriptor."""
-        return export(VmmFd, allocation.fd)
+        return VmmFd.adopt_duplicate(allocation.fd)
 
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> Allocation:
         """Take over the descriptor; after an exception it is left alone."""

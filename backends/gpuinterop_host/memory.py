@@ -23,7 +23,7 @@ import os
 import sys
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpuinterop import system, timeline
 from gpuinterop.backend import Address, Backend
@@ -36,7 +36,6 @@ from .streams import Device
 if sys.platform != "win32":
     import fcntl
 
-_FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 
 MEMORY_DRIVERS: Final = (swiftshader.MEMORY_NAME,)
 SEMAPHORE_DRIVERS: Final = (swiftshader.SEMAPHORE_NAME,)
@@ -207,15 +206,3 @@ def descriptor(handle: object, kind: type[FdHandle]) -> int:
 def is_trusted(handle: object) -> bool:
     """Whether the caller vouches for all who hold the object."""
     return isinstance(handle, FdHandle) and handle.trusted
-
-
-def export(kind: type[_FdHandle], fd: int) -> _FdHandle:
-    """A handle that owns a duplicate."""
-    made: list[int] = []
-    try:
-        made.append(system.duplicate(fd))
-        return kind.adopt(made[0])
-    except BaseException:
-        for one in made:
-            os.close(one)
-        raise

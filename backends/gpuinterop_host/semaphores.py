@@ -99,7 +99,7 @@ class Semaphore(memory.Owned, ABC):
         made: list[_FdHandle] = []
         try:
             # In use: a number that another thread closes may be anybody's a moment later.
-            self._use(lambda: made.append(memory.export(kind, self.fd)))
+            self._use(lambda: made.append(kind.adopt_duplicate(self.fd)))
             return made[0]
         except BaseException:
             for handle in made:

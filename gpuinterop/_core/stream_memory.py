@@ -316,7 +316,7 @@ class OwnTimelines(WordCalls):
 
     def export(self, handle: _Own) -> TimelineFd:
         handle.exported = True
-        return TimelineFd.adopt(system.duplicate(handle.fd))
+        return TimelineFd.adopt_duplicate(handle.fd)
 
     def host_signal(self, handle: _Own, value: int) -> None:
         handle.page.signal(value)
