@@ -391,14 +391,14 @@ class Rules:
         """The names of all facts that the backend is asked for."""
 
     def table(self, facts: Mapping[str, object], has: Callable[[str], bool] = bool) -> list[Capability]:
-        """Every cell of `DOMAIN`, by the facts of a device; `has` tells which functions its driver has."""
-        return [self.of(cell, facts, has) for cell in DOMAIN]
+        """Every cell that a rule fits, by the facts of a device; `has` tells which functions its driver has."""
+        return [found for cell in DOMAIN if (found := self.of(cell, facts, has)) is not None]
 
-    def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = bool) -> Capability:
-        """One cell."""
+    def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = bool) -> Capability | None:
+        """One cell; None where no rule fits it."""
         symbols = dict.fromkeys(name for glob, names in self._symbols.items() if _matches(cell, glob) for name in names)
         known = {**self._texts, **facts, "missing": ", ".join(symbol for symbol in symbols if not has(symbol))}
-        return next(rule for rule in self.rules if rule.fits(cell, known)).says(cell, known)
+        return next((rule.says(cell, known) for rule in self.rules if rule.fits(cell, known)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from typing import Final
 
@@ -46,5 +47,5 @@ def has_fabric_type(driver: Driver) -> bool:
 def nameless(kind: type[Win32Handle]) -> Capability:
     """The gap of a semaphore with a name, also for `OpaqueWin32`, whose cell speaks of memory."""
     found = RULES.of(Cell(Operation.IMPORT_BY_NAME, D3D12Fence), {"windows": True})
-    assert found.scope is not None
-    return Cell(Operation.IMPORT_BY_NAME, kind).gap(found.scope, found.reason, found.reference, found.workaround)
+    assert found is not None
+    return replace(found, handle_type=kind)

@@ -209,6 +209,7 @@ def test_the_first_rule_that_fits_says_what_a_cell_comes_to(tmp_path: Path) -> N
 
     def of(operation: Operation, kind: type[Any], lacks: str = "", **facts: object) -> tuple[bool, Scope | None, str]:
         found = rules.of(Cell(operation, kind), {"date": "2026", **facts}, lambda symbol: symbol != lacks)
+        assert found is not None
         return bool(found), found.scope, found.reason
 
     assert of(Operation.MAP_BUFFER, gi.DmaBufFd, open=True) == (True, Scope.PLATFORM, "open.")
@@ -219,6 +220,11 @@ def test_the_first_rule_that_fits_says_what_a_cell_comes_to(tmp_path: Path) -> N
     assert of(Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd, "map", open=True) == (True, Scope.PLATFORM, "open.")
     with pytest.raises(KeyError, match="open"):
         of(Operation.MAP_BUFFER, gi.DmaBufFd)
+    file.write_text(RULES.rpartition("[[rule]]")[0])
+    assert [str(found.cell) for found in Rules(file).table({"open": True})] == []
+    assert {str(found.cell) for found in Rules(file).table({"open": False, "date": ""})} == {
+        str(cell) for cell in DOMAIN if cell.handle_type is not gi.OpaqueFd
+    }
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip", "host"])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 
 from gpuinterop.backend import DeviceInfo
-from gpuinterop.capabilities import Capability, Operation, Scope, Support
+from gpuinterop.capabilities import Capability, Rules
 from gpuinterop.errors import BackendUnavailableError
-from gpuinterop.handles import OpaqueFd, TimelineFd
 
 from .memory import Memory
-from .semaphores import Semaphores
+from .semaphores import FUTEX, Semaphores
 from .streams import Streams
+
+RULES = Rules(files(__package__) / "capabilities.toml")
 
 
 class MyBackend(Streams, Memory, Semaphores):
@@ -40,22 +43,8 @@ class MyBackend(Streams, Memory, Semaphores):
         return [DeviceInfo(ordinal=0, name="Mine", is_cpu=True, dlpack=(1, 0), array_interface="__array_interface__")]
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
-        """Say UNVERIFIED for what the vendor promises; what is not named is a gap."""
-        for operation, kind in (
-            (Operation.IMPORT_MEMORY, OpaqueFd),
-            (Operation.MAP_BUFFER, OpaqueFd),
-            (Operation.IMPORT_SEMAPHORE, TimelineFd),
-            (Operation.SIGNAL_SEMAPHORE, TimelineFd),
-            (Operation.WAIT_SEMAPHORE, TimelineFd),
-        ):
-            yield Capability(
-                operation=operation,
-                handle_type=kind,
-                support=Support.UNVERIFIED,
-                scope=Scope.PLATFORM,
-                reason="memfds and threads are there on every Linux; no run has shown it on this machine.",
-                reference="docs/backends.md",
-            )
+        """Ask the driver for the facts, by which ``capabilities.toml`` says what each cell comes to."""
+        return RULES.table({"futex": platform.machine() in FUTEX})
 
     def open_device(self, ordinal: int) -> int:
         """Retain the device's context, which the other rooms then get as `device`."""

@@ -19,7 +19,7 @@ from gpuinterop.handles import AnySemaphoreHandle, FdHandle
 from .memory import libc, map_shared, sealed_size
 from .streams import Stream
 
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+FUTEX = {"x86_64": 202, "aarch64": 98}
 
 
 class Timeline:
@@ -46,7 +46,7 @@ class Timeline:
                 self._sequence.value += 1
             finally:
                 fcntl.flock(own, fcntl.LOCK_UN)
-        libc.syscall(_FUTEX, ctypes.c_void_p(self.address + 12), 1, 0x7FFFFFFF, None, None, 0)
+        libc.syscall(FUTEX[platform.machine()], ctypes.c_void_p(self.address + 12), 1, 0x7FFFFFFF, None, None, 0)
 
     def reached(self, value: int) -> bool:
         return bool(self.value.value >= value)
