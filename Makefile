@@ -39,7 +39,7 @@ SPACE := $(subst ,, )
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 # Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
-SHADERS := $(wildcard gpuinterop/exporters/shaders/*.comp)
+SHADERS := $(wildcard gpuinterop/cli/demo/*.comp)
 
 .PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-hip-amd test-hip-amd-asan \
     test-forwarding explore test-lowest-cuda test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
@@ -62,7 +62,7 @@ help:
 	@echo "make lint         ruff, and import-linter's contracts"
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
-	@echo "make shaders      compile the exporters' shaders"
+	@echo "make shaders      compile the demo's shader"
 	@echo "make wheel-check  build the wheel, and test it outside the checkout"
 	@echo "make clean        remove what these made"
 

@@ -9,8 +9,9 @@ from typing import Final
 
 from .. import __version__
 from ..errors import GpuInteropError
-from . import demo, info, multicast, selftest
+from . import info, multicast, selftest
 from .console import complain
+from .demo import command as demo
 
 __all__ = ["run"]
 

@@ -34,9 +34,8 @@ __all__ = [
     "ExporterSemaphore",
     "Fill",
     "ImageParameters",
+    "Kernel",
     "Submission",
-    "Wave",
-    "WaveParameters",
 ]
 
 _IMAGES = (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd)
@@ -244,94 +243,42 @@ class Fill:
     word: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Work for a submission: a program of the caller's that changes `memory`, in the form that the party can run.
+
+    Attributes
+    ----------
+    memory : ExporterMemory
+    function : str
+        ``module:name``, for a party on the CPU. It is called with a memoryview of the bytes and with `arguments`, and
+        keeps nothing of the view.
+    shader : str
+        ``package:file``, for Vulkan: SPIR-V, whose ``main`` finds the memory as the storage buffer at binding 0 of set
+        0, and `arguments` as push constants.
+    groups : tuple of int
+        Work groups of the shader in each of three dimensions.
+    arguments : tuple of int or float
+        Numbers of 32 bits, unsigned or floating; 32 at most.
+    """
+
+    memory: Any
+    function: str
+    shader: str
+    groups: Sequence[int] = (1, 1, 1)
+    arguments: Sequence[int | float] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.arguments) > 32:  # what every Vulkan driver has room for
+            raise InvalidArgumentError("arguments", f"expected 32 or fewer, got {len(self.arguments)}.")
+
+
 class Submission(_Closing):
     """Asynchronous work of the exporter."""
 
     @abstractmethod
     def done(self, timeout: float = 0.0) -> bool:
         """Whether the work has finished; waits up to `timeout` seconds. After True nothing is left to close."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaveParameters:
-    """The demo's wave: two slots of ``height x width`` float32, the field of frame k in slot ``k % 2``.
-
-    A step computes slot ``(k + 1) % 2`` in place over frame k - 1:
-    ``next = damping * (2 * u - previous + courant2 * (north + south + west + east - 4 * u))``
-    with the border held at zero.
-    """
-
-    width: int = 512
-    height: int = 512
-    courant2: float = 0.25
-    damping: float = 0.999
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.width * self.height * 4
-
-    @property
-    def size(self) -> int:
-        return 2 * self.slot_bytes
-
-    def slot_offset(self, slot: int) -> int:
-        """Where a slot starts, in bytes."""
-        if slot not in (0, 1):
-            raise InvalidArgumentError("slot", f"must be 0 or 1, not {slot!r}.")
-        return slot * self.slot_bytes
-
-
-class Wave(_Closing):
-    """The exporter's half of the demo. Handles are made once, with `export_*`; then one `submit` a frame.
-
-    Frame k (from 0): wait for the consumer's signal of frame k - 1 (none for k = 0), step slot ``k % 2`` into slot
-    ``(k + 1) % 2``, signal. Binary: one semaphore each way. Timeline: one semaphore; the exporter signals
-    ``2 k + 1``, the consumer ``2 k + 2``.
-
-    Attributes
-    ----------
-    parameters : WaveParameters
-    kind : type or None
-        ``Binary`` or ``Timeline``; None: no semaphores (a driver that shares none), the host orders the frames.
-    memory_size : int
-        Of the whole allocation, in bytes.
-    dedicated : bool
-    """
-
-    parameters: WaveParameters
-    kind: type | None
-    memory_size: int
-    dedicated: bool
-
-    @abstractmethod
-    def export_memory(self) -> MemoryHandle: ...
-
-    @abstractmethod
-    def export_semaphores(self) -> tuple[AnySemaphoreHandle, AnySemaphoreHandle | None]:
-        """(signalled by the exporter, signalled by the consumer); the second is None for a timeline.
-
-        Raises `InvalidArgumentError` on a wave without semaphores, whose `submit` takes ``wait=False, signal=False``.
-        """
-
-    def endpoint(self) -> Endpoint:
-        """A timeline wave's semaphore for a bridge; see `ExporterSemaphore.endpoint`."""
-        raise InvalidArgumentError("kind", "the semaphores of this wave cannot be reached from this process's CPU.")
-
-    @abstractmethod
-    def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
-        """Enqueue a frame and return at once. `wait` and `signal` are taken out only to prove that they matter."""
-
-    @abstractmethod
-    def read(self, slot: int) -> bytes:
-        """A slot's bytes, copied out by the exporter's own means: what a program without sharing does each frame."""
-
-    @abstractmethod
-    def write(self, slot: int, data: bytes) -> None:
-        """Replace a slot's bytes by the exporter's own means; returns when they are there."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Release whatever waits for a signal that will never come, so that `close` cannot hang."""
 
 
 class Exporter(_Closing):
@@ -403,19 +350,7 @@ class Exporter(_Closing):
         *,
         wait: Sequence[tuple[ExporterSemaphore, int]] = (),
         fill: Sequence[Fill] = (),
+        run: Sequence[Kernel] = (),
         signal: Sequence[tuple[ExporterSemaphore, int]] = (),
     ) -> Submission:
-        """Enqueue: after `wait`, do `fill`, then `signal`. Returns at once."""
-
-    @abstractmethod
-    def create_wave(self, parameters: WaveParameters, kind: type | None, *, exportable: bool = True) -> Wave:
-        """Make the demo's half.
-
-        Parameters
-        ----------
-        parameters : WaveParameters
-        kind : type or None
-            As `Wave.kind`.
-        exportable : bool
-            False: its timeline is reached by `Wave.endpoint` alone, so it need not be exportable.
-        """
+        """Enqueue: after `wait`, do `fill`, then `run`, then `signal`. Returns at once."""

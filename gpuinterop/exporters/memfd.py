@@ -20,11 +20,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from .._arguments import check_nbytes
 from .._core.ownership import lend
-from ..bridge import Endpoint
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -49,12 +49,12 @@ from ..handles import (
     TimelineFd,
     VmmFd,
 )
-from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Submission, Wave, WaveParameters
+from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Kernel, Submission
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["MemfdExporter", "MemfdMemory", "MemfdSemaphore", "MemfdWave"]
+__all__ = ["MemfdExporter", "MemfdMemory", "MemfdSemaphore"]
 
 _PATIENCE = 5.0
 """Seconds that a close waits for work before it gives up the signals that the work waits for."""
@@ -465,114 +465,6 @@ class MemfdSemaphore(ExporterSemaphore):
         self._exporter._forget(self)
 
 
-class MemfdWave(Wave):
-    """The wave, stepped by NumPy in the shared memory itself."""
-
-    def __init__(self, exporter: MemfdExporter, parameters: WaveParameters, kind: type | None) -> None:
-        import numpy as np
-
-        if parameters.width < 3 or parameters.height < 3:
-            raise InvalidArgumentError(
-                "parameters", f"a wave needs 3 x 3 cells, not {parameters.width} x {parameters.height}."
-            )
-        self._exporter = exporter
-        self.parameters = parameters
-        self.kind = kind
-        self._aborted = threading.Event()
-        self._closed = False
-        self._forth = None if kind is None else exporter.create_semaphore(kind)
-        self._back = exporter.create_semaphore(kind) if kind is Binary else self._forth
-        self._memory = exporter.create_memory(parameters.size)
-        self.memory_size = self._memory.size
-        self.dedicated = self._memory.dedicated
-        inner = (parameters.height - 2, parameters.width - 2)
-        self._scratch = np.empty(inner, np.float32), np.empty(inner, np.float32)
-        exporter._children.append(self)
-
-    def export_memory(self) -> MemoryHandle:
-        return self._memory.export()
-
-    def export_semaphores(self) -> tuple[AnySemaphoreHandle, AnySemaphoreHandle | None]:
-        if self._forth is None or self._back is None:
-            raise InvalidArgumentError("kind", "this wave has no semaphores: it was made with kind=None.")
-        return self._forth.export(), None if self.kind is Timeline else self._back.export()
-
-    def endpoint(self) -> Endpoint:
-        if self._forth is None or self.kind is not Timeline:
-            raise InvalidArgumentError("kind", "this wave was made without a timeline.")
-        return self._forth.endpoint()
-
-    def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
-        if self._closed or self._aborted.is_set():
-            raise ResourceClosedError("the wave was closed." if self._closed else "the wave was aborted.")
-        if isinstance(frame, bool) or not isinstance(frame, int):
-            raise ArgumentTypeError("frame", f"must be an int, not {type(frame).__name__}.")
-        if frame < 0:
-            raise InvalidArgumentError("frame", f"frames count from 0; {frame} is none.")
-        if self.kind is None and (wait or signal):
-            raise InvalidArgumentError("wait", "this wave has no semaphores; pass wait=False, signal=False.")
-        timeline = self.kind is Timeline
-        before = self._back if wait and frame > 0 else None
-        after = self._forth if signal else None
-
-        def run(pending: _Pending) -> None:
-            if before is not None:
-                before._wait(
-                    2 * frame if timeline else 0,
-                    None,
-                    lambda: self._aborted.is_set() or pending.cancelled.is_set(),
-                )
-            self._step(frame)
-            if after is not None:
-                after.signal(2 * frame + 1 if timeline else 0)
-
-        return self._exporter._enqueue(run, (self._memory, before, after), (before,))
-
-    def _step(self, frame: int) -> None:
-        import numpy as np
-
-        p = self.parameters
-        first, second = self._scratch
-        with self._memory._object.in_use() as address:
-            slots = np.ctypeslib.as_array((ctypes.c_float * (p.size // 4)).from_address(address))
-            slots = slots.reshape(2, p.height, p.width)
-            u, target = slots[frame % 2], slots[(frame + 1) % 2]
-            here, previous = u[1:-1, 1:-1], target[1:-1, 1:-1]
-            np.add(u[:-2, 1:-1], u[2:, 1:-1], out=first)
-            np.add(first, u[1:-1, :-2], out=first)
-            np.add(first, u[1:-1, 2:], out=first)
-            np.multiply(here, np.float32(4), out=second)
-            np.subtract(first, second, out=first)
-            np.multiply(first, np.float32(p.courant2), out=first)
-            np.multiply(here, np.float32(2), out=second)
-            np.subtract(second, previous, out=second)
-            np.add(second, first, out=first)
-            np.multiply(first, np.float32(p.damping), out=previous)
-            target[0] = target[-1] = 0
-            target[:, 0] = target[:, -1] = 0
-            del slots, u, target, here, previous
-
-    def read(self, slot: int) -> bytes:
-        return self._memory.read(self.parameters.slot_offset(slot), self.parameters.slot_bytes)
-
-    def write(self, slot: int, data: bytes) -> None:
-        if len(data) != self.parameters.slot_bytes:
-            raise InvalidArgumentError("data", f"has {len(data)} bytes, a slot {self.parameters.slot_bytes}.")
-        self._memory.write(self.parameters.slot_offset(slot), data)
-
-    def abort(self) -> None:
-        self._aborted.set()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for part in (self._forth, self._back, self._memory):
-            if part is not None:
-                part.close()
-        self._exporter._forget(self)
-
-
 class MemfdExporter(Exporter):
     """The CPU with plain memfds, and one thread that does the submitted work in order.
 
@@ -622,15 +514,12 @@ class MemfdExporter(Exporter):
         self._check_open()
         return MemfdSemaphore(self, kind)
 
-    def create_wave(self, parameters: WaveParameters, kind: type | None, *, exportable: bool = True) -> MemfdWave:
-        self._check_open()
-        return MemfdWave(self, parameters, kind)
-
     def submit(
         self,
         *,
         wait: Sequence[tuple[ExporterSemaphore, int]] = (),
         fill: Sequence[Fill] = (),
+        run: Sequence[Kernel] = (),
         signal: Sequence[tuple[ExporterSemaphore, int]] = (),
     ) -> Submission:
         waits = [(self._own(semaphore, MemfdSemaphore), value) for semaphore, value in wait]
@@ -642,19 +531,29 @@ class MemfdExporter(Exporter):
                     "fill", f"offset and size are multiples of 4, not {item.offset}, {item.size}."
                 )
             self._own(item.memory, MemfdMemory)._check(item.offset, item.size)
+        kernels = [
+            (self._own(kernel.memory, MemfdMemory), resolve_name(kernel.function), kernel.arguments) for kernel in run
+        ]
 
-        def run(pending: _Pending) -> None:
+        def work(pending: _Pending) -> None:
             for semaphore, value in waits:
                 semaphore._wait(value, None, pending.cancelled.is_set)
             for item in fills:
                 with item.memory._object.in_use() as address:
                     data = (item.word & 0xFFFFFFFF).to_bytes(4, sys.byteorder) * (item.size // 4)
                     ctypes.memmove(address + item.offset, data, item.size)
+            for memory, function, arguments in kernels:
+                with (
+                    memory._object.in_use() as address,
+                    memoryview((ctypes.c_char * memory.size).from_address(address)).cast("B") as view,
+                ):
+                    function(view, *arguments)
             for semaphore, value in signals:
                 semaphore.signal(value)
 
-        objects = [item.memory for item in fills] + [semaphore for semaphore, _ in (*waits, *signals)]
-        return self._enqueue(run, objects, [semaphore for semaphore, _ in waits])
+        memories = [item.memory for item in fills] + [memory for memory, *_ in kernels]
+        objects = memories + [semaphore for semaphore, _ in (*waits, *signals)]
+        return self._enqueue(work, objects, [semaphore for semaphore, _ in waits])
 
     def close(self) -> None:
         if self._closed:

@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from .. import errors
@@ -58,9 +58,8 @@ from .base import (
     ExporterSemaphore,
     Fill,
     ImageParameters,
+    Kernel,
     Submission,
-    Wave,
-    WaveParameters,
 )
 
 __all__ = ["ProcessExporter"]
@@ -385,8 +384,8 @@ class _Remote:
             raise ResourceClosedError("the exporter's object was closed.")
         return self.child.call("method", timeout=timeout, data=data, object=self.number, method=method, **arguments)
 
-    def handles(self, method: str) -> list[Any]:
-        return self.full(method)[2]
+    def export(self) -> Any:
+        return self.full("export")[2][0]
 
     def close(self) -> None:
         if not self.closed:
@@ -405,7 +404,7 @@ class ProcessMemory(ExporterMemory):
         self.dedicated = dedicated
 
     def export(self) -> MemoryHandle:
-        handle: MemoryHandle = self._remote.handles("export")[0]
+        handle: MemoryHandle = self._remote.export()
         return handle
 
     def write(self, offset: int, data: bytes) -> None:
@@ -429,7 +428,7 @@ class ProcessImage(ExporterImage):
         self.usage = usage
 
     def export(self) -> MemoryHandle:
-        handle: MemoryHandle = self._remote.handles("export")[0]
+        handle: MemoryHandle = self._remote.export()
         return handle
 
     def write(self, level: int, data: bytes) -> None:
@@ -462,7 +461,7 @@ class ProcessSemaphore(ExporterSemaphore):
         self.kind = kind
 
     def export(self) -> AnySemaphoreHandle:
-        handle: AnySemaphoreHandle = self._remote.handles("export")[0]
+        handle: AnySemaphoreHandle = self._remote.export()
         return handle
 
     def signal(self, value: int = 0) -> None:
@@ -495,50 +494,6 @@ class ProcessSubmission(Submission):
         if not self._finished and self._remote.call("done", timeout=timeout + _REPLY_LIMIT, seconds=timeout):
             self._finished = self._remote.closed = True
         return self._finished
-
-    def close(self) -> None:
-        self._remote.close()
-
-
-class ProcessWave(Wave):
-    """The wave of an exporter in another process."""
-
-    def __init__(
-        self, remote: _Remote, parameters: WaveParameters, kind: type | None, memory_size: int, dedicated: bool
-    ) -> None:
-        self._remote = remote
-        self.parameters = parameters
-        self.kind = kind
-        self.memory_size = memory_size
-        self.dedicated = dedicated
-
-    def export_memory(self) -> MemoryHandle:
-        handle: MemoryHandle = self._remote.handles("export_memory")[0]
-        return handle
-
-    def export_semaphores(self) -> tuple[AnySemaphoreHandle, AnySemaphoreHandle | None]:
-        handles = self._remote.handles("export_semaphores")
-        return handles[0], handles[1] if len(handles) > 1 else None
-
-    def endpoint(self) -> Endpoint:
-        if self.kind is not Timeline:
-            raise InvalidArgumentError("kind", "this wave was made without a timeline.")
-        return _endpoint(self.export_semaphores()[0])
-
-    def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
-        number = self._remote.call("submit", frame=frame, wait=wait, signal=signal)
-        return ProcessSubmission(_Remote(self._remote.child, number))
-
-    def read(self, slot: int) -> bytes:
-        return self._remote.full("read_slot", slot=slot)[1]
-
-    def write(self, slot: int, data: bytes) -> None:
-        self._remote.call("write_slot", data=bytes(data), slot=slot)
-
-    def abort(self) -> None:
-        if not self._remote.closed:
-            with contextlib.suppress(PeerError):
-                self._remote.call("abort")
 
     def close(self) -> None:
         self._remote.close()
@@ -626,28 +581,19 @@ class ProcessExporter(Exporter):
         made = self._child.call("create_semaphore", kind=_kind_name(kind))[0]
         return ProcessSemaphore(_Remote(self._child, made["object"]), kind)
 
-    def create_wave(self, parameters: WaveParameters, kind: type | None, *, exportable: bool = True) -> ProcessWave:
-        # What the other process keeps to itself nobody reaches from here: it exports in any case.
-        p = parameters
-        made = self._child.call(
-            "create_wave",
-            kind=None if kind is None else _kind_name(kind),
-            parameters={"width": p.width, "height": p.height, "courant2": p.courant2, "damping": p.damping},
-        )[0]
-        remote = _Remote(self._child, made["object"])
-        return ProcessWave(remote, parameters, kind, made["size"], made["dedicated"])
-
     def submit(
         self,
         *,
         wait: Sequence[tuple[ExporterSemaphore, int]] = (),
         fill: Sequence[Fill] = (),
+        run: Sequence[Kernel] = (),
         signal: Sequence[tuple[ExporterSemaphore, int]] = (),
     ) -> Submission:
         number = self._child.call(
             "submit",
             wait=[[self._number(semaphore), value] for semaphore, value in wait],
-            fill=[[self._number(item.memory), item.offset, item.size, item.word] for item in fill],
+            fill=[asdict(replace(item, memory=self._number(item.memory))) for item in fill],
+            run=[asdict(replace(kernel, memory=self._number(kernel.memory))) for kernel in run],
             signal=[[self._number(semaphore), value] for semaphore, value in signal],
         )[0]
         return ProcessSubmission(_Remote(self._child, number))
@@ -672,7 +618,7 @@ class ProcessExporter(Exporter):
 
 _Reply = tuple[Any, bytes, list[FdHandle]]
 _BLOCKING = {
-    "abort", "close", "create_image", "create_wave", "done", "read", "read_slot", "wait", "write", "write_slot",
+    "close", "create_image", "done", "read", "wait", "write",
 }  # fmt: skip
 
 
@@ -769,17 +715,11 @@ class _Server:
     def _call_create_semaphore(self, data: bytes, kind: str) -> _Reply:
         return {"object": self._keep(self.exporter.create_semaphore(_KINDS[kind]))}, b"", []
 
-    def _call_create_wave(self, data: bytes, kind: str | None, parameters: dict[str, Any]) -> _Reply:
-        wave = self.exporter.create_wave(WaveParameters(**parameters), None if kind is None else _KINDS[kind])
-        return {"object": self._keep(wave), "size": wave.memory_size, "dedicated": wave.dedicated}, b"", []
-
-    def _call_submit(self, data: bytes, wait: list[Any], fill: list[Any], signal: list[Any]) -> _Reply:
+    def _call_submit(self, data: bytes, wait: list[Any], fill: list[Any], run: list[Any], signal: list[Any]) -> _Reply:
         submission = self.exporter.submit(
             wait=[(self._objects[number], value) for number, value in wait],
-            fill=[
-                Fill(memory=self._objects[number], offset=offset, size=size, word=word)
-                for number, offset, size, word in fill
-            ],
+            fill=[Fill(**{**item, "memory": self._objects[item["memory"]]}) for item in fill],
+            run=[Kernel(**{**kernel, "memory": self._objects[kernel["memory"]]}) for kernel in run],
             signal=[(self._objects[number], value) for number, value in signal],
         )
         return self._keep(submission), b"", []
@@ -791,13 +731,11 @@ class _Server:
         if method == "close":
             self._objects.pop(object)
             target.close()
-        elif method in ("export", "export_memory"):
-            return None, b"", [getattr(target, method)()]
-        elif method == "export_semaphores":
-            return None, b"", [handle for handle in target.export_semaphores() if handle is not None]
-        elif method in ("read", "read_slot"):
+        elif method == "export":
+            return None, b"", [target.export()]
+        elif method == "read":
             return None, target.read(**arguments), []
-        elif method in ("write", "write_slot"):
+        elif method == "write":
             target.write(data=data, **arguments)
         elif method == "wait":
             return target.wait(arguments["value"], timeout=arguments["seconds"]), b"", []
@@ -807,8 +745,6 @@ class _Server:
                 self._objects.pop(object, None)
                 target.close()
             return finished, b"", []
-        elif method == "submit":
-            return self._keep(target.submit(**arguments)), b"", []
         else:
             getattr(target, method)(**arguments)
         return None, b"", []

@@ -12,19 +12,14 @@ neither PyPI's `vulkan` nor a loader; its functions do.
 from __future__ import annotations
 
 from ._allocation import ImportedBuffer, import_allocation
+from ._buffer import SharedBuffer, share_buffer
 from ._context import VulkanContext
 from ._endpoint import TimelineEndpoint
 from ._export import export_memory, export_semaphore
 from ._handoff import QueueFamily, SharedHandoff, VulkanSubmit, share_handoff
+from ._image import SharedImage, share_image
 from ._query import capabilities, identity, required_extensions
-from ._share import (
-    SharedBuffer,
-    SharedImage,
-    SharedSemaphore,
-    share_buffer,
-    share_image,
-    share_semaphore,
-)
+from ._semaphore import SharedSemaphore, share_semaphore
 
 __all__ = [
     "ImportedBuffer",

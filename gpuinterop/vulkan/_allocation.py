@@ -16,11 +16,13 @@ from ..errors import (
     ResourceClosedError,
     UnsupportedError,
 )
-from ..handles import VmmFd
+from ..handles import AllocationHandle, OpaqueFd, VmmFd
 from . import _api as c
-from ._context import Native, VulkanContext, check_context
+from ._buffer import BufferTransfer
+from ._context import VulkanContext, check_context
+from ._export import Bound
 from ._query import BUFFER_USAGE
-from ._share import BufferTransfer, _Shared, agree, check_device
+from ._shared import Shared, agree, check_device
 
 if TYPE_CHECKING:
     from .._core.allocation import Allocation
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ImportedBuffer", "import_allocation"]
 
 
-class ImportedBuffer(_Shared, BufferTransfer):
+class ImportedBuffer(Shared, BufferTransfer):
     """A VkBuffer on a device's allocation. Made by :func:`import_allocation`.
 
     Attributes
@@ -38,11 +40,10 @@ class ImportedBuffer(_Shared, BufferTransfer):
         Not owned.
     """
 
-    def __init__(self, vk: VulkanContext, allocation: Allocation, native: Native) -> None:
+    def __init__(self, vk: VulkanContext, allocation: Allocation, native: Bound) -> None:
         super().__init__(vk)
         self._foreign = c.QUEUE_FAMILY_EXTERNAL
-        self._native = native
-        self._buffer, self._memory = native.handle
+        self._native: Bound = native
         self.allocation = allocation
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
@@ -54,13 +55,13 @@ class ImportedBuffer(_Shared, BufferTransfer):
     def vk_buffer(self) -> Any:
         """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`."""
         self._check_open()
-        return self._buffer
+        return self._native.handle
 
     @property
     def vk_memory(self) -> Any:
         """The VkDeviceMemory. Raises `ResourceClosedError` after `close`."""
         self._check_open()
-        return self._memory
+        return self._native.memory
 
     def _check_open(self) -> None:
         if self._native.closed:
@@ -122,52 +123,51 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     agree(vk, device, (Operation.EXPORT_ALLOCATION,), (allocation.handle_type,))
     if allocation.handle_type is not VmmFd:
         raise InvalidArgumentError("allocation", f"must be one of VmmFd, not {allocation.handle_type.__name__}.")
-    native = Native(vk, "VkBuffer")
-    how = _import_pointer if vk._physical.is_lavapipe else _import_fd
-    native.make(lambda: how(vk, allocation, usage, native))
+    if vk._physical.is_lavapipe:
+        return ImportedBuffer(vk, allocation, _import_pointer(vk, allocation, usage))
+    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
+    with allocation.export() as handle:
+        native = import_fd(vk, handle, allocation.size, usage, argument="allocation", user="vkAllocateMemory")
     return ImportedBuffer(vk, allocation, native)
 
 
-def _buffer(vk: VulkanContext, allocation: Allocation, usage: int, bit: int, native: Native) -> tuple[Any, int]:
+def _buffer(vk: VulkanContext, native: Bound, usage: int, bit: int, argument: str) -> tuple[Any, int]:
     """A VkBuffer for external memory, and the memory types that it takes."""
-    new = vk.api.new
-    external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
-    info = new("VkBufferCreateInfo", pNext=external, size=allocation.size, usage=usage)
+    external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+    info = vk.api.new("VkBufferCreateInfo", pNext=external, size=native.size, usage=usage)
     buffer = native.new("vkCreateBuffer", "VkBuffer", info)
     requirements = vk.api.ffi.new("VkMemoryRequirements *")
     vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, requirements)
-    if requirements.size > allocation.size:
+    if requirements.size > native.size:
         raise InvalidArgumentError(
-            "allocation",
-            f"{vk.identity.name} wants {requirements.size} bytes for a buffer of {allocation.size}: allocate more.",
+            argument,
+            f"{vk.identity.name} wants {requirements.size} bytes for a buffer of {native.size}: allocate more.",
         )
     return buffer, int(requirements.memoryTypeBits)
 
 
-def _bind(vk: VulkanContext, allocation: Allocation, buffer: Any, chain: Any, index: int, native: Native) -> Any:
-    info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=allocation.size, memoryTypeIndex=index)
-    memory = native.new("vkAllocateMemory", "VkDeviceMemory", info)
-    vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
-    return memory
-
-
-def _import_fd(vk: VulkanContext, allocation: Allocation, usage: int, native: Native) -> tuple[Any, Any]:
+def import_fd(vk: VulkanContext, handle: AllocationHandle, size: int, usage: int, *, argument: str, user: str) -> Bound:
+    """A VkBuffer over the whole of a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``)."""
     from .._core.ownership import lend
 
-    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
-    buffer, bits = _buffer(vk, allocation, usage, c.MEMORY_HANDLE_OPAQUE_FD, native)
-    index = vk.memory_type(bits, c.MEMORY_DEVICE_LOCAL)
+    native, bit = Bound(vk, "Buffer", OpaqueFd), c.MEMORY_HANDLE_OPAQUE_FD
+    native.size = size
 
-    def bind(lent: Any) -> Any:
-        chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=c.MEMORY_HANDLE_OPAQUE_FD, fd=lent.fd)
-        return _bind(vk, allocation, buffer, chain, index, native)
+    def make() -> Any:
+        buffer, bits = _buffer(vk, native, usage, bit, argument)
 
-    with allocation.export() as handle:
-        # Drivers differ on whose the descriptor is after a failure; lend() settles that.
-        return buffer, lend(handle, lambda lent: native.whole(lambda: bind(lent)), user="vkAllocateMemory")
+        def take(lent: Any) -> None:
+            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
+            native.whole(lambda: native.bind(buffer, bits, chain))
+
+        lend(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
+        return buffer
+
+    native.make(make)
+    return native
 
 
-def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int, native: Native) -> tuple[Any, Any]:
+def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> Bound:
     new, ffi, bit = vk.api.new, vk.api.ffi, c.MEMORY_HANDLE_HOST_ALLOCATION
     if not allocation.device.identity.is_cpu:
         gap = vk.capabilities.of((Operation.IMPORT_ALLOCATION, VmmFd))
@@ -179,11 +179,18 @@ def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int, nativ
         raise InvalidArgumentError(
             "allocation", f"address and size must be multiples of {step}, not {address:#x} and {allocation.size}."
         )
+    native = Bound(vk, "Buffer", OpaqueFd)
+    native.size = allocation.size
     native.keep = allocation.buffer.hold()  # as long as it lives, the device does not unmap the bytes
-    buffer, bits = _buffer(vk, allocation, usage, bit, native)
-    pointer = ffi.cast("void *", address)
-    properties = new("VkMemoryHostPointerPropertiesEXT")
-    vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
-    index = vk.memory_type(bits & properties.memoryTypeBits)
-    chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
-    return buffer, _bind(vk, allocation, buffer, chain, index, native)
+
+    def make() -> Any:
+        buffer, bits = _buffer(vk, native, usage, bit, "allocation")
+        pointer = ffi.cast("void *", address)
+        properties = new("VkMemoryHostPointerPropertiesEXT")
+        vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
+        chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
+        native.bind(buffer, bits & properties.memoryTypeBits, chain)
+        return buffer
+
+    native.make(make)
+    return native

@@ -22,11 +22,11 @@ from ..handles import (
 )
 from . import _api as c
 from ._context import Native, VulkanContext, check_context
-from ._query import MEMORY_BITS
+from ._query import MEMORY_BITS, ImageSupport, image_type
 
 _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 
-__all__ = ["ExportableBuffer", "create_buffer", "create_semaphore", "export_memory", "export_semaphore"]
+__all__ = ["Bound", "create_buffer", "create_image", "create_semaphore", "export_memory", "export_semaphore"]
 
 Create: TypeAlias = Callable[[str, str, Any], Any]
 """`VulkanContext.create`, or `Native.new` of what the object is to be part of."""
@@ -41,26 +41,44 @@ def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
     raise ArgumentTypeError("kind", f"must be gpuinterop.handles.Binary or Timeline, not {kind!r}.")
 
 
-class ExportableBuffer(Native):
-    """A VkBuffer with memory of its own that can be exported.
+class Bound(Native):
+    """A VkBuffer or a VkImage, which is its `handle`, with memory of its own.
 
     Attributes
     ----------
-    buffer, memory
-        VkBuffer and VkDeviceMemory, owned.
+    memory
+        VkDeviceMemory, owned.
     size : int
-        ``VkMemoryRequirements::size``: what an importer has to state, in bytes.
+        Of the memory, in bytes: what an importer has to state.
     dedicated : bool
     flags : int
         ``VkMemoryPropertyFlags`` of the memory's type.
+    kind : str
+        ``Buffer`` or ``Image``.
+    handle_type : type
+        In which it is exported.
     """
 
-    buffer: Any
     memory: Any
     size: int
-    dedicated: bool
+    dedicated: bool = False
     flags: int
-    handle_type: type[MemoryHandle]
+
+    def __init__(self, vk: VulkanContext, kind: str, handle_type: type[MemoryHandle]) -> None:
+        super().__init__(vk, f"Vk{kind}")
+        self.kind = kind
+        self.handle_type = handle_type
+
+    def bind(self, made: Any, bits: int, chain: Any) -> None:
+        """Allocate `size` bytes of a memory type among `bits`, and bind what was made to them."""
+        vk = self._vk
+        host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
+        # Near the device on a GPU; on a CPU what the host can see as well.
+        index = vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
+        self.flags = vk.memory_flags(index)
+        info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=index)
+        self.memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
+        vk.call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, 0)
 
     def export(self) -> MemoryHandle:
         """A new handle that the caller owns."""
@@ -69,13 +87,6 @@ class ExportableBuffer(Native):
                 self._vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
             )
         )
-
-
-def memory_types(vk: VulkanContext, bits: int) -> int:
-    """The memory type to use: near the device on a GPU; on a CPU what the host can see as well."""
-    host = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT
-    near = c.MEMORY_DEVICE_LOCAL
-    return vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
 
 
 def require_exportable(vk: VulkanContext, features: int, operation: Operation, handle_type: type[MemoryHandle]) -> None:
@@ -89,46 +100,57 @@ def require_exportable(vk: VulkanContext, features: int, operation: Operation, h
         )
 
 
-def create_buffer(
-    vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd
-) -> ExportableBuffer:
+def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> Bound:
     """Create a buffer whose memory can be exported, after having asked whether it can be."""
     size = check_nbytes(size)
     usage = check_flags(usage, "usage")
     features = vk._physical.buffer_features(handle_type, usage)
     require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
-    native = ExportableBuffer(vk, "VkBuffer")
-    native.make(lambda: _make_buffer(vk, native, size, usage, features, handle_type))
+    external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=MEMORY_BITS[handle_type])
+    info = vk.api.new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)
+    native = Bound(vk, "Buffer", handle_type)
+    native.make(lambda: _make(vk, native, info, features))
     return native
 
 
-def _make_buffer(
-    vk: VulkanContext, native: ExportableBuffer, size: int, usage: int, features: int, handle_type: type[MemoryHandle]
-) -> None:
-    bit, new = MEMORY_BITS[handle_type], vk.api.new
-    external = new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
-    info = new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)
-    native.buffer = buffer = native.new("vkCreateBuffer", "VkBuffer", info)
+def create_image(
+    vk: VulkanContext, support: ImageSupport, handle_type: type[MemoryHandle], extent: tuple[int, int, int],
+    **fields: int,
+) -> Bound:  # fmt: skip
+    """Create an image whose memory can be exported; `support` is the driver's answer for such images.
+
+    `extent` has a depth of 0 for a 2D image; `fields` are more of ``VkImageCreateInfo``.
+    """
+    external = vk.api.new("VkExternalMemoryImageCreateInfo", handleTypes=MEMORY_BITS[handle_type])
+    kind = image_type(extent)
+    info = vk.api.new("VkImageCreateInfo", pNext=external, imageType=kind, samples=1, **fields)
+    info.extent.width, info.extent.height, info.extent.depth = *extent[:2], max(1, extent[2])
+    native = Bound(vk, "Image", handle_type)
+    native.make(lambda: _make(vk, native, info, support.features, support.size))
+    return native
+
+
+def _make(vk: VulkanContext, native: Bound, info: Any, features: int, most: int | None = None) -> Any:
+    """A VkBuffer or VkImage on memory that can be exported, which is dedicated where the driver wants that."""
+    new, kind = vk.api.new, native.kind
+    made = native.new(f"vkCreate{kind}", f"Vk{kind}", info)
+    itself = {kind.lower(): made}
     wants = new("VkMemoryDedicatedRequirements")
-    requirements = new("VkMemoryRequirements2", pNext=wants)
-    asked = new("VkBufferMemoryRequirementsInfo2", buffer=buffer)
-    vk.call("vkGetBufferMemoryRequirements2", vk.device, asked, requirements)
-    native.handle_type = handle_type
-    native.dedicated = bool(features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation)
-    native.size = int(requirements.memoryRequirements.size)
-    index = memory_types(vk, requirements.memoryRequirements.memoryTypeBits)
-    native.flags = vk.memory_flags(index)
-    chain = new("VkMemoryDedicatedAllocateInfo", buffer=buffer) if native.dedicated else vk.api.ffi.NULL
-    native.memory = allocate_exportable(vk, native.size, index, bit, chain, native.new)
-    vk.call("vkBindBufferMemory", vk.device, buffer, native.memory, 0)
-
-
-def allocate_exportable(vk: VulkanContext, size: int, index: int, bit: int, chain: Any, create: Create) -> Any:
-    """``vkAllocateMemory`` with export of handle type `bit`."""
-    new = vk.api.new
-    export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=bit)
-    info = new("VkMemoryAllocateInfo", pNext=export, allocationSize=size, memoryTypeIndex=index)
-    return create("vkAllocateMemory", "VkDeviceMemory", info)
+    found = new("VkMemoryRequirements2", pNext=wants)
+    asked = new(f"Vk{kind}MemoryRequirementsInfo2", **itself)
+    vk.call(f"vkGet{kind}MemoryRequirements2", vk.device, asked, found)
+    native.size = int(found.memoryRequirements.size)
+    if most is not None and native.size > most:
+        raise InvalidArgumentError(
+            "extent", f"the image has {native.size} bytes; {vk.identity.name} shares {most} at most."
+        )
+    # An image's also where the driver only prefers it: importers ask for no less.
+    preferred = kind == "Image" and wants.prefersDedicatedAllocation
+    native.dedicated = bool(features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation or preferred)
+    chain = new("VkMemoryDedicatedAllocateInfo", **itself) if native.dedicated else vk.api.ffi.NULL
+    export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=MEMORY_BITS[native.handle_type])
+    native.bind(made, found.memoryRequirements.memoryTypeBits, export)
+    return made
 
 
 def export_memory(

@@ -20,7 +20,8 @@ from ..errors import (
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
 from . import _api as c
 from ._context import VulkanContext
-from ._share import SharedSemaphore, _Shared, agree, check_device, share_semaphore
+from ._semaphore import SharedSemaphore, share_semaphore
+from ._shared import Shared, agree, check_device
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -65,7 +66,7 @@ class QueueFamily:
     transfer_only: bool
 
 
-class SharedHandoff(_Shared):
+class SharedHandoff(Shared):
     """Both directions between Vulkan's queue and one device's streams. Made by :func:`share_handoff`.
 
     Each frame, in this order: `submit` (or a submission of your own with what `vulkan_submit` says), `acquire`,

@@ -50,7 +50,7 @@ class ImageSupport:
     features : int
         ``VkExternalMemoryFeatureFlags``; 0 where such images cannot be shared.
     extent : tuple of int
-        The largest width and height.
+        The largest width, height and depth.
     levels, layers : int
         The most of them.
     size : int
@@ -58,10 +58,15 @@ class ImageSupport:
     """
 
     features: int = 0
-    extent: tuple[int, int] = (0, 0)
+    extent: tuple[int, int, int] = (0, 0, 0)
     levels: int = 0
     layers: int = 0
     size: int = 0
+
+
+def image_type(extent: tuple[int, int, int]) -> int:
+    """``VkImageType``; a 2D image has a depth of 0."""
+    return c.IMAGE_TYPE_3D if extent[2] else c.IMAGE_TYPE_2D
 
 
 class PhysicalDevice:
@@ -196,8 +201,16 @@ class PhysicalDevice:
             self._buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
         )
 
-    def image_support(self, handle_type: type[Handle], format_: int, tiling: int, usage: int) -> ImageSupport:
-        """What 2D images can be and be shared as."""
+    def image_support(
+        self,
+        handle_type: type[Handle],
+        format_: int,
+        tiling: int,
+        usage: int,
+        kind: int = c.IMAGE_TYPE_2D,
+        flags: int = 0,
+    ) -> ImageSupport:
+        """What images can be and be shared as."""
         if _MEMORY_EXTENSION[handle_type] not in self.extensions:
             return ImageSupport()
         external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=MEMORY_BITS[handle_type])
@@ -205,9 +218,10 @@ class PhysicalDevice:
             "VkPhysicalDeviceImageFormatInfo2",
             pNext=external,
             format=format_,
-            type=c.IMAGE_TYPE_2D,
+            type=kind,
             tiling=tiling,
             usage=usage,
+            flags=flags,
         )
         found = self.api.new("VkExternalImageFormatProperties")
         properties = self.api.new("VkImageFormatProperties2", pNext=found)
@@ -217,7 +231,7 @@ class PhysicalDevice:
         limits = properties.imageFormatProperties
         return ImageSupport(
             features=int(found.externalMemoryProperties.externalMemoryFeatures),
-            extent=(int(limits.maxExtent.width), int(limits.maxExtent.height)),
+            extent=(int(limits.maxExtent.width), int(limits.maxExtent.height), int(limits.maxExtent.depth)),
             levels=int(limits.maxMipLevels),
             layers=int(limits.maxArrayLayers),
             size=int(limits.maxResourceSize),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
@@ -14,9 +16,9 @@ def require_driver(name: str) -> None:
         give_up(f"there is no Vulkan driver {name!r} ({drivers.reason or [found.name for found in drivers]})")
 
 
-def open_party(name: str) -> Exporter:
+def open_party(name: str, **options: Any) -> Exporter:
     """``memfd``, a ``process`` with one, or a Vulkan driver by name."""
     if name in ("memfd", "process"):
-        return open_exporter("memfd", process=name == "process")
+        return open_exporter("memfd", **{"process": name == "process", **options})
     require_driver(name)
-    return open_exporter("vulkan", driver=name)
+    return open_exporter("vulkan", driver=name, **options)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.wave import TOLERANCE, Hold, Sabotage, Sync, WaveRun, run_wave
-from gpuinterop.exporters.base import Exporter, WaveParameters
+from gpuinterop.cli.demo.simulation import WaveParameters
+from gpuinterop.cli.demo.wave import TOLERANCE, Hold, Sabotage, Sync, WaveRun, run_wave
+from gpuinterop.exporters.base import Exporter
 
 TIMES = 20
 FRAMES = 4

@@ -269,7 +269,7 @@ def run_code(code: str, folder: Path, *options: str) -> subprocess.CompletedProc
 def test_warnings_of_the_run_are_seen(tmp_path: Path) -> None:
     warn = (
         "import warnings\n"
-        "from gpuinterop.cli import wave\n"
+        "from gpuinterop.cli.demo import wave\n"
         "real = wave._Run.read\n"
         "wave._Run.read = lambda self: (warnings.warn('left undestroyed', RuntimeWarning), real(self))[1]\n"
     )
@@ -282,8 +282,8 @@ def test_warnings_of_the_run_are_seen(tmp_path: Path) -> None:
 def test_warnings_of_the_choice_are_notes(tmp_path: Path) -> None:
     result = run_code(
         "import warnings\n"
-        "from gpuinterop.cli import parties, demo\n"
-        "demo.find_device = (\n"
+        "from gpuinterop.cli.demo import parties, command\n"
+        "command.find_device = (\n"
         "    lambda *a: (warnings.warn('fell back', RuntimeWarning), parties.find_device(*a))[1])\n",
         tmp_path,
     )
@@ -304,7 +304,7 @@ INTERRUPTS = {
         "process._identity = lambda entry: signal.raise_signal(signal.SIGINT)\n"
     ),
     "run": (
-        "from gpuinterop.cli import consumer\n"
+        "from gpuinterop.cli.demo import consumer\n"
         "real = consumer.NumpyConsumer.work\n"
         "def work(self, frame, timeout):\n"
         "    frame == 2 and signal.raise_signal(signal.SIGINT)\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli import parties
+from gpuinterop.cli.demo import parties
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.vulkan import DriverList, VulkanDriver, list_drivers
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.wave import Sabotage, Sync, WaveRun, choose_sync
+from gpuinterop.cli.demo.wave import Sabotage, Sync, WaveRun, choose_sync
 
 from .parties import open_party
 from .sabotage_cases import Party, SabotageCases, check_unending, run

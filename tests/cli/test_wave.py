@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.consumer import ArrayConsumer, CopyConsumer
-from gpuinterop.cli.picture import render
-from gpuinterop.cli.simulation import Field, Sources, simulate
-from gpuinterop.cli.wave import Sync, _Run, choose_sync, run_wave
+from gpuinterop.cli.demo.consumer import ArrayConsumer, CopyConsumer
+from gpuinterop.cli.demo.picture import render
+from gpuinterop.cli.demo.producer import Producer
+from gpuinterop.cli.demo.simulation import Field, Sources, WaveParameters, simulate
+from gpuinterop.cli.demo.wave import Sync, _Run, choose_sync, run_wave
 from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter, Submission, Wave, WaveParameters
+from gpuinterop.exporters.base import Exporter, Submission
 
 from .parties import open_party
 
@@ -153,7 +154,7 @@ def test_a_field_that_is_not_the_simulation_is_wrong(monkeypatch: pytest.MonkeyP
     # An engine that compared nothing would pass everything above.
     with open_party("memfd") as exporter:
         device = gi.match_device(exporter.identity)
-        monkeypatch.setattr("gpuinterop.cli.wave.simulate", lambda p, frames, s: simulate(p, frames + 2, s))
+        monkeypatch.setattr("gpuinterop.cli.demo.wave.simulate", lambda p, frames, s: simulate(p, frames + 2, s))
         result = run_wave(exporter, device, SMALL, 5, staging=False)
     assert result.problem == ""
     assert not result.correct
@@ -164,7 +165,7 @@ def test_a_field_with_holes_is_wrong_and_can_be_drawn(hole: float, monkeypatch: 
     with open_party("memfd") as exporter:
         device = gi.match_device(exporter.identity)
         field = np.full((48, 64), hole, np.float32)
-        monkeypatch.setattr("gpuinterop.cli.wave._Run.read", lambda self: (field, field))
+        monkeypatch.setattr("gpuinterop.cli.demo.wave._Run.read", lambda self: np.stack([field, field]))
         result = run_wave(exporter, device, SMALL, 2, staging=False)
     assert not result.correct
     assert result.as_dict()["max_error"] is None
@@ -174,7 +175,7 @@ def test_a_field_with_holes_is_wrong_and_can_be_drawn(hole: float, monkeypatch: 
 @pytest.mark.parametrize("hole", [math.nan, math.inf])
 @pytest.mark.parametrize("slot", [0, 1])
 def test_a_hole_in_one_slot_is_wrong(slot: int, hole: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(run: _Run) -> tuple[Field, Field] | None:
+    def read(run: _Run) -> Field | None:
         slots = real(run)
         assert slots is not None
         slots[slot][20, 30] = hole
@@ -191,23 +192,16 @@ def test_a_hole_in_one_slot_is_wrong(slot: int, hole: float, monkeypatch: pytest
 
 
 def test_submissions_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(producer: Producer, frame: int, **options: bool) -> Submission:
+        submission = real(producer, frame, **options)
+        monkeypatch.setattr(submission, "close", lambda: closed.append(frame))
+        return submission
+
     closed: list[int] = []
+    real = Producer.submit
     with open_exporter("memfd") as exporter:
         device = gi.match_device(exporter.identity)
-        real = exporter.create_wave
-
-        def create_wave(parameters: WaveParameters, kind: type | None, *, exportable: bool) -> Wave:
-            def submit(frame: int, **options: bool) -> Submission:
-                submission = inner(frame, **options)
-                monkeypatch.setattr(submission, "close", lambda: closed.append(frame))
-                return submission
-
-            wave = real(parameters, kind, exportable=exportable)
-            inner = wave.submit
-            monkeypatch.setattr(wave, "submit", submit)
-            return wave
-
-        monkeypatch.setattr(exporter, "create_wave", create_wave)
+        monkeypatch.setattr(Producer, "submit", submit)
         assert run_wave(exporter, device, SMALL, 6).correct
     assert closed == [*range(6), *range(6, 12)]  # the last two, when the run is over; and those of the staging
 
@@ -229,14 +223,14 @@ class _Stream:
 @pytest.mark.parametrize("name", ["memfd", "swiftshader"])
 def test_what_consumers_on_a_gpu_do(name: str, consumer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if consumer == "copy":
-        monkeypatch.setattr("gpuinterop.cli.wave.open_consumer", CopyConsumer)
+        monkeypatch.setattr("gpuinterop.cli.demo.wave.open_consumer", CopyConsumer)
     else:
         cupy = ModuleType("cupy")
         cuda = SimpleNamespace(ExternalStream=_Stream, Device=lambda ordinal: nullcontext())
         # np.array: the upload to a GPU is a copy, too. np.asarray: what NumPy 1 takes from DLPack cannot be written.
         vars(cupy).update(__version__="0", cuda=cuda, from_dlpack=np.asarray, asarray=np.array, asnumpy=np.asarray)
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-        monkeypatch.setattr("gpuinterop.cli.wave.open_consumer", partial(ArrayConsumer, "cupy"))
+        monkeypatch.setattr("gpuinterop.cli.demo.wave.open_consumer", partial(ArrayConsumer, "cupy"))
     with open_party(name) as exporter:
         result = run_wave(exporter, gi.match_device(exporter.identity), SMALL, 20)
     assert result.problem == ""

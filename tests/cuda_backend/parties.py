@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import gpuinterop as gi
-from gpuinterop.cli.wave import Sync
+from gpuinterop.cli.demo.wave import Sync
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers

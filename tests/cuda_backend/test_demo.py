@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.wave import WaveRun, run_wave
-from gpuinterop.exporters.base import WaveParameters
+from gpuinterop.cli.demo.simulation import WaveParameters
+from gpuinterop.cli.demo.wave import WaveRun, run_wave
 from tests.cli.sabotage_cases import Party, SabotageCases, check_unending
 
 from .parties import REAL, SYNCS, open_party, sync

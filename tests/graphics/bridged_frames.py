@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 import gpuinterop as gi
 from gpuinterop.backend import StreamMemoryBackend
-from gpuinterop.exporters import vulkan
 from gpuinterop.exporters.vulkan import VulkanExporter, VulkanMemory, VulkanSemaphore
+from gpuinterop.exporters.vulkan.staging import Staging
 from gpuinterop.vulkan import _api as c
 
 FRAMES: Final = int(os.environ.get("GPUINTEROP_TEST_FRAMES", "300"))
@@ -74,7 +74,7 @@ class VulkanSide:
         self._vk = exporter._vk
         self._memory = memory
         self._timeline = timeline
-        self._found = vulkan._Staging(self._vk, SIZE * IN_FLIGHT)
+        self._found = Staging(self._vk, SIZE * IN_FLIGHT)
         self._work: dict[int, Any] = {}
 
     def submit(self, frame: int, *, last: bool = False) -> None:
@@ -89,19 +89,18 @@ class VulkanSide:
             vk.functions.vkCmdPipelineBarrier(commands, c.STAGE_TRANSFER, stage, 0, 1, between, 0, null, 0, null)
 
         def record(commands: Any) -> None:
-            vulkan._acquire(vk, commands, buffer, c.STAGE_TRANSFER, access)
-            region = new("VkBufferCopy", srcOffset=0, dstOffset=to, size=SIZE)
-            vk.functions.vkCmdCopyBuffer(commands, buffer, self._found.buffer, 1, region)
-            if not last:
-                barrier(commands, c.STAGE_TRANSFER, access)
-                vk.functions.vkCmdFillBuffer(commands, buffer, 0, SIZE, word(frame))
-            barrier(commands, c.STAGE_HOST, c.ACCESS_HOST_READ)
-            vulkan._release(vk, commands, buffer, c.STAGE_TRANSFER, access)
+            with self._memory._taken(commands, c.STAGE_TRANSFER, access):
+                region = new("VkBufferCopy", srcOffset=0, dstOffset=to, size=SIZE)
+                vk.functions.vkCmdCopyBuffer(commands, buffer, self._found.buffer, 1, region)
+                if not last:
+                    barrier(commands, c.STAGE_TRANSFER, access)
+                    vk.functions.vkCmdFillBuffer(commands, buffer, 0, SIZE, word(frame))
+                barrier(commands, c.STAGE_HOST, c.ACCESS_HOST_READ)
 
         waits = [(self._timeline, 2 * frame)] if frame else []
         signals = [] if last else [(self._timeline, 2 * frame + 1)]
         uses = (self._memory,)
-        self._work[frame] = self._exporter._submit(waits, record, signals, uses=uses, stage=c.STAGE_TRANSFER)
+        self._work[frame] = self._exporter._submit(waits, record, signals, uses=uses)
 
     def found(self, frame: int) -> NDArray[np.uint8]:
         """What the device's frame before has left, once Vulkan has copied it."""

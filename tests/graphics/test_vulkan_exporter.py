@@ -5,25 +5,23 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.base import Fill, WaveParameters
+from gpuinterop.cli.demo.producer import Producer
+from gpuinterop.cli.demo.simulation import WaveParameters
+from gpuinterop.exporters.base import Fill
 from gpuinterop.exporters.vulkan import VulkanExporter, VulkanSemaphore
 from gpuinterop.handles import Binary, OriginKind, Timeline
-from gpuinterop.vulkan._export import semaphore_handle_type
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (
         Application,
         descriptors,
-        match,
         open_exporter,
-        semaphores_missing,
     )
 else:
-    from vulkan_application import Application, descriptors, match, open_exporter, semaphores_missing
+    from vulkan_application import Application, descriptors, open_exporter
 
 SMALL = WaveParameters(width=50, height=37)
 
@@ -108,8 +106,6 @@ def test_semaphores_that_the_driver_does_not_export_are_refused(exporter: Vulkan
             continue
         with pytest.raises(gi.UnsupportedError, match=r"VK_KHR_external_semaphore_fd|no exportable handle types"):
             exporter.create_semaphore(kind)
-        with pytest.raises(gi.UnsupportedError):
-            exporter.create_wave(SMALL, kind)
     with pytest.raises(gi.ArgumentTypeError, match="kind"):
         exporter.create_semaphore(int)
 
@@ -249,7 +245,7 @@ def test_a_gpus_memory_is_staged_also_where_the_host_sees_it(exporter: VulkanExp
         assert memory._staging is not None
 
 
-def test_the_wave_is_recorded_under_the_lock(exporter: VulkanExporter) -> None:
+def test_work_is_recorded_under_the_lock(exporter: VulkanExporter) -> None:
     """Recording uses the command pool, which other threads submit from."""
     real, held = exporter._vk.functions.vkCmdDispatch, []
 
@@ -258,8 +254,8 @@ def test_the_wave_is_recorded_under_the_lock(exporter: VulkanExporter) -> None:
         real(*arguments)
 
     exporter._vk.functions.__dict__["vkCmdDispatch"] = watched
-    exporter.create_wave(SMALL, None).close()
-    assert held == [True, True]
+    Producer(exporter, SMALL, None).close()
+    assert held == [True]
 
 
 def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
@@ -307,82 +303,6 @@ def test_the_objects_of_another_exporter_are_refused(exporter: VulkanExporter, d
         assert exporter.submit().done(30)
 
 
-# -- the wave ----------------------------------------------------------------------------------------------------------
-
-
-def step(fields: np.ndarray, frame: int, parameters: WaveParameters) -> None:
-    """As WaveParameters says, in float32, by somebody who has not seen the shader."""
-    u, other = fields[frame % 2], fields[(frame + 1) % 2]
-    courant2, damping = np.float32(parameters.courant2), np.float32(parameters.damping)
-    inner = u[1:-1, 1:-1]
-    neighbours = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
-    after = np.zeros_like(u)
-    after[1:-1, 1:-1] = damping * (
-        np.float32(2) * inner - other[1:-1, 1:-1] + courant2 * (neighbours - np.float32(4) * inner)
-    )
-    other[...] = after
-
-
-def initial(parameters: WaveParameters) -> np.ndarray:
-    fields = np.random.default_rng(3).standard_normal((2, parameters.height, parameters.width), dtype=np.float32)
-    fields[:, 0], fields[:, -1], fields[:, :, 0], fields[:, :, -1] = 0, 0, 0, 0
-    return fields
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [SMALL, WaveParameters(width=3, height=3), WaveParameters(width=64, height=16, courant2=0.5, damping=0.9)],
-    ids=["50x37", "3x3", "64x16"],
-)
-def test_the_wave_steps_as_documented(writing: VulkanExporter, parameters: WaveParameters) -> None:
-    with writing.create_wave(parameters, None) as wave:
-        assert wave.memory_size >= parameters.size
-        assert wave.read(0) == wave.read(1) == bytes(parameters.slot_bytes)
-        fields = initial(parameters)
-        for slot in range(2):
-            wave.write(slot, fields[slot].tobytes())
-        for frame in range(8):
-            with wave.submit(frame, wait=False, signal=False) as submission:
-                assert submission.done(30)
-            step(fields, frame, parameters)
-            for slot in range(2):
-                got = np.frombuffer(wave.read(slot), np.float32).reshape(fields[slot].shape)
-                np.testing.assert_allclose(got, fields[slot], rtol=1e-5, atol=1e-6)
-
-
-def test_a_wave_without_semaphores_says_so(exporter: VulkanExporter) -> None:
-    with exporter.create_wave(SMALL, None) as wave:
-        with pytest.raises(gi.InvalidArgumentError):
-            wave.export_semaphores()
-        with pytest.raises(gi.InvalidArgumentError):
-            wave.submit(0)
-        with pytest.raises(gi.InvalidArgumentError, match="frames count from 0"):
-            wave.submit(-1, wait=False, signal=False)
-        with pytest.raises(gi.InvalidArgumentError, match="slot"):
-            wave.read(2)
-        with pytest.raises(gi.InvalidArgumentError, match="slot has"):
-            wave.write(0, b"")
-    with pytest.raises(gi.ResourceClosedError):
-        wave.submit(0, wait=False, signal=False)
-
-
-@pytest.mark.parametrize("kind", [Binary, Timeline])
-def test_an_aborted_wave_closes_at_once(driver: str, signalling: VulkanExporter, kind: type) -> None:
-    if not signalling.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, semaphore_handle_type(kind))):
-        semaphores_missing(driver, kind)
-    for frames in (1, 2, 5):
-        wave = signalling.create_wave(SMALL, kind)
-        submissions = [wave.submit(frame) for frame in range(frames)]
-        assert submissions[0].done(30)
-        if frames > 1:
-            assert not submissions[1].done(0.05)  # nobody signals it
-        wave.abort()
-        with pytest.raises(gi.ResourceClosedError, match="aborted"):
-            wave.submit(frames)
-        wave.close()
-        assert all(submission.done(0) for submission in submissions)
-
-
 def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExporter) -> None:
     with signalling.create_semaphore(Binary) as semaphore, signalling.create_memory(64) as memory:
         submission = signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
@@ -396,61 +316,12 @@ def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExp
 def test_closing_what_is_stuck_behind_another_wait_returns(
     signalling: VulkanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuinterop.exporters.vulkan._PATIENCE", 0.2)
+    monkeypatch.setattr("gpuinterop.exporters.vulkan.exporter._PATIENCE", 0.2)
     first, second = signalling.create_semaphore(Binary), signalling.create_semaphore(Binary)
     submissions = [signalling.submit(wait=[(semaphore, 0)]) for semaphore in (first, second)]
     second.close()
     assert all(submission.done() for submission in submissions)
     first.close()
-
-
-def test_a_wave_dropped_with_its_exporter_does_not_hang(driver: str) -> None:
-    exporter = open_exporter(driver, validation=True)
-    if not exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
-        exporter.close()
-        semaphores_missing(driver, Binary)
-    wave = exporter.create_wave(SMALL, Binary)
-    wave.submit(0)
-    wave.submit(1)
-    exporter.close()
-    assert exporter.validation_messages == []
-    wave.close()
-
-
-def test_the_wave_and_a_device_take_turns(signalling: VulkanExporter) -> None:
-    device = match(signalling._vk)
-    fields = np.zeros((2, SMALL.height, SMALL.width), np.float32)
-    with signalling.create_wave(SMALL, Binary) as wave, device.create_stream() as stream:
-        forth, back = wave.export_semaphores()
-        assert back is not None
-        with (
-            device.import_memory(wave.export_memory(), size=wave.memory_size, dedicated=wave.dedicated) as memory,
-            device.import_semaphore(forth) as to_compute,
-            device.import_semaphore(back) as to_graphics,
-        ):
-            buffer = memory.map_buffer(0, SMALL.size)
-            handoff = gi.Handoff(to_compute, to_graphics)
-            drop = np.full(1, 1, np.float32)
-            seen = np.zeros_like(fields)
-            for frame in range(30):
-                handoff.next_submit()
-                wave.submit(frame)
-                handoff.acquire(stream)
-                if not device.identity.is_cpu:  # a GPU's copies of pageable memory block: they are refused behind it
-                    stream.synchronize(30)
-                slot = (frame + 1) % 2
-                if frame % 7 == 0:  # a drop falls into the field that the next step reads
-                    middle = (slot * SMALL.height + 18) * SMALL.width + 25
-                    buffer.copy_from_host(drop, offset=4 * middle, stream=stream)
-                buffer.copy_to_host(seen, stream=stream)
-                handoff.release(stream)
-                step(fields, frame, SMALL)
-                if frame % 7 == 0:
-                    fields[slot, 18, 25] = 1
-                stream.synchronize(30)
-                np.testing.assert_allclose(seen, fields, rtol=1e-5, atol=1e-6)
-            assert np.abs(fields).max() > 0.01
-            wave.abort()
 
 
 # -- nothing is left over ----------------------------------------------------------------------------------------------
@@ -463,15 +334,11 @@ def test_no_descriptor_is_left_over(driver: str) -> None:
             with exporter.create_memory(4096) as memory, memory.export():
                 assert exporter.submit(fill=[Fill(memory=memory, offset=0, size=4, word=1)]).done(30)
             kind = Binary if exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)) else None
-            with exporter.create_wave(SMALL, kind) as wave:
-                wave.submit(0, wait=False, signal=kind is not None)
-                wave.submit(1, wait=kind is not None, signal=False)
-                if kind is not None:
-                    with wave.export_memory():
-                        for handle in wave.export_semaphores():
-                            assert handle is not None
-                            handle.close()
-                wave.abort()
+            with Producer(exporter, SMALL, kind) as producer:
+                producer.submit(0)
+                producer.submit(1, signal=False)
+                for semaphore in filter(None, (producer.forth, producer.back)):
+                    semaphore.export().close()
 
         for _ in range(3):
             once()

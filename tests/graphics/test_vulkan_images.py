@@ -9,8 +9,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.exporters.base import ExporterImage, ImageParameters
-from gpuinterop.exporters.images import VulkanImage
-from gpuinterop.exporters.vulkan import VulkanExporter
+from gpuinterop.exporters.vulkan import VulkanExporter, VulkanImage
 from gpuinterop.handles import ArrayUsage, DeviceIdentity, HandleOrigin, OriginKind
 from gpuinterop.vulkan import _api as c
 
@@ -130,7 +129,7 @@ def test_the_exporter_closes_its_images(driver: str) -> None:
     with open_exporter(driver, validation=True) as exporter:
         images = [exporter.create_image(PLAIN) for _ in range(3)]
         _fill(images[1], 4)
-    assert all(image._image is None for image in images)
+    assert all(image._native.closed for image in images)
     assert exporter.validation_messages == []
 
 

@@ -192,11 +192,11 @@ def test_an_image_over_the_limits_is_refused(
 
     refused("extent", 100_000, 4, tiling="linear")
     refused("extent", 4, 100_000, tiling="linear")
-    limits = ImageSupport(features=6, extent=(16, 8), levels=4, layers=3, size=16)
+    limits = ImageSupport(features=6, extent=(16, 8, 1), levels=4, layers=3, size=16)
     monkeypatch.setattr(PhysicalDevice, "image_support", lambda *_: limits)
     refused("extent", 16, 8, tiling="linear")  # for its bytes
     # Whether the device maps mipmapped arrays does not matter here.
-    monkeypatch.setattr("gpuinterop.vulkan._share.agree", lambda *_: gi.OpaqueFd)
+    monkeypatch.setattr("gpuinterop.vulkan._image.agree", lambda *_: gi.OpaqueFd)
     refused("extent", 17, 8)
     refused("extent", 16, 9)
     refused("levels", 16, 8, levels=5)

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.base import Fill, WaveParameters
+from gpuinterop.cli.demo.producer import Producer
+from gpuinterop.cli.demo.simulation import WaveParameters
+from gpuinterop.exporters.base import Fill
 from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import DmaBufFd, MemoryHandle, OpaqueFd
-from gpuinterop.vulkan._share import SharedBuffer, SharedImage, _ImagePlan
+from gpuinterop.vulkan._buffer import SharedBuffer
+from gpuinterop.vulkan._image import SharedImage, _ImagePlan
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application, open_exporter, require_allocations
@@ -209,7 +212,7 @@ def test_a_buffers_handle_type_decides_the_other_family(
     context: gi.vulkan.VulkanContext, recorder: Recorder, handle_type: type[MemoryHandle], other: int
 ) -> None:
     buffer = context.api.ffi.cast("VkBuffer", 0xB0F0)
-    native: Any = SimpleNamespace(handle_type=handle_type, buffer=buffer, pair=lambda _: None, call=context.call)
+    native: Any = SimpleNamespace(handle_type=handle_type, handle=buffer, pair=lambda _: None, call=context.call)
     check_buffer(SharedBuffer(context, native, memory(), 4096), recorder, other)
 
 
@@ -219,7 +222,8 @@ def test_an_images_handle_type_decides_the_other_family(
 ) -> None:
     plan = _ImagePlan(context, (64, 64), "R8G8B8A8_UNORM", "optimal", 3, 2, None)
     plan.handle_type = handle_type
-    native: Any = SimpleNamespace(image=context.api.ffi.cast("VkImage", 0x1330), pair=lambda _: None, call=context.call)
+    image = context.api.ffi.cast("VkImage", 0x1330)
+    native: Any = SimpleNamespace(handle=image, size=0, dedicated=False, pair=lambda _: None, call=context.call)
     check_image(SharedImage(context, native, memory(), plan), recorder, other, levels=3, layers=2)
 
 
@@ -282,23 +286,20 @@ def test_the_exporters_fills(staged: VulkanExporter, watched: Recorder) -> None:
         assert in_one(watched.take()) == [*expected, "vkQueueSubmit"]
 
 
-def test_the_exporters_wave(staged: VulkanExporter, watched: Recorder) -> None:
-    with staged.create_wave(WaveParameters(width=8, height=8), None) as wave:
-        handle = staged._vk.address(wave.memory.vk_buffer)
-        entries = watched.take()
-        frame = [
-            acquired(handle, COMPUTE, SHADER_READ_WRITE),
-            "vkCmdDispatch",
-            released(handle, COMPUTE, SHADER_READ_WRITE),
-        ]
-        even, odd, clear = entries[:3], entries[3:6], entries[6:]
-        assert in_one(even) == in_one(odd) == frame
-        # The very first use: there is nothing to be acquired.
-        assert in_one(clear) == ["vkCmdFillBuffer", released(handle, TRANSFER, TRANSFER_WRITE), "vkQueueSubmit"]
-        for number, recorded in enumerate((even, odd, even)):
-            assert wave.submit(number, wait=False, signal=False).done(30)
-            assert watched.take() == [(recorded[0][0], "vkQueueSubmit")]
-        wave.write(1, bytes(wave.parameters.slot_bytes))
-        assert in_one(watched.take()) == copied(handle)
-        wave.read(0)
-        assert in_one(watched.take()) == copied(handle)
+def test_the_exporters_kernels(staged: VulkanExporter, watched: Recorder) -> None:
+    with Producer(staged, WaveParameters(width=8, height=8), None) as producer:
+        memory: Any = producer.memory
+        handle = staged._vk.address(memory.vk_buffer)
+        cleared, stepped = (
+            watched.take()[:5],
+            [
+                acquired(handle, COMPUTE, SHADER_READ_WRITE),
+                "vkCmdDispatch",
+                released(handle, COMPUTE, SHADER_READ_WRITE),
+                "vkQueueSubmit",
+            ],
+        )
+        assert in_one(cleared) == copied(handle)
+        for number in range(3):
+            assert producer.submit(number).done(30)
+            assert in_one(watched.take()) == stepped

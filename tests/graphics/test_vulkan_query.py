@@ -11,7 +11,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.capabilities import DOMAIN, Scope, Support, VerifiedRun
-from gpuinterop.exporters.vulkan import VulkanExporter, _choose, list_drivers
+from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
+from gpuinterop.exporters.vulkan.drivers import choose
 from gpuinterop.vulkan import _query
 
 if TYPE_CHECKING:
@@ -95,11 +96,11 @@ def test_what_was_listed_is_opened_by_its_index(driver: str, monkeypatch: pytest
             assert exporter.identity == listed.identity
     devices: list[Any] = [SimpleNamespace(name="Twin", driver_name="twins", is_cpu=False) for _ in range(3)]
     for index in range(3):
-        assert _choose(devices, None, index) is devices[index]
-        assert _choose(devices, "twin", index) is devices[index]
+        assert choose(devices, None, index) is devices[index]
+        assert choose(devices, "twin", index) is devices[index]
     for wrong in (3, -1):
         with pytest.raises(gi.DeviceNotFoundError):
-            _choose(devices, None, wrong)
+            choose(devices, None, wrong)
     with pytest.raises(gi.ArgumentTypeError, match="device_index"):
         VulkanExporter(driver, device_index="0")  # type: ignore[arg-type]
     with pytest.raises(gi.ArgumentTypeError, match="driver"):

@@ -10,7 +10,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
 from gpuinterop.testing.required import give_up
-from gpuinterop.vulkan._share import SharedImage, _ImagePlan
+from gpuinterop.vulkan._image import SharedImage, _ImagePlan
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (
@@ -184,7 +184,7 @@ def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None
         (0x18, gi.handles.ArrayUsage.COLOR_ATTACHMENT | gi.handles.ArrayUsage.SURFACE),
     ):
         plan = _ImagePlan(application.vk, (64, 64), "R8G8B8A8_UNORM", "optimal", 3, 2, usage)
-        native: Any = SimpleNamespace(pair=lambda _: None)
+        native: Any = SimpleNamespace(pair=lambda _: None, size=4096, dedicated=False)
         SharedImage(application.vk, native, memory, plan)
         assert given == {"levels": 3, "layers": 2, "usage": expected}
 

@@ -27,7 +27,14 @@ from gpuinterop.errors import (
     UnsupportedError,
 )
 from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter, ExporterSemaphore, Fill, ImageParameters, WaveParameters
+from gpuinterop.exporters.base import (
+    Exporter,
+    ExporterMemory,
+    ExporterSemaphore,
+    Fill,
+    ImageParameters,
+    Kernel,
+)
 from gpuinterop.exporters.memfd import MemfdSemaphore
 from gpuinterop.exporters.process import ProcessExporter, ProcessSemaphore, _Server, _Wire
 from gpuinterop.handles import Binary, OriginKind, Timeline
@@ -43,48 +50,43 @@ def exporter(request: pytest.FixtureRequest) -> Iterator[Exporter]:
         yield opened
 
 
-@KINDS
-def test_wave_is_the_documented_one(exporter: Exporter, kind: type) -> None:
-    p = WaveParameters(width=17, height=11)
-    rng = np.random.default_rng(1)
-    previous, u = rng.random((2, p.height, p.width), dtype=np.float32)
-    for field in (previous, u):
-        field[0] = field[-1] = 0
-        field[:, 0] = field[:, -1] = 0
-    with exporter.create_wave(p, kind) as wave:
-        wave.write(0, u.tobytes())
-        wave.write(1, previous.tobytes())
-        for frame in range(6):
-            assert wave.submit(frame, wait=False, signal=False).done(LIMIT)
-            following = np.zeros_like(u)
-            c = u[1:-1, 1:-1]
-            around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
-            step = 2 * c - previous[1:-1, 1:-1] + np.float32(p.courant2) * (around - 4 * c)
-            following[1:-1, 1:-1] = np.float32(p.damping) * step
-            previous, u = u, following
-            found = np.frombuffer(wave.read((frame + 1) % 2), np.float32).reshape(u.shape)
-            np.testing.assert_allclose(found, u, atol=1e-6)
-
-
-def test_wave_without_semaphores(exporter: Exporter) -> None:
-    with exporter.create_wave(WaveParameters(width=8, height=8), None) as wave:
-        with pytest.raises(InvalidArgumentError):
-            wave.export_semaphores()
-        with pytest.raises(InvalidArgumentError):
-            wave.submit(0)
-        assert wave.submit(0, wait=False, signal=False).done(LIMIT)
+def store(memory: ExporterMemory, index: int, byte: int) -> Kernel:
+    return Kernel(memory=memory, function="operator:setitem", shader="", arguments=(index, byte))
 
 
 @KINDS
-def test_wave_is_aborted(exporter: Exporter, kind: type) -> None:
-    with exporter.create_wave(WaveParameters(width=8, height=8), kind) as wave:
-        assert wave.submit(0).done(LIMIT)
-        second = wave.submit(1)
-        assert not second.done(0.0)
-        wave.abort()
-        assert second.done(LIMIT)
-        with pytest.raises(ResourceClosedError):
-            wave.submit(2)
+def test_kernels_run_where_the_memory_is(exporter: Exporter, kind: type) -> None:
+    """Behind the wait and the fills, in their order, and before the signal."""
+    with (
+        exporter.create_memory(4096) as memory,
+        exporter.create_semaphore(kind) as before,
+        exporter.create_semaphore(kind) as after,
+    ):
+        work = exporter.submit(
+            wait=[(before, 1)],
+            fill=[Fill(memory=memory, offset=0, size=4, word=0x01010101)],
+            run=[store(memory, 0, 2), store(memory, 0, 3), store(memory, 4095, 4)],
+            signal=[(after, 1)],
+        )
+        assert not work.done(0.0)
+        assert memory.read(0, 4096) == bytes(4096)
+        before.signal(1)
+        assert after.wait(1, timeout=LIMIT)
+        assert memory.read(0, 4096) == b"\3\1\1\1" + bytes(4091) + b"\4"
+        assert work.done(LIMIT)
+
+
+def test_a_kernel_that_fails_is_told(exporter: Exporter) -> None:
+    with exporter.create_memory(4096) as memory, open_exporter("memfd") as other, other.create_memory(4096) as theirs:
+        with pytest.raises((IndexError, PeerError), match="index out of bounds"):
+            exporter.submit(run=[store(memory, memory.size, 1)]).done(LIMIT)
+        with pytest.raises((ImportError, PeerError), match="no_such_module"):
+            exporter.submit(run=[Kernel(memory=memory, function="no_such_module:function", shader="")])
+        with pytest.raises(ArgumentTypeError):
+            exporter.submit(run=[store(theirs, 0, 1)])
+        with pytest.raises(InvalidArgumentError, match="arguments"):
+            Kernel(memory=memory, function="", shader="", arguments=range(33))
+        assert exporter.submit(run=[store(memory, 0, 1)]).done(LIMIT)
 
 
 @KINDS
@@ -261,18 +263,17 @@ def test_many_waits_hold_up_no_other_command() -> None:
         ThreadPoolExecutor(40) as threads,
         exporter.create_memory(4096) as memory,
         exporter.create_semaphore(Timeline) as semaphore,
-        exporter.create_wave(WaveParameters(width=8, height=8), Timeline) as wave,
+        exporter.create_semaphore(Timeline) as never,
     ):
         assert isinstance(exporter, ProcessExporter)
-        assert wave.submit(0).done(LIMIT)
-        stuck = wave.submit(1)
+        stuck = exporter.submit(wait=[(never, 1)])
         waits = [threads.submit(semaphore.wait, 1, timeout=LIMIT) for _ in range(39)]
         waits.append(threads.submit(stuck.done, LIMIT))
         while len(exporter._child._waiting) < len(waits):  # all sent: what follows is behind them in the socket
             os.sched_yield()
         memory.read(0, 4)
         assert not any(wait.done() for wait in waits)
-        wave.abort()
+        never.close()
         assert waits.pop().result(LIMIT)
         assert not any(wait.done() for wait in waits)
         semaphore.signal(1)
@@ -299,8 +300,8 @@ def test_a_wait_on_what_is_closed(exporter: Exporter) -> None:
 
 
 def test_what_is_done_is_done(exporter: Exporter) -> None:
-    with exporter.create_wave(WaveParameters(width=8, height=8), None) as wave:
-        submission = wave.submit(0, wait=False, signal=False)
+    with exporter.create_memory(4096) as memory:
+        submission = exporter.submit(run=[store(memory, 0, 1)])
         with ThreadPoolExecutor(8) as threads:  # all of them are told, whoever is the first
             asked = [threads.submit(submission.done, LIMIT) for _ in range(32)]
             assert all(found.result(LIMIT) for found in asked)
@@ -316,7 +317,7 @@ def test_the_child_forgets_what_is_done() -> None:
         server._exporter = exporter
         number = server._keep(semaphore)
         for value in range(1, 50):
-            work = server._call_submit(b"", wait=[[number, value]], fill=[], signal=[])[0]
+            work = server._call_submit(b"", wait=[[number, value]], fill=[], run=[], signal=[])[0]
             assert server._call_method(b"", object=work, method="done", seconds=0.0)[0] is False
             assert work in server._objects
             semaphore.signal(value)

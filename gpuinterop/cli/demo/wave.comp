@@ -1,6 +1,6 @@
 #version 450
 
-// One step of gpuinterop.exporters.base.WaveParameters, in place over the frame before the last.
+// One step of simulation.WaveParameters, in place over the frame before the last.
 // `precise` forbids contraction into fused multiply-adds: every driver computes the same float32 values as NumPy.
 
 layout(local_size_x = 16, local_size_y = 16) in;

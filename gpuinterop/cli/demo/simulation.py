@@ -1,7 +1,7 @@
-"""What the demo computes: the sources that the consumer writes, and the whole wave once more in NumPy alone.
+"""What the demo computes: a step of the wave, the sources that the consumer writes, and the whole run in NumPy alone.
 
-The simulation shares no code with any exporter and no memory with anybody. It rounds as the shader does, operation by
-operation in float32, so that a correct run differs from it by nothing at all.
+The simulation has a memory of its own. A step rounds as the shader does, operation by operation in float32, so that a
+correct run differs from the simulation by nothing at all.
 """
 
 from __future__ import annotations
@@ -10,16 +10,54 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exporters.base import WaveParameters
-
-__all__ = ["Field", "Patch", "Sources", "simulate"]
+__all__ = ["Field", "Patch", "Sources", "WaveParameters", "simulate", "step"]
 
 Field: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveParameters:
+    """Two slots of ``height x width`` float32, the field of frame k in slot ``k % 2``.
+
+    A step computes slot ``(k + 1) % 2`` in place over frame k - 1:
+    ``next = damping * (2 * u - previous + courant2 * (north + south + west + east - 4 * u))``
+    with the border held at zero.
+    """
+
+    width: int = 512
+    height: int = 512
+    courant2: float = 0.25
+    damping: float = 0.999
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.width * self.height * 4
+
+    @property
+    def size(self) -> int:
+        return 2 * self.slot_bytes
+
+    def step(self, frame: int) -> tuple[int, int, float, float, int, int]:
+        """The arguments of a frame's step: of :func:`step`, and of the shader."""
+        return self.width, self.height, self.courant2, self.damping, frame % 2, (frame + 1) % 2
+
+
+def step(slots: Any, width: int, height: int, courant2: float, damping: float, current: int, following: int) -> None:
+    """Step slot `current` of a buffer into slot `following`, which holds the frame before, as `WaveParameters` says.
+
+    The border stays as it is: zero.
+    """
+    fields = np.frombuffer(slots, np.float32, 2 * width * height).reshape(2, height, width)
+    now, after = fields[current], fields[following, 1:-1, 1:-1]
+    u = now[1:-1, 1:-1]
+    around = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]
+    laplacian = around - np.float32(4) * u
+    after[:] = np.float32(damping) * (np.float32(2) * u - after + np.float32(courant2) * laplacian)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +156,7 @@ def simulate(
     sources: Sources,
     *,
     tick: Callable[[], object] | None = None,
-) -> tuple[Field, Field]:
+) -> Field:
     """Compute the two slots after `frames` frames, with NumPy alone.
 
     Parameters
@@ -132,35 +170,16 @@ def simulate(
 
     Returns
     -------
-    tuple of ndarray
-        Slot 0 and slot 1, ``(height, width)`` float32.
+    ndarray
+        ``(2, height, width)`` float32.
     """
-    shape = (parameters.height, parameters.width)
-    before, now = np.zeros(shape, np.float32), np.zeros(shape, np.float32)  # frame -1, and frame 0's start
-    two, four = np.float32(2), np.float32(4)
-    courant2, damping = np.float32(parameters.courant2), np.float32(parameters.damping)
-    inside = (slice(1, -1), slice(1, -1))
-    laplacian = np.empty((shape[0] - 2, shape[1] - 2), np.float32)
-    scratch = np.empty_like(laplacian)
-    window = sources.window
+    slots = np.zeros((2, parameters.height, parameters.width), np.float32)
     for frame in range(frames):
-        centre = now[inside]
-        np.add(now[:-2, 1:-1], now[2:, 1:-1], out=laplacian)
-        laplacian += now[1:-1, :-2]
-        laplacian += now[1:-1, 2:]
-        np.multiply(centre, four, out=scratch)
-        laplacian -= scratch
-        laplacian *= courant2
-        np.multiply(centre, two, out=scratch)
-        scratch -= before[inside]
-        scratch += laplacian
-        scratch *= damping
-        before[inside] = scratch
-        before, now = now, before
+        step(slots, *parameters.step(frame))
         for patch in sources.patches(frame):
-            cells = now[patch.top : patch.top + patch.size, patch.left : patch.left + patch.size]
-            cells += window * (np.float32(patch.target) - cells)
+            rows, columns = slice(patch.top, patch.top + patch.size), slice(patch.left, patch.left + patch.size)
+            cells = slots[(frame + 1) % 2, rows, columns]
+            cells += sources.window * (np.float32(patch.target) - cells)
         if tick is not None:
             tick()
-    # Frame k leaves its field in slot (k + 1) % 2.
-    return (now, before) if frames % 2 == 0 else (before, now)
+    return slots

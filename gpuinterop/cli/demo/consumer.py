@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from .._core.memory import Buffer
-from .._core.stream import Stream
-from ..exporters.base import WaveParameters
-from .simulation import Sources
+from ..._core.memory import Buffer
+from ..._core.stream import Stream
+from .simulation import Sources, WaveParameters
 
 __all__ = ["Consumer", "open_consumer"]
 

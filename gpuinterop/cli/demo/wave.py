@@ -17,18 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from .._core.device import Device
-from .._core.resource import Resource
-from .._core.semaphore import ExternalSemaphore
-from .._core.stream import Event, Stream
-from ..bridge import Bridge
-from ..capabilities import Capability, Operation, Scope
-from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
-from ..exporters.base import Exporter, Submission, Wave, WaveParameters
-from ..handles import Binary, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32
-from ..handoff import Handoff
+from ..._core.device import Device
+from ..._core.resource import Resource
+from ..._core.semaphore import ExternalSemaphore
+from ..._core.stream import Event, Stream
+from ...bridge import Bridge
+from ...capabilities import Capability, Operation, Scope
+from ...errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ...exporters.base import Exporter, ExporterSemaphore, Submission
+from ...handles import Binary, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32
+from ...handoff import Handoff
 from .consumer import Consumer, open_consumer
-from .simulation import Field, Sources, simulate
+from .producer import Producer
+from .simulation import Field, Sources, WaveParameters, simulate
 
 __all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 
@@ -75,7 +76,7 @@ class Sync:
         ``timeline`` or ``binary``; ``bridged``: a timeline of the exporter's, which streams reach through a bridge; or
         ``host``: no semaphore is shared, the calling thread waits for either side.
     kind : type or None
-        What `Exporter.create_wave` takes.
+        What `Producer` takes.
     reason : str
         Why it is no better; empty for a timeline.
     """
@@ -309,9 +310,9 @@ def run_wave(
     sources = Sources(parameters.width, parameters.height)
     with ExitStack() as cleanup:
         exportable = chosen.name != "bridged"
-        wave = cleanup.enter_context(exporter.create_wave(parameters, chosen.kind, exportable=exportable))
+        producer = cleanup.enter_context(Producer(exporter, parameters, chosen.kind, exportable=exportable))
         run = _Run(
-            wave, device, sources, frames, chosen, timeout, tick, cleanup,
+            producer, device, sources, frames, chosen, timeout, tick, cleanup,
             sabotage=sabotage,
             hold=_HOLDS.get(sabotage, hold) if sabotage else hold,
             patience=timeout if sabotage else patience,
@@ -336,24 +337,21 @@ def run_wave(
             staged_us=staged,
             max_error=_difference(found, expected),
             problem=problem,
-            field=found[frames % 2] if found else np.zeros_like(expected[0]),
+            field=np.zeros_like(expected[0]) if found is None else found[frames % 2],
         )
         del run
     return result
 
 
-def _difference(found: tuple[Field, Field] | None, expected: tuple[Field, Field]) -> float:
-    if found is None:
-        return math.inf
-    # np.max, which hands on a NaN: max() drops one that comes second.
-    worst = float(np.max([np.max(np.abs(mine - theirs)) for mine, theirs in zip(found, expected, strict=True)]))
+def _difference(found: Field | None, expected: Field) -> float:
+    worst = math.inf if found is None else float(np.max(np.abs(found - expected)))  # np.max hands on a NaN
     return worst if math.isfinite(worst) else math.inf
 
 
 class _Run:
     def __init__(
         self,
-        wave: Wave,
+        producer: Producer,
         device: Device,
         sources: Sources,
         frames: int,
@@ -366,7 +364,7 @@ class _Run:
         hold: Hold | None,
         patience: float,
     ) -> None:
-        self.wave = wave
+        self.producer = producer
         self.device = device
         self.frames = frames
         self.timeout = timeout
@@ -379,9 +377,10 @@ class _Run:
         self._submissions: dict[int, Submission] = {}
         self._awaited: int | None = None  # the frame that the stream was last told to wait for
 
-        with wave.export_memory() as handle:
+        theirs = producer.memory
+        with theirs.export() as handle:
             self.memory_handle = handle.type_name
-            memory = device.import_memory(handle, size=wave.memory_size, dedicated=wave.dedicated)
+            memory = device.import_memory(handle, size=theirs.size, dedicated=theirs.dedicated)
         # The exporter frees its memory only when the device is done with it, hence the time; a run that has failed
         # may leave a stream that never is, which has been reported by then.
         cleanup.callback(_close_in_time, memory, timeout)
@@ -389,25 +388,24 @@ class _Run:
         self.bridge: Bridge | None = None
         if sync.name == "bridged":
             self.bridge = Bridge(device)
-            # The watcher uses the exporter's semaphore: it is to be done with it before the wave goes.
+            # The watcher uses the exporter's semaphore: it is to be done with it before that goes.
             cleanup.callback(_close_in_time, self.bridge, timeout)
-            self.shared = cleanup.enter_context(_bridged(self.bridge, wave)), None
-        elif sync.name != "host":
-            self.shared = self._import_semaphores(cleanup)
+            assert producer.forth is not None
+            self.shared = cleanup.enter_context(_bridged(self.bridge, producer.forth)), None
+        elif producer.forth is not None and producer.back is not None:
+            forth = self._import(producer.forth, cleanup)
+            self.shared = forth, self._import(producer.back, cleanup) if sync.kind is Binary else None
         self.stream: Stream = cleanup.enter_context(device.create_stream(high_priority=True))
-        buffer = cleanup.enter_context(memory.map_buffer(offset=0, size=wave.parameters.size))
-        self.consumer: Consumer = open_consumer(self.stream, buffer, wave.parameters, sources)
+        buffer = cleanup.enter_context(memory.map_buffer(offset=0, size=producer.parameters.size))
+        self.consumer: Consumer = open_consumer(self.stream, buffer, producer.parameters, sources)
         cleanup.callback(self.consumer.close)
         self.handoff = Handoff(*self.shared, tracks_submits=False) if self.shared else None
         self._wait_timeout = timeout if self.shared and self.shared[0].takes_timeout else None
 
-    def _import_semaphores(self, cleanup: ExitStack) -> tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None]:
-        handles = self.wave.export_semaphores()
-        self.semaphore_handle = handles[0].type_name
-        with ExitStack() as exported:
-            there = [exported.enter_context(handle) for handle in handles if handle is not None]
-            imported = [cleanup.enter_context(self.device.import_semaphore(handle)) for handle in there]
-        return imported[0], imported[1] if len(imported) > 1 else None
+    def _import(self, theirs: ExporterSemaphore, cleanup: ExitStack) -> ExternalSemaphore[Any]:
+        with theirs.export() as handle:
+            self.semaphore_handle = handle.type_name
+            return cleanup.enter_context(self.device.import_semaphore(handle))
 
     # -- the frames --------------------------------------------------------------------------------------------
 
@@ -458,11 +456,10 @@ class _Run:
         return self.timeout + _SLACK if self._wait_timeout is not None else self.timeout
 
     def _submit(self, frame: int) -> Submission:
-        shares = self.handoff is not None
-        submission = self.wave.submit(
+        submission = self.producer.submit(
             frame,
-            wait=shares and self.sabotage is not Sabotage.EXPORTER_WAIT,
-            signal=shares and self.sabotage is not Sabotage.EXPORTER_SIGNAL,
+            wait=self.sabotage is not Sabotage.EXPORTER_WAIT,
+            signal=self.sabotage is not Sabotage.EXPORTER_SIGNAL,
         )
         self._submissions[frame] = submission
         if frame - 2 in self._submissions:  # done: the consumer's frame after it was
@@ -555,15 +552,14 @@ class _Run:
 
     def _release_all(self) -> None:
         """Give every pending wait its signal, so that nothing hangs: no GPU cancels one."""
-        with contextlib.suppress(GpuInteropError):
-            self.wave.abort()
         if self.bridge is not None:
-            with contextlib.suppress(GpuInteropError):
-                self.bridge.close(timeout=0)  # lets every stream go, and the stream fails
+            _close_in_time(self.bridge, 0)  # lets every stream go, and the stream fails
             with contextlib.suppress(GpuInteropError):
                 self.stream.synchronize(self.timeout)
-            return
-        if self.shared is None or self._wait_timeout is not None or self._awaited is None:
+            _close_in_time(self.bridge, self.timeout)  # the watcher looks at the exporter's semaphore no more
+        with contextlib.suppress(GpuInteropError):
+            self.producer.abort()
+        if self.bridge is not None or self.shared is None or self._wait_timeout is not None or self._awaited is None:
             return
         forth, back = self.shared
         with contextlib.suppress(GpuInteropError), self.device.create_stream() as rescue:
@@ -575,14 +571,14 @@ class _Run:
                     self.stream.synchronize(min(self.timeout, 1.0))
                     return
 
-    def read(self) -> tuple[Field, Field] | None:
+    def read(self) -> Field | None:
         """Both slots as the exporter sees them; None where even that fails."""
-        shape = (self.wave.parameters.height, self.wave.parameters.width)
+        p = self.producer.parameters
         try:
-            first, second = (np.frombuffer(self.wave.read(slot), np.float32).reshape(shape).copy() for slot in range(2))
+            data = self.producer.memory.read(0, p.size)
         except GpuInteropError:
             return None
-        return first, second
+        return np.frombuffer(data, np.float32).reshape(2, p.height, p.width).copy()
 
     def staged(self) -> list[float]:
         """Time the same frames without sharing: the exporter copies out and in, and so does the consumer."""
@@ -590,17 +586,17 @@ class _Run:
         for frame in range(self.frames, self.frames + min(self.frames, _STAGED_FRAMES)):
             start = time.perf_counter()
             slot = (frame + 1) % 2
-            submission = self.wave.submit(frame, wait=False, signal=False)
+            submission = self.producer.submit(frame, wait=False, signal=False)
             if not submission.done(self.timeout):
                 raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
             submission.close()
-            self.wave.write(slot, self.consumer.work_on_copy(frame, self.wave.read(slot)))
+            self.producer.write(slot, self.consumer.work_on_copy(frame, self.producer.read(slot)))
             times.append((time.perf_counter() - start) * 1e6)
         return times
 
 
-def _bridged(bridge: Bridge, wave: Wave) -> ExternalSemaphore[Any]:
-    endpoint = wave.endpoint()
+def _bridged(bridge: Bridge, theirs: ExporterSemaphore) -> ExternalSemaphore[Any]:
+    endpoint = theirs.endpoint()
     try:
         return bridge.from_endpoint(endpoint)
     except BaseException:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .._core.device import Device
-from .._core.registry import get_backend, match_device
-from ..capabilities import Operation
-from ..errors import BackendUnavailableError, DeviceNotFoundError, InvalidArgumentError
-from ..exporters import open_exporter
-from ..exporters.base import Exporter
-from ..exporters.vulkan import VulkanDriver, list_drivers
-from ..handles import DeviceIdentity, OpaqueFd, OpaqueWin32, TimelineFd, TimelineWin32
-from .console import note
+from ..._core.device import Device
+from ..._core.registry import get_backend, match_device
+from ...capabilities import Operation
+from ...errors import BackendUnavailableError, DeviceNotFoundError, InvalidArgumentError
+from ...exporters import open_exporter
+from ...exporters.base import Exporter
+from ...exporters.vulkan import VulkanDriver, list_drivers
+from ...handles import DeviceIdentity, OpaqueFd, OpaqueWin32, TimelineFd, TimelineWin32
+from ..console import note
 
 __all__ = ["find_device", "open_party"]
 

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidArgumentError
-from ..exporters.base import WaveParameters
-from .console import complain, note
+from ...errors import InvalidArgumentError
+from ..console import complain, note
+from ..records import need
 from .parties import find_device, open_party
-from .records import need
+from .simulation import WaveParameters
 from .wave import Sabotage, WaveRun, choose_sync, run_wave
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def command(given: argparse.Namespace) -> int:
     """
     for module in ("rich", "PIL"):
         need(module, "`gpuinterop demo`", "cli")
+    from ..tables import stdout
     from .picture import render
-    from .tables import stdout
 
     _check_target(given.output)
     with ExitStack() as cleanup:
@@ -160,7 +160,7 @@ def _noted_warnings() -> Iterator[None]:
 def _progress(*, show: bool) -> AbstractContextManager[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from .tables import stderr
+    from ..tables import stderr
 
     return Progress(
         TextColumn("[cyan]wave"),

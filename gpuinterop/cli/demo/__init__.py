@@ -1,0 +1,1 @@
+"""The demo: a wave in memory that two sides share."""

@@ -1,0 +1,111 @@
+"""The exporter's half of the demo: it steps the field by its own means, frame by frame."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from ...errors import SemaphoreTimeoutError
+from ...exporters.base import Exporter, ExporterSemaphore, Kernel, Submission
+from ...handles import Binary, Timeline
+from .simulation import WaveParameters
+
+__all__ = ["Producer"]
+
+_GROUP = 16  # local_size in wave.comp
+
+
+class Producer:
+    """The wave, in memory of an exporter; still at first. Close it.
+
+    Frame k (from 0): wait for the consumer's signal of frame k - 1 (none for k = 0), step slot ``k % 2`` into slot
+    ``(k + 1) % 2``, signal. Binary: one semaphore each way. Timeline: one semaphore; the exporter signals
+    ``2 k + 1``, the consumer ``2 k + 2``.
+
+    Parameters
+    ----------
+    exporter : Exporter
+    parameters : WaveParameters
+    kind : type or None
+        ``Binary`` or ``Timeline``; None: no semaphores, the host orders the frames.
+    exportable : bool
+        False: the timeline is reached by its endpoint alone.
+    timeout : float
+        Seconds that a first step may take.
+
+    Attributes
+    ----------
+    memory : ExporterMemory
+        Both slots.
+    forth, back : ExporterSemaphore or None
+        Signalled by the exporter, and by the consumer; the same for a timeline.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        parameters: WaveParameters,
+        kind: type | None,
+        *,
+        exportable: bool = True,
+        timeout: float = 30.0,
+    ) -> None:
+        self._exporter = exporter
+        self.parameters = parameters
+        self.forth: ExporterSemaphore | None = None
+        self.back: ExporterSemaphore | None = None
+        with ExitStack() as undo:
+            self.memory = undo.enter_context(exporter.create_memory(parameters.size))
+            if kind is not None:
+                self.forth = self.back = undo.enter_context(exporter.create_semaphore(kind, exportable=exportable))
+            if kind is Binary:
+                self.back = undo.enter_context(exporter.create_semaphore(kind))
+            self.memory.write(0, bytes(parameters.size))
+            # A step of a field that is still changes nothing, and makes ready what the first frame needs.
+            if not self.submit(0, wait=False, signal=False).done(timeout):
+                raise SemaphoreTimeoutError(f"the exporter's first step is not done after {timeout:g} s.")
+            self._undo = undo.pop_all()
+
+    def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
+        """Enqueue a frame and return at once. `wait` and `signal` are taken out only to prove that they matter."""
+        p = self.parameters
+        timeline = self.forth is not None and self.forth.kind is Timeline
+        kernel = Kernel(
+            memory=self.memory,
+            function="gpuinterop.cli.demo.simulation:step",
+            shader="gpuinterop.cli.demo:wave.spv",
+            groups=(-(-p.width // _GROUP), -(-p.height // _GROUP), 1),
+            arguments=p.step(frame),
+        )
+        return self._exporter.submit(
+            wait=[(self.back, 2 * frame if timeline else 0)] if wait and self.back and frame else (),
+            run=[kernel],
+            signal=[(self.forth, 2 * frame + 1 if timeline else 0)] if signal and self.forth else (),
+        )
+
+    def read(self, slot: int) -> bytes:
+        """Copy a slot out by the exporter's own means: what a program without sharing does each frame."""
+        return self.memory.read(slot * self.parameters.slot_bytes, self.parameters.slot_bytes)
+
+    def write(self, slot: int, data: bytes) -> None:
+        """Replace a slot by the exporter's own means; returns when the bytes are there."""
+        self.memory.write(slot * self.parameters.slot_bytes, data)
+
+    def abort(self) -> None:
+        """Release whatever waits for a signal that will never come; nothing can be submitted any more."""
+        for semaphore in (self.back, self.forth):  # the one that frames wait for comes first: it releases them
+            if semaphore is not None:
+                semaphore.close()
+
+    def close(self) -> None:
+        """Release what waits, and free the memory."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,22 @@
+"""Vulkan as the independent party, on an instance and a device of its own.
+
+Importable without PyPI's `vulkan`; only making a :class:`VulkanExporter` needs it.
+"""
+
+from __future__ import annotations
+
+from .drivers import DriverList, VulkanDriver, list_drivers
+from .exporter import VulkanExporter
+from .image import VulkanImage
+from .memory import VulkanMemory
+from .semaphore import VulkanSemaphore
+
+__all__ = [
+    "DriverList",
+    "VulkanDriver",
+    "VulkanExporter",
+    "VulkanImage",
+    "VulkanMemory",
+    "VulkanSemaphore",
+    "list_drivers",
+]

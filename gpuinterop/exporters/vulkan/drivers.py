@@ -1,0 +1,231 @@
+"""The Vulkan loader, and the drivers that it finds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...capabilities import Capabilities, Operation
+from ...errors import (
+    ArgumentTypeError,
+    BackendUnavailableError,
+    DeviceNotFoundError,
+    DriverError,
+    GpuInteropError,
+)
+from ...handles import DeviceIdentity, OpaqueFd
+from ...vulkan._api import Api, Functions, check_call
+from ...vulkan._query import PhysicalDevice
+
+__all__ = ["DriverList", "Instance", "VulkanDriver", "choose", "list_drivers"]
+
+_VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VulkanDriver:
+    """One physical device, for reports.
+
+    Attributes
+    ----------
+    index : int
+        Its place in the loader's order: what ``VulkanExporter(device_index=...)`` opens exactly this one with.
+    name : str
+        Of the device.
+    driver, version : str
+        Of the driver.
+    identity : DeviceIdentity
+    capabilities : Capabilities
+        As :func:`gpuinterop.vulkan.capabilities`.
+    """
+
+    index: int
+    name: str
+    driver: str
+    version: str
+    identity: DeviceIdentity
+    capabilities: Capabilities
+
+
+class DriverList(list[VulkanDriver]):
+    """What :func:`list_drivers` found.
+
+    Attributes
+    ----------
+    reason : str
+        Why the list is empty, or what is wrong with a device that is missing from it; empty otherwise.
+    """
+
+    reason: str = ""
+
+
+def list_drivers() -> DriverList:
+    """List every physical device that the Vulkan loader finds. Never raises for want of Vulkan.
+
+    Returns
+    -------
+    DriverList
+        Empty, with its `reason`, where PyPI's `vulkan`, the loader or every driver is missing. A device whose driver
+        fails is left out, and stands in the `reason`.
+    """
+    found = DriverList()
+    try:
+        with Instance(validation=False) as instance:
+            problems = []
+            for index, physical in enumerate(instance.physical_devices()):
+                label = f"physical device {index}"
+                try:
+                    label = physical.name
+                    found.append(_describe(index, physical))
+                except GpuInteropError as error:  # one broken driver must not hide the others
+                    problems.append(f"{label}: {error}")
+            found.reason = "; ".join(problems)
+    except (BackendUnavailableError, DriverError) as error:
+        found.reason = str(error)
+    if not found and not found.reason:
+        found.reason = "the Vulkan loader lists no physical device."
+    return found
+
+
+def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
+    return VulkanDriver(
+        index=index,
+        name=physical.name,
+        driver=physical.driver_name,
+        version=physical.driver_version,
+        identity=physical.identity,
+        capabilities=physical.capabilities,
+    )
+
+
+class Instance:
+    """A VkInstance, with the validation layer's messages where it was asked for."""
+
+    def __init__(self, *, validation: bool) -> None:
+        self.api = api = Api()
+        self.validation_messages: list[str] = []
+        ffi, new = api.ffi, api.new
+        loader = api.global_functions()
+        layers: list[str] = []
+        extensions: list[str] = []
+        chain = ffi.NULL
+        if validation:
+            if _VALIDATION_LAYER not in _layers(api, loader):
+                raise BackendUnavailableError(
+                    f"validation was asked for, and the loader finds no {_VALIDATION_LAYER}.",
+                    fix="Install the Vulkan validation layers (vulkan-validationlayers), or set VK_LAYER_PATH.",
+                )
+            layers, extensions = [_VALIDATION_LAYER], ["VK_EXT_debug_utils"]
+            self._callback = ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", self._message)
+            chain = new(
+                "VkDebugUtilsMessengerCreateInfoEXT",
+                messageSeverity=0x1000 | 0x100,  # error, warning
+                messageType=0x2 | 0x4,  # validation, performance; "general" is the loader on others' drivers
+                pfnUserCallback=self._callback,
+            )
+        application = new("VkApplicationInfo", apiVersion=1 << 22 | 1 << 12)
+        version = ffi.new("uint32_t *")
+        if loader.has("vkEnumerateInstanceVersion"):
+            check_call(loader, "vkEnumerateInstanceVersion", version)
+            if version[0] >= (1 << 22 | 2 << 12):  # 1.2: timeline semaphores without an extension
+                application.apiVersion = 1 << 22 | 2 << 12
+        _keep_drivers_loaded(api, loader)
+        info = new(
+            "VkInstanceCreateInfo",
+            pNext=chain,
+            pApplicationInfo=application,
+            enabledLayerCount=len(layers),
+            ppEnabledLayerNames=api.strings(layers),
+            enabledExtensionCount=len(extensions),
+            ppEnabledExtensionNames=api.strings(extensions),
+        )
+        out = ffi.new("VkInstance *")
+        check_call(loader, "vkCreateInstance", info, ffi.NULL, out)
+        self.handle = out[0]
+        self.functions = api.instance_functions(self.handle)
+        self._messenger = ffi.NULL
+        if validation:
+            messenger = ffi.new("VkDebugUtilsMessengerEXT *")
+            check_call(self.functions, "vkCreateDebugUtilsMessengerEXT", self.handle, chain, ffi.NULL, messenger)
+            self._messenger = messenger[0]
+
+    def _message(self, severity: int, kind: int, data: Any, user: Any) -> int:
+        self.validation_messages.append(self.api.text(data.pMessage))
+        return 0
+
+    def physical_devices(self) -> list[PhysicalDevice]:
+        """In the loader's order."""
+        ffi = self.api.ffi
+        count = ffi.new("uint32_t *")
+        check_call(self.functions, "vkEnumeratePhysicalDevices", self.handle, count, ffi.NULL)
+        handles = ffi.new("VkPhysicalDevice[]", count[0])
+        check_call(self.functions, "vkEnumeratePhysicalDevices", self.handle, count, handles)
+        return [PhysicalDevice(self.api, self.functions, handles[i]) for i in range(count[0])]
+
+    def close(self) -> None:
+        null = self.api.ffi.NULL
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            if self._messenger != null:
+                self.functions.vkDestroyDebugUtilsMessengerEXT(handle, self._messenger, null)
+            self.functions.vkDestroyInstance(handle, null)
+
+    def __enter__(self) -> Instance:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+_anchor: list[Any] = []
+_anchor_lock = threading.Lock()
+
+
+def _keep_drivers_loaded(api: Api, loader: Functions) -> None:
+    """Keep one bare instance for the life of the process, so that the loader never unloads the drivers.
+
+    NVIDIA's (580) can be loaded some thirty times in one process; then "cannot allocate memory in static TLS block"
+    hides the GPU.
+    """
+    with _anchor_lock:
+        if not _anchor:
+            out = api.ffi.new("VkInstance *")
+            check_call(loader, "vkCreateInstance", api.new("VkInstanceCreateInfo"), api.ffi.NULL, out)
+            _anchor.append(out[0])
+
+
+def _layers(api: Api, loader: Functions) -> set[str]:
+    count = api.ffi.new("uint32_t *")
+    check_call(loader, "vkEnumerateInstanceLayerProperties", count, api.ffi.NULL)
+    listed = api.ffi.new("VkLayerProperties[]", count[0])
+    check_call(loader, "vkEnumerateInstanceLayerProperties", count, listed)
+    return {api.text(listed[i].layerName) for i in range(count[0])}
+
+
+def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:
+    """The physical device that `VulkanExporter` is asked for."""
+    if driver is not None and not isinstance(driver, str):
+        raise ArgumentTypeError("driver", f"must be a str, not {type(driver).__name__}.")
+    if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
+        raise ArgumentTypeError("device_index", f"must be an int, not {type(index).__name__}.")
+    matching = devices
+    if driver is not None:
+        # "lavapipe" is what everybody calls it; it calls itself llvmpipe.
+        wanted = driver.lower().replace("lavapipe", "llvmpipe")
+        matching = [d for d in devices if wanted in f"{d.name}\n{d.driver_name}".lower()]
+    elif index is None:
+
+        def rank(device: PhysicalDevice) -> int:
+            if not device.is_cpu:
+                return 0
+            return 1 if device.capabilities.supports((Operation.IMPORT_SEMAPHORE, OpaqueFd)) else 2
+
+        matching = sorted(devices, key=rank)
+    position = index or 0
+    if not 0 <= position < len(matching):
+        names = ", ".join(f"{d.name!r} ({d.driver_name})" for d in devices) or "none"
+        wanted = f"driver {driver!r}, device_index {position}" if driver else f"device_index {position}"
+        raise DeviceNotFoundError(f"no Vulkan device for {wanted}; the loader finds: {names}.")
+    return matching[position]

@@ -1,0 +1,134 @@
+"""Memory of a Vulkan driver, as the independent party's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..._arguments import check_nbytes
+from ...errors import InvalidArgumentError, ResourceClosedError
+from ...handles import AllocationHandle, MemoryHandle
+from ...vulkan import _api as c
+from ...vulkan._allocation import import_fd
+from ...vulkan._buffer import buffer_barrier
+from ...vulkan._export import create_buffer
+from ...vulkan._query import BUFFER_USAGE
+from ..base import ExporterMemory
+from .shader import Shader
+from .staging import TRANSFERS, Staged, map_memory
+
+if TYPE_CHECKING:
+    from .exporter import VulkanExporter
+
+__all__ = ["VulkanMemory"]
+
+
+class VulkanMemory(Staged, ExporterMemory):
+    """A buffer with exportable memory, or on memory that a device has allocated.
+
+    Written and read through the mapping where the host sees the memory, else through a staging buffer and the queue.
+    """
+
+    def __init__(self, exporter: VulkanExporter, size: int, handle: AllocationHandle | None = None) -> None:
+        super().__init__(exporter)
+        vk = exporter._open()
+        self._imported = handle is not None
+        if handle is None:
+            native = create_buffer(vk, size, BUFFER_USAGE)
+        else:
+            size = check_nbytes(size)
+            native = import_fd(vk, handle, size, BUFFER_USAGE, argument="size", user="VulkanExporter.import_memory()")
+        self._native = native
+        self.size = native.size
+        self.dedicated = native.dedicated
+        self._shaders: dict[str, Shader] = {}
+        host = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT
+        self._bytes: Any = None
+        try:
+            # A GPU's caches are its own: also where the host sees its memory, a copy with a barrier to the host's
+            # reads is what makes the bytes certain.
+            if vk.is_cpu and native.flags & host == host and not exporter._staged:
+                self._bytes = map_memory(vk, native.memory, self.size)
+            exporter._children[self] = None
+        except BaseException:
+            native.close()
+            raise
+
+    @property
+    def vk_buffer(self) -> Any:
+        """The VkBuffer."""
+        return self._native.handle
+
+    def export(self) -> MemoryHandle:
+        self._check()
+        if self._imported:
+            raise InvalidArgumentError("memory", "was imported; export it where it was allocated.")
+        return self._native.export()
+
+    def write(self, offset: int, data: bytes) -> None:
+        self._check(offset, len(data))
+        if not data:
+            return
+        if self._bytes is not None:
+            self._bytes[offset : offset + len(data)] = data
+            return
+        with self._lock:
+            staging = self._stage(len(data))
+            staging.bytes[: len(data)] = data
+            self._copy_bytes(staging.buffer, self.vk_buffer, 0, offset, len(data))
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._check(offset, size)
+        if not size:
+            return b""
+        if self._bytes is not None:
+            return bytes(self._bytes[offset : offset + size])
+        with self._lock:
+            staging = self._stage(size)
+            self._copy_bytes(self.vk_buffer, staging.buffer, offset, 0, size)
+            return bytes(staging.bytes[:size])
+
+    def _copy_bytes(self, source: Any, target: Any, source_offset: int, target_offset: int, size: int) -> None:
+        vk = self._exporter._vk
+        region = vk.api.new("VkBufferCopy", srcOffset=source_offset, dstOffset=target_offset, size=size)
+
+        def record(commands: Any) -> None:
+            with self._taken(commands, c.STAGE_TRANSFER, TRANSFERS):
+                vk.functions.vkCmdCopyBuffer(commands, source, target, 1, region)
+                self._to_host(commands)
+
+        self._copy(record)
+
+    @contextmanager
+    def _taken(self, commands: Any, stage: int, access: int) -> Iterator[None]:
+        """Record in between what needs ownership: it is taken back from the other side, and given away again."""
+        vk, buffer = self._exporter._vk, self.vk_buffer
+        here, barrier = (stage, access, vk.family()), vk.functions.vkCmdPipelineBarrier
+        # The source stage joins the semaphore's wait.
+        barrier(commands, *buffer_barrier(vk, buffer, (stage, 0, c.QUEUE_FAMILY_EXTERNAL), here))
+        yield
+        barrier(commands, *buffer_barrier(vk, buffer, here, (c.STAGE_BOTTOM_OF_PIPE, 0, c.QUEUE_FAMILY_EXTERNAL)))
+
+    def _shader(self, name: str) -> Shader:
+        """A shader over this memory, made once; under the exporter's lock."""
+        if name not in self._shaders:
+            self._shaders[name] = Shader(self._exporter._vk, name, self.vk_buffer)
+        return self._shaders[name]
+
+    def _check(self, offset: int = 0, size: int = 0) -> None:
+        if self._native.closed:
+            raise ResourceClosedError("the exporter's memory was closed.")
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise InvalidArgumentError(
+                "offset", f"bytes {offset} to {offset + size} do not lie in {self.size} bytes of memory."
+            )
+
+    def close(self) -> None:
+        if not self._native.closed and self._exporter._settle(self):
+            self._bytes = None
+            self._unstage()
+            while self._shaders:
+                self._shaders.popitem()[1].close()
+            self._native.close()
+        self._exporter._children.pop(self, None)

@@ -1,0 +1,137 @@
+"""Semaphores of a Vulkan driver, as the independent party's."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from ...bridge import Endpoint
+from ...capabilities import Operation
+from ...errors import InvalidArgumentError, ResourceClosedError
+from ...handles import AnySemaphoreHandle, Binary, FdHandle, Timeline
+from ...vulkan._endpoint import TimelineEndpoint
+from ...vulkan._export import create_semaphore, export_semaphore, semaphore_handle_type
+from ..base import ExporterSemaphore
+
+if TYPE_CHECKING:
+    from .exporter import Pending, VulkanExporter
+
+__all__ = ["VulkanSemaphore"]
+
+
+class VulkanSemaphore(ExporterSemaphore):
+    """A semaphore that can be exported; or, with ``exportable=False``, one for this device and its host alone."""
+
+    def __init__(self, exporter: VulkanExporter, kind: type, *, exportable: bool = True) -> None:
+        self._exporter = exporter
+        self.kind = kind
+        vk = exporter._open()
+        self._semaphore = create_semaphore(vk, kind, vk.create, exportable=exportable)
+        self._payload: FdHandle | None = None
+        self._unheard: list[Pending] = []
+        """Waits on the queue whose caller ran out of time: each takes a signal, and is whose wait comes next."""
+        if not exportable:
+            exporter._children[self] = None
+            return
+        try:
+            # Exported once, while nothing waits: on SwiftShader vkGetSemaphoreFdKHR blocks as long as a queue waits
+            # for the semaphore. Duplicates of the descriptor are the same payload.
+            self._payload = export_semaphore(vk, self._semaphore, kind)
+        except BaseException:
+            vk.destroy("vkDestroySemaphore", self._semaphore)
+            raise
+        exporter._children[self] = None
+
+    def export(self) -> AnySemaphoreHandle:
+        self._handle()
+        if self._payload is None:
+            self._exporter.capabilities.require((Operation.IMPORT_SEMAPHORE, semaphore_handle_type(self.kind)))
+            raise InvalidArgumentError("semaphore", "was made for this device alone.")
+        return cast(AnySemaphoreHandle, self._payload.duplicate())
+
+    def _handle(self) -> Any:
+        if self._semaphore is None:
+            raise ResourceClosedError("the exporter's semaphore was closed.")
+        return self._semaphore
+
+    def signal(self, value: int = 0) -> None:
+        semaphore = self._handle()
+        if self.kind is Timeline:
+            self._host_signal(semaphore, value)
+        elif self._exporter._busy():
+            # A queue runs in order: behind a wait for this very signal it would never be reached.
+            self._rescue()
+        else:
+            self._exporter._submit((), None, ((self, 0),))
+
+    def wait(self, value: int = 0, *, timeout: float) -> bool:
+        """As :meth:`ExporterSemaphore.wait`, with one difference.
+
+        A binary wait that ran out of time stays on the queue. The next wait for this semaphore, here or of a
+        submission, takes its place: a signal that came in between is seen, not lost. Until then whatever is submitted
+        later stays behind it, also what has nothing to do with this semaphore, since a queue runs in order; reads and
+        writes of memory pass it where the family has a second queue, which SwiftShader's has not.
+        """
+        semaphore = self._handle()
+        if self.kind is Binary:
+            pending = self._adopt() or self._exporter._submit(((self, 0),), None, ())
+            finished = False
+            try:
+                finished = pending.done(timeout)
+            finally:
+                if not finished:
+                    self._unheard.append(pending)
+            return finished
+        # The counter is polled: vkWaitSemaphores sleeps in steps of 10 ms on NVIDIA.
+        deadline = time.monotonic() + timeout
+        pause = 20e-6
+        while self.counter(semaphore) < value:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+        return True
+
+    def _adopt(self) -> Pending | None:
+        """Take over a wait whose caller ran out of time."""
+        try:
+            return self._unheard.pop(0)
+        except IndexError:
+            return None
+
+    def endpoint(self) -> Endpoint:
+        if self.kind is Binary:
+            raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host.")
+        return TimelineEndpoint(self._exporter._open(), self._handle())
+
+    def counter(self, semaphore: Any) -> int:
+        """A timeline's value now."""
+        vk = self._exporter._vk
+        value = vk.api.ffi.new("uint64_t *")
+        vk.call("vkGetSemaphoreCounterValue", vk.device, semaphore, value)
+        return int(value[0])
+
+    def _host_signal(self, semaphore: Any, value: int) -> None:
+        vk = self._exporter._vk
+        vk.call("vkSignalSemaphore", vk.device, vk.api.new("VkSemaphoreSignalInfo", semaphore=semaphore, value=value))
+
+    def _rescue(self) -> None:
+        assert self._payload is not None  # binary ones are always exported
+        self._exporter._rescue(self._payload)
+
+    def _force(self, value: int) -> None:
+        """Give a pending wait the signal that will never come."""
+        semaphore = self._handle()
+        if self.kind is Binary:
+            self._rescue()
+        elif self.counter(semaphore) < value:
+            self._host_signal(semaphore, value)
+
+    def close(self) -> None:
+        exporter = self._exporter
+        if self._semaphore is not None and exporter._settle(self):
+            semaphore, self._semaphore = self._semaphore, None  # first, as in Native.close()
+            exporter._vk.destroy("vkDestroySemaphore", semaphore)
+        if self._payload is not None:
+            self._payload.close()
+        exporter._children.pop(self, None)

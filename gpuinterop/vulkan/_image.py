@@ -1,0 +1,354 @@
+"""Images that both sides use: made in Vulkan, imported by a gpuinterop device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from .._arguments import MAX_32, check_flags, check_int, check_sequence
+from ..capabilities import Operation
+from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..handles import ArrayUsage, MemoryHandle, OpaqueFd
+from . import _api as c
+from ._context import VulkanContext
+from ._export import Bound, create_image, require_exportable
+from ._query import IMAGE_USAGE, ImageSupport
+from ._shared import (
+    EVERYTHING,
+    Shared,
+    agree,
+    check_device,
+    command_buffer,
+    foreign_family,
+    import_exported,
+    memory_types_of,
+)
+
+if TYPE_CHECKING:
+    from .._core.array import MipmappedArray
+    from .._core.device import Device
+    from .._core.interchange import View
+    from .._core.memory import Buffer, ExternalMemory
+
+__all__ = ["SharedImage", "image_barrier", "share_image"]
+
+ImageSide: TypeAlias = tuple[int, int, int, int]
+"""Stage, access, queue family, layout."""
+
+
+def image_barrier(vk: VulkanContext, image: Any, whole: Any, source: ImageSide, target: ImageSide) -> tuple[Any, ...]:
+    """What ``vkCmdPipelineBarrier`` takes behind the command buffer; `whole` is the ``VkImageSubresourceRange``."""
+    null = vk.api.ffi.NULL
+    barrier = vk.api.new(
+        "VkImageMemoryBarrier",
+        srcAccessMask=source[1],
+        dstAccessMask=target[1],
+        oldLayout=source[3],
+        newLayout=target[3],
+        srcQueueFamilyIndex=source[2],
+        dstQueueFamilyIndex=target[2],
+        image=image,
+        subresourceRange=whole[0],
+    )
+    return source[0], target[0], 0, 0, null, 0, null, 1, barrier
+
+
+_NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_FEATURE_", "VK_FORMAT__")
+_FORMAT: Final = re.compile(r"((?:[RGBA]\d+)+)_(UNORM|SNORM|UINT|SINT|SFLOAT|SRGB)")
+_NUMERIC: Final = {"UNORM": "uint", "SNORM": "int", "UINT": "uint", "SINT": "int", "SFLOAT": "float", "SRGB": "uint"}
+
+
+def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
+    """A VkFormat by number and by name without its prefix."""
+    known = {
+        name.removeprefix("VK_FORMAT_"): value
+        for name, value in sorted(vars(vk.api.module).items())
+        if name.startswith("VK_FORMAT_") and not name.startswith(_NO_FORMATS) and isinstance(value, int)
+    }
+    if isinstance(format, str):
+        name = format.removeprefix("VK_FORMAT_")
+        if name not in known:
+            raise InvalidArgumentError("format", f"{format!r} is no VkFormat.")
+        return known[name], name
+    if isinstance(format, bool) or not isinstance(format, int):
+        raise ArgumentTypeError("format", f"must be a VkFormat or its name, not {type(format).__name__}.")
+    for name, value in known.items():
+        if value == format:
+            return value, name
+    raise InvalidArgumentError("format", f"{format} is no VkFormat that PyPI's vulkan knows.")
+
+
+def _texel(name: str) -> tuple[int, str]:
+    """Channels and dtype of a texel whose channels are alike."""
+    found = _FORMAT.fullmatch(name)
+    sizes = re.findall(r"\d+", found[1]) if found else []
+    if not found or len(set(sizes)) != 1 or sizes[0] not in ("8", "16", "32", "64"):
+        raise InvalidArgumentError("format", f"{name} has no channels that an array's elements could be.")
+    return len(sizes), _NUMERIC[found[2]] + sizes[0]
+
+
+class SharedImage(Shared):
+    """One image, in Vulkan and on the compute side. Made by :func:`share_image`.
+
+    Attributes
+    ----------
+    memory : ExternalMemory
+    buffer : Buffer or None
+        The compute side's bytes of a linear image.
+    array : MipmappedArray or None
+        The compute side's array of an optimally tiled image.
+    format : str
+        Without ``VK_FORMAT_``.
+    extent : tuple of int
+        Width and height, in texels.
+    row_pitch : int
+        Of a linear image, in bytes (``vkGetImageSubresourceLayout``); 0 for an optimal one, which has none.
+    allocation_size : int
+        In bytes.
+    dedicated : bool
+    handle_type : type
+    """
+
+    def __init__(self, vk: VulkanContext, native: Bound, imported: ExternalMemory, make: _ImagePlan) -> None:
+        super().__init__(vk)
+        native.pair(imported)
+        self._native = native
+        self.memory = imported
+        self.format = make.name
+        self.extent = make.extent
+        self.allocation_size = native.size
+        self.dedicated = native.dedicated
+        self.handle_type = make.handle_type
+        self.row_pitch = 0
+        self._range = make.range
+        self._foreign = foreign_family(make.handle_type)
+        self.buffer: Buffer | None = None
+        self.array: MipmappedArray | None = None
+        if make.linear:
+            layout = vk.api.ffi.new("VkSubresourceLayout *")
+            subresource = vk.api.new("VkImageSubresource", aspectMask=c.ASPECT_COLOR)
+            native.call("vkGetImageSubresourceLayout", vk.device, native.handle, subresource, layout)
+            self.row_pitch, self._offset = int(layout.rowPitch), int(layout.offset)
+            self.buffer = imported.map_buffer(offset=0, size=native.size)
+        else:
+            usage = ArrayUsage.NONE
+            if make.usage & c.IMAGE_STORAGE:
+                usage |= ArrayUsage.SURFACE
+            if make.usage & c.IMAGE_COLOR_ATTACHMENT:
+                usage |= ArrayUsage.COLOR_ATTACHMENT
+            self.array = imported.map_mipmapped_array(
+                make.name,
+                make.extent,
+                levels=make.levels,
+                layers=make.layers if make.layers > 1 else 0,
+                usage=usage,
+            )
+
+    @property
+    def vk_image(self) -> Any:
+        """The VkImage, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        self._require_open(self.memory)
+        return self._native.handle
+
+    @property
+    def vk_memory(self) -> Any:
+        """The VkDeviceMemory. Raises as `vk_image`."""
+        self._require_open(self.memory)
+        return self._native.memory
+
+    def view(self) -> View:
+        """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The image is tiled optimally (use `array`), or its channels are no array elements.
+        """
+        if self.buffer is None:
+            raise InvalidArgumentError("tiling", "an optimally tiled image has no rows; use `array`.")
+        channels, dtype = _texel(self.format)
+        item = int(dtype.lstrip("uintfloa")) // 8
+        width, height = self.extent
+        return self.buffer.view((height, width, channels), dtype, self._offset, (self.row_pitch, channels * item, item))
+
+    def release(
+        self,
+        cmd: Any,
+        *,
+        stage: int = c.STAGE_ALL_COMMANDS,
+        access: int = EVERYTHING,
+        layout: int = c.LAYOUT_GENERAL,
+        shared_layout: int = c.LAYOUT_GENERAL,
+    ) -> None:
+        """Record: Vulkan gives the image away. Required after Vulkan's use and before the signal.
+
+        Parameters
+        ----------
+        cmd : VkCommandBuffer
+            Being recorded, for a queue of the context's family.
+        stage, access : int
+            Of Vulkan's use; by default all.
+        layout : int
+            ``VkImageLayout`` that Vulkan leaves it in.
+        shared_layout : int
+            That it is in while the other side has it; the same in `acquire`.
+        """
+        source = stage, access, self._vk.family(), layout
+        self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign, shared_layout))
+
+    def acquire(
+        self,
+        cmd: Any,
+        *,
+        stage: int = c.STAGE_ALL_COMMANDS,
+        access: int = EVERYTHING,
+        layout: int = c.LAYOUT_GENERAL,
+        shared_layout: int = c.LAYOUT_GENERAL,
+    ) -> None:
+        """Record: Vulkan takes the image over. Required after the wait and before Vulkan's use.
+
+        A new image's layout is undefined: make the transition from ``UNDEFINED`` yourself before the first use.
+
+        Parameters
+        ----------
+        cmd, stage, access, shared_layout
+            As for `release`.
+        layout : int
+            ``VkImageLayout`` that Vulkan uses it in.
+        """
+        self._transfer(cmd, (stage, 0, self._foreign, shared_layout), (stage, access, self._vk.family(), layout))
+
+    def _transfer(self, cmd: Any, source: ImageSide, target: ImageSide) -> None:
+        commands = command_buffer(self._vk, cmd, source, target)
+        check_int(source[3], "layout", minimum=0, maximum=MAX_32)
+        check_int(target[3], "layout", minimum=0, maximum=MAX_32)
+        barrier = image_barrier(self._vk, self.vk_image, self._range, source, target)
+        self._native.call("vkCmdPipelineBarrier", commands, *barrier)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use on both sides; as `SharedBuffer.close`."""
+        self._close(self.memory, self._native, timeout)
+
+
+class _ImagePlan:
+    """What an image is to be, checked."""
+
+    def __init__(
+        self, vk: VulkanContext, extent: Sequence[int], format: int | str, tiling: str, levels: int, layers: int,
+        usage: int | None,
+    ) -> None:  # fmt: skip
+        if tiling not in ("linear", "optimal"):
+            raise InvalidArgumentError("tiling", f"must be 'linear' or 'optimal', not {tiling!r}.")
+        check_sequence(extent, "extent", "(width, height)")
+        if len(extent) != 2:
+            raise InvalidArgumentError("extent", f"must be (width, height), not {extent!r}.")
+        for length in extent:
+            check_int(length, "extent", minimum=1, maximum=MAX_32)
+        check_int(levels, "levels", minimum=1, maximum=MAX_32)
+        check_int(layers, "layers", minimum=1, maximum=MAX_32)
+        self.linear = tiling == "linear"
+        for argument, number in (("levels", levels), ("layers", layers)):
+            if self.linear and number != 1:
+                raise InvalidArgumentError(argument, "a linear image has one level and one layer.")
+        self.format, self.name = _format(vk, format)
+        if self.linear:
+            _texel(self.name)
+        self.extent = extent[0], extent[1]
+        self.levels, self.layers = levels, layers
+        if usage is None:
+            # A linear image can be copied to and from on every driver; few can do more with it.
+            usage = c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST if self.linear else IMAGE_USAGE
+        self.usage = check_flags(usage, "usage")
+        self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
+        self.handle_type: type[MemoryHandle] = OpaqueFd
+        self.range = vk.api.new(
+            "VkImageSubresourceRange", aspectMask=c.ASPECT_COLOR, levelCount=levels, layerCount=layers
+        )
+
+    def create(self, vk: VulkanContext) -> Bound:
+        """Make it."""
+        support = vk._physical.image_support(self.handle_type, self.format, self.tiling, self.usage)
+        operation = Operation.MAP_BUFFER if self.linear else Operation.MAP_MIPMAPPED_ARRAY
+        require_exportable(vk, support.features, operation, self.handle_type)
+        self._check_limits(vk, support)
+        return create_image(
+            vk, support, self.handle_type, (*self.extent, 0),
+            format=self.format, mipLevels=self.levels, arrayLayers=self.layers, tiling=self.tiling, usage=self.usage,
+        )  # fmt: skip
+
+    def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
+        """What is over a limit some drivers make all the same, and fail later."""
+        most = f"{vk.identity.name} shares {self.name} images of this tiling and usage with"
+        if self.extent[0] > support.extent[0] or self.extent[1] > support.extent[1]:
+            raise InvalidArgumentError(
+                "extent",
+                f"{most} {support.extent[0]} x {support.extent[1]} texels at most, "
+                f"not {self.extent[0]} x {self.extent[1]}.",
+            )
+        levels = min(support.levels, max(self.extent).bit_length())  # the last level is one texel
+        if self.levels > levels:
+            raise InvalidArgumentError("levels", f"{most} {levels} at most, at this extent, not {self.levels}.")
+        if self.layers > support.layers:
+            raise InvalidArgumentError("layers", f"{most} {support.layers} at most, not {self.layers}.")
+
+
+def share_image(
+    vk: VulkanContext,
+    device: Device,
+    extent: Sequence[int],
+    format: int | str,
+    *,
+    tiling: str = "optimal",
+    levels: int = 1,
+    layers: int = 1,
+    usage: int | None = None,
+    handle_types: Sequence[type[MemoryHandle]] | None = None,
+) -> SharedImage:
+    """Make a 2D VkImage that the compute side uses in place.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    device : Device
+    extent : sequence of int
+        Width and height, in texels.
+    format : int or str
+        A ``VkFormat``, or its name with or without ``VK_FORMAT_``.
+    tiling : str
+        ``linear``: rows of bytes, `view` on every backend. ``optimal``: a mipmapped array, where the device has them.
+    levels, layers : int
+        Mip levels and array layers; 1 for a linear image.
+    usage : int, optional
+        ``VkImageUsageFlags``. Default: storage, sampled and transfers; transfers alone for a linear image.
+    handle_types : sequence of type, optional
+        As for :func:`share_buffer`.
+
+    Returns
+    -------
+    SharedImage
+        Owns both sides; close it. The image's layout is undefined at first.
+
+    Raises
+    ------
+    UnsupportedError
+        One side cannot; nothing was created.
+    InvalidArgumentError
+        `device` is another GPU, or the driver does not share this format, tiling and usage, or none so large.
+    DriverError
+        A native call failed.
+    """
+    check_device(vk, device)
+    plan = _ImagePlan(vk, extent, format, tiling, levels, layers, usage)
+    operation = Operation.MAP_BUFFER if plan.linear else Operation.MAP_MIPMAPPED_ARRAY
+    plan.handle_type = agree(vk, device, (Operation.IMPORT_MEMORY, operation), memory_types_of(handle_types))
+    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
+    native = plan.create(vk)
+    with ExitStack() as undo:
+        undo.callback(native.close)
+        imported = import_exported(device, native)
+        undo.callback(imported.close)
+        shared = SharedImage(vk, native, imported, plan)
+        undo.pop_all()
+    return shared
