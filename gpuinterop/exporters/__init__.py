@@ -52,7 +52,7 @@ def open_exporter(
     if not isinstance(name, str):
         raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
     if name not in _NAMES:
-        raise InvalidArgumentError("name", f"{name!r} is no exporter; there are {', '.join(_NAMES)}.")
+        raise InvalidArgumentError("name", f"expected one of {', '.join(_NAMES)}, got {name!r}.")
     if driver is not None:
         if name != "vulkan":
             raise InvalidArgumentError("driver", f"{name} has no drivers to choose from.")

@@ -62,7 +62,7 @@ class ExporterMemory(_Closing):
     Attributes
     ----------
     size : int
-        Of the whole allocation, in bytes; at least what was asked for.
+        Size of the whole allocation in bytes; at least the size that was asked for.
     dedicated : bool
         Whether the allocation is a dedicated one.
     """
@@ -92,9 +92,9 @@ class ImageParameters:
     format : str
         Vulkan's name, without ``VK_FORMAT_``.
     width, height : int
-        In texels.
+        Size in texels.
     depth : int
-        In texels; 0: a 2D image.
+        Size in texels; 0: a 2D image.
     levels : int
         Mip levels.
     layers : int
@@ -153,7 +153,7 @@ class ExporterImage(_Closing):
     ----------
     parameters : ImageParameters
     size : int
-        Of the whole allocation, in bytes.
+        Size of the whole allocation in bytes.
     dedicated : bool
         Whether the allocation is a dedicated one.
     usage : int
@@ -207,7 +207,7 @@ class ExporterSemaphore(_Closing):
         """
 
     def endpoint(self) -> Endpoint:
-        """For a bridge: the semaphore as this process's CPU can wait for it and signal it. It stays the exporter's.
+        """Give the semaphore to a bridge: this process's CPU waits for it and signals it. It stays the exporter's.
 
         Raises
         ------
@@ -289,9 +289,9 @@ class Exporter(_Closing):
     name : str
         ``vulkan``, ``memfd`` or ``process``.
     driver, device : str
-        By name and version, for reports.
+        Name and version, for reports.
     identity : DeviceIdentity
-        For ``gpuinterop.match_device``: the party's own device, or the one that its handles are said to come from.
+        What ``gpuinterop.match_device`` takes: its own device, or the one that its handles are said to come from.
     """
 
     name: str

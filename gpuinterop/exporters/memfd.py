@@ -189,7 +189,7 @@ def _memfd(name: str, size: int) -> int:
 
 
 class _Object:
-    """A memfd, mapped; unmapped once nobody touches it any more. It owns `fd`, from the moment that it is made."""
+    """A mapped memfd, unmapped after its last use. It owns `fd` from the moment that it is made."""
 
     def __init__(self, libc: _Libc, fd: int, size: int) -> None:
         self._libc = libc
@@ -261,7 +261,7 @@ class _Pending(Submission):
         return True
 
     def settled(self, timeout: float) -> bool:
-        """As `done`, but raises nothing."""
+        """Do what `done` does, and raise nothing."""
         return self._finished.wait(timeout)
 
     def close(self) -> None:
@@ -296,7 +296,7 @@ class MemfdMemory(ExporterMemory):
             def take(lent: Handle) -> _Object:
                 assert isinstance(lent, VmmFd)
                 try:
-                    fcntl.fcntl(lent.fd, _GET_SEALS)  # before fstat, which a file that is no memfd may leave waiting
+                    fcntl.fcntl(lent.fd, _GET_SEALS)  # before fstat, which waits for some other kinds of file
                 except OSError as error:
                     raise HandleError(f"handle: this exporter takes memfds ({error.strerror}).") from None
                 if os.fstat(lent.fd).st_size < size:
@@ -361,7 +361,7 @@ class MemfdSemaphore(ExporterSemaphore):
             if kind is Binary:
                 libc.init_mutex(page)
                 libc.init_cond(page + libc.mutex_size)
-                # One for us, and one for descriptors under way that nobody gives back: at 0 SwiftShader destroys
+                # One for us, and one for descriptors under way that never come back: at 0 SwiftShader destroys
                 # the mutex, and who imports later finds a dead one.
                 self._references(page).value = 2
             else:
@@ -471,8 +471,8 @@ class MemfdExporter(Exporter):
     Parameters
     ----------
     identity : DeviceIdentity, optional
-        As for :func:`gpuinterop.exporters.open_exporter`. With one it plays that device's driver, and its timelines
-        are a driver's: alike in all but the magic, so that nobody takes them for those of `gpuinterop.timeline`.
+        See :func:`gpuinterop.exporters.open_exporter`. With one it plays that device's driver, and its timelines
+        are a driver's: alike in all but the magic, so that they are not taken for those of `gpuinterop.timeline`.
 
     Raises
     ------
@@ -580,7 +580,7 @@ class MemfdExporter(Exporter):
             pending.execute()
 
     def _settle(self, closing: Any) -> None:
-        """Before `closing` goes: cancel what waits for it, and wait for what else uses it."""
+        """Cancel what waits for `closing`, and wait for what else uses it, before it goes."""
         with self._lock:
             users = [entry for entry in self._pending if closing in entry.objects]
         for entry in users:

@@ -442,7 +442,7 @@ class ProcessImage(ExporterImage):
 
 
 def _endpoint(handle: AnySemaphoreHandle) -> Endpoint:
-    """For a bridge here: only our own timelines say in their descriptor how they are waited for."""
+    """Give it to a bridge here: only our own timelines say in their descriptor how they are waited for."""
     assert isinstance(handle, TimelineFd)
     try:
         endpoint = OwnTimelineEndpoint(handle)
@@ -476,7 +476,7 @@ class ProcessSemaphore(ExporterSemaphore):
         return _endpoint(self.export())
 
     def hold_lock(self) -> None:
-        """As :meth:`.memfd.MemfdSemaphore.hold_lock`, in the other process."""
+        """Call :meth:`.memfd.MemfdSemaphore.hold_lock` in the other process."""
         self._remote.call("hold_lock")
 
     def close(self) -> None:
@@ -507,16 +507,16 @@ class ProcessExporter(Exporter):
     inner : str
         ``memfd`` or ``vulkan``.
     identity : DeviceIdentity, optional
-        As for :func:`gpuinterop.exporters.open_exporter`.
+        See :func:`gpuinterop.exporters.open_exporter`.
     **options
         For the inner exporter; what JSON can say.
 
     Attributes
     ----------
     inner : str
-        As given.
+        The name that was given.
     pid : int
-        Of the child.
+        The child's process id.
 
     Raises
     ------
@@ -534,7 +534,7 @@ class ProcessExporter(Exporter):
                 f"handles are passed over Unix sockets, which {sys.platform} does not have.", fix="Use it on Linux."
             )
         if inner not in ("memfd", "vulkan"):
-            raise InvalidArgumentError("inner", f"{inner!r} is no exporter; there are memfd, vulkan.")
+            raise InvalidArgumentError("inner", f"expected memfd or vulkan, got {inner!r}.")
         self.inner = inner
         self._ours = inner == "memfd" and identity is None  # its timelines are our own, which every process can see
         if identity is not None:

@@ -74,7 +74,7 @@ class ImportedBuffer(Shared, BufferTransfer):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self.allocation.size
 
     def close(self, timeout: float | None = None) -> None:
@@ -93,7 +93,7 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     ----------
     vk : VulkanContext
     allocation : Allocation
-        Of ``Device.allocate(size, VmmFd)``. It has to stay open while Vulkan uses it.
+        What ``Device.allocate(size, VmmFd)`` made. It has to stay open while Vulkan uses it.
     usage : int
         ``VkBufferUsageFlags``; by default storage and transfers both ways.
 

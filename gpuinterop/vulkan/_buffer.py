@@ -90,12 +90,12 @@ class BufferTransfer:
         Parameters
         ----------
         cmd, stage, access
-            As for `release`.
+            See `release`.
 
         Raises
         ------
         ResourceClosedError
-            As for `release`.
+            See `release`.
         """
         self._transfer(cmd, (stage, 0, self._foreign), (stage, access, self._vk.family()))
 
@@ -115,7 +115,7 @@ class SharedBuffer(Shared, BufferTransfer):
     memory : ExternalMemory
         What the buffer was mapped from.
     handle_type : type
-        In which it was exported.
+        The type of the handle that it was exported as.
     """
 
     def __init__(self, vk: VulkanContext, native: Bound, memory: ExternalMemory, size: int) -> None:
@@ -151,31 +151,31 @@ class SharedBuffer(Shared, BufferTransfer):
 
     @property
     def ptr(self) -> int:
-        """As `Buffer.ptr`."""
+        """`Buffer.ptr`."""
         return self.buffer.ptr
 
     @property
     def size(self) -> int:
-        """As `Buffer.size`: what was asked for, in bytes."""
+        """`Buffer.size`: the size in bytes that was asked for."""
         return self.buffer.size
 
     def view(
         self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,
         strides: Sequence[int] | None = None,
     ) -> View:  # fmt: skip
-        """As `Buffer.view`."""
+        """Call `Buffer.view`."""
         return self.buffer.view(shape, dtype, offset, strides)
 
     def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
-        """As `Buffer.copy_from_host`."""
+        """Call `Buffer.copy_from_host`."""
         self.buffer.copy_from_host(source, offset=offset, stream=stream)
 
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
-        """As `Buffer.copy_to_host`."""
+        """Call `Buffer.copy_to_host`."""
         self.buffer.copy_to_host(target, offset=offset, stream=stream)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
-        """As `Buffer.fill`."""
+        """Call `Buffer.fill`."""
         self.buffer.fill(byte, offset=offset, size=size, stream=stream)
 
     def close(self, timeout: float | None = None) -> None:
@@ -215,11 +215,11 @@ def share_buffer(
     vk : VulkanContext
     device : Device
     size : int
-        In bytes.
+        Size in bytes.
     usage : int
         ``VkBufferUsageFlags``; by default storage and transfers both ways.
     handle_types : sequence of type, optional
-        In order of preference; by default ``OpaqueFd``, then ``DmaBufFd``.
+        The types in order of preference; by default ``OpaqueFd``, then ``DmaBufFd``.
 
     Returns
     -------

@@ -70,14 +70,14 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
     if isinstance(format, str):
         name = format.removeprefix("VK_FORMAT_")
         if name not in known:
-            raise InvalidArgumentError("format", f"{format!r} is no VkFormat.")
+            raise InvalidArgumentError("format", f"expected a VkFormat, got {format!r}.")
         return known[name], name
     if isinstance(format, bool) or not isinstance(format, int):
         raise ArgumentTypeError("format", f"must be a VkFormat or its name, not {type(format).__name__}.")
     for name, value in known.items():
         if value == format:
             return value, name
-    raise InvalidArgumentError("format", f"{format} is no VkFormat that PyPI's vulkan knows.")
+    raise InvalidArgumentError("format", f"expected a VkFormat that PyPI's vulkan knows, got {format}.")
 
 
 def _texel(name: str) -> tuple[int, str]:
@@ -100,13 +100,13 @@ class SharedImage(Shared):
     array : MipmappedArray or None
         The compute side's array of an optimally tiled image.
     format : str
-        Without ``VK_FORMAT_``.
+        The format's name without ``VK_FORMAT_``.
     extent : tuple of int
         Width and height, in texels.
     row_pitch : int
-        Of a linear image, in bytes (``vkGetImageSubresourceLayout``); 0 for an optimal one, which has none.
+        Bytes from row to row of a linear image (``vkGetImageSubresourceLayout``); 0 for an optimal image.
     allocation_size : int
-        In bytes.
+        Size in bytes.
     dedicated : bool
     handle_type : type
     """
@@ -164,7 +164,7 @@ class SharedImage(Shared):
         Raises
         ------
         InvalidArgumentError
-            The image is tiled optimally (use `array`), or its channels are no array elements.
+            The image is tiled optimally (use `array`), or its channels do not fit array elements.
         """
         if self.buffer is None:
             raise InvalidArgumentError("tiling", "an optimally tiled image has no rows; use `array`.")
@@ -189,7 +189,7 @@ class SharedImage(Shared):
         cmd : VkCommandBuffer
             Being recorded, for a queue of the context's family.
         stage, access : int
-            Of Vulkan's use; by default all.
+            The stages and accesses of Vulkan's use; by default all.
         layout : int
             ``VkImageLayout`` that Vulkan leaves it in.
         shared_layout : int
@@ -323,7 +323,7 @@ def share_image(
     usage : int, optional
         ``VkImageUsageFlags``. Default: storage, sampled and transfers; transfers alone for a linear image.
     handle_types : sequence of type, optional
-        As for :func:`share_buffer`.
+        See :func:`share_buffer`.
 
     Returns
     -------

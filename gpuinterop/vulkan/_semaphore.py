@@ -98,7 +98,7 @@ def share_semaphore(
         ``gpuinterop.handles.Binary`` or ``Timeline``. For a timeline the application has enabled the feature
         (``VkPhysicalDeviceTimelineSemaphoreFeatures``).
     bridge : Bridge, optional
-        Of `device`: streams reach the semaphore through it, and neither side exports or imports anything. For
+        A bridge of `device`: streams reach the semaphore through it, and neither side exports or imports. For
         timelines.
 
     Returns

@@ -63,7 +63,7 @@ def memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequen
     given: Sequence[object] = handle_types
     for kind in given:
         if not isinstance(kind, type) or not issubclass(kind, MemoryHandle):
-            raise ArgumentTypeError("handle_types", f"{kind!r} is no type of memory handle, such as OpaqueFd.")
+            raise ArgumentTypeError("handle_types", f"expected types of memory handles such as OpaqueFd, got {kind!r}.")
     if not handle_types:
         raise InvalidArgumentError("handle_types", "must name one handle type or more.")
     return handle_types

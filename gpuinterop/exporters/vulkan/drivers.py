@@ -33,12 +33,12 @@ class VulkanDriver:
     index : int
         Its place in the loader's order: what ``VulkanExporter(device_index=...)`` opens exactly this one with.
     name : str
-        Of the device.
+        The device's name.
     driver, version : str
-        Of the driver.
+        The driver's name and version.
     identity : DeviceIdentity
     capabilities : Capabilities
-        As :func:`gpuinterop.vulkan.capabilities`.
+        The table of :func:`gpuinterop.vulkan.capabilities`.
     """
 
     index: int
@@ -156,7 +156,7 @@ class Instance:
         return 0
 
     def physical_devices(self) -> list[PhysicalDevice]:
-        """In the loader's order."""
+        """List the physical devices in the loader's order."""
         ffi = self.api.ffi
         count = ffi.new("uint32_t *")
         check_call(self.functions, "vkEnumeratePhysicalDevices", self.handle, count, ffi.NULL)

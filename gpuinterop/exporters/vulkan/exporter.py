@@ -114,7 +114,7 @@ class VulkanExporter(Exporter):
     staged : bool, optional
         Write and read through a staging buffer and the queue, also where the host sees the memory. A GPU always does.
     identity : DeviceIdentity, optional
-        As for :func:`gpuinterop.exporters.open_exporter`.
+        See :func:`gpuinterop.exporters.open_exporter`.
 
     Attributes
     ----------
@@ -415,7 +415,7 @@ class VulkanExporter(Exporter):
             if not any(semaphore in semaphores for semaphore, _ in pending._waits):
                 continue
             try:
-                # The signal may be on its way after all; a second one would be left over, for nobody.
+                # The signal may be on its way after all; a second one would be left over.
                 if not pending.done(0.0):
                     pending._release()
                     if not pending.done(_PATIENCE) and not self._unblock(pending):
@@ -459,7 +459,7 @@ class VulkanExporter(Exporter):
         # Destroying a device with pending work is undefined; on SwiftShader it hangs for ever. Leave it all be.
         self._stuck = True
         warnings.warn(
-            f"work on {self.device} waits for a signal that nobody can give; the Vulkan device is left undestroyed",
+            f"work on {self.device} waits for a signal that cannot come; the Vulkan device is left undestroyed",
             LeakedResourceWarning,
             stacklevel=4,
         )

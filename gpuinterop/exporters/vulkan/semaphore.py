@@ -65,7 +65,7 @@ class VulkanSemaphore(ExporterSemaphore):
             self._exporter._submit((), None, ((self, 0),))
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
-        """As :meth:`ExporterSemaphore.wait`, with one difference.
+        """Wait as :meth:`ExporterSemaphore.wait` does, with one difference.
 
         A binary wait that ran out of time stays on the queue. The next wait for this semaphore, here or of a
         submission, takes its place: a signal that came in between is seen, not lost. Until then whatever is submitted

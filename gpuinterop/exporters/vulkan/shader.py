@@ -26,7 +26,7 @@ class Shader:
     ----------
     vk : VulkanContext
     name : str
-        As `Kernel.shader`.
+        The shader, named as in `Kernel.shader`.
     buffer : VkBuffer
     """
 
