@@ -28,8 +28,8 @@ The plugin comes with the package and takes part only where such tests are colle
 ``--gpuinterop-simulated=NAME``
     The devices of this backend are simulated on the CPU, by a driver that is a test double; may be repeated. They have
     a GPU's identity, and the parties that share memory with them are the CPU's: memfd, and the Vulkan drivers whose
-    memory such a driver understands (:data:`gpuinterop.testing.kit.SIMULATED_DRIVERS`). What they do is never reported,
-    and no cell is called SUPPORTED for it.
+    memory such a driver understands (:data:`gpuinterop.testing.participants.SIMULATED_DRIVERS`). What they do is never
+    reported, and no cell is called SUPPORTED for it.
 ``--gpuinterop-report=FILE``
     Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
 
@@ -52,7 +52,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .kit import KIND as KIND, requires as requires
+    from .requirements import KIND as KIND, requires as requires
 
 __all__ = ["KIND", "requires"]
 
@@ -60,7 +60,7 @@ __all__ = ["KIND", "requires"]
 def __getattr__(name: str) -> Any:
     # The plugin is loaded in every pytest run of every user: this package must cost next to nothing to import.
     if name in __all__:
-        from . import kit
+        from . import requirements
 
-        return getattr(kit, name)
+        return getattr(requirements, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

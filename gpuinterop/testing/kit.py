@@ -1,4 +1,4 @@
-"""What the plugin does once tests of the kit are collected: which devices, which parties, what counts."""
+"""What the plugin does once tests of the kit are collected: what is parametrized, skipped, counted and reported."""
 
 from __future__ import annotations
 
@@ -6,49 +6,30 @@ import datetime
 import os
 import pickle
 import platform
-import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from .. import __version__
-from .._core import registry, stand_ins
-from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun, disable
-from ..errors import BackendUnavailableError, GpuInteropError, InvalidArgumentError
-from ..exporters import open_exporter
-from ..handles import Binary, DeviceIdentity, OpaqueFd, Timeline, TimelineFd
+from .._core import registry
+from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
+from .participants import DeviceSpec, ExporterSpec, Participants, short_name
 from .report import make_run, of_suites, write_report
-from .required import vulkan_is_required
+from .requirements import DECLARED, cells_of, params_of, skip_declared
 
 if TYPE_CHECKING:
-    from .._core.device import Device
     from ..exporters.base import Exporter
-    from ..exporters.vulkan import DriverList
 
-__all__ = ["KIND", "SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Kit", "requires", "skip_declared"]
-
-KIND: Final = "kind"
-"""Stands in `requires` for the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
-
-HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
-"""What an exporter's semaphore of a kind is exported as."""
-
-SIMULATED_DRIVERS: Final = ("swiftshader",)
-"""The Vulkan drivers whose objects a simulated driver understands: memory without a header, a documented semaphore.
-
-Not lavapipe: its memory begins with a header of its own, which the host backend alone knows.
-"""
+__all__ = ["Kit"]
 
 _TIMEOUT: Final = 90
 """Seconds after which a test has hung: it is ended, and every thread's stack shown. No test takes a tenth of it."""
 
-_DECLARED: Final = "declared: "
-_PARTY: Final = re.compile(r"(memfd|vulkan(:.+)?)?(@(here|process)?)?")
 _HOME: Final = Path(__file__).parent
 # Which cells need somebody on the other side who can do the like.
 _BOTH_SIDES: Final = frozenset(
@@ -59,70 +40,6 @@ _BOTH_SIDES: Final = frozenset(
         Operation.EXPORT_ALLOCATION,
     )
 )
-
-
-def requires(*cells: Any) -> pytest.MarkDecorator:
-    """Declare the capabilities that a test, or every test of a class, exercises.
-
-    On a device where one of them is a gap the test is skipped with the gap's reason; where the tests that claim a
-    cell have all passed, it counts as exercised.
-
-    Parameters
-    ----------
-    *cells : Operation, Cell or (Operation, handle type)
-        `KIND` as a handle type stands for that of the test's ``kind`` parameter.
-    """
-    mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
-    return mark
-
-
-def skip_declared(reason: str) -> Any:
-    """Skip for a reason that a table or the documentation states: no failure where the backend is required."""
-    pytest.skip(_DECLARED + reason)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSpec:
-    """One device to test, or why there is none."""
-
-    backend: str
-    ordinal: int = 0
-    problem: str = ""
-    fails: bool = False
-    """Whether the problem fails the run: the backend is required, or its name, a variable or its own code is wrong."""
-
-    def __str__(self) -> str:
-        return f"{self.backend}:{self.ordinal}" if not self.problem else self.backend
-
-
-@dataclass(frozen=True, slots=True)
-class ExporterSpec:
-    """One independent party, or why there is none."""
-
-    name: str
-    driver: str = ""
-    index: int = 0
-    process: bool = False
-    problem: str = ""
-    identity: DeviceIdentity | None = None
-    """The simulated device on top of it, which its handles are said to come from."""
-
-    def __str__(self) -> str:
-        text = f"{self.name}:{self.driver}" if self.driver else self.name
-        return text + (f"#{self.index}" if self.index else "") + ("@process" if self.process else "")
-
-    def fits(self, wanted: str) -> bool:
-        """Whether ``--gpuinterop-exporter`` means this one; without ``@process`` both forms do."""
-        name, at, where = wanted.partition("@")
-        if at and (where == "process") != self.process:
-            return False
-        return name in ("", self.name, str(self).partition("@")[0])
-
-    def open(self) -> Exporter:
-        options: dict[str, Any] = {"process": self.process}
-        if self.driver:
-            options |= {"driver": self.driver, "device_index": self.index}
-        return open_exporter(self.name, identity=self.identity, **options)
 
 
 @dataclass(slots=True)
@@ -156,150 +73,20 @@ class _Tally:
         return of_suites(cell for cell in self.passed if cell not in self.failed)
 
 
-class Kit:
+class Kit(Participants):
     """One pytest run of the kit."""
 
     def __init__(self, config: pytest.Config) -> None:
-        option = config.getoption
+        super().__init__(config)
         self._config = config
-        # By name, with what names them.
-        self._required = dict.fromkeys(option("gpuinterop_require"), "--gpuinterop-require")
-        self._named = dict.fromkeys(option("gpuinterop_backend"), "--gpuinterop-backend") | self._required
-        self._simulated = frozenset(option("gpuinterop_simulated"))
-        self._only = list(option("gpuinterop_exporter"))
-        self._report = option("gpuinterop_report")
-        self._exporter_report = option("gpuinterop_exporter_report")
-        self._exporters_required = list(option("gpuinterop_require_exporter"))
-        if vulkan_is_required():
-            self._exporters_required.append("vulkan")
-        # An explicit choice never falls back. Beside an option the variable chooses nothing, but must be right.
-        chosen = os.environ.get("GPUINTEROP_BACKEND")
-        if chosen and (not self._named or chosen not in registry.backends()):
-            self._required[chosen] = self._named[chosen] = "GPUINTEROP_BACKEND"
+        self._report = config.getoption("gpuinterop_report")
+        self._exporter_report = config.getoption("gpuinterop_exporter_report")
         self.partial = False
         self.summed = False
-        self._devices: list[DeviceSpec] | None = None
-        self._drivers: DriverList | None = None
-        self._exporters: dict[DeviceSpec, list[ExporterSpec]] = {}
         self._open: dict[ExporterSpec, Exporter] = {}
         self._parties: dict[ExporterSpec, str] = {}
         self._tallies: dict[DeviceSpec, _Tally] = {}
         self._driver_tallies: dict[tuple[str, int], _Tally] = {}
-
-    # -- what there is ------------------------------------------------------------------------------------------
-
-    def backends(self) -> list[str]:
-        """The names of the backends to test."""
-        return list(self._named or registry.backends())
-
-    def is_required(self, backend: str) -> bool:
-        return backend in self._required
-
-    def is_simulated(self, backend: str) -> bool:
-        """Whether the backend's devices are simulated on the CPU."""
-        return backend in self._simulated
-
-    def is_unrecorded(self, backend: str) -> bool:
-        """Whether nothing is recorded of a backend: its devices are simulated, or what it calls stands in for a driver.
-
-        One that does not work stands for none.
-        """
-        if self.is_simulated(backend):
-            return True
-        try:
-            return bool(self._stand_in(backend))
-        except Exception:  # it does not load, which its own tests say
-            return False
-
-    @staticmethod
-    def _stand_in(backend: str) -> str:
-        return stand_ins.stand_in(registry.get_backend(backend).libraries)
-
-    def devices(self) -> list[DeviceSpec]:
-        """Every device to test; one entry with the problem for a backend that does not work. Loads backends."""
-        if self._devices is None:
-            self._devices = [spec for name in self.backends() for spec in self._devices_of(name)]
-        return self._devices
-
-    def _devices_of(self, name: str) -> list[DeviceSpec]:
-        required = self.is_required(name)
-        try:
-            devices = registry._by_name(name, self._named.get(name, "name")).devices()
-        except GpuInteropError as error:
-            broken = isinstance(error, registry.BrokenBackendError) or not isinstance(error, BackendUnavailableError)
-            return [DeviceSpec(name, problem=str(error), fails=required or broken)]
-        except Exception as error:  # a broken backend fails once, not the collection of the others' tests
-            return [DeviceSpec(name, problem=f"{type(error).__name__}: {error}", fails=True)]
-        found = [DeviceSpec(name, device.ordinal) for device in devices]
-        return found or [DeviceSpec(name, problem=f"the backend {name!r} has no device", fails=required)]
-
-    def lacking(self) -> list[str]:
-        """What fails a run, whichever of the suites it has: what it requires and has not, and wrong names."""
-        found = [spec.problem for spec in self.devices() if spec.fails]
-        installed = registry.backends()
-        found += [
-            f"--gpuinterop-simulated: there is no backend {name!r}; installed: {', '.join(installed)}."
-            for name in sorted(self._simulated - installed.keys())
-        ]
-        found += [
-            f"--gpuinterop-exporter: expected memfd, vulkan[:DRIVER], with @here, @process or neither, got {wanted!r}."
-            for wanted in self._only
-            if not _PARTY.fullmatch(wanted)
-        ]
-        try:
-            disable((), os.environ.get("GPUINTEROP_DISABLE", ""))
-        except InvalidArgumentError as error:
-            found.append(str(error))  # once, though it is the problem of every backend that works
-        for spec in self.devices():
-            if not spec.problem and (missing := self.missing_exporters(spec)):
-                there = ", ".join(map(str, self.exporters(spec)))
-                found.append(f"{spec} lacks the required {', '.join(missing)}; there are {there}")
-        return list(dict.fromkeys(found))
-
-    @staticmethod
-    def device(spec: DeviceSpec) -> Device:
-        return registry.get_backend(spec.backend).device(spec.ordinal)
-
-    def drivers(self) -> DriverList:
-        """Every Vulkan driver on this machine; not looked for where this run uses none."""
-        if self._drivers is None:
-            from ..exporters.vulkan import DriverList, list_drivers
-
-            self._drivers = DriverList()
-            if self._only and not any(wanted.startswith(("vulkan", "@")) for wanted in self._only):
-                self._drivers.reason = "--gpuinterop-exporter asks for none"
-            else:
-                self._drivers = list_drivers()
-        return self._drivers
-
-    def exporters(self, spec: DeviceSpec) -> list[ExporterSpec]:
-        """The independent parties that live on the device's own hardware, each here and in a child process."""
-        if spec.problem:
-            return [ExporterSpec("none", problem=spec.problem)]
-        if spec not in self._exporters:
-            identity = self.device(spec).identity
-            simulated = self.is_simulated(spec.backend)
-            said = identity if simulated else None
-            on_cpu = simulated or identity.is_cpu
-            found = [ExporterSpec("memfd", identity=said)] if on_cpu and sys.platform == "linux" else []
-            seen: Counter[str] = Counter()
-            for driver in self.drivers():
-                short = _short(driver.name, driver.driver)
-                if short in SIMULATED_DRIVERS if simulated else identity.matches(driver.identity):
-                    found.append(ExporterSpec("vulkan", short, seen[short], identity=said))
-                seen[short] += 1
-            if sys.platform != "win32":
-                found += [replace(one, process=True) for one in found]
-            if self._only:
-                found = [one for one in found if any(one.fits(wanted) for wanted in self._only)]
-            none = f"no independent party shares this device; Vulkan: {self.drivers().reason or 'no driver of it'}"
-            self._exporters[spec] = found or [ExporterSpec("none", problem=none)]
-        return self._exporters[spec]
-
-    def missing_exporters(self, spec: DeviceSpec) -> list[str]:
-        """Those that are required, and that the device has not."""
-        there = [one for one in self.exporters(spec) if not one.problem]
-        return [wanted for wanted in self._exporters_required if not any(one.fits(wanted) for one in there)]
 
     def exporter(self, spec: ExporterSpec) -> Exporter:
         """An open one, shared by the tests."""
@@ -362,7 +149,7 @@ class Kit:
             pytest.skip(party.problem)
         if spec is None:
             return
-        cells = _cells(item)
+        cells = cells_of(item)
         if missing := self.device(spec).capabilities.missing(*cells):
             skip_declared(f"{missing[0].cell} on {spec}: {missing[0].reason}")
         if party is not None:
@@ -382,7 +169,7 @@ class Kit:
         if report.skipped and not hasattr(report, "wasxfail"):
             found = report.longrepr
             where, _, reason = found if isinstance(found, tuple) else ("", 0, str(found))
-            if reason.removeprefix("Skipped: ").startswith(_DECLARED):
+            if reason.removeprefix("Skipped: ").startswith(DECLARED):
                 tally.outcomes["declared"] += 1
             elif self.is_required(name) and (_is_kits_own(item) or Path(where).is_relative_to(_HOME)):
                 report.outcome = "failed"
@@ -392,11 +179,11 @@ class Kit:
         if report.failed:
             tally.outcomes["failed"] += 1
             for one in tallies:
-                one.failed.update(_cells(item))
+                one.failed.update(cells_of(item))
         elif report.when == "call" and report.passed:
             tally.outcomes["passed"] += 1
             for one in tallies:
-                one.passed.update(dict.fromkeys(_cells(item), 1))
+                one.passed.update(dict.fromkeys(cells_of(item), 1))
 
     def exercised(self, spec: DeviceSpec) -> set[Cell]:
         """The cells whose tests have all passed so far."""
@@ -465,7 +252,7 @@ class Kit:
         found: dict[str, _Tally] = {}  # a driver of several devices is one run
         seen: Counter[str] = Counter()
         for driver in self.drivers():
-            short = _short(driver.name, driver.driver)
+            short = short_name(driver.name, driver.driver)
             tally = self._driver_tallies.get((short, seen[short]), _Tally())
             seen[short] += 1
             total = found.setdefault(driver.driver, _Tally())
@@ -546,36 +333,6 @@ def _is_kits_own(item: pytest.Item) -> bool:
     return bool(item.function.__module__.startswith(f"{__package__}."))
 
 
-def _short(name: str, driver: str) -> str:
-    text = f"{name} {driver}".lower()
-    for known, short in (("llvmpipe", "lavapipe"), ("swiftshader", "swiftshader"), ("nvidia", "nvidia")):
-        if known in text:
-            return short
-    return driver.split()[0].lower() if driver.split() else name.lower()
-
-
-def _params(item: pytest.Item) -> dict[str, Any]:
-    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    return params
-
-
 def _specs(item: pytest.Item) -> tuple[DeviceSpec | None, ExporterSpec | None]:
-    params = _params(item)
+    params = params_of(item)
     return params.get("device"), params.get("exporter") or params.get("exporter_spec")
-
-
-def _cells(item: pytest.Item) -> list[Cell]:
-    params = _params(item)
-    instead: Mapping[Operation, Operation] = getattr(getattr(item, "cls", None), "gpuinterop_instead", {})
-    cells: dict[Cell, None] = {}
-    for mark in item.iter_markers("gpuinterop_requires"):
-        for wanted in mark.args:
-            cell = wanted
-            if not isinstance(wanted, Cell):
-                operation, handle_type = wanted if isinstance(wanted, tuple) else (wanted, None)
-                if operation not in instead:
-                    cell = Cell(operation, HANDLE_TYPES[params["kind"]] if handle_type == KIND else handle_type)
-                else:
-                    cell = Cell(instead[operation], None)
-            cells[cell] = None
-    return list(cells)

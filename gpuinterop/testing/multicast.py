@@ -30,9 +30,9 @@ from .._core.multicast import create_multicast
 from ..capabilities import Cell, Operation
 from ..errors import GpuInteropError
 from ..handles import VmmFd
-from .leaks import leaks_raised
-from .lifelines import die_with
+from .failed_releases import leaks_raised
 from .multimem import multimem_add, multimem_store
+from .parent_death import die_with
 from .peer import BackendPeer
 
 if TYPE_CHECKING:

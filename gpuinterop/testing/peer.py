@@ -17,9 +17,9 @@ from .._core.multicast import import_multicast
 from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
 from ..exporters.process import _Wire
 from ..handles import Binary, FdHandle, handle_types
-from .leaks import leaks_raised
-from .lifelines import die_with
+from .failed_releases import leaks_raised
 from .multimem import multimem_store
+from .parent_death import die_with
 
 if TYPE_CHECKING:
     from .._core.allocation import Allocation

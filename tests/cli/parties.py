@@ -7,7 +7,7 @@ from typing import Any
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 
 
 def require_driver(name: str) -> None:

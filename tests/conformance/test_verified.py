@@ -9,7 +9,8 @@ import pytest
 
 from gpuinterop.capabilities import Cell, Support
 from gpuinterop.cli.records import verified_file
-from gpuinterop.testing.kit import DeviceSpec, Kit
+from gpuinterop.testing.kit import Kit
+from gpuinterop.testing.participants import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
 from gpuinterop.testing.report import of_suites
 

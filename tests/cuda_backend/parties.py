@@ -12,7 +12,7 @@ from gpuinterop.cli.demo.wave import Sync
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 
 REAL = os.environ.get("GPUINTEROP_TEST_CUDA") == "real"
 

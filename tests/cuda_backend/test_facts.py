@@ -25,7 +25,7 @@ import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter, ImageParameters
 from gpuinterop.exporters.vulkan import list_drivers
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 from tests.core.forged import forge
 
 from .parties import PARTIES, REAL

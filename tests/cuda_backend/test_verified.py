@@ -10,7 +10,7 @@ import gpuinterop as gi
 from gpuinterop._core import registry, stand_ins
 from gpuinterop.capabilities import DOMAIN, Cell, Support, VerifiedRun, read_verified
 from gpuinterop.cli.records import verified_file
-from gpuinterop.testing.kit import DeviceSpec
+from gpuinterop.testing.participants import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
 from gpuinterop.testing.report import of_suites
 from tests.conformance.test_verified import is_recorded

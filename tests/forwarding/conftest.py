@@ -16,7 +16,7 @@ import pytest
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, loaded
 

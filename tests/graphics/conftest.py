@@ -10,7 +10,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
 from gpuinterop.handles import Binary
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (

@@ -9,7 +9,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 
 MODE = os.environ.get("GPUINTEROP_TEST_HIP") or "simulated"
 SIMULATED = MODE == "simulated"

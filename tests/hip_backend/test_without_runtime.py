@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 
 from .parties import SIMULATED
 

@@ -14,7 +14,7 @@ import pytest
 if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]
 
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop_host.backend import Device, HostBackend
 
 if TYPE_CHECKING:

@@ -144,7 +144,7 @@ def test_unavailable(run_pytest: Callable[..., Any]) -> None:
 
 SKIPS = """
 import pytest
-from gpuinterop.testing.kit import skip_declared
+from gpuinterop.testing.requirements import skip_declared
 from gpuinterop.testing.suites import BadArgumentSuite, Suite
 from gpuinterop.testing.suites.libraries import libraries
 

@@ -14,7 +14,7 @@ from gpuinterop.capabilities import read_verified
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.handles import Binary, DeviceIdentity
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
@@ -93,7 +93,7 @@ def test_each_device_has_parties_of_its_own(run_pytest: Callable[..., Any]) -> N
 MIXED = """
 from gpuinterop import OpaqueFd, Operation
 from gpuinterop.testing import requires
-from gpuinterop.testing.kit import skip_declared
+from gpuinterop.testing.requirements import skip_declared
 from gpuinterop.testing.suites import Suite
 
 class TestMine(Suite):

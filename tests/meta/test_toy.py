@@ -13,7 +13,7 @@ import pytest
 
 from gpuinterop.capabilities import read_verified
 from gpuinterop.exporters.vulkan import list_drivers
-from gpuinterop.testing.required import give_up
+from gpuinterop.testing.missing_vulkan import give_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the toy is made of memfds")
 

@@ -17,8 +17,8 @@ from ...capabilities import Operation
 from ...errors import GpuInteropError, HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ...exporters.base import ExporterMemory, Fill
 from ...handles import OriginKind, VmmFd
-from ..kit import requires
 from ..peer import BackendPeer
+from ..requirements import requires
 from .base import (
     GRACE,
     LIMIT,

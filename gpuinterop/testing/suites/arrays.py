@@ -14,7 +14,7 @@ from ...capabilities import Operation
 from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ...exporters.base import ExporterImage, ExporterMemory, ImageParameters
 from ...handles import ArrayUsage, OpaqueFd
-from ..kit import requires, skip_declared
+from ..requirements import requires, skip_declared
 from .base import LIMIT, Bench, Gate, NotToBeCalled, Suite, differ, end, held, leaves_nothing, pattern, raises
 
 ARRAYS = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))

@@ -35,7 +35,7 @@ from ...handles import (
     TimelineFd,
     VmmFd,
 )
-from ..kit import KIND, requires, skip_declared
+from ..requirements import KIND, requires, skip_declared
 from .base import (
     HANDLE_TYPES,
     KINDS,

@@ -22,8 +22,8 @@ from ...capabilities import Operation
 from ...errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, SemaphoreTimeoutError
 from ...exporters.base import Exporter, ExporterMemory, ExporterSemaphore
 from ...handles import Binary, Timeline
-from ..kit import HANDLE_TYPES as HANDLE_TYPES, skip_declared
 from ..plugin import failed, kit_of
+from ..requirements import HANDLE_TYPES as HANDLE_TYPES, skip_declared
 
 _LIMIT_VARIABLE = "GPUINTEROP_KIT_LIMIT"
 _A_DAY = 86400

@@ -35,8 +35,8 @@ from ...errors import (
 )
 from ...exporters.base import Exporter, ExporterSemaphore
 from ...handles import Binary, EventFd, OpaqueFd, Timeline, TimelineFd
-from ..kit import requires, skip_declared
 from ..plugin import kit_of
+from ..requirements import requires, skip_declared
 from .base import GRACE, KINDS, LIMIT, Bench, Suite, args, becomes_idle, end, held, leaves_nothing, new_stream, raises
 from .ordering import OrderingSuite, SabotageSuite
 from .semaphores import SemaphoreSuite

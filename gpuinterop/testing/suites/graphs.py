@@ -10,7 +10,7 @@ import pytest
 from ...capabilities import Operation
 from ...errors import GpuInteropError
 from ...handles import Binary, Timeline
-from ..kit import requires
+from ..requirements import requires
 from .base import GRACE, KINDS, LIMIT, Bench, Suite, args, held, raises
 from .semaphores import IMPORT, MEMORY, SIGNAL, TIMELINE, WAIT
 

@@ -16,7 +16,7 @@ import pytest
 from ..._core import registry
 from ..._core.device import Device
 from ..._core.stand_ins import stand_in
-from ..kit import skip_declared
+from ..requirements import skip_declared
 
 __all__ = ["Library", "Tensor", "libraries", "read_capsule"]
 

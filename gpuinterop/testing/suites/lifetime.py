@@ -13,7 +13,7 @@ import pytest
 from ...capabilities import Operation
 from ...errors import LeakedResourceWarning, ResourceBusyError, ResourceClosedError
 from ...handles import OpaqueFd
-from ..kit import requires
+from ..requirements import requires
 from .base import LIMIT, Bench, Gate, Suite, args, held, mappings, raises, read
 from .libraries import libraries, read_capsule
 from .streams import in_this_process

@@ -9,7 +9,7 @@ from ..._core.memory import Buffer
 from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError
 from ...handles import OpaqueFd
-from ..kit import requires
+from ..requirements import requires
 from .base import LIMIT, Bench, Suite, differ, fds, leaves_nothing, pattern, raises, read, write
 from .libraries import libraries, read_capsule
 

@@ -16,9 +16,9 @@ from ..._core.stand_ins import simulated_driver
 from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ...handles import OriginKind, VmmFd
-from ..kit import requires, skip_declared
 from ..multimem import multimem_add, multimem_store
 from ..peer import BackendPeer
+from ..requirements import requires, skip_declared
 from .base import LIMIT, Suite, leaves_nothing, new_stream, pattern, raises, read, word, write
 
 CREATE = Operation.CREATE_MULTICAST

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import ResourceBusyError
 from ...exporters.base import Fill
-from ..kit import requires, skip_declared
+from ..requirements import requires, skip_declared
 from .base import KINDS, LIMIT, SHORT_GRACE, Bench, Suite, args, held, word
 from .semaphores import IMPORT, MEMORY, SIGNAL, WAIT
 

@@ -13,7 +13,8 @@ from ...capabilities import Operation
 from ...errors import GpuInteropError, PeerError, SemaphoreTimeoutError
 from ...exporters.process import ProcessExporter, ProcessSemaphore
 from ...handles import OpaqueFd, Timeline
-from ..kit import KIND, ExporterSpec, requires, skip_declared
+from ..participants import ExporterSpec
+from ..requirements import KIND, requires, skip_declared
 from .base import KINDS, LIMIT, Bench, Suite, args, raises, read
 
 

@@ -18,8 +18,8 @@ from ...capabilities import Operation
 from ...errors import GpuInteropError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from ...exporters.base import Fill
 from ...handles import Binary, OpaqueFd, Timeline, TimelineFd, VmmFd
-from ..kit import KIND, requires, skip_declared
 from ..peer import BackendPeer
+from ..requirements import KIND, requires, skip_declared
 from .base import (
     GRACE,
     HANDLE_TYPES,

@@ -25,7 +25,7 @@ from ..._core.stream_memory import PinnedWords, stream_words
 from ...capabilities import Operation
 from ...errors import GpuInteropError
 from ...handles import OpaqueFd
-from ..kit import requires, skip_declared
+from ..requirements import requires, skip_declared
 from .base import LIMIT, Bench, Suite, becomes_idle, held, leaves_nothing, new_stream, pattern, together
 
 WORDS = Operation.STREAM_MEMORY_OPS

@@ -10,7 +10,7 @@ from ..._core.stream import Stream
 from ...capabilities import Operation
 from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
 from ...handles import OpaqueFd
-from ..kit import requires, skip_declared
+from ..requirements import requires, skip_declared
 from .base import GRACE, LIMIT, Bench, Gate, Suite, becomes_idle, held, raises, read
 from .libraries import libraries
 

@@ -1,0 +1,66 @@
+"""What a test declares: the capabilities that it exercises, and why it is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+
+from ..capabilities import Cell, Operation
+from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
+
+__all__ = ["DECLARED", "HANDLE_TYPES", "KIND", "cells_of", "params_of", "requires", "skip_declared"]
+
+KIND: Final = "kind"
+"""Stands in `requires` for the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
+
+HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
+"""What an exporter's semaphore of a kind is exported as."""
+
+DECLARED: Final = "declared: "
+"""What the reason of a declared skip begins with."""
+
+
+def requires(*cells: Any) -> pytest.MarkDecorator:
+    """Declare the capabilities that a test, or every test of a class, exercises.
+
+    On a device where one of them is a gap the test is skipped with the gap's reason; where the tests that claim a
+    cell have all passed, it counts as exercised.
+
+    Parameters
+    ----------
+    *cells : Operation, Cell or (Operation, handle type)
+        `KIND` as a handle type stands for that of the test's ``kind`` parameter.
+    """
+    mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
+    return mark
+
+
+def skip_declared(reason: str) -> Any:
+    """Skip for a reason that a table or the documentation states: no failure where the backend is required."""
+    pytest.skip(DECLARED + reason)
+
+
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """What a test is parametrized with."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return params
+
+
+def cells_of(item: pytest.Item) -> list[Cell]:
+    """The cells that a test requires, `KIND` resolved."""
+    params = params_of(item)
+    instead: Mapping[Operation, Operation] = getattr(getattr(item, "cls", None), "gpuinterop_instead", {})
+    cells: dict[Cell, None] = {}
+    for mark in item.iter_markers("gpuinterop_requires"):
+        for wanted in mark.args:
+            cell = wanted
+            if not isinstance(wanted, Cell):
+                operation, handle_type = wanted if isinstance(wanted, tuple) else (wanted, None)
+                if operation not in instead:
+                    cell = Cell(operation, HANDLE_TYPES[params["kind"]] if handle_type == KIND else handle_type)
+                else:
+                    cell = Cell(instead[operation], None)
+            cells[cell] = None
+    return list(cells)
