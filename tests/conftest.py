@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -46,3 +47,10 @@ def _signals_arrive() -> Iterator[None]:
     yield
     for number, handler in before:
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def scope() -> Iterator[ExitStack]:
+    """What a test enters into it ends with the test."""
+    with ExitStack() as stack:
+        yield stack

@@ -8,8 +8,11 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+
 from .explored import forget
-from .fake import VIOLATIONS
+from .fake import VIOLATIONS, FakeBackend, fake_device
 
 _FAILED = pytest.StashKey[bool]()
 
@@ -39,3 +42,13 @@ def garbage_is_collected() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
+
+
+@pytest.fixture
+def host() -> Device:
+    return gi.get_backend("host").device()
+
+
+@pytest.fixture
+def fake() -> tuple[Device, FakeBackend]:
+    return fake_device()

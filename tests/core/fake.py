@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.backend import (
     INTERFACES,
@@ -910,3 +911,13 @@ def fake_device(
 ) -> tuple[Device, FakeBackend]:
     found = backend or FakeBackend()
     return Device(found, replace(fake_info(dlpack), ordinal=ordinal), table(*gaps)), found
+
+
+def memory_of(device: Device, size: int = 4096) -> gi.ExternalMemory:
+    """Memory that the device imports; with a Win32 handle, which it does not consume."""
+    return device.import_memory(gi.OpaqueWin32(handle=8), size=size)
+
+
+def semaphore_of(device: Device, kind: Any = gi.TimelineWin32) -> Any:
+    """The same for a semaphore."""
+    return device.import_semaphore(kind(handle=8))

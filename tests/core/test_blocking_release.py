@@ -13,7 +13,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 
-from .fake import LIMIT, FakeDriver, fake_device
+from .fake import LIMIT, FakeDriver, fake_device, memory_of, semaphore_of
 
 
 @pytest.fixture
@@ -21,14 +21,6 @@ def fake() -> tuple[Device, FakeDriver]:
     backend = FakeDriver()
     device, _ = fake_device(backend=backend)
     return device, backend
-
-
-def semaphore_of(device: Device) -> gi.ExternalSemaphore[gi.Timeline]:
-    return device.import_semaphore(gi.TimelineWin32(handle=8))
-
-
-def memory_of(device: Device) -> gi.ExternalMemory:
-    return device.import_memory(gi.OpaqueWin32(handle=8), size=4096)
 
 
 def test_nothing_that_blocks_is_released_behind_a_pending_wait(fake: tuple[Device, FakeDriver]) -> None:

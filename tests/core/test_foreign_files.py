@@ -243,11 +243,6 @@ def test_a_dropped_handle(mute: Mute) -> None:
     assert set(mute.asked()) <= {"FLUSH"}
 
 
-@pytest.fixture
-def host() -> gi.Device:
-    return gi.get_backend("host").devices()[0]
-
-
 def _bridged(device: gi.Device, handle: Any) -> Any:
     with Bridge(device) as bridge:
         return bridge.import_semaphore(handle)

@@ -10,7 +10,7 @@ from gpuinterop._core.device import Device
 from gpuinterop.backend import SemaphoreNode
 from gpuinterop.capabilities import Operation
 
-from .fake import FakeGraphs, fake_device
+from .fake import FakeGraphs, fake_device, semaphore_of
 
 LIMIT = 20.0
 
@@ -20,10 +20,6 @@ def fake() -> tuple[Device, FakeGraphs]:
     backend = FakeGraphs()
     device, _ = fake_device(backend=backend)
     return device, backend
-
-
-def timeline(device: Device) -> gi.ExternalSemaphore[gi.Timeline]:
-    return device.import_semaphore(gi.TimelineWin32(handle=8))
 
 
 def binary(device: Device) -> gi.ExternalSemaphore[gi.Binary]:
@@ -37,7 +33,7 @@ def buffer_of(device: Device) -> tuple[gi.ExternalMemory, gi.Buffer]:
 
 def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
-    with timeline(device) as semaphore, device.create_stream() as stream:
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
             semaphore.wait(stream, 1)
             semaphore.signal(stream, 2)
@@ -65,7 +61,7 @@ def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, FakeGraphs]
 
 def test_binary_semaphores_keep_no_value(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
-    with binary(device) as one, timeline(device) as other, device.create_stream() as stream:
+    with binary(device) as one, semaphore_of(device) as other, device.create_stream() as stream:
         with stream.capture() as graph:
             gi.SemaphoreBatch(one, other).signal(stream, (None, 5))
         graph.semaphores.advance(3)
@@ -79,7 +75,7 @@ def test_binary_semaphores_keep_no_value(fake: tuple[Device, FakeGraphs]) -> Non
 
 def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
-    semaphore, stream = timeline(device), device.create_stream()
+    semaphore, stream = semaphore_of(device), device.create_stream()
     memory, buffer = buffer_of(device)
     with stream.capture() as graph:
         semaphore.wait(stream, 1)
@@ -104,7 +100,7 @@ def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Dev
 def test_another_librarys_graph(fake: tuple[Device, FakeGraphs]) -> None:
     """Its stream is captured by others, the values are baked in and set anew; its handles stay its own."""
     device, backend = fake
-    semaphore, foreign = timeline(device), device.wrap_stream(99)
+    semaphore, foreign = semaphore_of(device), device.wrap_stream(99)
     backend.begin_capture(("adopted", 99))
     semaphore.wait(foreign, 1)
     semaphore.signal(foreign, 2)
@@ -132,7 +128,7 @@ def test_a_node_of_somebody_elses_semaphore_is_left_alone(fake: tuple[Device, Fa
 
 def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
-    with timeline(device) as semaphore, device.create_stream() as stream:
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
         semaphore.signal(stream, 5)
         with stream.capture() as graph:
             semaphore.signal(stream, 3)  # whatever it says, the launch says it anew
@@ -144,7 +140,7 @@ def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, 
 def test_no_event_goes_into_a_capture(fake: tuple[Device, FakeGraphs]) -> None:
     """Closing and dropping things during a capture releases nothing, records nothing, and is made up for afterwards."""
     device, backend = fake
-    semaphore, foreign = timeline(device), device.wrap_stream(99)
+    semaphore, foreign = semaphore_of(device), device.wrap_stream(99)
     memory, buffer = buffer_of(device)
     buffer.fill(1, stream=foreign)  # real work, before the capture
     backend.begin_capture(("adopted", 99))
@@ -210,7 +206,7 @@ def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, FakeGraphs]) -> N
         with stream.capture() as graph:
             other.wait_stream(stream)
             buffer.fill(7, stream=other)
-            with timeline(device) as semaphore, device.wrap_stream(stream.ptr) as again:
+            with semaphore_of(device) as semaphore, device.wrap_stream(stream.ptr) as again:
                 semaphore.signal(again, 1)
             del semaphore
         buffer.close()
@@ -229,7 +225,7 @@ def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, FakeGraphs]) -> N
 
 def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
-    with timeline(device) as semaphore, device.create_stream() as stream:
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
             semaphore.wait(stream, 1)
             semaphore.signal(stream, 2**64 - 2)
@@ -241,7 +237,7 @@ def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:
 
 def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
-    with timeline(device) as semaphore, device.create_stream() as stream:
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
 
         def fail() -> None:
             with stream.capture():
@@ -265,7 +261,7 @@ def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tup
 
 def test_a_released_semaphore_is_no_longer_known(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
-    semaphore = timeline(device)
+    semaphore = semaphore_of(device)
     pointer = semaphore._native[1]
     backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(pointer,), values=(1,))]
     semaphore.close(timeout=LIMIT)

@@ -12,16 +12,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 
-from .fake import FakeBackend, fake_device
-
-
-@pytest.fixture
-def fake() -> tuple[Device, FakeBackend]:
-    return fake_device()
-
-
-def memory_of(device: Device, size: int = 4096) -> gi.ExternalMemory:
-    return device.import_memory(gi.OpaqueWin32(handle=8), size=size)
+from .fake import FakeBackend, fake_device, memory_of
 
 
 def test_pending_work_holds_the_release_back(fake: tuple[Device, FakeBackend]) -> None:

@@ -29,9 +29,19 @@ from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge
 from tests.strikes import OURS, Strikes
 
+from .bridge.scripted import Scripted
 from .explored import forget
-from .fake import LIMIT, FakeBackend, FakeDriver, FakeEverything, FakeGraphs, Handle, fake_device
-from .test_bridge import Scripted
+from .fake import (
+    LIMIT,
+    FakeBackend,
+    FakeDriver,
+    FakeEverything,
+    FakeGraphs,
+    Handle,
+    fake_device,
+    memory_of,
+    semaphore_of,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning"),
@@ -46,14 +56,6 @@ def everything(ordinal: int = 0, *, backend: FakeEverything | None = None) -> tu
     found = backend or FakeEverything()
     device, _ = fake_device(backend=found, dlpack=CUDA, ordinal=ordinal)
     return device, found
-
-
-def timeline(device: Device) -> gi.ExternalSemaphore[gi.Timeline]:
-    return device.import_semaphore(gi.TimelineWin32(handle=8))
-
-
-def memory_of(device: Device, size: int = 4096) -> gi.ExternalMemory:
-    return device.import_memory(gi.OpaqueWin32(handle=8), size=size)
 
 
 def elsewhere(call: Callable[[], object]) -> Any:
@@ -120,7 +122,7 @@ class Soft(FakeEverything):
 def test_1_a_semaphore_closed_beside_a_call(kind: str, what: str, backend: Any) -> None:
     device, backend = everything(backend=backend())
     stream = device.create_stream()
-    semaphore: Any = device.create_semaphore(gi.TimelineFd) if kind == "own" else timeline(device)
+    semaphore: Any = device.create_semaphore(gi.TimelineFd) if kind == "own" else semaphore_of(device)
     used = gi.SemaphoreBatch(semaphore) if kind == "batch" else semaphore
     value: Any = (1,) if kind == "batch" else 1
     call = {"signal": "write_value", "wait": "wait_value"}[what] if kind == "own" else what
@@ -201,7 +203,7 @@ def test_2_an_event_is_asked_for_when_its_stream_is_gone() -> None:
 def test_3_what_is_enqueued_behind_the_close_is_waited_for(place: str) -> None:
     """The close comes in the middle of a fill, and the fill lands behind a wait."""
     device, backend = everything()
-    stream, gate = device.create_stream(), timeline(device)
+    stream, gate = device.create_stream(), semaphore_of(device)
     allocation = device.allocate(4096)
     buffer = allocation.buffer
 
@@ -228,7 +230,7 @@ def semaphores_of(backend: FakeBackend) -> list[Handle]:
 
 def test_4_the_default_stream_of_another_thread() -> None:
     device, backend = everything()
-    gate, allocation = timeline(device), device.allocate(4096)
+    gate, allocation = semaphore_of(device), device.allocate(4096)
     worked, end = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -287,7 +289,7 @@ def _fail(*_: object) -> None:
 @pytest.mark.parametrize("what", ["copy_from_host", "copy_to_host"])
 def test_6_the_host_memory_of_a_copy_that_is_to_come_is_kept(what: str) -> None:
     device, backend = everything(backend=Pinned())
-    stream, gate, memory = device.create_stream(), timeline(device), memory_of(device)
+    stream, gate, memory = device.create_stream(), semaphore_of(device), memory_of(device)
     buffer = memory.map_buffer()
     gate.wait(stream, 1)
     array = np.ones(64, "uint8")
@@ -352,7 +354,12 @@ def _is_open(fd: int) -> bool:
 
 def test_9_every_stream_that_touched_the_bytes_is_waited_for() -> None:
     device, backend = everything(backend=Pinned())
-    first, second, gate, memory = device.create_stream(), device.create_stream(), timeline(device), memory_of(device)
+    first, second, gate, memory = (
+        device.create_stream(),
+        device.create_stream(),
+        semaphore_of(device),
+        memory_of(device),
+    )
     buffer = memory.map_buffer()
     gate.wait(first, 1)
     buffer.fill(7, size=64, stream=first)
@@ -375,7 +382,7 @@ def test_9_a_buffer_closed_beside_a_copy_of_a_level() -> None:
 
 def test_9_a_copy_of_a_level_is_a_use_of_both() -> None:
     device, backend = everything(backend=Pinned())
-    stream, gate = device.create_stream(), timeline(device)
+    stream, gate = device.create_stream(), semaphore_of(device)
     memory, allocation = memory_of(device), device.allocate(4096)
     array = memory.map_mipmapped_array("R8_UNORM", (4, 4))
     gate.wait(stream, 1)
@@ -391,7 +398,7 @@ def test_9_a_copy_of_a_level_is_a_use_of_both() -> None:
 def test_9_a_stream_that_is_captured_is_refused_not_ignored() -> None:
     """Its work of before the capture is still to come, and nothing can be ordered behind that."""
     device, backend = everything(backend=Pinned())
-    stream, gate, memory = device.create_stream(), timeline(device), memory_of(device)
+    stream, gate, memory = device.create_stream(), semaphore_of(device), memory_of(device)
     buffer = memory.map_buffer()
     gate.wait(stream, 1)
     buffer.fill(7, stream=stream)
@@ -409,7 +416,7 @@ def test_9_a_stream_that_is_captured_is_refused_not_ignored() -> None:
 
 def test_10_streams_0_and_1_are_one() -> None:
     device, backend = everything()
-    gate, semaphore = timeline(device), timeline(device)
+    gate, semaphore = semaphore_of(device), semaphore_of(device)
     null, legacy = device.wrap_stream(0), device.wrap_stream(1)
     gate.wait(null, 5)
     semaphore.signal(null, 5)
@@ -427,7 +434,7 @@ def test_10_streams_0_and_1_are_one() -> None:
 def test_11_a_second_handoff_goes_on_or_is_refused(own: bool) -> None:
     device, backend = everything()
     stream = device.create_stream()
-    semaphore: Any = device.create_semaphore(gi.TimelineFd) if own else timeline(device)
+    semaphore: Any = device.create_semaphore(gi.TimelineFd) if own else semaphore_of(device)
     handoff = gi.Handoff(semaphore)
     step = handoff.next_submit()
     if own:
@@ -455,7 +462,7 @@ class World:
         self.stream = self.device.create_stream()
         self.memory = memory_of(self.device)
         self.buffer = self.memory.map_buffer()
-        self.semaphore = timeline(self.device)
+        self.semaphore = semaphore_of(self.device)
         self.own: Any = self.device.create_semaphore(gi.TimelineFd)
         self.handle: Any = self.own.export()
         self.made: list[Any] = []
@@ -484,7 +491,7 @@ class World:
 INTERRUPTED: dict[str, Callable[[World], object]] = {
     "Device.create_stream": lambda world: world.made.append(world.device.create_stream()),
     "Device.import_memory": lambda world: world.made.append(memory_of(world.device)),
-    "Device.import_semaphore": lambda world: world.made.append(timeline(world.device)),
+    "Device.import_semaphore": lambda world: world.made.append(semaphore_of(world.device)),
     "Device.import_semaphore of ours": lambda world: world.made.append(world.device.import_semaphore(world.handle)),
     "Device.create_semaphore": lambda world: world.made.append(world.device.create_semaphore(gi.TimelineFd)),
     "Device.allocate": lambda world: world.made.append(world.device.allocate(4096)),
@@ -718,7 +725,7 @@ def test_16_a_pipeline_that_is_never_idle_still_releases(monkeypatch: pytest.Mon
     """The frame in flight ends when somebody looks often enough, with nothing enqueued in between."""
     monkeypatch.setattr(system, "time", Clock())
     device, backend = everything()
-    stream, gate = device.create_stream(), timeline(device)
+    stream, gate = device.create_stream(), semaphore_of(device)
     native = semaphores_of(backend)[0]
     looks, reached = 0, 0
 
@@ -739,7 +746,7 @@ def test_16_a_pipeline_that_is_never_idle_still_releases(monkeypatch: pytest.Mon
         gate.wait(stream, frame)
         backend.arrive(native, frame - 1)
         reached = frame
-        timeline(device).close()
+        semaphore_of(device).close()
         most = max(most, backend.count("semaphore"))
     assert most <= 100, f"{most} semaphores that no stream has used wait for their release"
     settle(device, backend, stream, gate)
@@ -747,7 +754,7 @@ def test_16_a_pipeline_that_is_never_idle_still_releases(monkeypatch: pytest.Mon
 
 def test_16_a_waiting_stream_holds_nothing_that_it_never_touched() -> None:
     device, backend = everything()
-    stream, gate = device.create_stream(), timeline(device)
+    stream, gate = device.create_stream(), semaphore_of(device)
     gate.wait(stream, 1)
     for _ in range(100):
         allocation = device.allocate(4096)
@@ -763,7 +770,7 @@ def test_16_a_waiting_stream_holds_nothing_that_it_never_touched() -> None:
 
 def test_17_a_semaphore_keeps_no_stream_that_is_gone() -> None:
     device, backend = everything()
-    semaphore = timeline(device)
+    semaphore = semaphore_of(device)
     alive: list[weakref.ref[gi.Stream]] = []
     for value in range(1, 51):
         with device.create_stream() as stream:
@@ -819,11 +826,11 @@ def test_18_a_round_costs_the_same_however_many_streams_there_are() -> None:
 def test_18_wrapping_costs_the_same_whatever_is_retired_or_alive() -> None:
     device, backend = everything(backend=Counted())
     assert isinstance(backend, Counted)
-    memory, stream, gate = memory_of(device), device.create_stream(), timeline(device)
+    memory, stream, gate = memory_of(device), device.create_stream(), semaphore_of(device)
     buffer = memory.map_buffer()
     alone = calls_of(backend, lambda: device.wrap_stream(64).close())
     gate.wait(stream, 1)
-    retired = [timeline(device) for _ in range(200)]
+    retired = [semaphore_of(device) for _ in range(200)]
     for semaphore in retired:
         semaphore.signal(stream, 1)
         semaphore.close()

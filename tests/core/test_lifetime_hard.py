@@ -22,21 +22,7 @@ from gpuinterop._core.resource import Resource
 from gpuinterop.bridge import _watcher
 from gpuinterop_host import streams
 
-from .fake import FakeBackend, FakeEverything, fake_device
-
-
-@pytest.fixture
-def fake() -> tuple[Device, FakeBackend]:
-    return fake_device()
-
-
-@pytest.fixture
-def host() -> Device:
-    return gi.get_backend("host").device()
-
-
-def memory_of(device: Device, size: int = 4096) -> gi.ExternalMemory:
-    return device.import_memory(gi.OpaqueWin32(handle=8), size=size)
+from .fake import FakeBackend, FakeEverything, fake_device, memory_of
 
 
 def destroyed(backend: FakeBackend) -> list[str]:

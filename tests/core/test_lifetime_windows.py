@@ -23,7 +23,7 @@ from gpuinterop.bridge._endpoints import EventFdEndpoint
 from gpuinterop.bridge._watcher import Lane
 from gpuinterop.handles import EventFd
 
-from .fake import FakeEverything, fake_device
+from .fake import FakeEverything, fake_device, memory_of, semaphore_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was dropped without close")
 
@@ -33,14 +33,6 @@ def fake() -> tuple[Device, FakeEverything]:
     backend = FakeEverything()
     device, _ = fake_device(backend=backend)
     return device, backend
-
-
-def memory_of(device: Device) -> gi.ExternalMemory:
-    return device.import_memory(gi.OpaqueWin32(handle=8), size=4096)
-
-
-def semaphore_of(device: Device) -> Any:
-    return device.import_semaphore(gi.TimelineWin32(handle=8))
 
 
 def in_thread(call: Callable[[], object]) -> None:

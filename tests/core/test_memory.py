@@ -14,14 +14,10 @@ import gpuinterop as gi
 from gpuinterop._core import interchange
 from gpuinterop._core.device import Device
 
-from .fake import FakeBackend, fake_device
+from .fake import FakeBackend, fake_device, memory_of
 
 SIZE = 4096
 Call = Callable[[], object]
-
-
-def memory_of(device: Device, size: int = SIZE) -> gi.ExternalMemory:
-    return device.import_memory(gi.OpaqueWin32(handle=8), size=size)
 
 
 @settings(deadline=None, max_examples=200)

@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.device import Device
 from gpuinterop.handles import OriginKind
 
-from .fake import fake_device
+from .fake import fake_device, semaphore_of
 
 Call = Callable[[], object]
 
 BINARY = gi.OpaqueWin32
 TIMELINE = gi.TimelineWin32
-
-
-def semaphore_of(device: Device, kind: Any = TIMELINE) -> Any:
-    return device.import_semaphore(kind(handle=8))
 
 
 def test_every_kind_has_its_calls() -> None:

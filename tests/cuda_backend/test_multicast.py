@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -53,12 +53,6 @@ def devices() -> list[gi.Device]:
     found = list(gi.get_backend("cuda").devices())
     assert len(found) >= 2
     return found[:2]
-
-
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

@@ -74,12 +74,6 @@ def host() -> gi.Device:
     return gi.get_backend("host").device()
 
 
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
 def make(device: gi.Device, scope: ExitStack) -> tuple[Any, Counter]:
     """A new one, with its counter."""
     made: Any = device.create_semaphore(gi.TimelineFd)

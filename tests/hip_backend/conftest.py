@@ -16,7 +16,6 @@ import ctypes
 import importlib
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -135,12 +134,6 @@ def _bindings_use_it(pytestconfig: pytest.Config, hip: Any) -> None:
 @pytest.fixture
 def device() -> gi.Device:
     return gi.get_backend("hip").device()
-
-
-@pytest.fixture
-def scope() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

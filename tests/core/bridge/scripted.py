@@ -1,0 +1,161 @@
+"""What the tests move by hand: an endpoint, and a backend whose streams store and wait for words."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+from gpuinterop._core.stream_memory import spare_words
+from gpuinterop.backend import Native, StreamMemoryBackend
+from gpuinterop.bridge import Endpoint, _watcher
+from gpuinterop.handles import Timeline
+
+from ..fake import FakeBackend
+
+LIMIT = 20.0
+RELEASED = 2**63 - 1
+Script = Callable[[], object]
+
+
+class Scripted(Endpoint):
+    """A foreign semaphore that the test moves."""
+
+    label = "a scripted semaphore"
+
+    def __init__(self, kind: type = Timeline) -> None:
+        self.kind = kind
+        self.reached = 0
+        self.signals = 0
+        """Of a binary one: how many are there to be taken."""
+        self.told: list[int] = []
+        self.closed = 0
+        self.on_wait: Script = lambda: None
+        self.on_signal: Script = lambda: None
+
+    def wait(self, value: int, timeout: float) -> bool:
+        self.on_wait()
+        if self.kind is Timeline:
+            return self.reached >= value
+        if self.signals:
+            self.signals -= 1
+            return True
+        return False
+
+    def signal(self, value: int) -> None:
+        self.on_signal()
+        self.told.append(value)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class WordsBackend(FakeBackend, StreamMemoryBackend):
+    """Streams that do nothing by themselves: what they were to wait for and write stands in lists.
+
+    They are idle when their waits have passed, whatever is left to be written.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pins: dict[int, int] = {}
+        self.waits: list[tuple[Native, int, int]] = []
+        """Stream, address, value."""
+        self.pending: list[tuple[Native, int, int]] = []
+        """Those that may not have passed."""
+        self.writes: list[tuple[Native, int, int]] = []
+        self.captured: set[int] = set()
+        self.on_pin: Script = lambda: None
+        self.before_wait: Script = lambda: None
+        self.before_write: Script = lambda: None
+
+    def pin(self, device: Native, address: int, size: int) -> tuple[Native, int]:
+        self.on_pin()
+        self.pins[address] = size
+        return address, address
+
+    def unpin(self, pin: Native) -> None:
+        del self.pins[pin]
+
+    def write_value(self, stream: Native, word: int, value: int) -> None:
+        self.before_write()
+        self.writes.append((stream, word, value))
+
+    def wait_value(self, stream: Native, word: int, value: int) -> None:
+        self.before_wait()
+        self.waits.append((stream, word, value))
+        self.pending.append((stream, word, value))
+
+    def is_waiting(self) -> bool:
+        self.pending = [it for it in self.pending if ctypes.c_uint64.from_address(it[1]).value < it[2]]
+        return bool(self.pending)
+
+    def is_idle(self, stream: Native) -> bool:
+        return not self.is_waiting() or all(it[0] != stream for it in self.pending)
+
+    def is_done(self, event: Native) -> bool:
+        return self.is_idle(self.event_streams[event])
+
+    def is_capturing(self, stream: Native) -> bool:
+        return stream[1] in self.captured
+
+    def run_writes(self) -> None:
+        """The streams get to their stores."""
+        while self.writes:
+            _, word, value = self.writes.pop(0)
+            ctypes.c_uint64.from_address(word).value = value
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(1e-4)
+
+
+def blocked(stream: gi.Stream) -> bool:
+    with suppress(gi.SemaphoreTimeoutError):
+        stream.record().wait(0.02)
+        return False
+    return True
+
+
+def lane_of(semaphore: Any) -> _watcher.Lane:
+    lane = semaphore._native
+    assert isinstance(lane, _watcher.Lane)
+    return lane
+
+
+def word_of(semaphore: Any) -> int:
+    return lane_of(semaphore).words.load(0)
+
+
+def spare(device: Device) -> int:
+    """How many pages are kept for the next semaphores."""
+    return len(spare_words(device)._pages)
+
+
+def end(*resources: Any) -> None:
+    for resource in resources:
+        resource.close(timeout=LIMIT)
+
+
+def fails() -> None:
+    raise gi.DriverError("cuStreamWaitValue64", 1, "CUDA_ERROR_INVALID_VALUE", "the test says so")
+
+
+def interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+def count_of(fd: int) -> int | None:
+    try:
+        return int(struct.unpack("=Q", os.read(fd, 8))[0])
+    except BlockingIOError:
+        return None

@@ -1,0 +1,276 @@
+"""What a bridge costs while it waits, and how it ends: in every order, dropped, from many threads."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+from gpuinterop._core.semaphore import SemaphoreBatch
+from gpuinterop.bridge import Bridge
+from gpuinterop.handles import Binary
+
+from .scripted import LIMIT, Script, Scripted, blocked, end, until
+
+
+def share_of(thread: threading.Thread, seconds: float) -> float:
+    """The share of a core that a thread uses."""
+    assert thread.ident is not None
+    clock = time.pthread_getcpuclockid(thread.ident)
+    used, began = time.clock_gettime(clock), time.monotonic()
+    threading.Event().wait(seconds)
+    return (time.clock_gettime(clock) - used) / (time.monotonic() - began)
+
+
+def test_a_bridge_that_waits_costs_next_to_nothing(host: Device, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(host))
+    endpoint = Scripted()
+    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
+    stream = scope.enter_context(host.create_stream())
+    assert not _watcher_of(bridge), "no thread before there is work for it"
+    semaphore.wait(stream, 1)
+    (thread,) = _watcher_of(bridge)
+    share_of(thread, 0.1)  # it is quick at first
+    assert share_of(thread, 0.5) < 0.1, "a stream waits, and nothing happens"
+    endpoint.reached = 1
+    stream.synchronize(LIMIT)
+    until(lambda: bridge._watcher._sleeping)
+    assert share_of(thread, 0.3) < 0.01, "nobody waits"
+
+
+def _watcher_of(bridge: Bridge) -> list[threading.Thread]:
+    thread = bridge._watcher._thread
+    return [] if thread is None else [thread]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("bridge", "semaphore", "stream"))), ids="-".join)
+@pytest.mark.parametrize("reached", [True, False], ids=["reached", "never"])
+def test_closed_in_every_order(host: Device, order: tuple[str, ...], reached: bool) -> None:
+    endpoint = Scripted()
+    bridge = Bridge(host, grace=0.05)
+    semaphore = bridge.from_endpoint(endpoint)
+    stream = host.create_stream()
+    semaphore.wait(stream, 1)
+    semaphore.signal(stream, 2)
+    things = {"bridge": bridge, "semaphore": semaphore, "stream": stream}
+    for name in order:
+        things[name].close()
+        if reached:
+            endpoint.reached = 1
+    for name in order:
+        with suppress(gi.ResourceBusyError):
+            things[name].close(timeout=LIMIT)
+    assert endpoint.closed == 1
+    assert endpoint.told == ([2] if reached else [])
+    thread = bridge._watcher._thread
+    assert thread is not None
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+
+
+def test_dropped_without_close(host: Device) -> None:
+    """A warning each, and nothing hangs or stays."""
+    gc.collect()
+    host.drain()
+    before = len(os.listdir("/proc/self/fd"))
+    mine = os.eventfd(0, os.EFD_NONBLOCK)
+    with pytest.warns(gi.LeakedResourceWarning, match="Bridge #"), pytest.warns(match="bridged eventfd"):
+        bridge = Bridge(host, grace=0.05)
+        semaphore = bridge.import_semaphore(gi.EventFd(os.dup(mine)))
+        stream = host.create_stream()
+        semaphore.wait(stream)
+        thread = bridge._watcher._thread
+        del bridge, semaphore
+        gc.collect()
+    with pytest.raises(gi.ResourceClosedError):
+        stream.synchronize(LIMIT)
+    end(stream)
+    assert thread is not None
+
+    def ended() -> bool:
+        host.drain()
+        return not thread.is_alive()
+
+    until(ended)
+    os.close(mine)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_closed_things_are_refused(host: Device, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(host))
+    semaphore: Any = bridge.from_endpoint(Scripted())
+    stream = scope.enter_context(host.create_stream())
+    end(semaphore)
+    calls: list[Script] = [
+        lambda: semaphore.wait(stream, 1), lambda: semaphore.host_signal(1), lambda: semaphore.host_wait(1),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(gi.ResourceClosedError):
+            call()
+    end(bridge)
+    with pytest.raises(gi.ResourceClosedError), gi.EventFd.adopt(os.eventfd(0)) as handle:
+        bridge.import_semaphore(handle)
+    with pytest.raises(gi.ResourceClosedError):
+        bridge.from_endpoint(Scripted())
+    end(bridge)
+
+
+def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack) -> None:
+    """At once, and alone: a stream's wait stays pending, as without that thread."""
+    bridge = scope.enter_context(Bridge(host))
+    endpoint = Scripted()
+    semaphore: Any = bridge.from_endpoint(endpoint)
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            semaphore.host_wait(1, timeout=LIMIT)
+        except gi.GpuInteropError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: semaphore._lifetime.calls)
+    semaphore.close()
+    thread.join(LIMIT)
+    assert [type(error) for error in caught] == [gi.ResourceClosedError]
+    assert blocked(stream)
+    endpoint.reached = 1
+    stream.synchronize(LIMIT)
+    semaphore.close(timeout=LIMIT)
+
+
+def test_a_semaphore_that_is_closed_with_a_timeout_lets_its_streams_go(host: Device, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(host))
+    semaphore = bridge.from_endpoint(Scripted())
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
+    with pytest.raises(gi.ResourceBusyError):
+        semaphore.close(timeout=0.01)
+    with pytest.raises(gi.ResourceClosedError, match="was closed while a stream still waited"):
+        stream.synchronize(LIMIT)
+
+
+def test_a_bridge_waits_as_long_as_it_is_told_to(host: Device, scope: ExitStack) -> None:
+    """Longer than what pending waits get otherwise."""
+    endpoint = Scripted()
+    bridge = Bridge(host, grace=0.0)
+    semaphore = bridge.from_endpoint(endpoint)
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
+    looks = itertools.count()
+
+    def late() -> None:
+        if bridge.closed and next(looks) == 20:
+            endpoint.reached = 1
+
+    endpoint.on_wait = late
+    bridge.close(timeout=LIMIT)
+    stream.synchronize(LIMIT)
+
+
+def test_the_collector_ends_a_bridge_in_its_own_watchers_sleep(host: Device, scope: ExitStack) -> None:
+    """Any allocation there may do so; what wakes the watcher must be reentrant."""
+    gc.collect()
+    gc.disable()
+    scope.callback(gc.enable)
+    endpoint = Scripted()
+    bridge = Bridge(host)
+    semaphore = bridge.from_endpoint(endpoint)
+    stream = scope.enter_context(host.create_stream())
+    semaphore.wait(stream, 1)
+    thread = bridge._watcher._thread
+    collected = threading.Event()
+    allocate = threading._allocate_lock  # type: ignore[attr-defined]
+
+    def collect() -> None:
+        if threading.current_thread() is thread and not collected.is_set():
+            gc.collect()
+            collected.set()
+
+    def allocates() -> Any:  # what threading's own conditions call in the middle of a wait
+        collect()
+        return allocate()
+
+    class Collecting:
+        """The watcher's queue, in the middle of whose get() the collector comes."""
+
+        def __init__(self, wake: Any) -> None:
+            self._wake = wake
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._wake, name)
+
+        def get(self, timeout: float | None) -> None:
+            collect()
+            self._wake.get(timeout=timeout)
+
+    semaphore.close()
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(gi.LeakedResourceWarning, match="Bridge #"):
+        del semaphore
+        patch.setattr(threading, "_allocate_lock", allocates)
+        bridge._watcher._wake = Collecting(bridge._watcher._wake)  # type: ignore[assignment]
+        cycle: list[Any] = [bridge]
+        cycle.append(cycle)
+        del bridge, cycle
+        until(collected.is_set)
+    endpoint.reached = 1
+    stream.synchronize(LIMIT)
+
+
+def test_many_threads(host: Device, scope: ExitStack) -> None:
+    """Eight threads with a stream each, on one bridge: a ring of semaphores that each of them passes on."""
+    bridge = scope.enter_context(Bridge(host))
+    made = [scope.enter_context(host.create_semaphore(gi.TimelineFd)) for _ in range(8)]
+    ring = [scope.enter_context(bridge.import_semaphore(one.export())) for one in made]
+    failures: list[BaseException] = []
+    rounds = 25
+
+    def pass_on(index: int) -> None:
+        try:
+            with host.create_stream() as stream:
+                for turn in range(1, rounds + 1):
+                    ring[index].wait(stream, turn)
+                    ring[(index + 1) % 8].signal(stream, turn + (index == 7))
+                stream.synchronize(LIMIT)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=pass_on, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    made[0].host_signal(1)
+    for thread in threads:
+        thread.join(2 * LIMIT)
+    assert failures == []
+    made[0].host_wait(rounds + 1, timeout=LIMIT)
+
+
+def test_batches(host: Device, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(host))
+    endpoints = [Scripted(), Scripted(Binary)]
+    one, other = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in endpoints)
+    own: Any = scope.enter_context(host.create_semaphore(gi.TimelineFd))
+    with pytest.raises(gi.InvalidArgumentError, match="batches of their own"):
+        SemaphoreBatch(one, own)
+    batch = SemaphoreBatch(one, other)
+    stream = scope.enter_context(host.create_stream())
+    batch.wait(stream, (3, None))
+    endpoints[0].reached = 3
+    assert blocked(stream)
+    endpoints[1].signals = 1
+    stream.synchronize(LIMIT)
+    batch.signal(stream, (4, None))
+    until(lambda: (endpoints[0].told, endpoints[1].told) == ([4], [0]))
+    with pytest.raises(gi.UnsupportedError, match="waits until it is stored"):
+        batch.wait(stream, (5, None), timeout=1.0)

@@ -1,0 +1,239 @@
+"""A failure reaches the owner of each stream behind it, and no other."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+from gpuinterop._core.native_stream import NativeStream
+from gpuinterop.bridge import Bridge
+from gpuinterop.handles import Binary
+
+from ..fake import fake_device
+from .scripted import LIMIT, Script, Scripted, WordsBackend, fails, lane_of, until
+
+
+def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitStack) -> None:
+    """`wait_stream` behind a bridged wait, twice over: they ran without it, too, and what they signal is not told."""
+    bridge = scope.enter_context(Bridge(host))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    waiting, behind, last, before = (scope.enter_context(host.create_stream()) for _ in range(4))
+    before.wait_stream(waiting)  # nothing is pending there yet
+    first.wait(waiting, 1)
+    behind.wait_stream(waiting)
+    last.wait_stream(behind)
+    second.signal(last, 8)
+    broken.on_wait = fails
+    until(lambda: last._known_as().failure is not None)
+    for stream in (waiting, behind, last):
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            stream.synchronize(LIMIT)
+    before.synchronize(LIMIT)
+    second.signal(before, 9)
+    until(lambda: told.told)
+    assert told.told == [9]
+
+
+def test_another_devices_stream_fails_with_what_it_was_ordered_behind(host: Device, scope: ExitStack) -> None:
+    """An allocation's devices work on the same bytes, each ordered behind the other."""
+    peer = Device(host._backend, host.info, host.capabilities)
+    bridge = scope.enter_context(Bridge(host))
+    broken = Scripted()
+    semaphore = scope.enter_context(bridge.from_endpoint(broken))
+    waiting, theirs, last = (scope.enter_context(one.create_stream()) for one in (host, peer, peer))
+    semaphore.wait(waiting, 1)
+    theirs.wait_stream(waiting)
+    last.wait_stream(theirs)
+    broken.on_wait = fails
+    until(lambda: last._known_as().failure is not None)
+    for stream in (waiting, theirs, last):
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            stream.synchronize(LIMIT)
+
+
+def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
+    words: tuple[Device, WordsBackend], scope: ExitStack
+) -> None:
+    """Streams of two devices may have one number."""
+    device, backend = words
+    peer, _ = fake_device(backend=backend)
+    broken, told = Scripted(), Scripted()
+    first = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(broken))
+    second = scope.enter_context(scope.enter_context(Bridge(peer)).from_endpoint(told))
+    waiting, theirs, last = device.wrap_stream(64), peer.wrap_stream(64), peer.wrap_stream(80)
+    first.wait(waiting, 1)
+    theirs.wait_stream(waiting)
+    second.signal(theirs, 9)
+    last.wait_stream(theirs)
+    broken.on_wait = fails
+    until(lambda: lane_of(first).failed)
+    for stream in (waiting, theirs, last):
+        until(lambda stream=stream: stream._known_as().failure is not None)
+    backend.run_writes()
+    second.signal(scope.enter_context(peer.create_stream()), 8)
+    backend.run_writes()
+    until(lambda: told.told)
+    assert told.told == [8]
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Before or behind the note of it: whoever follows fails, and what it signals is not told."""
+    device, backend = words
+    bridge = scope.enter_context(Bridge(device))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    waiting, behind, other = (scope.enter_context(device.create_stream()) for _ in range(3))
+    first.wait(waiting, 1)
+    note = NativeStream.note
+
+    def fail() -> None:
+        broken.on_wait = fails
+        until(lambda: lane_of(first).failed)
+
+    def noted(stream: NativeStream, wait: Any) -> None:
+        if when == "before":
+            fail()
+        note(stream, wait)
+        if when == "behind":
+            fail()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeStream, "note", noted)
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            behind.wait_stream(waiting)
+    for stream in (waiting, behind):
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            stream.synchronize(LIMIT)
+    with pytest.raises(gi.DriverError, match="the test says so"):
+        second.signal(behind, 3)
+    second.signal(other, 2)
+    backend.run_writes()
+    until(lambda: told.told)
+    assert told.told == [2]
+
+
+def test_a_stream_that_fails_as_it_signals_tells_nobody(
+    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the call's own look at the stream."""
+    device, backend = words
+    bridge = scope.enter_context(Bridge(device))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    stream = scope.enter_context(device.create_stream())
+    first.wait(stream, 1)
+    lane = lane_of(second)
+    check = lane._check
+
+    def late() -> None:
+        check()
+        broken.on_wait = fails
+        until(lambda: lane_of(first).failed)
+
+    monkeypatch.setattr(lane, "_check", late)
+    with pytest.raises(gi.DriverError, match="the test says so"):
+        second.signal(stream, 1)
+    assert backend.writes == []
+    assert not lane.busy
+
+
+def test_whoever_wraps_a_failed_stream_next_is_told(host: Device, scope: ExitStack) -> None:
+    """As with torch's current stream, of which each frame makes a wrapper, and drops it."""
+    bridge = scope.enter_context(Bridge(host))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    theirs = scope.enter_context(host.create_stream())  # stands for torch's
+    wrapper = host.wrap_stream(theirs.ptr)
+    first.wait(wrapper, 1)
+    del wrapper
+    gc.collect()
+    broken.on_wait = fails
+    until(lambda: lane_of(first).failed)
+    following = host.wrap_stream(theirs.ptr)
+    with pytest.raises(gi.DriverError, match="the test says so"):
+        second.signal(following, 8)
+    later = host.wrap_stream(theirs.ptr)  # the application knows
+    second.signal(later, 9)
+    until(lambda: told.told)
+    assert told.told == [9]
+
+
+def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+    """A library's stream is wrapped anew each frame: the failure of a wait through one wrapper is that of all.
+
+    What was enqueued before the stream was let go is not told, through whichever; what a later wrapper does is.
+    """
+    device, backend = words
+    bridge = scope.enter_context(Bridge(device))
+    broken, told = Scripted(), Scripted()
+    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    one = device.wrap_stream(64)
+    second.signal(one, 1)
+    first.wait(one, 1)
+    del one
+    gc.collect()
+    two = device.wrap_stream(64)
+    second.signal(two, 2)
+    healthy = scope.enter_context(device.create_stream())
+    broken.on_wait = fails
+    until(lambda: two._known_as().failure is not None)
+    backend.run_writes()
+    until(lambda: told.told)
+    calls: list[Script] = [lambda: two.synchronize(LIMIT), lambda: second.signal(two, 3), lambda: second.wait(two, 3)]
+    for call in calls:
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            call()
+    second.signal(healthy, 4)
+    anew = device.wrap_stream(64)
+    second.signal(anew, 5)
+    backend.run_writes()
+    until(lambda: told.told[-1] == 5)
+    assert 2 not in told.told
+    assert told.told[0] == 1
+
+
+def test_void_signals_of_two_bridges(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+    """A stream that fails in one bridge tells nobody through another either."""
+    device, backend = words
+    bridges = [scope.enter_context(Bridge(device)) for _ in range(2)]
+    broken, told = Scripted(), Scripted(Binary)
+    first: Any = scope.enter_context(bridges[0].from_endpoint(broken))
+    second: Any = scope.enter_context(bridges[1].from_endpoint(told))
+    stream, other = (scope.enter_context(device.create_stream()) for _ in range(2))
+    second.signal(stream)
+    first.wait(stream, 1)
+    second.signal(stream)
+    broken.on_wait = fails
+    until(lambda: stream._known_as().failure is not None)
+    backend.run_writes()
+    second.signal(other)
+    backend.run_writes()
+    until(lambda: not lane_of(second).busy)
+    assert len(told.told) == 2
+
+
+def test_an_event_before_the_failure_was_reached(host: Device, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(host))
+    endpoint = Scripted()
+    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
+    stream = scope.enter_context(host.create_stream())
+    before = stream.record()
+    before.wait(LIMIT)
+    semaphore.wait(stream, 1)
+    behind = stream.record()
+    endpoint.on_wait = fails
+    with pytest.raises(gi.DriverError):
+        behind.wait(LIMIT)
+    before.wait(LIMIT)
+    assert before.done
+    with pytest.raises(gi.DriverError):
+        _ = behind.done

@@ -1,0 +1,225 @@
+"""Bridges and other processes: exit, fork, and two that share an eventfd."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import ExitStack
+
+import gpuinterop as gi
+from gpuinterop._core.device import Device
+from gpuinterop.bridge import Bridge
+
+from .scripted import LIMIT
+
+
+def run(script: str, limit: float = 60.0) -> str:
+    """A child's output; it must end by itself, without an error."""
+    preamble = """
+        import atexit, faulthandler, os, struct, sys, threading, time
+        last = []
+        atexit.register(lambda: [call() for call in last])  # first, so it runs behind those of the library
+        faulthandler.dump_traceback_later(40, exit=True)
+        import gpuinterop as gi
+        device = gi.get_backend("host").device()
+        class Never(gi.bridge.Endpoint):
+            kind, label = gi.Timeline, "never"
+            def wait(self, value, timeout): return False
+            def signal(self, value): pass
+            def close(self): pass
+    """
+    code = textwrap.dedent(preamble) + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_interpreter_exits_while_a_stream_waits() -> None:
+    """It waits until then, and has failed afterwards."""
+    out = run(
+        """
+        bridge = gi.bridge.Bridge(device)
+        semaphore = bridge.from_endpoint(Never())
+        stream = device.create_stream()
+        semaphore.wait(stream, 1)
+        atexit.register(lambda: print("idle", stream.query(), flush=True))
+        last.append(lambda: print("refused", semaphore._native.refusal, flush=True))
+        """
+    )
+    assert out.splitlines() == ["idle False", "refused the interpreter is exiting while a stream still waits."]
+
+
+def test_exit_lets_the_stream_go() -> None:
+    """An exit function that runs behind the bridge's finds the stream let go, and failed."""
+    out = run(
+        """
+        bridge = gi.bridge.Bridge(device)
+        semaphore = bridge.from_endpoint(Never())
+        stream = device.create_stream()
+        semaphore.wait(stream, 1)
+        from gpuinterop.bridge import _watcher
+        _watcher._exit()
+        try:
+            stream.synchronize(20)
+        except gi.ResourceClosedError as error:
+            print(error)
+        """
+    )
+    assert "the interpreter is exiting" in out
+
+
+def test_a_fork_leaves_the_bridge_to_the_parent() -> None:
+    out = run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        bridge = gi.bridge.Bridge(device)
+        mine = os.eventfd(0, os.EFD_NONBLOCK)
+        semaphore = bridge.import_semaphore(gi.EventFd(os.dup(mine)))
+        stream = device.create_stream()
+        semaphore.wait(stream)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                other = device.create_stream()
+                for call in (semaphore.wait, semaphore.signal):
+                    try:
+                        call(other)
+                    except gi.ResourceClosedError as error:
+                        assert "made before the fork" in str(error), error
+                    else:
+                        os._exit(2)
+                with gi.bridge.Bridge(device) as anew:  # one of its own works
+                    fresh = os.eventfd(0, os.EFD_NONBLOCK)
+                    again = anew.import_semaphore(gi.EventFd(os.dup(fresh)))
+                    again.wait(other)
+                    os.write(fresh, struct.pack("=Q", 1))
+                    other.synchronize(20)
+                    again.close(timeout=20)
+                status = 0
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os.write(mine, struct.pack("=Q", 1))
+        stream.synchronize(20)  # the parent's goes on
+        bridge.close(timeout=20)
+        stream.close()
+        """
+    )
+    assert out.split() == ["child", "0"]
+
+
+def test_a_childs_exit_leaves_the_parents_stream_waiting() -> None:
+    """The words are shared with it: whatever it closes, and its exit functions, must not store."""
+    out = run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        class Watched(Never):
+            reached = False
+            def wait(self, value, timeout): return self.reached
+            def signal(self, value): os.write(told, b"s")
+            def close(self): os.write(told, b"c")
+        heard, told = os.pipe()
+        endpoint = Watched()
+        bridge = gi.bridge.Bridge(device)
+        semaphore, second = bridge.from_endpoint(endpoint), bridge.from_endpoint(Watched())
+        stream = device.create_stream()
+        semaphore.wait(stream, 1)
+        semaphore.signal(stream, 2)
+        words = semaphore._native.words
+        faulthandler.cancel_dump_traceback_later()  # its thread would be waited for in the child, which has none
+        child = os.fork()
+        if child == 0:
+            second.close()
+            semaphore.close()
+            device.drain()
+            sys.exit(0)
+        os.set_blocking(heard, False)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        try:
+            print("it has called", os.read(heard, 9))
+        except BlockingIOError:
+            print("it has called nothing")
+        print("word", words.load(0), "idle", stream.query())
+        endpoint.reached = True
+        stream.synchronize(20)
+        bridge.close(timeout=20)
+        stream.close()
+        """
+    )
+    assert out.splitlines() == ["child 0", "it has called nothing", "word 0 idle False"]
+
+
+def test_a_bridge_takes_nothing_more_in_a_child_nor_at_the_end() -> None:
+    """New semaphores neither: no thread would see to them."""
+    script = """
+        import warnings
+        warnings.simplefilter("ignore")
+        bridge = gi.bridge.Bridge(device)
+        early = bridge.from_endpoint(Never())
+        fd = os.eventfd(0)
+        handle = gi.EventFd(fd)
+        def refused(words):
+            stream = device.create_stream()
+            for call in (
+                lambda: bridge.from_endpoint(Never()), lambda: bridge.import_semaphore(handle),
+                lambda: early.wait(stream, 1), lambda: early.host_wait(1, timeout=20),
+            ):
+                try:
+                    call()
+                except gi.ResourceClosedError as error:
+                    assert words in str(error), error
+                else:
+                    os._exit(3)
+            assert handle.fd == fd
+        """
+    child = """
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                refused("made before the fork")
+                status = 0
+            finally:
+                os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    at_exit = """
+        from gpuinterop.bridge import _watcher
+        _watcher._exit()
+        refused("the interpreter is exiting")
+        print(0)
+        """
+    for rest in (child, at_exit):
+        assert run(textwrap.dedent(script) + textwrap.dedent(rest)).split() == ["0"]
+
+
+def test_two_processes_over_an_eventfd(host: Device, scope: ExitStack) -> None:
+    """A child that knows nothing of this library takes part."""
+    there, back = (os.eventfd(0, os.EFD_SEMAPHORE) for _ in range(2))
+    for fd in (there, back):
+        os.set_inheritable(fd, True)
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import os\nfor _ in range(50): os.read({there}, 8); os.write({back}, (1).to_bytes(8, 'little'))",
+        ],
+        pass_fds=(there, back),
+    )
+    bridge = scope.enter_context(Bridge(host))
+    ask = scope.enter_context(bridge.import_semaphore(gi.EventFd(there)))
+    answer = scope.enter_context(bridge.import_semaphore(gi.EventFd(back), peer=child.pid))
+    stream = scope.enter_context(host.create_stream())
+    for _ in range(50):
+        ask.signal(stream)
+        answer.wait(stream)
+    stream.synchronize(LIMIT)
+    assert child.wait(LIMIT) == 0
