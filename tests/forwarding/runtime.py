@@ -43,19 +43,6 @@ class BufferDesc(ctypes.Structure):
     )
 
 
-class ArrayDesc(ctypes.Structure):
-    """``hipExternalMemoryMipmappedArrayDesc``."""
-
-    _fields_ = (
-        ("offset", ctypes.c_uint64),
-        ("channels", ctypes.c_int * 4),
-        ("kind", ctypes.c_int),
-        ("extent", ctypes.c_size_t * 3),
-        ("flags", ctypes.c_uint),
-        ("levels", ctypes.c_uint),
-    )
-
-
 class SemaphoreDesc(ctypes.Structure):
     """``hipExternalSemaphoreHandleDesc``."""
 
@@ -92,54 +79,12 @@ class Access(ctypes.Structure):
     _fields_ = (("where", Location), ("flags", ctypes.c_int))
 
 
-class PointerAttributes(ctypes.Structure):
-    """``hipPointerAttribute_t``."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("device", ctypes.c_int),
-        ("device_pointer", ctypes.c_void_p),
-        ("host_pointer", ctypes.c_void_p),
-        ("managed", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-    )
-
-
-class Pitched(ctypes.Structure):
-    """``hipPitchedPtr``."""
-
-    _fields_ = (
-        ("pointer", ctypes.c_void_p),
-        ("pitch", ctypes.c_size_t),
-        ("width", ctypes.c_size_t),
-        ("height", ctypes.c_size_t),
-    )
-
-
-class Copy3D(ctypes.Structure):
-    """``hipMemcpy3DParms``."""
-
-    _fields_ = (
-        ("source_array", ctypes.c_void_p),
-        ("source_at", ctypes.c_size_t * 3),
-        ("source", Pitched),
-        ("target_array", ctypes.c_void_p),
-        ("target_at", ctypes.c_size_t * 3),
-        ("target", Pitched),
-        ("extent", ctypes.c_size_t * 3),
-        ("kind", ctypes.c_int),
-    )
-
-
 SIZES: Final = {
     MemoryDesc: 104,
     BufferDesc: 88,
-    ArrayDesc: 64,
     SemaphoreDesc: 96,
     AllocationProp: 32,
     Access: 12,
-    PointerAttributes: 32,
-    Copy3D: 160,
 }
 for _struct, _size in SIZES.items():
     assert ctypes.sizeof(_struct) == _size, _struct

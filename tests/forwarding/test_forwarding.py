@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import importlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -38,19 +36,12 @@ from .runtime import (
     NO_DEVICE,
     NOT_READY,
     NOT_SUPPORTED,
-    OPAQUE_FD,
     OUT_OF_MEMORY,
     SUCCESS,
     UNKNOWN,
     Access,
-    ArrayDesc,
-    Copy3D,
     Location,
-    MemoryDesc,
-    Pitched,
-    PointerAttributes,
     Runtime,
-    SemaphoreDesc,
     is_open,
     word,
 )
@@ -74,6 +65,11 @@ def two_devices(hip: Runtime) -> None:
         pytest.skip("needs two devices")
 
 
+def cuda_device_of(pointer: int) -> int:
+    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(ok(cuda.cuPointerGetAttribute(attribute, pointer)))
+
+
 @contextmanager
 def somebodys_file() -> Iterator[int]:
     """An fd that no driver has made."""
@@ -87,16 +83,6 @@ def device_of(hip: Runtime, stream: int) -> int:
     found = ctypes.c_int(-1)
     hip.ok("hipStreamGetDevice", stream, ctypes.byref(found))
     return found.value
-
-
-@contextmanager
-def allowed(request: pytest.FixtureRequest, text: str) -> Iterator[None]:
-    """What the simulated driver notes on purpose; the real one notes nothing."""
-    if MODE == "real":
-        yield
-        return
-    with request.getfixturevalue("simulator").expect_violation(text):
-        yield
 
 
 def child(program: str, *, with_driver: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -145,36 +131,6 @@ def test_it_exports_what_it_declares_and_knows_no_multicast() -> None:
     assert b"cuImportExternalSemaphore" not in raw
 
 
-def hip_python() -> Any:
-    for name in ("rocm.bindings.hip", "hip.hip"):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    assert not os.environ.get("GPUINTEROP_TEST_HIP_BINDINGS"), "make has installed hip-python, and it is not here"
-    pytest.skip("hip-python is not here")
-
-
-def test_hip_python_calls_it(hip: Runtime) -> None:
-    bindings = hip_python()
-    before = hip.calls("hipMalloc"), hip.calls("hipFree"), hip.calls("hipGetDeviceCount")
-    code, pointer = bindings.hipMalloc(4096)
-    assert int(code) == SUCCESS
-    assert int(bindings.hipFree(pointer)[0]) == SUCCESS
-    code, count = bindings.hipGetDeviceCount()
-    assert (int(code), count) == (SUCCESS, hip.number("hipGetDeviceCount"))
-    assert (hip.calls("hipMalloc"), hip.calls("hipFree")) == (before[0] + 1, before[1] + 1)
-    assert hip.calls("hipGetDeviceCount") == before[2] + 2
-
-
-def test_calls_are_counted_one_by_one(hip: Runtime) -> None:
-    assert hip.calls("hipNoSuchThing") == 0
-    before = hip.calls("hipGetDevice")
-    hip.number("hipGetDevice")
-    assert hip("hipGetDevice", 0) == INVALID_VALUE
-    assert hip.calls("hipGetDevice") == before + 2, "failures too"
-
-
 @pytest.mark.skipif(MODE != "simulated", reason="of the simulated driver")
 def test_what_hip_init_says(tmp_path: Path) -> None:
     ask = "print(hip('hipInit', 0), hip('hipGetDeviceCount', ctypes.byref(ctypes.c_int())))"
@@ -185,12 +141,6 @@ def test_what_hip_init_says(tmp_path: Path) -> None:
     done = child(f"{ask}; print(hip.number('hipRuntimeGetVersion'))", with_driver=False, LD_LIBRARY_PATH=str(tmp_path))
     assert printed(done) == [INSUFFICIENT_DRIVER, INSUFFICIENT_DRIVER, 70200000]
     assert "libamdhip64 (forwarding): " in done.stderr
-
-
-def test_versions(hip: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hip.number("hipRuntimeGetVersion") == hip.number("hipDriverGetVersion") == 70200000
-    monkeypatch.setenv("GPUINTEROP_SIM_HIP_VERSION", "50221153")
-    assert hip.number("hipRuntimeGetVersion") == hip.number("hipDriverGetVersion") == 50221153
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -209,19 +159,6 @@ def test_codes(hip: Runtime, simulator: Simulator, cuda_code: int, hip_code: int
     assert hip("hipMalloc", ctypes.byref(ctypes.c_size_t()), 4096) == hip_code
     assert hip.library.hipGetErrorName(hip_code).startswith(b"hip")
     assert hip.library.hipGetErrorString(hip_code)
-
-
-def test_names(hip: Runtime) -> None:
-    text: Any = ctypes.c_char_p()
-    hip.ok("hipDrvGetErrorName", OUT_OF_MEMORY, ctypes.byref(text))
-    assert text.value == b"hipErrorOutOfMemory" == hip.library.hipGetErrorName(OUT_OF_MEMORY)
-    assert hip("hipDrvGetErrorName", 4711, ctypes.byref(text)) == INVALID_VALUE
-    assert text.value is None
-    hip.ok("hipDrvGetErrorString", NOT_SUPPORTED, ctypes.byref(text))
-    assert text.value == hip.library.hipGetErrorString(NOT_SUPPORTED)
-    # Where the number means something else to CUDA, its text is not shown.
-    assert hip.library.hipGetErrorString(911) == b"hipErrorInvalidChannelDescriptor"
-    assert hip.library.hipGetErrorString(4711) == b"unrecognized error code"
 
 
 def test_the_last_error_is_a_threads_own(hip: Runtime) -> None:
@@ -245,30 +182,6 @@ def test_the_last_error_is_a_threads_own(hip: Runtime) -> None:
 # -- devices and contexts ----------------------------------------------------------------------------------------------
 
 
-def test_a_device_is_cudas(hip: Runtime) -> None:
-    assert hip.number("hipGetDeviceCount") == ok(cuda.cuDeviceGetCount())
-    device = ok(cuda.cuDeviceGet(0))
-    name, bus = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
-    hip.ok("hipDeviceGetName", name, 256, 0)
-    assert name.value == ok(cuda.cuDeviceGetName(256, device)).partition(b"\0")[0] + b" (HIP over CUDA)"
-    hip.ok("hipDeviceGetPCIBusId", bus, 32, 0)
-    assert bus.value == ok(cuda.cuDeviceGetPCIBusId(32, device)).partition(b"\0")[0].lower()
-    assert hip.object("hipDeviceTotalMem", 0) == ok(cuda.cuDeviceTotalMem(device))
-    assert hip.number("hipDeviceGet", 0) == 0
-    assert hip("hipDeviceGetName", name, 256, 99) == INVALID_DEVICE
-
-
-def test_its_uuid_is_not(hip: Runtime) -> None:
-    """ROCm/hipamd #50: hexadecimal digits of the chip's number, and nothing that Vulkan's could be matched with."""
-    found = ctypes.create_string_buffer(16)
-    hip.ok("hipDeviceGetUuid", found, 0)
-    assert re.fullmatch(rb"[0-9a-f]{16}", found.raw)
-    assert found.raw != bytes(ok(cuda.cuDeviceGetUuid(ok(cuda.cuDeviceGet(0)))).bytes)
-    properties = ctypes.create_string_buffer(1472)
-    hip.ok("hipGetDevicePropertiesR0600", properties, 0)
-    assert properties.raw[256:272] == found.raw
-
-
 def test_attributes(hip: Runtime, simulator: Simulator) -> None:
     for number, other in ((89, 102), (93, 124), (10013, 122), (87, 10)):
         device = ok(cuda.cuDeviceGet(0))
@@ -285,9 +198,7 @@ def test_each_thread_has_a_device_of_its_own(hip: Runtime, two_devices: None) ->
 
     def work() -> None:
         pointer = hip.object("hipMalloc", 4096)
-        attributes = PointerAttributes()
-        hip.ok("hipPointerGetAttributes", ctypes.byref(attributes), pointer)
-        found.extend([hip.number("hipGetDevice"), attributes.device])
+        found.extend([hip.number("hipGetDevice"), cuda_device_of(pointer)])
         hip.ok("hipFree", pointer)
 
     thread = threading.Thread(target=work)
@@ -296,9 +207,7 @@ def test_each_thread_has_a_device_of_its_own(hip: Runtime, two_devices: None) ->
     assert found == [0, 0]
     assert hip.number("hipGetDevice") == 1
     pointer = hip.object("hipMalloc", 4096)
-    assert (
-        int(ok(cuda.cuPointerGetAttribute(cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer))) == 1
-    )
+    assert cuda_device_of(pointer) == 1
     with hip.stream() as stream:
         hip.ok("hipSetDevice", 0)
         assert [device_of(hip, one) for one in (stream, 0, 2)] == [1, 0, 0]
@@ -320,56 +229,12 @@ def test_another_librarys_context_stays_current(hip: Runtime, two_devices: None)
     thread.start()
     thread.join(LIMIT)
     assert pointers[1] == int(context)
-    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    assert int(ok(cuda.cuPointerGetAttribute(attribute, pointers[0]))) == 0
+    assert cuda_device_of(pointers[0]) == 0
     hip.ok("hipFree", pointers[0])
     cuda.cuDevicePrimaryCtxRelease(device)
 
 
-def test_default_streams_are_the_current_devices(hip: Runtime, simulator: Simulator, two_devices: None) -> None:
-    hip.ok("hipSetDevice", 1)
-    pointer = hip.object("hipMalloc", 4096)
-    for stream in (0, 1, 2):
-        simulator.forget_log()
-        hip.ok("hipMemsetD8Async", pointer, 3, 4096, stream)
-        hip.ok("hipStreamSynchronize", stream)
-        assert [(entry.operation, entry.device) for entry in simulator.log()] == [("memset", 1)]
-    hip.ok("hipFree", pointer)
-
-
 # -- external memory: descriptors --------------------------------------------------------------------------------------
-
-
-def test_the_descriptor_stays_the_callers(hip: Runtime, party: Exporter) -> None:
-    with party.create_memory(1 << 16) as theirs:
-        handle: Any = theirs.export()
-        mark, count = os.fstat(handle.fd), len(os.listdir("/proc/self/fd"))
-        memories = []
-        for _ in range(3):  # again and again: nothing has taken it
-            code, memory = hip.import_fd(handle.fd, theirs.size, flags=int(theirs.dedicated))
-            assert code == SUCCESS
-            memories.append(memory)
-        assert os.path.samestat(os.fstat(handle.fd), mark)
-        if MODE == "simulated":
-            assert len(os.listdir("/proc/self/fd")) == count, "the duplicates were CUDA's"
-        for memory in memories:
-            hip.ok("hipDestroyExternalMemory", memory)
-        handle.close()
-
-
-def test_cuda_is_given_a_duplicate(hip: Runtime, simulator: Simulator, memfd: Exporter) -> None:
-    for flags in (0, 1):
-        simulator.forget_descriptors()
-        with memfd.create_memory(1 << 16) as theirs:
-            handle: Any = theirs.export()
-            code, memory = hip.import_fd(handle.fd, theirs.size, flags=flags)
-            assert code == SUCCESS
-            (given,) = simulator.descriptors("cuImportExternalMemory")
-            assert given.fd != handle.fd
-            assert (given.type, given.size, given.flags) == (OPAQUE_FD, theirs.size, flags)
-            assert not is_open(given.fd)
-            handle.close()
-            hip.ok("hipDestroyExternalMemory", memory)
 
 
 @pytest.mark.parametrize("fate", ["open", "closed"])
@@ -382,43 +247,6 @@ def test_every_failure_is_out_of_memory(hip: Runtime, simulator: Simulator, code
         assert hip.import_fd(fd, 1 << 16)[0] == OUT_OF_MEMORY
         assert os.path.samestat(os.fstat(fd), mark)
         assert len(os.listdir("/proc/self/fd")) == count
-
-
-def test_memory_of_nobody_is_out_of_memory(hip: Runtime) -> None:
-    with somebodys_file() as fd:
-        hip.import_fd(fd, 1 << 16)  # the first one may open what the driver then keeps
-        count = len(os.listdir("/proc/self/fd"))
-        assert hip.import_fd(fd, 1 << 16)[0] == OUT_OF_MEMORY
-        assert hip.import_fd(fd, 0)[0] == OUT_OF_MEMORY
-        assert is_open(fd)
-        assert len(os.listdir("/proc/self/fd")) == count
-    assert hip.import_fd(fd, 1 << 16)[0] == OUT_OF_MEMORY, "closed"
-
-
-@pytest.mark.parametrize("kind", [-1, 0, 8, 9, 100])
-def test_types_that_hip_refuses(hip: Runtime, kind: int) -> None:
-    """Above D3D11ResourceKmt (7) everything is refused, although the enum has names."""
-    with somebodys_file() as fd:
-        assert hip.import_fd(fd, 4096, kind=kind)[0] == INVALID_VALUE
-        assert is_open(fd)
-
-
-@pytest.mark.parametrize("kind", range(2, 8))
-def test_types_of_windows(hip: Runtime, kind: int) -> None:
-    desc = MemoryDesc(type=kind, size=4096, flags=1)
-    desc.handle.win32[0] = 0x1234
-    assert hip("hipImportExternalMemory", ctypes.byref(ctypes.c_size_t()), ctypes.byref(desc)) == OUT_OF_MEMORY
-
-
-def test_arguments_that_hip_refuses(hip: Runtime) -> None:
-    assert hip.import_fd(0, 4096)[0] == INVALID_VALUE, "0 is a descriptor to everybody else"
-    with somebodys_file() as fd:
-        assert hip.import_fd(fd, 4096, flags=2)[0] == INVALID_VALUE
-        assert is_open(fd)
-    assert hip("hipImportExternalMemory", 0, 0) == INVALID_VALUE
-    assert hip("hipDestroyExternalMemory", 0) == INVALID_VALUE
-    assert hip("hipDestroyExternalMemory", 0x1230) == INVALID_VALUE
-    assert hip.map(0x1230, 0, 4096)[0] == INVALID_VALUE
 
 
 def test_threads_lose_no_descriptor(hip: Runtime, simulator: Simulator) -> None:
@@ -455,32 +283,6 @@ def test_threads_lose_no_descriptor(hip: Runtime, simulator: Simulator) -> None:
     assert len(os.listdir("/proc/self/fd")) == count
 
 
-def test_threads_import_one_descriptor(hip: Runtime, simulator: Simulator, memfd: Exporter) -> None:
-    """One's duplicate may get the number that CUDA has closed for another, and is of the same file: it stays open."""
-    rounds, threads_at_once = 4000, 8
-    outcomes: list[int] = []
-    start = threading.Barrier(threads_at_once)
-    with memfd.create_memory(4096) as theirs:
-        handle: Any = theirs.export()
-        simulator.fail("cuImportExternalMemory", every=2, code=UNKNOWN, fd="closed")
-
-        def work() -> None:
-            start.wait(LIMIT)
-            for _ in range(rounds):
-                code, memory = hip.import_fd(handle.fd, 4096)
-                outcomes.append(code)
-                if code == SUCCESS:
-                    hip.ok("hipDestroyExternalMemory", memory)
-
-        threads = [threading.Thread(target=work) for _ in range(threads_at_once)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT)
-        handle.close()
-    assert outcomes.count(SUCCESS) == outcomes.count(OUT_OF_MEMORY) == rounds * threads_at_once // 2
-
-
 # -- external memory: addresses ----------------------------------------------------------------------------------------
 
 
@@ -497,41 +299,6 @@ def test_an_address_is_base_and_offset(hip: Runtime, party: Exporter) -> None:
         hip.ok("hipFree", base + 100)
         again = hip.mapped(memory, 4096, 4096)
         hip.ok("hipFree", again)
-
-
-def test_both_sides_see_the_same_bytes(hip: Runtime, party: Exporter) -> None:
-    with hip.imported(party) as (theirs, memory), hip.stream() as stream, hip.pinned(16384) as host:
-        theirs.write(0, bytes(range(256)) * 16)
-        part = hip.mapped(memory, 4096, 8192)
-        whole = hip.mapped(memory, 0, 1 << 16)
-        hip.ok("hipMemcpyAsync", host, whole, 4096, DEFAULT_KIND, stream)
-        hip.ok("hipMemsetAsync", part, 0x5A, 8192, stream)
-        hip.ok("hipMemcpyAsync", whole + 12288, host, 4096, DEFAULT_KIND, stream)
-        hip.ok("hipStreamSynchronize", stream)
-        assert ctypes.string_at(host, 4096) == bytes(range(256)) * 16
-        assert theirs.read(0, 4096) == bytes(range(256)) * 16
-        assert theirs.read(4096, 8192) == b"\x5a" * 8192
-        assert theirs.read(12288, 4096) == bytes(range(256)) * 16
-        hip.ok("hipFree", part)
-        hip.ok("hipMemset", whole, 0x33, 64)
-        hip.ok("hipDeviceSynchronize")
-        assert theirs.read(0, 64) == b"\x33" * 64
-        hip.ok("hipFree", whole)
-
-
-def test_cuda_maps_it_once_and_unmaps_it_with_the_last(hip: Runtime, simulator: Simulator, memfd: Exporter) -> None:
-    with hip.imported(memfd) as (_, memory):
-        before, maps = simulator.live()["mapping"], simulator.calls("cuExternalMemoryGetMappedBuffer")
-        first, second = hip.mapped(memory, 4096, 4096), hip.mapped(memory, 8192, 4096)
-        (given,) = simulator.descriptors("cuExternalMemoryGetMappedBuffer")
-        assert (given.offset, given.size) == (0, 1 << 16)
-        assert simulator.calls("cuExternalMemoryGetMappedBuffer") == maps + 1
-        hip.ok("hipFree", first)
-        assert simulator.live()["mapping"] == before + 1
-        hip.ok("hipFree", second)
-        assert simulator.live()["mapping"] == before
-        hip.ok("hipFree", hip.mapped(memory, 0, 4096))
-        assert simulator.calls("cuExternalMemoryGetMappedBuffer") == maps + 2
 
 
 @pytest.mark.parametrize("first", ["free", "destroy"])
@@ -603,19 +370,6 @@ def test_a_free_waits_for_the_device(hip: Runtime, simulator: Simulator, memfd: 
             hip.ok("hipFree", other)
 
 
-def test_a_free_that_fails_has_freed_nothing(hip: Runtime, simulator: Simulator, memfd: Exporter) -> None:
-    """Under somebody's capture, for one: it can be made up for afterwards."""
-    with hip.imported(memfd) as (theirs, memory):
-        pointers = [hip.mapped(memory, offset, 4096) for offset in (0, 4096)]
-        for call, pointer in zip(("cuCtxSynchronize", "cuMemFree"), pointers, strict=True):
-            simulator.fail(call, code=906)
-            assert hip("hipFree", pointer) == 906
-            hip.ok("hipMemset", pointer, 0x13, 16)
-            hip.ok("hipDeviceSynchronize")
-            hip.ok("hipFree", pointer)
-        assert theirs.read(0, 16) == theirs.read(4096, 16) == b"\x13" * 16
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_last_free_beside_one_that_is_under_way(
     hip: Runtime, simulator: Simulator, memfd: Exporter, fails: bool
@@ -667,20 +421,6 @@ def test_an_error_while_the_size_is_found_out(hip: Runtime, simulator: Simulator
 # -- semaphores --------------------------------------------------------------------------------------------------------
 
 
-def import_semaphore(hip: Runtime, fd: int, kind: int = 1) -> int:
-    desc = SemaphoreDesc(type=kind)
-    desc.handle.fd = fd
-    return hip("hipImportExternalSemaphore", ctypes.byref(ctypes.c_size_t()), ctypes.byref(desc))
-
-
-def test_there_are_no_semaphores(hip: Runtime) -> None:
-    with somebodys_file() as fd:
-        assert [import_semaphore(hip, fd, kind) for kind in (1, 2, 3, 4)] == [NOT_SUPPORTED] * 4
-        assert [import_semaphore(hip, fd, kind) for kind in (0, 5, 6, 7, 8, 9, 10)] == [INVALID_VALUE] * 7
-        assert is_open(fd)
-    assert import_semaphore(hip, 0) == INVALID_VALUE
-
-
 def test_builds_with_assertions_abort() -> None:
     """ROCm/clr #72; not before the arguments were looked at."""
     program = """
@@ -718,68 +458,6 @@ def test_arrays_are_not_exported(hip: Runtime) -> None:
     """ROCm/hip #3779. In the variant they are."""
     assert not hip.has(ARRAY_CALL)
     assert Runtime(build("forwarding", extra=("-DGIP_MIPMAP=1",))).has(ARRAY_CALL)
-
-
-@pytest.mark.parametrize(
-    ("channels", "kind", "texel", "count"),
-    [
-        ((8, 0, 0, 0), 1, 0x01, 1),
-        ((16, 16, 0, 0), 0, 0x09, 2),
-        ((32, 32, 32, 32), 2, 0x20, 4),
-        ((16, 16, 16, 16), 2, 0x10, 4),
-        ((32, 0, 0, 0), 1, 0x03, 1),
-    ],
-)
-def test_what_cuda_is_told_of_an_array(
-    simulator: Simulator, memfd: Exporter, channels: tuple[int, ...], kind: int, texel: int, count: int
-) -> None:
-    variant = Runtime(build("forwarding", extra=("-DGIP_MIPMAP=1",)))
-    with variant.imported(memfd, MIB) as (_, memory):
-        desc = ArrayDesc(offset=0, channels=channels, kind=kind, extent=(20, 12, 1), flags=2, levels=3)
-        array = variant.object(ARRAY_CALL, memory, ctypes.byref(desc))
-        (given,) = simulator.descriptors("cuExternalMemoryGetMappedMipmappedArray")
-        assert (given.width, given.height, given.depth, given.levels, given.flags) == (20, 12, 1, 3, 2)
-        assert (given.format, given.channels) == (texel, count)
-        assert variant.object("hipGetMipmappedArrayLevel", array, 2)
-        assert variant("hipGetMipmappedArrayLevel", ctypes.byref(ctypes.c_size_t()), array, 3) == INVALID_VALUE
-        variant.ok("hipDestroyExternalMemory", memory)  # put off until the array is gone
-        variant.ok("hipFreeMipmappedArray", array)
-        assert simulator.live()["external_memory"] == 0
-
-
-def test_an_array_with_layers_and_levels(simulator: Simulator, memfd: Exporter) -> None:
-    """NVIDIA's driver wants to be told of all levels that there could be; whoever asks HIP for those gets none."""
-    variant = Runtime(build("forwarding", extra=("-DGIP_MIPMAP=1",)))
-    with variant.imported(memfd, MIB) as (_, memory):
-        desc = ArrayDesc(channels=(8, 0, 0, 0), kind=1, extent=(20, 12, 4), flags=1, levels=2)
-        array = variant.object(ARRAY_CALL, memory, ctypes.byref(desc))
-        (given,) = simulator.descriptors("cuExternalMemoryGetMappedMipmappedArray")
-        assert given.levels == 5  # 20, 10, 5, 2, 1
-        assert variant.object("hipMipmappedArrayGetLevel", array, 1)
-        assert variant("hipMipmappedArrayGetLevel", ctypes.byref(ctypes.c_size_t()), array, 2) == INVALID_VALUE
-        variant.ok("hipMipmappedArrayDestroy", array)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"channels": (8, 8, 8, 0)},
-        {"channels": (8, 16, 0, 0)},
-        {"channels": (0, 0, 0, 0)},
-        {"channels": (8, 0, 8, 0)},
-        {"channels": (8, 0, 0, 0), "kind": 2},
-        {"kind": 3},
-        {"levels": 0},
-        {"flags": 0x10},
-    ],
-)
-def test_arrays_that_there_are_not(simulator: Simulator, memfd: Exporter, wrong: dict[str, Any]) -> None:
-    variant = Runtime(build("forwarding", extra=("-DGIP_MIPMAP=1",)))
-    fields: dict[str, Any] = {"channels": (8, 0, 0, 0), "kind": 1, "extent": (16, 16, 1), "levels": 1, **wrong}
-    with variant.imported(memfd, MIB) as (_, memory):
-        desc = ArrayDesc(**fields)
-        assert variant(ARRAY_CALL, ctypes.byref(ctypes.c_size_t()), memory, ctypes.byref(desc)) == INVALID_VALUE
-        assert simulator.descriptors("cuExternalMemoryGetMappedMipmappedArray") == []
 
 
 # -- virtual memory management -----------------------------------------------------------------------------------------
@@ -822,19 +500,6 @@ def test_an_allocation_goes_round(hip: Runtime, monkeypatch: pytest.MonkeyPatch)
         os.close(fd)
 
 
-def test_what_is_known_of_an_allocation(hip: Runtime) -> None:
-    properties = hip.properties()
-    with allocated(hip) as handle, reachable(hip, handle) as address:
-        hip.ok("hipMemGetAllocationPropertiesFromHandle", ctypes.byref(properties), handle)
-        assert (properties.type, properties.handle_types, properties.where.type, properties.where.id) == (1, 1, 1, 0)
-        flags = ctypes.c_uint64()
-        hip.ok("hipMemGetAccess", ctypes.byref(flags), ctypes.byref(Location(1, 0)), address)
-        assert flags.value == 3
-        again = hip.object("hipMemRetainAllocationHandle", address)
-        assert again == handle
-        hip.ok("hipMemRelease", again)
-
-
 def test_several_devices_have_access(hip: Runtime) -> None:
     """Given in one call; the properties of an import say whose the memory is, and both granularities are CUDA's."""
     if hip.number("hipGetDeviceCount") < 2 or not hip.number("hipDeviceCanAccessPeer", 1, 0):
@@ -873,80 +538,7 @@ def test_a_device_without_peer_access(hip: Runtime, simulator: Simulator) -> Non
         assert hip("hipMemSetAccess", address, 2 * MIB, both, 2) == NOT_SUPPORTED
 
 
-def test_virtual_memory_that_hip_refuses(hip: Runtime) -> None:
-    made = ctypes.c_size_t()
-    with allocated(hip) as handle:
-        address = hip.object("hipMemAddressReserve", 4 * MIB, 0, 0, 0)
-        assert hip("hipMemMap", address, 2 * MIB, 2 * MIB, handle, 0) == INVALID_VALUE, "mapped from the start only"
-        assert hip("hipMemMap", address, 2 * MIB, 0, handle, 1) == INVALID_VALUE
-        hip.ok("hipMemAddressFree", address, 4 * MIB)
-    elsewhere = hip.properties(device=99)
-    assert hip("hipMemCreate", ctypes.byref(made), 2 * MIB, ctypes.byref(elsewhere), 0) == INVALID_DEVICE
-    elsewhere = hip.properties()
-    elsewhere.where.type = 2
-    assert hip("hipMemCreate", ctypes.byref(made), 2 * MIB, ctypes.byref(elsewhere), 0) == INVALID_VALUE
-
-
 # -- host memory, stream words -----------------------------------------------------------------------------------------
-
-
-def test_host_memory_is_registered(hip: Runtime, request: pytest.FixtureRequest) -> None:
-    room = ctypes.create_string_buffer(3 * 4096)
-    page = (ctypes.addressof(room) + 4095) // 4096 * 4096
-    hip.ok("hipHostRegister", page, 4096, 3)
-    assert hip("hipHostRegister", page, 4096, 3) == 712, "already"
-    there = hip.object("hipHostGetDevicePointer", page, 0)
-    with hip.stream() as stream:
-        hip.ok("hipStreamWriteValue64", stream, there + 8, 2**63 - 1, 0)
-        hip.ok("hipStreamSynchronize", stream)
-    assert word(page + 8).value == 2**63 - 1
-    hip.ok("hipHostUnregister", page)
-    with allowed(request, "no memory to be freed"):
-        assert hip("hipHostUnregister", page) == 713
-    assert hip("hipHostRegister", page, 4096, 0x10) == INVALID_VALUE
-
-
-def test_words(hip: Runtime) -> None:
-    with hip.pinned() as host, hip.stream() as stream, hip.stream() as other:
-        hip.ok("hipStreamWaitValue64", stream, host, 5, GTE, -1)
-        hip.ok("hipStreamWriteValue64", stream, host + 8, 7, 0)
-        assert hip("hipStreamQuery", stream) == NOT_READY
-        assert word(host + 8).value == 0
-        hip.ok("hipStreamWriteValue64", other, host, 6, 0)  # more will do
-        hip.ok("hipStreamSynchronize", stream)
-        assert word(host + 8).value == 7
-        ctypes.c_uint32.from_address(host + 16).value = 3
-        hip.ok("hipStreamWaitValue32", stream, host + 16, 3, EQ, 0xFFFFFFFF)
-        hip.ok("hipStreamWriteValue32", stream, host + 20, 9, 0)
-        hip.ok("hipStreamSynchronize", stream)
-        assert word(host + 16).value == 3 + (9 << 32)
-
-
-def test_words_that_hip_refuses(hip: Runtime) -> None:
-    nobody = ctypes.create_string_buffer(64)
-    address = (ctypes.addressof(nobody) + 7) // 8 * 8
-    with hip.pinned() as host, hip.stream() as stream:
-        for at in (0, address, host + 4):
-            assert hip("hipStreamWriteValue64", stream, at, 1, 0) == INVALID_VALUE
-            assert hip("hipStreamWaitValue64", stream, at, 0, GTE, -1) == INVALID_VALUE
-        assert hip("hipStreamWaitValue64", stream, host, 0, 4, -1) == INVALID_VALUE
-        assert hip("hipStreamWaitValue64", stream, host, 0, GTE, 0xFF) == NOT_SUPPORTED, "CUDA has no masks"
-        hip.ok("hipStreamQuery", stream)
-
-
-def test_signal_memory(hip: Runtime) -> None:
-    """hipMallocSignalMemory: eight bytes, which hipFree takes back."""
-    made = ctypes.c_size_t()
-    assert hip("hipExtMallocWithFlags", ctypes.byref(made), 16, 2) == INVALID_VALUE
-    address = hip.object("hipExtMallocWithFlags", 8, 2)
-    with hip.stream() as stream:
-        hip.ok("hipStreamWriteValue64", stream, address, 4, 0)
-        hip.ok("hipStreamWaitValue64", stream, address, 4, GTE, -1)
-        hip.ok("hipStreamSynchronize", stream)
-    assert word(address).value == 4
-    hip.ok("hipFree", address)
-    pointer = hip.object("hipExtMallocWithFlags", 4096, 1)
-    hip.ok("hipFree", pointer)
 
 
 def test_where_the_command_processor_waits() -> None:
@@ -970,28 +562,6 @@ def test_where_the_command_processor_waits() -> None:
 # -- streams, events, copies -------------------------------------------------------------------------------------------
 
 
-def test_streams_and_events(hip: Runtime) -> None:
-    event = hip.object("hipEventCreateWithFlags", 2)
-    with hip.pinned() as host, hip.stream() as stream, hip.stream(0) as other:
-        for one, expected in ((stream, 1), (other, 0)):
-            found = ctypes.c_uint()
-            hip.ok("hipStreamGetFlags", one, ctypes.byref(found))
-            assert found.value == expected
-            assert device_of(hip, one) == 0
-        hip.ok("hipStreamWaitValue64", stream, host, 1, GTE, -1)
-        hip.ok("hipEventRecord", event, stream)
-        hip.ok("hipStreamWaitEvent", other, event, 0)
-        hip.ok("hipStreamWriteValue64", other, host + 8, 1, 0)
-        assert [hip("hipEventQuery", event), hip("hipStreamQuery", other)] == [NOT_READY, NOT_READY]
-        word(host).value = 1
-        hip.ok("hipEventSynchronize", event)
-        hip.ok("hipStreamSynchronize", other)
-        assert word(host + 8).value == 1
-        assert hip("hipEventQuery", event) == SUCCESS
-    hip.ok("hipEventDestroy", event)
-    assert hip("hipStreamDestroy", 0) == hip("hipEventRecord", 0, 0) == 400
-
-
 def test_a_capture_is_told(hip: Runtime) -> None:
     with hip.pinned() as host, hip.stream() as stream:
         status, graph = ctypes.c_int(), ctypes.c_size_t()
@@ -1009,110 +579,3 @@ def test_a_capture_is_told(hip: Runtime) -> None:
         assert mode.value == 0
         hip.ok("hipThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         assert mode.value == 2
-
-
-def test_what_a_pointer_is(hip: Runtime, party: Exporter) -> None:
-    attributes = PointerAttributes()
-    device = hip.object("hipMalloc", 4096)
-    with hip.imported(party) as (_, memory), hip.pinned() as host:
-        mapped = hip.mapped(memory, 4096, 4096)
-        for pointer, expected in ((device, 2), (mapped + 10, 2), (host, 1)):
-            hip.ok("hipPointerGetAttributes", ctypes.byref(attributes), pointer)
-            assert (attributes.type, attributes.device) == (expected, 0)
-            kind = ctypes.c_uint()
-            hip.ok("hipPointerGetAttribute", ctypes.byref(kind), 2, pointer)
-            assert kind.value == expected
-        assert attributes.host_pointer == host
-        hip.ok("hipFree", mapped)
-    nobody = ctypes.create_string_buffer(64)
-    hip.ok("hipPointerGetAttributes", ctypes.byref(attributes), nobody)
-    assert attributes.type == 0, "unregistered, and no error, since 6.0"
-    kind = ctypes.c_uint(9)
-    assert hip("hipPointerGetAttribute", ctypes.byref(kind), 2, nobody) == INVALID_VALUE
-    assert kind.value == 0
-    hip.ok("hipFree", device)
-
-
-def test_copies(hip: Runtime) -> None:
-    device = hip.object("hipMalloc", 8192)
-    pageable = ctypes.create_string_buffer(bytes(range(256)) * 16, 4096)
-    with hip.pinned() as host, hip.stream() as stream:
-        hip.ok("hipMemcpy", device, pageable, 4096, 1)
-        hip.ok("hipMemcpyWithStream", device + 4096, device, 4096, 3, stream)
-        hip.ok("hipMemcpyAsync", host, device + 4096, 4096, DEFAULT_KIND, stream)
-        hip.ok("hipStreamSynchronize", stream)
-        assert ctypes.string_at(host, 4096) == pageable.raw
-        for name in ("hipMemcpyAsync", "hipMemcpyWithStream"):
-            assert hip(name, host, device, 16, 5, stream) == 21, "no such direction"
-            assert hip(name, host, 0, 16, DEFAULT_KIND, stream) == INVALID_VALUE
-            assert hip(name, 0, 0, 0, DEFAULT_KIND, stream) == SUCCESS
-        assert hip("hipMemcpy", host, device, 16, 5) == 21
-    hip.ok("hipFree", device)
-
-
-@pytest.mark.parametrize("to_host", ["pinned", "pageable"])
-def test_a_block_is_copied(hip: Runtime, to_host: str) -> None:
-    """hipMemcpy3DAsync without an array counts bytes; what CUDA does not know is pageable memory of the host."""
-    device = hip.object("hipMalloc", 8192)
-    pageable = ctypes.create_string_buffer(4096)
-    with hip.pinned() as pinned, hip.stream() as stream:
-        target = pinned if to_host == "pinned" else ctypes.addressof(pageable)
-        data = bytes(range(256)) * 32
-        hip.ok("hipMemcpy", device, data, 8192, 1)
-        job = Copy3D(
-            source_at=(3, 1, 1),
-            source=Pitched(device, 64, 64, 8),
-            target=Pitched(target, 16, 16, 4),
-            extent=(16, 4, 2),
-            kind=DEFAULT_KIND,
-        )
-        hip.ok("hipMemcpy3DAsync", ctypes.byref(job), stream)
-        hip.ok("hipStreamSynchronize", stream)
-        expected = b"".join(
-            data[(z + 1) * 512 + (y + 1) * 64 + 3 : (z + 1) * 512 + (y + 1) * 64 + 19] for z in (0, 1) for y in range(4)
-        )
-        assert ctypes.string_at(target, 128) == expected
-        job.kind = 5
-        assert hip("hipMemcpy3DAsync", ctypes.byref(job), stream) == 21
-    hip.ok("hipFree", device)
-
-
-def test_a_levels_texels_are_copied(hip: Runtime, simulator: Simulator, memfd: Exporter) -> None:
-    """With an array the extent counts texels, there and back."""
-    variant = Runtime(build("forwarding", extra=("-DGIP_MIPMAP=1",)))
-    data = bytes(range(256)) * 4
-    with variant.imported(memfd, MIB) as (_, memory), variant.stream() as stream, variant.pinned() as host:
-        desc = ArrayDesc(channels=(32, 32, 32, 32), kind=2, extent=(16, 4, 1), flags=2, levels=1)
-        array = variant.object(ARRAY_CALL, memory, ctypes.byref(desc))
-        level = variant.object("hipGetMipmappedArrayLevel", array, 0)
-        ctypes.memmove(host, data, 1024)
-        extent: Any = (16, 4, 1)
-        there = Copy3D(source=Pitched(host, 256, 16, 4), target_array=level, extent=extent, kind=DEFAULT_KIND)
-        variant.ok("hipMemcpy3DAsync", ctypes.byref(there), stream)
-        part = Copy3D(
-            source_array=level,
-            source_at=(2, 1, 0),
-            target=Pitched(host + 2048, 32, 2, 2),
-            extent=(2, 2, 1),
-            kind=DEFAULT_KIND,
-        )
-        variant.ok("hipMemcpy3DAsync", ctypes.byref(part), stream)
-        variant.ok("hipStreamSynchronize", stream)
-        assert ctypes.string_at(host + 2048, 64) == data[256 + 32 : 256 + 64] + data[512 + 32 : 512 + 64]
-        assert [entry.size for entry in simulator.log()] == [1024, 64]
-        variant.ok("hipFreeMipmappedArray", array)
-
-
-def test_peers(hip: Runtime, two_devices: None) -> None:
-    if not hip.number("hipDeviceCanAccessPeer", 0, 1):
-        pytest.skip("the devices have no access to each other")
-    hip.ok("hipDeviceEnablePeerAccess", 1, 0)
-    assert hip("hipDeviceEnablePeerAccess", 1, 0) == 704, "already"
-    hip.ok("hipDeviceDisablePeerAccess", 1)
-    assert hip("hipDeviceDisablePeerAccess", 1) == 705
-
-
-def test_memory_is_what_the_device_has(hip: Runtime) -> None:
-    unused, total = ctypes.c_size_t(), ctypes.c_size_t()
-    hip.ok("hipMemGetInfo", ctypes.byref(unused), ctypes.byref(total))
-    assert 0 < unused.value <= total.value <= hip.object("hipDeviceTotalMem", 0)

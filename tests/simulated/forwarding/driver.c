@@ -195,18 +195,6 @@ GFW_EXPORT const char *hipGetErrorName(hip_error code) {
 GFW_EXPORT const char *hipGetErrorString(hip_error code);
 GFW_EXPORT const char *hipGetErrorString(hip_error code) { return text_of(code); }
 
-HIP_CALL(hipDrvGetErrorName, (hip_error code, const char **text), (code, text)) {
-    NEED(text);
-    *text = gfw_error_name(code);
-    return *text ? hipSuccess : hipErrorInvalidValue;
-}
-
-HIP_CALL(hipDrvGetErrorString, (hip_error code, const char **text), (code, text)) {
-    NEED(text);
-    *text = gfw_error_name(code) ? text_of(code) : NULL;
-    return *text ? hipSuccess : hipErrorInvalidValue;
-}
-
 /* -- versions ------------------------------------------------------------------------------------------------------ */
 
 /* Which HIP this is taken for: a question that must have an answer before anything else is called. */
@@ -263,13 +251,6 @@ HIP_CALL(hipSetDevice, (int device), (device)) {
     return hipSuccess;
 }
 
-HIP_CALL(hipDeviceGet, (int *device, int ordinal), (device, ordinal)) {
-    NEED(device);
-    NEED_DEVICE(ordinal);
-    *device = ordinal;
-    return hipSuccess;
-}
-
 /* Whatever prints the name says what it ran on. */
 #define OVER " (HIP over CUDA)"
 
@@ -286,34 +267,11 @@ HIP_CALL(hipDeviceGetName, (char *name, int size, int device), (name, size, devi
     return name_of(name, size, device);
 }
 
-/* AMD's is 16 characters, the hexadecimal number of the chip, and not what Vulkan calls the device (ROCm/hipamd #50). */
-static hip_error uuid_of(int device, char *uuid) {
-    uint8_t real[16];
-    char text[17];
-    CUDA(cuda.cuDeviceGetUuid(real, devices[device]));
-    for (int i = 0; i < 8; i++) snprintf(text + 2 * i, 3, "%02x", real[i] ^ real[i + 8]);
-    memcpy(uuid, text, 16);
-    return hipSuccess;
-}
-
-HIP_CALL(hipDeviceGetUuid, (char *uuid, int device), (uuid, device)) {
-    NEED(uuid);
-    NEED_DEVICE(device);
-    return uuid_of(device, uuid);
-}
-
 HIP_CALL(hipDeviceGetPCIBusId, (char *text, int size, int device), (text, size, device)) {
     NEED(text && size > 0);
     NEED_DEVICE(device);
     CUDA(cuda.cuDeviceGetPCIBusId(text, size, devices[device]));
     for (char *at = text; *at; at++) *at = (char)tolower((unsigned char)*at);
-    return hipSuccess;
-}
-
-HIP_CALL(hipDeviceTotalMem, (size_t *bytes, int device), (bytes, device)) {
-    NEED(bytes);
-    NEED_DEVICE(device);
-    CUDA(cuda.cuDeviceTotalMem(bytes, devices[device]));
     return hipSuccess;
 }
 
@@ -350,90 +308,11 @@ HIP_CALL(hipDeviceGetAttribute, (int *value, uint32_t number, int device), (valu
     return attribute(device, number, value);
 }
 
-/* hipDeviceProp_t as it is since 6.0: what follows the last field is 0, as is whatever has no number above. */
-typedef struct {
-    char name[256], uuid[16], luid[8];
-    uint32_t luid_mask;
-    size_t total_memory, shared_memory_per_block;
-    int registers_per_block, warp_size;
-    size_t pitch;
-    int threads_per_block, block[3], grid[3], clock;
-    size_t constant_memory;
-    int major, minor;
-    size_t texture_alignment, pitch_alignment;
-    int overlap, multiprocessors, timeout, integrated, maps_host_memory, compute_mode, textures_and_surfaces[40];
-    size_t surface_alignment;
-    int concurrent, ecc, bus, slot, domain;
-    uint8_t rest[876];
-} properties;
-_Static_assert(sizeof(properties) == 1472 && offsetof(properties, luid) == 272 && offsetof(properties, major) == 360 &&
-                   offsetof(properties, surface_alignment) == 568 && offsetof(properties, bus) == 584,
-               "hipDeviceProp_tR0600");
-
-HIP_CALL(hipGetDevicePropertiesR0600, (properties * found, int device), (found, device)) {
-    NEED(found);
-    NEED_DEVICE(device);
-    memset(found, 0, sizeof *found);
-    TRY(name_of(found->name, sizeof found->name, device));
-    TRY(uuid_of(device, found->uuid));
-    CUDA(cuda.cuDeviceTotalMem(&found->total_memory, devices[device]));
-    const struct {
-        uint32_t number;
-        int *field;
-    } wanted[] = {
-        {71, &found->registers_per_block},
-        {87, &found->warp_size},
-        {56, &found->threads_per_block},
-        {26, &found->block[0]},
-        {27, &found->block[1]},
-        {28, &found->block[2]},
-        {29, &found->grid[0]},
-        {30, &found->grid[1]},
-        {31, &found->grid[2]},
-        {5, &found->clock},
-        {23, &found->major},
-        {61, &found->minor},
-        {12, &found->overlap},
-        {63, &found->multiprocessors},
-        {18, &found->timeout},
-        {16, &found->integrated},
-        {3, &found->maps_host_memory},
-        {6, &found->compute_mode},
-        {8, &found->concurrent},
-        {0, &found->ecc},
-        {67, &found->bus},
-        {68, &found->slot},
-        {69, &found->domain},
-    };
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        TRY(attribute(device, wanted[i].number, wanted[i].field));
-    return hipSuccess;
-}
-
 HIP_CALL(hipDeviceCanAccessPeer, (int *can, int device, int peer), (can, device, peer)) {
     NEED(can);
     NEED_DEVICE(device);
     NEED_DEVICE(peer);
     CUDA(cuda.cuDeviceCanAccessPeer(can, devices[device], devices[peer]));
-    return hipSuccess;
-}
-
-HIP_CALL(hipDeviceEnablePeerAccess, (int peer, uint32_t flags), (peer, flags)) {
-    void *context;
-    NEED(!flags);
-    NEED_DEVICE(peer);
-    TRY(gfw_context(peer, &context));
-    ON_CURRENT;
-    CUDA(cuda.cuCtxEnablePeerAccess(context, 0));
-    return hipSuccess;
-}
-
-HIP_CALL(hipDeviceDisablePeerAccess, (int peer), (peer)) {
-    void *context;
-    NEED_DEVICE(peer);
-    TRY(gfw_context(peer, &context));
-    ON_CURRENT;
-    CUDA(cuda.cuCtxDisablePeerAccess(context));
     return hipSuccess;
 }
 
@@ -443,9 +322,3 @@ HIP_CALL(hipDeviceSynchronize, (void), ()) {
     return hipSuccess;
 }
 
-HIP_CALL(hipMemGetInfo, (size_t *unused, size_t *total), (unused, total)) {
-    NEED(unused && total);
-    ON_CURRENT;
-    CUDA(cuda.cuMemGetInfo(unused, total));
-    return hipSuccess;
-}

@@ -455,10 +455,6 @@ HIP_CALL(hipGetMipmappedArrayLevel, (void **level, void *from, uint32_t number),
     return get_level(level, from, number);
 }
 
-HIP_CALL(hipMipmappedArrayGetLevel, (void **level, void *from, uint32_t number), (level, from, number)) {
-    return get_level(level, from, number);
-}
-
 static hip_error destroy_array(void *which) {
     void *object = NULL;
     int device = gfw_device;
@@ -487,4 +483,3 @@ static hip_error destroy_array(void *which) {
 }
 
 HIP_CALL(hipFreeMipmappedArray, (void *which), (which)) { return destroy_array(which); }
-HIP_CALL(hipMipmappedArrayDestroy, (void *which), (which)) { return destroy_array(which); }

@@ -71,9 +71,7 @@ _Static_assert(sizeof(cuda_allocation_prop) == 32, "CUmemAllocationProp");
     X(cuDeviceGet, (int *device, int ordinal))                                                                  \
     X(cuDeviceGetCount, (int *count))                                                                           \
     X(cuDeviceGetName, (char *name, int size, int device))                                                      \
-    X(cuDeviceGetUuid, (uint8_t *uuid, int device))                                                             \
     X(cuDeviceGetPCIBusId, (char *text, int size, int device))                                                  \
-    X(cuDeviceTotalMem, (size_t *bytes, int device))                                                            \
     X(cuDeviceGetAttribute, (int *value, int number, int device))                                               \
     X(cuDeviceCanAccessPeer, (int *can, int device, int peer))                                                  \
     X(cuDevicePrimaryCtxRetain, (void **context, int device))                                                   \
@@ -83,17 +81,13 @@ _Static_assert(sizeof(cuda_allocation_prop) == 32, "CUmemAllocationProp");
     X(cuCtxPopCurrent, (void **context))                                                                        \
     X(cuCtxGetDevice, (int *device))                                                                            \
     X(cuCtxSynchronize, (void))                                                                                 \
-    X(cuCtxEnablePeerAccess, (void *peer, uint32_t flags))                                                      \
-    X(cuCtxDisablePeerAccess, (void *peer))                                                                     \
     X(cuStreamCreateWithPriority, (void **stream, uint32_t flags, int priority))                                \
     X(cuStreamDestroy, (void *stream))                                                                          \
     X(cuStreamQuery, (void *stream))                                                                            \
     X(cuStreamSynchronize, (void *stream))                                                                      \
     X(cuStreamGetCtx, (void *stream, void **context))                                                           \
-    X(cuStreamGetFlags, (void *stream, uint32_t *flags))                                                        \
     X(cuStreamWaitEvent, (void *stream, void *event, uint32_t flags))                                           \
     X(cuStreamIsCapturing, (void *stream, int *status))                                                         \
-    X(cuStreamGetCaptureInfo, (void *stream, int *status, uint64_t *id, void **graph, void *nodes, size_t *n))  \
     X(cuStreamBeginCapture, (void *stream, uint32_t mode))                                                      \
     X(cuStreamEndCapture, (void *stream, void **graph))                                                         \
     X(cuThreadExchangeStreamCaptureMode, (uint32_t *mode))                                                      \
@@ -101,11 +95,9 @@ _Static_assert(sizeof(cuda_allocation_prop) == 32, "CUmemAllocationProp");
     X(cuEventCreate, (void **event, uint32_t flags))                                                            \
     X(cuEventRecord, (void *event, void *stream))                                                               \
     X(cuEventQuery, (void *event))                                                                              \
-    X(cuEventSynchronize, (void *event))                                                                        \
     X(cuEventDestroy, (void *event))                                                                            \
     X(cuMemAlloc, (uint64_t *address, size_t size))                                                             \
     X(cuMemFree, (uint64_t address))                                                                            \
-    X(cuMemGetInfo, (size_t *unused, size_t *total))                                                            \
     X(cuMemHostAlloc, (void **address, size_t size, uint32_t flags))                                            \
     X(cuMemFreeHost, (void *address))                                                                           \
     X(cuMemHostRegister, (void *address, size_t size, uint32_t flags))                                          \
@@ -134,12 +126,8 @@ _Static_assert(sizeof(cuda_allocation_prop) == 32, "CUmemAllocationProp");
     X(cuMemMap, (uint64_t address, size_t size, size_t offset, uint64_t allocation, uint64_t flags))            \
     X(cuMemUnmap, (uint64_t address, size_t size))                                                              \
     X(cuMemSetAccess, (uint64_t address, size_t size, const hip_access_desc *desc, size_t count))               \
-    X(cuMemGetAccess, (uint64_t *flags, const hip_location *where, uint64_t address))                           \
     X(cuMemGetAllocationPropertiesFromHandle, (cuda_allocation_prop * prop, uint64_t allocation))               \
-    X(cuMemRetainAllocationHandle, (uint64_t *allocation, void *address))                                       \
-    X(cuStreamWaitValue32, (void *stream, uint64_t address, uint32_t value, uint32_t flags))                    \
     X(cuStreamWaitValue64, (void *stream, uint64_t address, uint64_t value, uint32_t flags))                    \
-    X(cuStreamWriteValue32, (void *stream, uint64_t address, uint32_t value, uint32_t flags))                   \
     X(cuStreamWriteValue64, (void *stream, uint64_t address, uint64_t value, uint32_t flags))
 
 #define GFW_MEMBER(NAME, ARGUMENTS) cuda_error (*NAME) ARGUMENTS;

@@ -155,25 +155,6 @@ HIP_CALL(hipPointerGetAttribute, (void *data, uint32_t number, void *pointer), (
     return gfw_code(code);
 }
 
-/* Since 6.0 an address that nobody knows is no error here: its type is hipMemoryTypeUnregistered. */
-HIP_CALL(hipPointerGetAttributes, (hip_pointer_attributes * found, const void *pointer), (found, pointer)) {
-    uint32_t type;
-    uint64_t address = (uintptr_t)pointer, other;
-    NEED(found && pointer);
-    ON_CURRENT;
-    *found = (hip_pointer_attributes){.device = -2};
-    cuda_error code = cuda.cuPointerGetAttribute(&type, TYPE, address);
-    if (code == CUDA_INVALID_VALUE) return hipSuccess;
-    CUDA(code);
-    found->type = (int)memory_type(type);
-    CUDA(cuda.cuPointerGetAttribute(&found->device, ORDINAL, address));
-    if (!cuda.cuPointerGetAttribute(&other, DEVICE_POINTER, address)) found->device_pointer = (void *)(uintptr_t)other;
-    if (!cuda.cuPointerGetAttribute(&other, HOST_POINTER, address)) found->host_pointer = (void *)(uintptr_t)other;
-    uint32_t managed = 0; /* the documentation says a boolean, and drivers write four bytes */
-    if (!cuda.cuPointerGetAttribute(&managed, IS_MANAGED, address)) found->managed = managed != 0;
-    return hipSuccess;
-}
-
 /* -- copies and fills ---------------------------------------------------------------------------------------------- */
 
 /* hipMemcpyHostToHost to -Default, and AMD's own -DeviceToDeviceNoCU: CUDA finds out by itself what the addresses are. */
@@ -192,11 +173,6 @@ static hip_error copy_async(void *target, const void *source, size_t size, uint3
 HIP_CALL(hipMemcpyAsync, (void *target, const void *source, size_t size, uint32_t kind, void *stream),
          (target, source, size, kind, stream)) {
     return copy_async(target, source, size, kind, stream, false);
-}
-
-HIP_CALL(hipMemcpyWithStream, (void *target, const void *source, size_t size, uint32_t kind, void *stream),
-         (target, source, size, kind, stream)) {
-    return copy_async(target, source, size, kind, stream, true);
 }
 
 HIP_CALL(hipMemcpy, (void *target, const void *source, size_t size, uint32_t kind), (target, source, size, kind)) {
@@ -218,10 +194,6 @@ static hip_error fill_async(void *target, uint8_t byte, size_t size, void *strea
 
 HIP_CALL(hipMemsetD8Async, (void *target, uint8_t byte, size_t size, void *stream), (target, byte, size, stream)) {
     return fill_async(target, byte, size, stream);
-}
-
-HIP_CALL(hipMemsetAsync, (void *target, int byte, size_t size, void *stream), (target, byte, size, stream)) {
-    return fill_async(target, (uint8_t)byte, size, stream);
 }
 
 HIP_CALL(hipMemset, (void *target, int byte, size_t size), (target, byte, size)) {
@@ -303,44 +275,6 @@ HIP_CALL(hipMemcpy3DAsync, (const hip_copy_3d *job, void *stream), (job, stream)
     set_end(&made.target, job->target_array, &job->target_at, &job->target, texel);
     set_host(&made.source);
     set_host(&made.target);
-    CUDA(cuda.cuMemcpy3DAsync(&made, stream));
-    return hipSuccess;
-}
-
-static hip_error take_end(cuda_copy_end *end, const hip_copy_end *from) {
-    *end = (cuda_copy_end){.x = from->x,
-                           .y = from->y,
-                           .z = from->z,
-                           .lod = from->lod,
-                           .host = from->host,
-                           .device = (uintptr_t)from->device,
-                           .array = from->array,
-                           .pitch = from->pitch,
-                           .height = from->height};
-    switch (from->type) { /* hipMemoryType */
-    case 1:
-        end->type = END_HOST;
-        return hipSuccess;
-    case 2:
-        end->type = END_DEVICE;
-        return hipSuccess;
-    case 10:
-        end->type = END_ARRAY;
-        return hipSuccess;
-    case 11:
-        end->type = END_UNIFIED;
-        return hipSuccess;
-    default:
-        return hipErrorInvalidValue;
-    }
-}
-
-HIP_CALL(hipDrvMemcpy3DAsync, (const hip_driver_copy_3d *job, void *stream), (job, stream)) {
-    NEED(job);
-    ON_CURRENT;
-    cuda_copy_3d made = {.width = job->width, .height = job->height, .depth = job->depth};
-    TRY(take_end(&made.source, &job->source));
-    TRY(take_end(&made.target, &job->target));
     CUDA(cuda.cuMemcpy3DAsync(&made, stream));
     return hipSuccess;
 }
@@ -456,21 +390,6 @@ HIP_CALL(hipMemSetAccess, (void *pointer, size_t size, const hip_access_desc *de
     return hipSuccess;
 }
 
-HIP_CALL(hipMemGetAccess, (unsigned long long *flags, const hip_location *where, void *pointer),
-         (flags, where, pointer)) {
-    uint64_t found;
-    NEED(flags && where && pointer);
-    hip_location made = *where;
-    ON_CURRENT;
-    if (made.type == ON_DEVICE) {
-        if (!gfw_is_device(made.id)) return hipErrorInvalidDevice;
-        made.id = gfw_cuda_device(made.id);
-    }
-    CUDA(cuda.cuMemGetAccess(&found, &made, (uintptr_t)pointer));
-    *flags = found;
-    return hipSuccess;
-}
-
 HIP_CALL(hipMemGetAllocationPropertiesFromHandle, (hip_allocation_prop * prop, uint64_t allocation),
          (prop, allocation)) {
     cuda_allocation_prop found;
@@ -484,9 +403,3 @@ HIP_CALL(hipMemGetAllocationPropertiesFromHandle, (hip_allocation_prop * prop, u
     return hipSuccess;
 }
 
-HIP_CALL(hipMemRetainAllocationHandle, (uint64_t *allocation, void *pointer), (allocation, pointer)) {
-    NEED(allocation && pointer);
-    ON_CURRENT;
-    CUDA(cuda.cuMemRetainAllocationHandle(allocation, pointer));
-    return hipSuccess;
-}

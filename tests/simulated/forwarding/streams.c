@@ -18,8 +18,6 @@ HIP_CALL(hipStreamCreateWithFlags, (void **stream, uint32_t flags), (stream, fla
     return hipStreamCreateWithPriority_forwarded(stream, flags, 0);
 }
 
-HIP_CALL(hipStreamCreate, (void **stream), (stream)) { return hipStreamCreateWithFlags_forwarded(stream, 0); }
-
 HIP_CALL(hipStreamDestroy, (void *stream), (stream)) {
     if ((uintptr_t)stream <= 2) return hipErrorInvalidHandle;
     ON_CURRENT;
@@ -36,13 +34,6 @@ HIP_CALL(hipStreamSynchronize, (void *stream), (stream)) {
 HIP_CALL(hipStreamQuery, (void *stream), (stream)) {
     ON_CURRENT;
     CUDA(cuda.cuStreamQuery(stream));
-    return hipSuccess;
-}
-
-HIP_CALL(hipStreamGetFlags, (void *stream, uint32_t *flags), (stream, flags)) {
-    NEED(flags);
-    ON_CURRENT;
-    CUDA(cuda.cuStreamGetFlags(stream, flags));
     return hipSuccess;
 }
 
@@ -89,8 +80,6 @@ HIP_CALL(hipEventCreateWithFlags, (void **event, uint32_t flags), (event, flags)
     return hipSuccess;
 }
 
-HIP_CALL(hipEventCreate, (void **event), (event)) { return hipEventCreateWithFlags_forwarded(event, 0); }
-
 HIP_CALL(hipEventRecord, (void *event, void *stream), (event, stream)) {
     if (!event) return hipErrorInvalidHandle;
     ON_CURRENT;
@@ -102,13 +91,6 @@ HIP_CALL(hipEventQuery, (void *event), (event)) {
     if (!event) return hipErrorInvalidHandle;
     READY;
     CUDA(cuda.cuEventQuery(event));
-    return hipSuccess;
-}
-
-HIP_CALL(hipEventSynchronize, (void *event), (event)) {
-    if (!event) return hipErrorInvalidHandle;
-    READY;
-    CUDA(cuda.cuEventSynchronize(event));
     return hipSuccess;
 }
 
@@ -139,13 +121,6 @@ HIP_CALL(hipStreamIsCapturing, (void *stream, int *status), (stream, status)) {
     NEED(status);
     ON_CURRENT;
     CUDA(cuda.cuStreamIsCapturing(stream, status));
-    return hipSuccess;
-}
-
-HIP_CALL(hipStreamGetCaptureInfo, (void *stream, int *status, uint64_t *id), (stream, status, id)) {
-    NEED(status);
-    ON_CURRENT;
-    CUDA(cuda.cuStreamGetCaptureInfo(stream, status, id, NULL, NULL, NULL));
     return hipSuccess;
 }
 
@@ -205,29 +180,12 @@ HIP_CALL(hipStreamWaitValue64, (void *stream, void *word, uint64_t value, uint32
     return hipSuccess;
 }
 
-HIP_CALL(hipStreamWaitValue32, (void *stream, void *word, uint32_t value, uint32_t flags, uint32_t mask),
-         (stream, word, value, flags, mask)) {
-    ON_CURRENT;
-    TRY(check_wait(word, 4, flags, mask == UINT32_MAX));
-    CUDA(cuda.cuStreamWaitValue32(stream, (uintptr_t)word, value, flags));
-    return hipSuccess;
-}
-
 HIP_CALL(hipStreamWriteValue64, (void *stream, void *word, uint64_t value, uint32_t flags),
          (stream, word, value, flags)) {
     (void)flags; /* reserved, and not looked at */
     ON_CURRENT;
     TRY(check_word(word, 8));
     CUDA(cuda.cuStreamWriteValue64(stream, (uintptr_t)word, value, 0));
-    return hipSuccess;
-}
-
-HIP_CALL(hipStreamWriteValue32, (void *stream, void *word, uint32_t value, uint32_t flags),
-         (stream, word, value, flags)) {
-    (void)flags;
-    ON_CURRENT;
-    TRY(check_word(word, 4));
-    CUDA(cuda.cuStreamWriteValue32(stream, (uintptr_t)word, value, 0));
     return hipSuccess;
 }
 

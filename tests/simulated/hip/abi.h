@@ -135,20 +135,6 @@ typedef struct {
 } hip_copy_3d;
 _Static_assert(sizeof(hip_copy_3d) == 160, "hipMemcpy3DParms");
 
-typedef struct {
-    uint64_t x, y, z, lod;
-    uint32_t type, padding;
-    const void *host;
-    void *device, *array;
-    uint64_t pitch, height;
-} hip_copy_end;
-
-typedef struct {
-    hip_copy_end source, target;
-    uint64_t width, height, depth;
-} hip_driver_copy_3d;
-_Static_assert(sizeof(hip_driver_copy_3d) == 184, "HIP_MEMCPY3D");
-
 /* The beginning of hipDeviceProp_tR0600. */
 typedef struct {
     char name[256];
