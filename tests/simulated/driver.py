@@ -173,13 +173,11 @@ class Simulator:
             "set_attribute": (None, (number, number, number)),
             "reset_attributes": (None, ()),
             "set_windows": (None, (number,)),
-            "set_mig": (None, (number,)),
             "set_peer": (None, (number, number, number)),
             "multimem_store": (number, (long, pointer, long)),
             "multimem_sum": (number, (long, pointer, long)),
             "trace_count": (long, ()),
             "trace": (text, (long,)),
-            "cancel_waits": (None, ()),
             "settle": (number, (number, real)),
             "violations": (size, (pointer, size, number)),
             "log_count": (long, ()),
@@ -274,26 +272,18 @@ class Simulator:
         finally:
             gate.release()
 
-    def fail_operation(self, stream: Any, *, nth: int = 1, code: int) -> None:
-        """Let the `nth` operation that is enqueued on `stream` from now on fail when its turn comes.
+    def fail_stream(self, stream: Any, *, code: int) -> None:
+        """Let the next operation on `stream` fail when its turn comes.
 
         From then on every call on the stream returns `code`, and nothing more runs there.
         """
-        if not self._call("fail_operation", int(stream), nth, code):
+        if not self._call("fail_operation", int(stream), 1, code):
             raise ValueError(f"{int(stream):#x} is no stream of the simulated driver.")
-
-    def fail_stream(self, stream: Any, *, code: int) -> None:
-        """Let the next operation on `stream` fail, and so all that follow."""
-        self.fail_operation(stream, code=code)
 
     def clear_faults(self) -> int:
         """Take away all faults; returns how many had not struck."""
         self._call("clear_operations")
         return int(self._call("clear"))
-
-    def cancel_waits(self) -> None:
-        """Give up the waits that are pending, so that streams go on as if they had been signalled."""
-        self._call("cancel_waits")
 
     def settle(self, device: int = 0, timeout: float = 5.0) -> bool:
         """Wait until the device has done all that was enqueued."""
@@ -309,19 +299,14 @@ class Simulator:
         """Windows: handles of Win32, Direct3D and NvSci are taken, and stand for objects that do nothing."""
         self._call("set_windows", platform == "windows")
 
-    def set_mig(self, mig: bool) -> None:
-        """Whether the devices are instances of a MIG."""
-        self._call("set_mig", mig)
-
     def set_peer_access(self, device: int, peer: int, can: bool) -> None:
         """Whether `device` may use the memory of `peer`, and not the other way round; until `reset`."""
         self._call("set_peer", device, peer, can)
 
     def reset(self) -> None:
-        """No faults, Linux, no MIG, the devices' own attributes, peer access between all."""
+        """No faults, Linux, the devices' own attributes, peer access between all."""
         self.clear_faults()
         self.set_platform("linux")
-        self.set_mig(False)
         self._call("reset_attributes")
 
     # -- what it did ---------------------------------------------------------------------------------------------

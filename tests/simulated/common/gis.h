@@ -155,7 +155,6 @@ extern bool gis_windows; /* the personality */
 extern bool gis_ready;   /* initialised, and not a forked child */
 extern bool gis_forked;
 extern int gis_settling;        /* releases that wait for a device: every other call waits for them */
-extern uint64_t gis_cancelled; /* one more each time waits are to be given up */
 
 /* -- devices ------------------------------------------------------------------------------------------------------- */
 
@@ -324,7 +323,7 @@ typedef struct {
 gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis_semaphore **semaphore);
 gis_status gis_make_semaphore(gis_context *context, gis_semaphore_kind kind, gis_semaphore **semaphore);
 void gis_semaphore_signal(gis_semaphore *semaphore, uint64_t value);
-bool gis_semaphore_wait(gis_semaphore *semaphore, uint64_t value, uint64_t epoch); /* false: given up */
+void gis_semaphore_wait(gis_semaphore *semaphore, uint64_t value);
 
 /* -- images -------------------------------------------------------------------------------------------------------- */
 

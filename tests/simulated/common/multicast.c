@@ -115,13 +115,12 @@ static double patience(void) {
 gis_status gis_multicast_wait(gis_vmm_handle *group) {
     if (complete(group)) return GIS_OK;
     struct timespec until, slice, now;
-    uint64_t epoch = gis_cancelled;
     double seconds = patience();
     gis_deadline(&until, seconds);
     gis_ref(&group->object);
     gis_hold(1);
     bool late = false;
-    while (!complete(group) && gis_cancelled == epoch && !late) {
+    while (!complete(group) && !late) {
         gis_deadline(&slice, LOOK_SECONDS);
         pthread_cond_timedwait(&gis_progress, &gis_mutex, &slice);
         gis_deadline(&now, 0);

@@ -15,7 +15,6 @@ pthread_cond_t gis_progress;
 pthread_condattr_t gis_monotonic;
 bool gis_windows, gis_ready, gis_forked, gis_mig;
 uint32_t gis_no_peer[GIS_MAX_DEVICES];
-uint64_t gis_cancelled;
 int gis_settling;
 int gis_device_count;
 gis_device gis_devices[GIS_MAX_DEVICES];
@@ -546,20 +545,6 @@ GIS_EXPORT void gis_control_reset_attributes(void) {
 GIS_EXPORT void gis_control_set_windows(int windows) {
     pthread_mutex_lock(&gis_mutex);
     gis_windows = windows != 0;
-    pthread_mutex_unlock(&gis_mutex);
-}
-
-GIS_EXPORT void gis_control_set_mig(int mig) {
-    pthread_mutex_lock(&gis_mutex);
-    gis_mig = mig != 0;
-    pthread_mutex_unlock(&gis_mutex);
-}
-
-/* Give up every wait that is pending: the streams go on as if it had been signalled. */
-GIS_EXPORT void gis_control_cancel_waits(void) {
-    pthread_mutex_lock(&gis_mutex);
-    __atomic_add_fetch(&gis_cancelled, 1, __ATOMIC_SEQ_CST);
-    pthread_cond_broadcast(&gis_progress);
     pthread_mutex_unlock(&gis_mutex);
 }
 

@@ -216,16 +216,16 @@ static bool timeline_reached(gis_semaphore *it, uint64_t value, uint32_t sequenc
            value <= __atomic_load_n(&it->backwards_value, __ATOMIC_RELAXED);
 }
 
-bool gis_semaphore_wait(gis_semaphore *it, uint64_t value, uint64_t epoch) {
+void gis_semaphore_wait(gis_semaphore *it, uint64_t value) {
     uint64_t pause = 20000;
     int spins = 30;
-    if (it->kind == GIS_DUMMY || it->kind == GIS_SCI_SYNC) return true;
-    while (__atomic_load_n(&gis_cancelled, __ATOMIC_SEQ_CST) == epoch) {
+    if (it->kind == GIS_DUMMY || it->kind == GIS_SCI_SYNC) return;
+    for (;;) {
         uint32_t sequence = 0;
-        if (it->kind == GIS_BINARY && take_signal(it)) return true;
+        if (it->kind == GIS_BINARY && take_signal(it)) return;
         if (it->kind == GIS_TIMELINE) {
             sequence = __atomic_load_n(sequence_of(it), __ATOMIC_ACQUIRE);
-            if (timeline_reached(it, value, sequence)) return true;
+            if (timeline_reached(it, value, sequence)) return;
         }
         if (spins > 0) {
             spins--;
@@ -237,5 +237,4 @@ bool gis_semaphore_wait(gis_semaphore *it, uint64_t value, uint64_t epoch) {
             pause_for(&pause);
         }
     }
-    return false;
 }

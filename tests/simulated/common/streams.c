@@ -221,10 +221,9 @@ static bool word_reached(const gis_op *op) {
     }
 }
 
-static bool wait_for_word(const gis_op *op, uint64_t epoch) {
+static void wait_for_word(const gis_op *op) {
     long pause = 20000;
     for (int i = 0; !word_reached(op); i++) {
-        if (__atomic_load_n(&gis_cancelled, __ATOMIC_SEQ_CST) != epoch) return false;
         if (i < 30) {
             sched_yield();
             continue;
@@ -233,7 +232,6 @@ static bool wait_for_word(const gis_op *op, uint64_t epoch) {
         nanosleep(&time, NULL);
         pause = pause < 500000 ? pause + pause / 2 : pause;
     }
-    return true;
 }
 
 static void fill(const gis_op *op) {
@@ -282,7 +280,6 @@ static const char *const op_names[] = {"memcpy",      "memcpy_3d",  "memset",   
 
 /* The lock is held on entry and on return, not while it works. */
 static void run(gis_op *op, gis_stream *stream) {
-    uint64_t epoch = __atomic_load_n(&gis_cancelled, __ATOMIC_SEQ_CST);
     const char *name = op_names[op->kind];
     if (op->failure) {
         stream->error = op->failure;
@@ -325,7 +322,7 @@ static void run(gis_op *op, gis_stream *stream) {
         break;
     case GIS_OP_WAIT:
         for (uint32_t i = 0; i < op->semaphores.count; i++)
-            gis_semaphore_wait(op->semaphores.semaphores[i], op->semaphores.values[i], epoch);
+            gis_semaphore_wait(op->semaphores.semaphores[i], op->semaphores.values[i]);
         break;
     case GIS_OP_WRITE_VALUE:
         if (op->word.bits == 64)
@@ -334,7 +331,7 @@ static void run(gis_op *op, gis_stream *stream) {
             __atomic_store_n((uint32_t *)op->word.address, (uint32_t)op->word.value, __ATOMIC_RELEASE);
         break;
     case GIS_OP_WAIT_VALUE:
-        wait_for_word(op, epoch);
+        wait_for_word(op);
         break;
     default:
         break;

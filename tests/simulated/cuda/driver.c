@@ -126,13 +126,6 @@ static result device_bus_id(char *text, int size, int device) {
     return SUCCESS;
 }
 
-static result device_total(size_t *bytes, int device) {
-    ENTER(cuDeviceTotalMem);
-    if (!cuda_is_device(device)) return INVALID_DEVICE;
-    *bytes = gis_devices[device].total;
-    return SUCCESS;
-}
-
 #define LAST_ATTRIBUTE 147
 static const int attributes[LAST_ATTRIBUTE + 1] = {
     [1] = 1024, [2] = 1024, [3] = 1024, [4] = 64, [5] = 2147483647, [6] = 65535, [7] = 65535, [8] = 49152,
@@ -178,48 +171,6 @@ static result primary_retain(handle *context, int device) {
 static result primary_release(int device) {
     ENTER(cuDevicePrimaryCtxRelease);
     TRY(gis_primary_release(device));
-    return SUCCESS;
-}
-
-static result primary_state(int device, uint32_t *flags, int *active) {
-    ENTER(cuDevicePrimaryCtxGetState);
-    if (!cuda_is_device(device)) return INVALID_DEVICE;
-    *flags = 0;
-    *active = gis_devices[device].primary != NULL;
-    return SUCCESS;
-}
-
-static result create_context(handle *context, uint32_t flags, int device) {
-    gis_context *made;
-    TRY(gis_context_create(device, flags, &made));
-    TRY(gis_push(made));
-    *context = made->object.id;
-    return SUCCESS;
-}
-
-static result context_create_2(handle *context, uint32_t flags, int device) {
-    ENTER(cuCtxCreate);
-    return create_context(context, flags, device);
-}
-
-static result context_create_3(handle *context, void *affinity, int count, uint32_t flags, int device) {
-    ENTER(cuCtxCreate);
-    (void)affinity;
-    if (count) return NOT_SUPPORTED;
-    return create_context(context, flags, device);
-}
-
-static result context_create_4(handle *context, void *params, uint32_t flags, int device) {
-    ENTER(cuCtxCreate);
-    (void)params;
-    return create_context(context, flags, device);
-}
-
-static result context_destroy(handle context) {
-    ENTER(cuCtxDestroy);
-    FIND(gis_context, found, GIS_CONTEXT, context);
-    if (found->primary) return INVALID_CONTEXT;
-    TRY(gis_context_destroy(found));
     return SUCCESS;
 }
 
@@ -286,36 +237,6 @@ static result context_synchronize_2(handle which) {
     gis_context *context = which ? gis_check(GIS_CONTEXT, which) : gis_current();
     if (!context) return INVALID_CONTEXT;
     return synchronize(context);
-}
-
-static result enable_peer(handle peer, uint32_t flags) {
-    ENTER(cuCtxEnablePeerAccess);
-    NEED_CONTEXT;
-    gis_context *found = gis_check(GIS_CONTEXT, peer);
-    if (!found || found->object.device == context->object.device) return INVALID_CONTEXT;
-    NEED(!flags);
-    if (!gis_can_peer(context->object.device, found->object.device)) TRY(GIS_PEER_UNSUPPORTED);
-    if (context->peers & 1u << found->object.device) TRY(GIS_PEER_ALREADY_ENABLED);
-    context->peers |= 1u << found->object.device;
-    return SUCCESS;
-}
-
-static result disable_peer(handle peer) {
-    ENTER(cuCtxDisablePeerAccess);
-    NEED_CONTEXT;
-    gis_context *found = gis_check(GIS_CONTEXT, peer);
-    if (!found) return INVALID_CONTEXT;
-    if (!(context->peers & 1u << found->object.device)) TRY(GIS_PEER_NOT_ENABLED);
-    context->peers &= ~(1u << found->object.device);
-    return SUCCESS;
-}
-
-static result priority_range(int *least, int *greatest) {
-    ENTER(cuCtxGetStreamPriorityRange);
-    NEED_CONTEXT;
-    if (least) *least = 0;
-    if (greatest) *greatest = -5;
-    return SUCCESS;
 }
 
 /* -- streams and events -------------------------------------------------------------------------------------------- */
@@ -391,13 +312,6 @@ static result stream_flags(handle which, uint32_t *flags) {
     return SUCCESS;
 }
 
-static result stream_priority(handle which, int *priority) {
-    ENTER(cuStreamGetPriority);
-    NEED_STREAM(which);
-    *priority = stream->priority;
-    return SUCCESS;
-}
-
 static result stream_id(handle which, uint64_t *id) {
     ENTER(cuStreamGetId);
     NEED_STREAM(which);
@@ -419,49 +333,6 @@ static result stream_is_capturing(handle which, int *status) {
     TRY(gis_capture_implicit(stream, true));
     *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
     return SUCCESS;
-}
-
-static result capture_info(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
-                           size_t *count) {
-    NEED_STREAM(which);
-    TRY(gis_capture_implicit(stream, true));
-    gis_capture *capture = stream->capture;
-    *status = !capture ? 0 : capture->invalid ? 2 : 1;
-    if (*status != 1) return SUCCESS;
-    if (id) *id = capture->id;
-    if (graph) *graph = capture->graph->object.id;
-    if (count) *count = stream->tip.count;
-    if (nodes) {
-        static __thread handle *ids;
-        ids = realloc(ids, (stream->tip.count + 1) * sizeof *ids);
-        if (!ids) return OUT_OF_MEMORY;
-        for (uint32_t i = 0; i < stream->tip.count; i++) ids[i] = stream->tip.node[i]->object.id;
-        *nodes = ids;
-    }
-    return SUCCESS;
-}
-
-static result stream_capture_info_2(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
-                                    size_t *count) {
-    ENTER(cuStreamGetCaptureInfo);
-    return capture_info(which, status, id, graph, nodes, count);
-}
-
-static result stream_capture_info_3(handle which, int *status, uint64_t *id, handle *graph, const handle **nodes,
-                                    const void **edges, size_t *count) {
-    ENTER(cuStreamGetCaptureInfo);
-    size_t there = 0;
-    result code = capture_info(which, status, id, graph, nodes, &there);
-    if (count) *count = there;
-    if (edges) {
-        /* 8 bytes for each node, without annotations: the bindings read them without asking whether they are there. */
-        static __thread uint64_t *zeros;
-        zeros = realloc(zeros, (there + 1) * sizeof *zeros);
-        if (!zeros) return OUT_OF_MEMORY;
-        memset(zeros, 0, (there + 1) * sizeof *zeros);
-        *edges = zeros;
-    }
-    return code;
 }
 
 static result stream_begin_capture(handle which, uint32_t mode) {
@@ -515,11 +386,6 @@ static result event_query(handle event) {
     return event_state(event, false);
 }
 
-static result event_synchronize(handle event) {
-    ENTER(cuEventSynchronize);
-    return event_state(event, true);
-}
-
 static result event_destroy(handle event) {
     ENTER(cuEventDestroy);
     FIND(gis_event, found, GIS_EVENT, event);
@@ -555,15 +421,6 @@ static result memory_info(size_t *unused, size_t *total) {
     return SUCCESS;
 }
 
-static result address_range(uint64_t *base, size_t *size, uint64_t address) {
-    ENTER(cuMemGetAddressRange);
-    gis_range *range = gis_range_at(address);
-    if (!range) return NOT_FOUND;
-    if (base) *base = range->base;
-    if (size) *size = range->size;
-    return SUCCESS;
-}
-
 static result allocate_host(void **address, size_t size) {
     NEED_CONTEXT;
     TRY(gis_unsafe());
@@ -576,11 +433,6 @@ static result allocate_host(void **address, size_t size) {
 static result host_allocate(void **address, size_t size, uint32_t flags) {
     ENTER(cuMemHostAlloc);
     NEED(flags <= 7);
-    return allocate_host(address, size);
-}
-
-static result host_allocate_plain(void **address, size_t size) {
-    ENTER(cuMemAllocHost);
     return allocate_host(address, size);
 }
 
@@ -681,20 +533,6 @@ static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
     return SUCCESS;
 }
 
-static result pointer_attributes(uint32_t count, const uint32_t *numbers, void **data, uint64_t address) {
-    ENTER(cuPointerGetAttributes);
-    NEED_CONTEXT;
-    NEED(numbers && data);
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t value;
-        size_t size;
-        pointer_value(address, numbers[i], &value, &size); /* zeros for what is not known */
-        if (numbers[i] == 9 && !gis_range_at(address)) value = (uint32_t)-2;
-        memcpy(data[i], &value, size);
-    }
-    return SUCCESS;
-}
-
 static result copy_now(uint64_t target, uint64_t source, size_t size) {
     NEED_CONTEXT;
     TRY(gis_unsafe());
@@ -717,9 +555,7 @@ static result copy_later(uint64_t target, uint64_t source, size_t size, handle w
     }
 
 COPIES(cuMemcpy, copy, uint64_t, uint64_t)
-COPIES(cuMemcpyHtoD, copy_in, uint64_t, const void *)
 COPIES(cuMemcpyDtoH, copy_out, void *, uint64_t)
-COPIES(cuMemcpyDtoD, copy_on, uint64_t, uint64_t)
 
 static result fill_later(uint64_t target, uint32_t value, uint32_t width, size_t count, handle which) {
     NEED_STREAM(which);
@@ -738,8 +574,6 @@ static result fill_later(uint64_t target, uint32_t value, uint32_t width, size_t
     }
 
 FILLS(cuMemsetD8, fill8, uint8_t)
-FILLS(cuMemsetD16, fill16, uint16_t)
-FILLS(cuMemsetD32, fill32, uint32_t)
 
 static result end_of_copy(const copy_end *end, gis_end *made) {
     memset(made, 0, sizeof *made);
@@ -771,14 +605,6 @@ static result copy_block(const memcpy3d *job, gis_stream *stream, bool block) {
     result code = end_of_copy(&job->source, &source);
     if (!code) code = end_of_copy(&job->target, &target);
     return code ? code : gis_code(gis_copy_3d(stream, &target, &source, &size, block));
-}
-
-static result copy_3d(const memcpy3d *job) {
-    ENTER(cuMemcpy3D);
-    NEED_CONTEXT;
-    NEED(job);
-    TRY(gis_unsafe());
-    return copy_block(job, gis_legacy_stream(context), true);
 }
 
 static result copy_3d_async(const memcpy3d *job, handle which) {
@@ -921,13 +747,6 @@ static result array_destroy(handle array) {
     ENTER(cuMipmappedArrayDestroy);
     FIND(gis_array, found, GIS_MIPMAPPED_ARRAY, array);
     gis_destroy_array(found);
-    return SUCCESS;
-}
-
-static result array_descriptor(array_desc *desc, handle level) {
-    ENTER(cuArrayGetDescriptor);
-    FIND(gis_level, found, GIS_ARRAY_LEVEL, level);
-    *desc = (array_desc){found->plane.width, found->plane.height, found->array->format, found->array->channels};
     return SUCCESS;
 }
 
@@ -1199,19 +1018,10 @@ static result word(gis_op_kind kind, uint64_t address, uint64_t value, uint32_t 
         return word(KIND, address, value, 8 * sizeof(TYPE), flags, which);                      \
     }
 
-WORDS(cuStreamWriteValue32, write32, GIS_OP_WRITE_VALUE, uint32_t)
 WORDS(cuStreamWriteValue64, write64, GIS_OP_WRITE_VALUE, uint64_t)
-WORDS(cuStreamWaitValue32, wait32, GIS_OP_WAIT_VALUE, uint32_t)
 WORDS(cuStreamWaitValue64, wait64, GIS_OP_WAIT_VALUE, uint64_t)
 
 /* -- graphs -------------------------------------------------------------------------------------------------------- */
-
-static result graph_create(handle *graph, uint32_t flags) {
-    ENTER(cuGraphCreate);
-    NEED(graph && !flags);
-    *graph = gis_graph_create()->object.id;
-    return SUCCESS;
-}
 
 static result graph_destroy(handle graph) {
     ENTER(cuGraphDestroy);
@@ -1233,14 +1043,6 @@ static result instantiate(handle *executable, handle graph, uint64_t flags) {
 static result graph_instantiate(handle *executable, handle graph, uint64_t flags) {
     ENTER(cuGraphInstantiate);
     return instantiate(executable, graph, flags);
-}
-
-static result graph_instantiate_params(handle *executable, handle graph, instantiate_params *params) {
-    ENTER(cuGraphInstantiateWithParams);
-    NEED(params);
-    params->result = 0;
-    params->error_node = 0;
-    return instantiate(executable, graph, params->flags);
 }
 
 static result graph_launch(handle executable, handle which) {
@@ -1365,16 +1167,10 @@ static const struct {
     {"cuDeviceGetUuid", 11040, device_uuid_2},
     {"cuDeviceGetLuid", 10000, device_luid},
     {"cuDeviceGetPCIBusId", 4010, device_bus_id},
-    {"cuDeviceTotalMem", 3020, device_total},
     {"cuDeviceGetAttribute", 2000, device_attribute},
     {"cuDeviceCanAccessPeer", 4000, can_access_peer},
     {"cuDevicePrimaryCtxRetain", 7000, primary_retain},
     {"cuDevicePrimaryCtxRelease", 7000, primary_release},
-    {"cuDevicePrimaryCtxGetState", 7000, primary_state},
-    {"cuCtxCreate", 3020, context_create_2},
-    {"cuCtxCreate", 11040, context_create_3},
-    {"cuCtxCreate", 12050, context_create_4},
-    {"cuCtxDestroy", 4000, context_destroy},
     {"cuCtxGetCurrent", 4000, context_current},
     {"cuCtxSetCurrent", 4000, context_set},
     {"cuCtxPushCurrent", 4000, context_push},
@@ -1383,9 +1179,6 @@ static const struct {
     {"cuCtxGetDevice", 13000, context_device_2},
     {"cuCtxSynchronize", 2000, context_synchronize},
     {"cuCtxSynchronize", 13000, context_synchronize_2},
-    {"cuCtxEnablePeerAccess", 4000, enable_peer},
-    {"cuCtxDisablePeerAccess", 4000, disable_peer},
-    {"cuCtxGetStreamPriorityRange", 5050, priority_range},
     {"cuStreamCreate", 2000, stream_create},
     {"cuStreamCreateWithPriority", 5050, stream_create_priority},
     {"cuStreamDestroy", 4000, stream_destroy},
@@ -1395,47 +1188,31 @@ static const struct {
     {"cuStreamGetCtx", 12050, stream_context_2},
     {"cuStreamGetDevice", 12080, stream_device},
     {"cuStreamGetFlags", 5050, stream_flags},
-    {"cuStreamGetPriority", 5050, stream_priority},
     {"cuStreamGetId", 12000, stream_id},
     {"cuStreamWaitEvent", 3020, stream_wait_event},
     {"cuStreamIsCapturing", 10000, stream_is_capturing},
-    {"cuStreamGetCaptureInfo", 11030, stream_capture_info_2},
-    {"cuStreamGetCaptureInfo", 12030, stream_capture_info_3},
     {"cuStreamBeginCapture", 10010, stream_begin_capture},
     {"cuStreamEndCapture", 10000, stream_end_capture},
     {"cuThreadExchangeStreamCaptureMode", 10010, exchange_mode},
     {"cuEventCreate", 2000, event_create},
     {"cuEventRecord", 2000, event_record},
     {"cuEventQuery", 2000, event_query},
-    {"cuEventSynchronize", 2000, event_synchronize},
     {"cuEventDestroy", 4000, event_destroy},
     {"cuMemAlloc", 3020, memory_allocate},
     {"cuMemFree", 3020, memory_free},
     {"cuMemGetInfo", 3020, memory_info},
-    {"cuMemGetAddressRange", 3020, address_range},
     {"cuMemHostAlloc", 2020, host_allocate},
-    {"cuMemAllocHost", 3020, host_allocate_plain},
     {"cuMemFreeHost", 2000, host_free},
     {"cuMemHostRegister", 6050, host_register},
     {"cuMemHostUnregister", 4000, host_unregister},
     {"cuMemHostGetDevicePointer", 3020, host_device_pointer},
     {"cuPointerGetAttribute", 4000, pointer_attribute},
-    {"cuPointerGetAttributes", 7000, pointer_attributes},
     {"cuMemcpy", 4000, copy},
     {"cuMemcpyAsync", 4000, copy_async},
-    {"cuMemcpyHtoD", 3020, copy_in},
-    {"cuMemcpyHtoDAsync", 3020, copy_in_async},
     {"cuMemcpyDtoH", 3020, copy_out},
     {"cuMemcpyDtoHAsync", 3020, copy_out_async},
-    {"cuMemcpyDtoD", 3020, copy_on},
-    {"cuMemcpyDtoDAsync", 3020, copy_on_async},
     {"cuMemsetD8", 3020, fill8},
     {"cuMemsetD8Async", 3020, fill8_async},
-    {"cuMemsetD16", 3020, fill16},
-    {"cuMemsetD16Async", 3020, fill16_async},
-    {"cuMemsetD32", 3020, fill32},
-    {"cuMemsetD32Async", 3020, fill32_async},
-    {"cuMemcpy3D", 3020, copy_3d},
     {"cuMemcpy3DAsync", 3020, copy_3d_async},
     {"cuImportExternalMemory", 10000, import_memory},
     {"cuExternalMemoryGetMappedBuffer", 10000, map_buffer},
@@ -1443,7 +1220,6 @@ static const struct {
     {"cuDestroyExternalMemory", 10000, destroy_memory},
     {"cuMipmappedArrayGetLevel", 5000, array_level},
     {"cuMipmappedArrayDestroy", 5000, array_destroy},
-    {"cuArrayGetDescriptor", 3020, array_descriptor},
     {"cuArray3DGetDescriptor", 3020, array_descriptor_3d},
     {"cuImportExternalSemaphore", 10000, import_semaphore},
     {"cuDestroyExternalSemaphore", 10000, destroy_semaphore},
@@ -1474,15 +1250,11 @@ static const struct {
     {"cuModuleUnload", 2000, module_unload},
     {"cuModuleGetFunction", 2000, module_function},
     {"cuLaunchKernel", 4000, launch_kernel},
-    {"cuStreamWriteValue32", 11070, write32},
     {"cuStreamWriteValue64", 11070, write64},
-    {"cuStreamWaitValue32", 11070, wait32},
     {"cuStreamWaitValue64", 11070, wait64},
-    {"cuGraphCreate", 10000, graph_create},
     {"cuGraphDestroy", 10000, graph_destroy},
     {"cuGraphInstantiateWithFlags", 11040, graph_instantiate},
     {"cuGraphInstantiate", 12000, graph_instantiate},
-    {"cuGraphInstantiateWithParams", 12000, graph_instantiate_params},
     {"cuGraphLaunch", 10000, graph_launch},
     {"cuGraphExecDestroy", 10000, executable_destroy},
     {"cuGraphGetNodes", 10000, graph_nodes},
