@@ -103,21 +103,21 @@ explore: $(VENV)/.test
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) drivers
 	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
-	    $(PYTEST) tests/cuda_backend --ignore tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
+	    GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) tests/vendors --ignore tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
 # Only the processes that the tests start see torch and MPI: other tests behave differently where torch is there.
 test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 	@$(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
-	    $(PYTEST) -n0 tests/cuda_backend/test_exchange.py $(ARGS) || $(NONE_SELECTED)
+	    $(PYTEST) -n0 tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
 # hip-python has wheels for Linux on x86-64 only.
 ifeq ($(shell uname -sm),Linux x86_64)
-test-hip: FOLDER := tests/hip_backend
+test-hip: FOLDER := tests/vendors
 test-forwarding: FOLDER := tests/forwarding
 test-hip test-forwarding: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers
 	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
-	    $(PYTEST) $(FOLDER) $(ARGS) || $(NONE_SELECTED)
+	    GPUINTEROP_TEST_VENDOR=hip $(PYTEST) $(FOLDER) $(ARGS) || $(NONE_SELECTED)
 else
 test-hip test-forwarding:
 	@echo "$@: there is no hip-python for this system"

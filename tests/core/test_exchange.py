@@ -1,7 +1,7 @@
 """Ranks that agree, and how they fail: votes, transports and handles, without a GPU.
 
 The ranks are threads here. What arrives where is decided by a `Grid`, so that every way of dying is tried; sockets are
-tried beside it. Ranks that are processes, and are killed, are in tests/cuda_backend/test_exchange.py.
+tried beside it. Ranks that are processes, and are killed, are in tests/vendors/cuda/test_exchange.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The HIP backend over the forwarding runtime over the simulated CUDA driver: the conformance suite, unchanged.
 
 Each is a run of pytest in a process of its own, whose result is the test's. On a GPU it is started by hand:
-``GPUINTEROP_TEST_HIP=forwarding pytest tests/hip_backend/test_conformance.py``.
+``GPUINTEROP_TEST_HIP=forwarding pytest tests/vendors/test_conformance.py``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def run(*arguments: str, **environment: str) -> tuple[str, dict[str, int]]:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         env={
             **os.environ,
+            "GPUINTEROP_TEST_VENDOR": "hip",
             "GPUINTEROP_TEST_HIP": "forwarding",
             "GPUINTEROP_TEST_CUDA": "simulated",
             "GPUINTEROP_SIM_DEVICES": "1",
@@ -60,7 +61,9 @@ def run(*arguments: str, **environment: str) -> tuple[str, dict[str, int]]:
 
 
 def test_conformance() -> None:
-    printed, outcomes = run("tests/hip_backend/test_conformance.py", "tests/hip_backend/test_release.py")
+    printed, outcomes = run(
+        *(f"tests/vendors/{name}" for name in ("test_conformance.py", "test_release.py", "hip/test_release.py"))
+    )
     assert "0 unexpected skips" in printed
     assert outcomes["passed"] > 250
     assert not outcomes.keys() & {"failed", "error", "errors"}
@@ -69,7 +72,7 @@ def test_conformance() -> None:
 def test_conformance_of_arrays() -> None:
     """On the variant that exports what AMD's library for Linux does not."""
     build("forwarding", extra=("-DGIP_MIPMAP=1",))
-    printed, outcomes = run("tests/hip_backend/test_conformance.py", "-k", "Array", GPUINTEROP_TEST_HIP_MIPMAP="1")
+    printed, outcomes = run("tests/vendors/test_conformance.py", "-k", "Array", GPUINTEROP_TEST_HIP_MIPMAP="1")
     assert "0 unexpected skips" in printed
     assert outcomes["passed"] > 80
     assert not outcomes.keys() & {"failed", "error", "errors"}

@@ -3,7 +3,7 @@
 ``python -m tests.simulated.stress --backend cuda --minutes 10 --threads 8 --switch 1e-6 --seed 1``
 
 The driver is the simulated one; of HIP also AMD's runtime on the stand-in (GPUINTEROP_TEST_HIP=amd, as in
-tests/hip_backend/conftest.py). The threads run in a child, so that a crash is seen. A run fails for a crash, for a
+tests/vendors/hip/conftest.py). The threads run in a child, so that a crash is seen. A run fails for a crash, for a
 standstill, for an exception that no race may give, for stale bytes, for what the simulated driver calls a violation
 (a dead handle is one), and for whatever is not released when all is closed.
 

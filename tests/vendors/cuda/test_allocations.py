@@ -1,0 +1,76 @@
+"""Shareable allocations of CUDA's that Vulkan and another process have, too; and a GPU that is hidden."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.testing.peer import BackendPeer
+from gpuinterop_cuda.backend import CudaBackend
+
+from ..parties import PARTIES, open_party
+from ..test_allocations import LIMIT, MIB, content, exported
+
+
+@pytest.mark.parametrize("party", PARTIES)
+def test_two_devices_two_processes_and_vulkan(peers: list[gi.Device], scope: ExitStack, party: str) -> None:
+    """One process allocates on its GPU, another maps that on the other GPU, and the first's Vulkan has it, too."""
+    for first, second in (peers, peers[::-1]):
+        peer = scope.enter_context(BackendPeer(second))
+        exporter = scope.enter_context(open_party(party, first))
+        ours = scope.enter_context(first.allocate(4 * MIB))
+        ours.buffer.fill(0x41)
+        peer.import_allocation(exported(ours), ours.size)
+        theirs = scope.enter_context(exporter.import_memory(exported(ours), ours.size))
+        assert theirs.read(0, ours.size) == b"\x41" * ours.size == peer.read(0, ours.size)
+        peer.fill(0x42, MIB, MIB)
+        assert theirs.read(MIB - 1, MIB + 2) == b"\x41" + b"\x42" * MIB + b"\x41"
+        assert content(ours.buffer, MIB + 1)[-2:] == b"\x41\x42"
+        theirs.write(3 * MIB, b"vulkan")
+        assert peer.read(3 * MIB - 1, 8) == b"\x41vulkan\x41"
+
+
+@pytest.mark.parametrize("party", PARTIES)
+def test_what_another_process_has_on_another_gpu_goes_into_its_vulkan(
+    peers: list[gi.Device], scope: ExitStack, party: str
+) -> None:
+    """The other process allocates on its GPU; here a mapping on ours, and that GPU's Vulkan, use it."""
+    first, second = peers
+    peer = scope.enter_context(BackendPeer(second))
+    handle, size = peer.allocate(4 * MIB, gi.VmmFd.type_name)
+    scope.enter_context(handle)
+    exporter = scope.enter_context(open_party(party, second))
+    ours = scope.enter_context(first.import_allocation(handle.duplicate(), size, access=[second]))
+    theirs = scope.enter_context(exporter.import_memory(handle, size))
+    theirs.write(0, b"\x51" * size)
+    with second.create_stream() as stream:
+        ours.buffer_on(second).fill(0x52, size=MIB, stream=stream)
+        stream.synchronize(LIMIT)
+    expected = b"\x52" * MIB + b"\x51" * (size - MIB)
+    assert peer.read(0, size) == expected == content(ours.buffer)
+
+
+def test_a_gpu_that_is_hidden_from_the_importer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver then says -2 of where the memory is (measured); nobody is refused for it, as a mapping works."""
+    device = gi.get_backend("cuda").device(0)
+    backend = device._backend
+    assert isinstance(backend, CudaBackend)
+    call = backend._driver.call
+
+    def hidden(name: str, *arguments: Any) -> Any:
+        found = call(name, *arguments)
+        if name == "cuMemGetAllocationPropertiesFromHandle":
+            assert found.location.id == 0
+            found.location.id = -2
+        return found
+
+    with device.allocate(1) as allocation:
+        assert backend.location(allocation._native) == 0
+        monkeypatch.setitem(vars(backend._driver), "call", hidden)
+        assert backend.location(allocation._native) is None
+        with device.import_allocation(exported(allocation, known=False), allocation.size) as again:
+            again.buffer.fill(9)
+            assert content(allocation.buffer, 1) == b"\x09"

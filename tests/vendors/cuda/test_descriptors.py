@@ -1,0 +1,169 @@
+"""What CUDA alone is told, field by field: NvSci, dma-bufs, keyed mutexes, batches of every kind, arrays.
+
+Windows is only here: the simulator's Windows personality takes the types, and keeps what it was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, ArrayUsage, MemoryHandle
+from gpuinterop_cuda.backend import CudaBackend
+from gpuinterop_cuda.driver import Context
+from tests.simulated.driver import Simulator
+
+from ..test_descriptors import NT, only
+
+INFINITE = 0xFFFF_FFFF
+
+
+@pytest.fixture
+def context(backend: CudaBackend) -> Context:
+    return backend.open_device(0)
+
+
+def test_nvsci_memory(backend: CudaBackend, context: Context, windows: Simulator) -> None:
+    windows.forget_descriptors()
+    native = backend.import_memory(context, gi.NvSciBuf(pointer=0xABC000), size=4096, dedicated=False)
+    desc = only(windows.descriptors("cuImportExternalMemory"))
+    assert (desc.type, desc.pointer, desc.size, desc.flags) == (8, 0xABC000, 4096, 0)
+    backend.destroy_memory(native)
+
+
+def test_a_dma_bufs_flags_are_none(backend: CudaBackend, context: Context, simulator: Simulator) -> None:
+    if not hasattr(backend._driver.api.CUexternalMemoryHandleType, "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD"):
+        with pytest.raises(gi.GpuInteropError):
+            table = gi.get_backend("cuda").device().capabilities
+            table.require((gi.Operation.IMPORT_MEMORY, gi.DmaBufFd))
+        return
+    simulator.forget_descriptors()
+    read, write = os.pipe()
+    with pytest.raises(gi.DriverError) as caught:
+        backend.import_memory(context, gi.DmaBufFd(read), size=4096, dedicated=True)
+    assert (caught.value.call, caught.value.code, caught.value.symbol) == (
+        "cuImportExternalMemory",
+        801,
+        "CUDA_ERROR_NOT_SUPPORTED",
+    )
+    desc = only(simulator.descriptors("cuImportExternalMemory"))
+    assert (desc.type, desc.fd, desc.size, desc.flags) == (9, read, 4096, 0)
+    os.close(read)
+    os.close(write)
+
+
+def test_nvscisync(backend: CudaBackend, context: Context, windows: Simulator) -> None:
+    """The value is a fence's address: filled by a signal, read by a wait."""
+    windows.forget_descriptors()
+    native = backend.import_semaphore(context, gi.NvSciSync(pointer=0xDEF000))
+    assert (only(windows.descriptors("cuImportExternalSemaphore"))).pointer == 0xDEF000
+    batch, stream = backend.prepare([native]), backend.create_stream(context)
+    fence = ctypes.create_string_buffer(64)
+    address = ctypes.addressof(fence)
+    backend.signal(batch, stream, (address,))
+    backend.synchronize(stream)
+    assert fence.raw[:48] != bytes(48), "the fence is the driver's to fill"
+    backend.wait(batch, stream, (address,), None)
+    backend.synchronize(stream)
+    (signal,) = only(windows.descriptors("cuSignalExternalSemaphoresAsync"))
+    (wait,) = only(windows.descriptors("cuWaitExternalSemaphoresAsync"))
+    assert (signal.fence, signal.value, signal.key, signal.flags) == (address, 0, 0, 0)
+    assert (wait.fence, wait.value, wait.key, wait.flags) == (address, 0, 0, 0)
+    backend.destroy_stream(stream)
+    backend.destroy_semaphore(native)
+
+
+@pytest.mark.parametrize("kind", [gi.KeyedMutex, gi.KeyedMutexKmt])
+def test_a_keyed_mutex_has_key_and_timeout(
+    backend: CudaBackend, context: Context, windows: Simulator, kind: type[Any]
+) -> None:
+    windows.forget_descriptors()
+    native = backend.import_semaphore(context, kind(handle=NT))
+    batch, stream = backend.prepare([native]), backend.create_stream(context)
+    backend.wait(batch, stream, (7,), 250)
+    backend.wait(batch, stream, (8,), None)
+    backend.signal(batch, stream, (9,))
+    backend.synchronize(stream)
+    waits = [entry for (entry,) in windows.descriptors("cuWaitExternalSemaphoresAsync")]
+    assert [(wait.key, wait.timeout_ms, wait.value) for wait in waits] == [(7, 250, 0), (8, INFINITE, 0)]
+    (signal,) = only(windows.descriptors("cuSignalExternalSemaphoresAsync"))
+    assert (signal.key, signal.value, signal.flags) == (9, 0, 0)
+    backend.destroy_stream(stream)
+    backend.destroy_semaphore(native)
+
+
+def test_a_batch_of_every_kind_is_one_call(backend: CudaBackend, context: Context, windows: Simulator) -> None:
+    windows.forget_descriptors()
+    kinds: list[AnySemaphoreHandle] = [
+        gi.OpaqueWin32(handle=1),
+        gi.TimelineWin32(handle=2),
+        gi.D3D12Fence(handle=3),
+        gi.KeyedMutex(handle=4),
+        gi.D3D11Fence(handle=5),
+    ]
+    natives = [backend.import_semaphore(context, handle) for handle in kinds]
+    batch, stream = backend.prepare(natives), backend.create_stream(context)
+    before = windows.calls("cuSignalExternalSemaphoresAsync")
+    backend.signal(batch, stream, (0, 2**63 + 5, 11, 12, 13))
+    backend.wait(batch, stream, (0, 2**64 - 1, 21, 22, 23), 99)
+    backend.synchronize(stream)
+    assert windows.calls("cuSignalExternalSemaphoresAsync") == before + 1
+    signal = only(windows.descriptors("cuSignalExternalSemaphoresAsync"))
+    wait = only(windows.descriptors("cuWaitExternalSemaphoresAsync"))
+    assert [(one.value, one.key) for one in signal] == [(0, 0), (2**63 + 5, 0), (11, 0), (0, 12), (13, 0)]
+    assert [(one.value, one.key) for one in wait] == [(0, 0), (2**64 - 1, 0), (21, 0), (0, 22), (23, 0)]
+    assert [one.timeout_ms for one in wait] == [0, 0, 0, 99, 0]
+    for native in natives:
+        backend.destroy_semaphore(native)
+    backend.destroy_stream(stream)
+
+
+def test_array_descriptors(backend: CudaBackend, context: Context, windows: Simulator) -> None:
+    """Formats by Vulkan's names, extents, levels, layers and flags."""
+    memory = backend.import_memory(context, gi.OpaqueWin32(handle=NT), size=1 << 24, dedicated=True)
+    surface, colour, cube = ArrayUsage.SURFACE, ArrayUsage.COLOR_ATTACHMENT, ArrayUsage.CUBEMAP
+    cases: list[tuple[ArrayLayout, tuple[int, ...]]] = [
+        (ArrayLayout(format="R8_UNORM", extent=(37, 21, 0), levels=3), (37, 21, 0, 0x01, 1, 0x02, 3)),
+        (ArrayLayout(format="R16G16_SFLOAT", extent=(64, 0, 0)), (64, 0, 0, 0x10, 2, 0x02, 1)),
+        (
+            ArrayLayout(format="VK_FORMAT_R32G32B32A32_SFLOAT", extent=(16, 16, 0), usage=surface | colour),
+            (16, 16, 0, 0x20, 4, 0x22, 1),
+        ),
+        (ArrayLayout(format="R8G8B8A8_SINT", extent=(8, 6, 4), usage=ArrayUsage.NONE), (8, 6, 4, 0x08, 4, 0, 1)),
+        (ArrayLayout(format="R32_UINT", extent=(8, 8, 0), layers=3), (8, 8, 3, 0x03, 1, 0x03, 1)),
+        # Layers lie as far apart as all possible levels need: the driver is told all of them.
+        (ArrayLayout(format="R32_UINT", extent=(37, 21, 0), layers=3, levels=2), (37, 21, 3, 0x03, 1, 0x03, 6)),
+        (ArrayLayout(format="B8G8R8A8_UNORM", extent=(8, 8, 0), layers=6, usage=cube), (8, 8, 6, 0x01, 4, 0x04, 1)),
+        (ArrayLayout(format="R16_SNORM", extent=(8, 8, 0), layers=12, usage=cube), (8, 8, 12, 0x09, 1, 0x05, 1)),
+    ]
+    for layout, wanted in cases:
+        windows.forget_descriptors()
+        backend.destroy_array(backend.map_array(memory, layout))
+        desc = only(windows.descriptors("cuExternalMemoryGetMappedMipmappedArray"))
+        found = (desc.width, desc.height, desc.depth, desc.format, desc.channels, desc.flags, desc.levels)
+        assert found == wanted, layout
+        assert desc.offset == 0
+        assert not any(desc.reserved)
+    windows.forget_descriptors()
+    backend.destroy_array(backend.map_array(memory, ArrayLayout(format="R8_UNORM", extent=(4, 4, 0), offset=65536)))
+    assert only(windows.descriptors("cuExternalMemoryGetMappedMipmappedArray")).offset == 65536
+    with pytest.raises(gi.InvalidArgumentError, match=r"format.*R8G8B8A8_SRGB"):
+        backend.map_array(memory, ArrayLayout(format="R8G8B8A8_SRGB", extent=(4, 4, 0)))
+    backend.destroy_memory(memory)
+
+
+def test_every_handle_type_of_the_table_has_a_number() -> None:
+    """What can be declared can be told to the driver."""
+    from gpuinterop.capabilities import DOMAIN, Operation
+    from gpuinterop_cuda import descriptors
+
+    for operation, types in (
+        (Operation.IMPORT_MEMORY, descriptors.MEMORY_TYPES),
+        (Operation.IMPORT_SEMAPHORE, descriptors.SEMAPHORE_TYPES),
+    ):
+        assert {cell.handle_type for cell in DOMAIN if cell.operation is operation} == set(types)
+    assert issubclass(gi.OpaqueFd, MemoryHandle)

@@ -1,0 +1,960 @@
+"""What the CUDA driver does, as measured: the simulated driver has to do the same, and the real one still to do it.
+
+These call ``cuda.bindings.driver``; of gpuinterop only the other side: memfd and SwiftShader for the simulated driver,
+NVIDIA's Vulkan driver for the real one. No stream is left waiting: what was waited for is signalled in the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cuda
+
+import gpuinterop as gi
+from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.base import Exporter, ImageParameters
+from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.missing_vulkan import give_up
+from tests.core.forged import forge
+
+from ..parties import REAL
+
+LIMIT = 20.0
+"""Seconds for what is to happen."""
+SHORT = 0.1
+"""And for what is not."""
+
+SUCCESS, INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT, NOT_READY = 0, 1, 3, 201, 600
+NOT_SUPPORTED, UNKNOWN = 801, 999
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURED_EVENT = 900, 901, 905, 907
+OPAQUE_FD, OPAQUE_WIN32, D3D12_RESOURCE, DMABUF_FD = 1, 2, 5, 9
+D3D12_FENCE, NVSCISYNC, TIMELINE_FD = 4, 6, 9
+GEQ, EQ, AND, NOR = 0, 1, 2, 3
+MIB = 1 << 20
+
+HOLDS_GIL = tuple(int(part) for part in importlib.metadata.version("cuda-bindings").split(".")[:3]) < (12, 9, 1)
+"""Bindings before 12.9.1: a call that blocks stops every thread."""
+
+
+class Number(int):
+    """For an enum that the bindings may not have: they ask for its value."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
+
+
+def code_of(result: tuple[Any, ...]) -> int:
+    return int(result[0])
+
+
+def ok(result: tuple[Any, ...]) -> Any:
+    assert code_of(result) == SUCCESS, result[0]
+    return result[1] if len(result) > 1 else None
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def until(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def idle(stream: Any, seconds: float = LIMIT) -> bool:
+    """Polls: a call that blocks could block for ever."""
+
+    def done() -> bool:
+        code = code_of(cuda.cuStreamQuery(stream))
+        assert code in (SUCCESS, NOT_READY), code
+        return code == SUCCESS
+
+    return until(done, seconds)
+
+
+# -- what the tests work with ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[Any]:
+    ok(cuda.cuInit(0))
+    context = ok(cuda.cuDevicePrimaryCtxRetain(ok(cuda.cuDeviceGet(0))))
+    yield context
+    ok(cuda.cuDevicePrimaryCtxRelease(ok(cuda.cuDeviceGet(0))))
+
+
+@pytest.fixture
+def context(primary: Any) -> Iterator[Any]:
+    ok(cuda.cuCtxPushCurrent(primary))
+    yield primary
+    ok(cuda.cuCtxPopCurrent())
+
+
+@pytest.fixture(params=("nvidia",) if REAL else ("memfd", "swiftshader"))
+def party(request: pytest.FixtureRequest, context: Any) -> Iterator[Exporter]:
+    """Whoever makes the descriptors."""
+    if request.param == "memfd":
+        with open_exporter("memfd", identity=gi.DeviceIdentity(name="a GPU's driver")) as exporter:
+            yield exporter
+        return
+    if not any(request.param in f"{found.name} {found.driver}".lower() for found in list_drivers()):
+        give_up(f"there is no Vulkan driver {request.param!r}")
+    with open_exporter("vulkan", driver=request.param) as exporter:
+        yield exporter
+
+
+def timelines(party: Exporter) -> None:
+    """Skip where the other side has none."""
+    if not party.capabilities[gi.Operation.SIGNAL_SEMAPHORE, gi.TimelineFd].usable:
+        pytest.skip(f"{party.driver} exports no timeline semaphores")
+
+
+def detached(handle: Any) -> int:
+    """The descriptor, which is ours from here on."""
+    return int(handle.detach())
+
+
+@contextmanager
+def stream_of(flags: int = 1) -> Iterator[Any]:
+    stream = ok(cuda.cuStreamCreate(flags))
+    yield stream
+    ok(cuda.cuStreamDestroy(stream))
+
+
+@contextmanager
+def pinned(size: int = 4096) -> Iterator[int]:
+    """Memory of the host that the device reaches, zeroed."""
+    pointer = int(ok(cuda.cuMemHostAlloc(size, 0)))
+    ctypes.memset(pointer, 0, size)
+    yield pointer
+    ok(cuda.cuMemFreeHost(pointer))
+
+
+def word(pointer: int) -> Any:
+    return ctypes.c_uint64.from_address(pointer)
+
+
+def memory_desc(fd: int, size: int, *, kind: int = OPAQUE_FD, flags: int = 0) -> Any:
+    desc = cuda.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+    desc.type = Number(kind)
+    if kind in (OPAQUE_FD, DMABUF_FD):
+        desc.handle.fd = fd
+    else:
+        desc.handle.win32.handle = 0x1234
+    desc.size, desc.flags = size, flags
+    return desc
+
+
+def import_memory(fd: int, size: int, **options: Any) -> tuple[Any, ...]:
+    result: tuple[Any, ...] = cuda.cuImportExternalMemory(memory_desc(fd, size, **options))
+    return result
+
+
+def map_buffer(memory: Any, offset: int, size: int) -> tuple[Any, ...]:
+    desc = cuda.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
+    desc.offset, desc.size = offset, size
+    result: tuple[Any, ...] = cuda.cuExternalMemoryGetMappedBuffer(memory, desc)
+    return result
+
+
+def import_semaphore(fd: int, kind: int) -> tuple[Any, ...]:
+    desc = cuda.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
+    desc.type = Number(kind)
+    desc.handle.fd = fd
+    result: tuple[Any, ...] = cuda.cuImportExternalSemaphore(desc)
+    return result
+
+
+def signal(semaphore: Any, stream: Any, value: int = 0, *, flags: int = 0) -> tuple[Any, ...]:
+    params = cuda.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS()
+    params.params.fence.value, params.flags = value, flags
+    result: tuple[Any, ...] = cuda.cuSignalExternalSemaphoresAsync([semaphore], [params], 1, stream)
+    return result
+
+
+def wait(semaphore: Any, stream: Any, value: int = 0) -> tuple[Any, ...]:
+    params = cuda.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS()
+    params.params.fence.value = value
+    result: tuple[Any, ...] = cuda.cuWaitExternalSemaphoresAsync([semaphore], [params], 1, stream)
+    return result
+
+
+@contextmanager
+def imported_memory(party: Exporter, size: int = 1 << 16) -> Iterator[tuple[Any, Any]]:
+    with party.create_memory(size) as theirs:
+        flags = 1 if theirs.dedicated else 0
+        memory = ok(import_memory(detached(theirs.export()), theirs.size, flags=flags))
+        yield theirs, memory
+        ok(cuda.cuDestroyExternalMemory(memory))
+
+
+@contextmanager
+def imported_semaphore(party: Exporter, kind: type) -> Iterator[tuple[Any, Any]]:
+    with party.create_semaphore(kind) as theirs:
+        number = OPAQUE_FD if kind is gi.Binary else TIMELINE_FD
+        semaphore = ok(import_semaphore(detached(theirs.export()), number))
+        yield theirs, semaphore
+        ok(cuda.cuDestroyExternalSemaphore(semaphore))
+
+
+@contextmanager
+def foreign_fd(what: str) -> Iterator[int]:
+    """An fd that no driver has made; closed in the end, if it still is one."""
+    other = -1
+    if what == "null":
+        fd = os.open("/dev/null", os.O_RDWR)
+    elif what == "memfd":
+        fd = os.memfd_create("nobody's", 0)
+        os.ftruncate(fd, 1 << 16)
+    elif what == "timeline":
+        fd = forge()
+    else:
+        fd, other = os.pipe()
+    mark = os.fstat(fd)
+    yield fd
+    if is_open(fd) and os.path.samestat(os.fstat(fd), mark):
+        os.close(fd)
+    if other >= 0:
+        os.close(other)
+
+
+@contextmanager
+def violations_allowed(request: pytest.FixtureRequest, text: str) -> Iterator[None]:
+    """What the simulated driver notes on purpose; the real one notes nothing."""
+    if REAL:
+        yield
+        return
+    with request.getfixturevalue("simulator").expect_violation(text):
+        yield
+
+
+# -- file descriptors --------------------------------------------------------------------------------------------------
+
+
+def test_an_import_that_succeeds_closes_the_descriptor(party: Exporter) -> None:
+    with party.create_memory(1 << 16) as theirs:
+        fd = detached(theirs.export())
+        memory = ok(import_memory(fd, theirs.size, flags=1 if theirs.dedicated else 0))
+        assert not is_open(fd)
+        ok(cuda.cuDestroyExternalMemory(memory))
+    with party.create_semaphore(gi.Binary) as binary:
+        fd = detached(binary.export())
+        semaphore = ok(import_semaphore(fd, OPAQUE_FD))
+        assert not is_open(fd)
+        ok(cuda.cuDestroyExternalSemaphore(semaphore))
+
+
+def test_so_does_that_of_a_timeline(party: Exporter) -> None:
+    timelines(party)
+    with party.create_semaphore(gi.Timeline) as theirs:
+        fd = detached(theirs.export())
+        semaphore = ok(import_semaphore(fd, TIMELINE_FD))
+        assert not is_open(fd)
+        ok(cuda.cuDestroyExternalSemaphore(semaphore))
+
+
+@pytest.mark.parametrize("what", ["null", "memfd", "pipe"])
+def test_memory_of_nobody_fails_and_is_closed(context: Any, what: str) -> None:
+    with foreign_fd(what) as fd:
+        assert code_of(import_memory(fd, 1 << 16)) == UNKNOWN
+        assert not is_open(fd)
+
+
+def test_size_zero_leaves_it_open(party: Exporter) -> None:
+    with party.create_memory(1 << 16) as theirs:
+        fd = detached(theirs.export())
+        assert code_of(import_memory(fd, 0)) == INVALID_VALUE
+        assert is_open(fd)
+        os.close(fd)
+
+
+def test_unknown_flags_leave_it_open(party: Exporter, request: pytest.FixtureRequest) -> None:
+    with party.create_memory(1 << 16) as theirs:
+        fd = detached(theirs.export())
+        with violations_allowed(request, "unknown flags"):
+            assert code_of(import_memory(fd, theirs.size, flags=0x80)) == INVALID_VALUE
+        assert is_open(fd)
+        os.close(fd)
+
+
+@pytest.mark.parametrize("kind", [DMABUF_FD, OPAQUE_WIN32, D3D12_RESOURCE])
+def test_memory_types_of_other_platforms(context: Any, kind: int) -> None:
+    with foreign_fd("memfd") as fd:
+        # A Direct3D resource without the dedicated flag is invalid, before anybody looks at the platform.
+        assert code_of(import_memory(fd, 1 << 16, kind=kind)) == (
+            INVALID_VALUE if kind == D3D12_RESOURCE else NOT_SUPPORTED
+        )
+        assert is_open(fd)
+
+
+@pytest.mark.parametrize("what", ["null", "memfd", "timeline"])
+@pytest.mark.parametrize("kind", [OPAQUE_FD, TIMELINE_FD])
+def test_a_semaphore_of_nobody_fails_and_is_open(context: Any, what: str, kind: int) -> None:
+    with foreign_fd(what) as fd:
+        assert code_of(import_semaphore(fd, kind)) == UNKNOWN
+        assert is_open(fd)
+
+
+@pytest.mark.parametrize("kind", [D3D12_FENCE, NVSCISYNC])
+def test_semaphore_types_of_other_platforms(context: Any, kind: int) -> None:
+    with foreign_fd("memfd") as fd:
+        assert code_of(import_semaphore(fd, kind)) == NOT_SUPPORTED
+        assert is_open(fd)
+
+
+# -- contexts ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_import_needs_a_context_and_leaves_it_open(party: Exporter) -> None:
+    with party.create_memory(1 << 16) as theirs, party.create_semaphore(gi.Binary) as binary:
+        memory_fd, semaphore_fd = detached(theirs.export()), detached(binary.export())
+        found: dict[str, int] = {}
+
+        def work() -> None:
+            """A thread of its own: nobody has made a context current there."""
+            found["current"] = int(ok(cuda.cuCtxGetCurrent()))
+            found["memory"] = code_of(import_memory(memory_fd, theirs.size))
+            found["semaphore"] = code_of(import_semaphore(semaphore_fd, OPAQUE_FD))
+            found["stream"] = code_of(cuda.cuStreamCreate(1))
+            found["event"] = code_of(cuda.cuEventCreate(2))
+            found["allocation"] = code_of(cuda.cuMemAlloc(4096))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LIMIT)
+        assert found.pop("current") == 0
+        assert len(found) == 5
+        assert set(found.values()) == {INVALID_CONTEXT}
+        for fd in (memory_fd, semaphore_fd):
+            assert is_open(fd)
+            os.close(fd)
+
+
+def test_signal_and_wait_on_a_stream_need_no_context(party: Exporter) -> None:
+    with imported_semaphore(party, gi.Binary) as (theirs, semaphore), stream_of() as stream:
+        results: list[int] = []
+
+        def work() -> None:
+            results.append(int(ok(cuda.cuCtxGetCurrent())))
+            results.append(code_of(wait(semaphore, stream)))
+            results.append(code_of(signal(semaphore, stream)))
+
+        theirs.signal()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LIMIT)
+        assert results == [0, SUCCESS, SUCCESS]
+        assert idle(stream)
+        assert theirs.wait(timeout=LIMIT)
+
+
+FORK = """
+import os
+from cuda.bindings import driver as cuda
+assert int(cuda.cuInit(0)[0]) == 0
+device = cuda.cuDeviceGet(0)[1]
+cuda.cuCtxSetCurrent(cuda.cuDevicePrimaryCtxRetain(device)[1])
+child = os.fork()
+if child == 0:
+    os._exit(10 + int(cuda.cuStreamCreate(1)[0]))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) - 10)
+"""
+
+
+def test_after_a_fork_nothing_works(primary: Any) -> None:
+    program = textwrap.dedent(FORK)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"{NOT_INITIALIZED}\n", done.stderr
+
+
+# -- silent success ----------------------------------------------------------------------------------------------------
+
+
+def test_a_timeline_is_taken_as_binary_and_the_other_way_round(party: Exporter) -> None:
+    timelines(party)
+    with party.create_semaphore(gi.Timeline) as timeline, party.create_semaphore(gi.Binary) as binary:
+        for theirs, kind in ((timeline, OPAQUE_FD), (binary, TIMELINE_FD)):
+            fd = detached(theirs.export())
+            ok(cuda.cuDestroyExternalSemaphore(ok(import_semaphore(fd, kind))))
+            assert not is_open(fd)
+
+
+def test_memory_is_taken_as_a_timeline(party: Exporter) -> None:
+    with party.create_memory(1 << 16) as theirs:
+        fd = detached(theirs.export())
+        ok(cuda.cuDestroyExternalSemaphore(ok(import_semaphore(fd, TIMELINE_FD))))
+        assert not is_open(fd)
+
+
+def test_too_large_a_size_is_found_by_the_mapping(party: Exporter) -> None:
+    # The real driver's objects are rounded up: to what, it does not say. So far beyond.
+    with party.create_memory(1 << 16) as theirs:
+        memory = ok(import_memory(detached(theirs.export()), 4 * theirs.size + 64 * MIB))
+        assert code_of(map_buffer(memory, 0, 4 * theirs.size + 64 * MIB)) == INVALID_VALUE
+        ok(cuda.cuMemFree(ok(map_buffer(memory, 0, theirs.size))))
+        ok(cuda.cuDestroyExternalMemory(memory))
+
+
+def test_an_offset_need_not_be_aligned(party: Exporter) -> None:
+    with imported_memory(party) as (theirs, memory), stream_of() as stream:
+        theirs.write(0, bytes(256))
+        pointer = ok(map_buffer(memory, 100, 28))
+        ok(cuda.cuMemsetD8Async(pointer, 7, 28, stream))
+        assert idle(stream)
+        assert theirs.read(96, 40) == bytes(4) + b"\7" * 28 + bytes(8)
+        ok(cuda.cuMemFree(pointer))
+
+
+def test_a_timeline_goes_backwards_without_a_word(party: Exporter) -> None:
+    timelines(party)
+    with imported_semaphore(party, gi.Timeline) as (_, semaphore), stream_of() as stream, stream_of() as other:
+        for value in (5, 3):
+            ok(signal(semaphore, stream, value))
+        assert idle(stream)
+        ok(wait(semaphore, other, 4))
+        assert not idle(other, SHORT)
+        ok(signal(semaphore, stream, 6))
+        assert idle(other)
+        assert idle(stream)
+
+
+def test_unknown_signal_flags(party: Exporter, request: pytest.FixtureRequest) -> None:
+    with imported_semaphore(party, gi.Binary) as (_, semaphore), stream_of() as stream:
+        with violations_allowed(request, "unknown flags"):
+            assert code_of(signal(semaphore, stream, flags=0x80)) == INVALID_VALUE
+        assert idle(stream)
+
+
+@pytest.mark.parametrize("kind", [gi.Binary, gi.Timeline])
+def test_a_wait_may_come_before_its_signal(party: Exporter, kind: type) -> None:
+    """Not promised for any kind; but so it is, across streams and across APIs."""
+    if kind is gi.Timeline:
+        timelines(party)
+    with imported_semaphore(party, kind) as (theirs, semaphore), stream_of() as first, stream_of() as second:
+        ok(wait(semaphore, first, 1))
+        assert not idle(first, SHORT)
+        ok(signal(semaphore, second, 1))
+        assert idle(first)
+        ok(wait(semaphore, first, 2))
+        assert not idle(first, SHORT)
+        theirs.signal(2)
+        assert idle(first)
+        assert idle(second)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_are_the_same(party: Exporter) -> None:
+    with imported_memory(party) as (theirs, memory), stream_of() as stream, pinned(1 << 16) as host:
+        pointer = ok(map_buffer(memory, 0, 1 << 16))
+        theirs.write(0, bytes(range(256)) * 256)
+        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), pointer, 1 << 16, stream))
+        assert idle(stream)
+        assert ctypes.string_at(host, 1 << 16) == bytes(range(256)) * 256
+        ok(cuda.cuMemsetD8Async(pointer, 0xA5, 1 << 16, stream))
+        assert idle(stream)
+        assert theirs.read(0, 1 << 16) == b"\xa5" * (1 << 16)
+        ok(cuda.cuMemFree(pointer))
+
+
+def test_two_mappings_have_two_addresses(party: Exporter) -> None:
+    with imported_memory(party) as (_, memory):
+        first, second = ok(map_buffer(memory, 0, 4096)), ok(map_buffer(memory, 0, 4096))
+        assert int(first) != int(second)
+        ok(cuda.cuMemFree(first))
+        ok(cuda.cuMemFree(second))
+
+
+def test_no_descriptor_is_lost(party: Exporter) -> None:
+    with party.create_memory(1 << 16) as theirs, party.create_semaphore(gi.Binary) as binary:
+
+        def round_() -> None:
+            memory = ok(import_memory(detached(theirs.export()), theirs.size, flags=1 if theirs.dedicated else 0))
+            ok(cuda.cuMemFree(ok(map_buffer(memory, 0, theirs.size))))
+            ok(cuda.cuDestroyExternalMemory(memory))
+            semaphore = ok(import_semaphore(detached(binary.export()), OPAQUE_FD))
+            ok(cuda.cuDestroyExternalSemaphore(semaphore))
+
+        round_()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            round_()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_all_levels_of_an_image_are_read_back(party: Exporter) -> None:
+    """RGBA32F, optimally tiled, three levels."""
+    cell = party.capabilities[gi.Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd]
+    if not cell.usable:
+        pytest.skip(cell.reason)
+    parameters = ImageParameters(format="R32G32B32A32_SFLOAT", width=64, height=32, levels=3)
+    with party.create_image(parameters) as image, stream_of() as stream, pinned(64 * 32 * 16) as host:
+        flags = 1 if image.dedicated else 0
+        memory = ok(import_memory(detached(image.export()), image.size, flags=flags))
+        desc = cuda.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
+        desc.arrayDesc.Width, desc.arrayDesc.Height, desc.arrayDesc.Depth = 64, 32, 0
+        desc.arrayDesc.Format = cuda.CUarray_format.CU_AD_FORMAT_FLOAT
+        desc.arrayDesc.NumChannels = 4
+        desc.arrayDesc.Flags = 0x22  # COLOR_ATTACHMENT, SURFACE_LDST
+        desc.numLevels = 3
+        array = ok(cuda.cuExternalMemoryGetMappedMipmappedArray(memory, desc))
+        for level in range(3):
+            width, height = 64 >> level, 32 >> level
+            data = os.urandom(width * height * 16)
+            image.write(level, data)
+            plane = ok(cuda.cuMipmappedArrayGetLevel(array, level))
+            found = ok(cuda.cuArray3DGetDescriptor(plane))
+            assert (found.Width, found.Height, found.NumChannels) == (width, height, 4)
+            job = cuda.CUDA_MEMCPY3D()
+            job.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_ARRAY
+            job.srcArray = plane
+            job.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
+            job.dstHost = host
+            job.dstPitch, job.dstHeight = width * 16, height
+            job.WidthInBytes, job.Height, job.Depth = width * 16, height, 1
+            ok(cuda.cuMemcpy3DAsync(job, stream))
+            assert idle(stream)
+            assert ctypes.string_at(host, len(data)) == data
+            job.Height = height + 1
+            assert code_of(cuda.cuMemcpy3DAsync(job, stream)) == INVALID_VALUE
+        assert code_of(cuda.cuMipmappedArrayGetLevel(array, 3)) == INVALID_VALUE
+        ok(cuda.cuMipmappedArrayDestroy(array))
+        ok(cuda.cuDestroyExternalMemory(memory))
+
+
+def properties(device: int = 0) -> Any:
+    prop = cuda.CUmemAllocationProp()
+    prop.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    prop.location.id = device
+    prop.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return prop
+
+
+FD_TYPE = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+@contextmanager
+def mapped(handle: Any, size: int, device: int = 0) -> Iterator[Any]:
+    pointer = ok(cuda.cuMemAddressReserve(size, 0, 0, 0))
+    ok(cuda.cuMemMap(pointer, size, 0, handle, 0))
+    access = cuda.CUmemAccessDesc()
+    access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(cuda.cuMemSetAccess(pointer, size, [access], 1))
+    yield pointer
+    ok(cuda.cuMemUnmap(pointer, size))
+    ok(cuda.cuMemAddressFree(pointer, size))
+
+
+def test_an_allocation_is_exported_and_imported(context: Any) -> None:
+    """By another handle, which leaves the descriptor alone, and as external memory, which takes it."""
+    size = ok(cuda.cuMemGetAllocationGranularity(properties(), Number(0)))
+    assert size == 2 * MIB
+    assert code_of(cuda.cuMemCreate(4096, properties(), 0)) == INVALID_VALUE
+    handle = ok(cuda.cuMemCreate(size, properties(), 0))
+    fd = int(ok(cuda.cuMemExportToShareableHandle(handle, FD_TYPE, 0)))
+    again = ok(cuda.cuMemImportFromShareableHandle(fd, FD_TYPE))
+    assert is_open(fd)
+    with stream_of() as stream, pinned() as host, mapped(handle, size) as here, mapped(again, size) as there:
+        ok(cuda.cuMemsetD8Async(here, 0x11, size, stream))
+        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), there, 4096, stream))
+        assert idle(stream)
+        assert ctypes.string_at(host, 4096) == b"\x11" * 4096
+        memory = ok(import_memory(fd, size))
+        assert not is_open(fd)
+        pointer = ok(map_buffer(memory, 0, size))
+        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), int(pointer) + 4096, 4096, stream))
+        assert idle(stream)
+        assert ctypes.string_at(host, 4096) == b"\x11" * 4096
+        ok(cuda.cuMemFree(pointer))
+        ok(cuda.cuDestroyExternalMemory(memory))
+    ok(cuda.cuMemRelease(again))
+    ok(cuda.cuMemRelease(handle))
+
+
+def of_handle(handle: Any) -> tuple[int, int, int]:
+    """Where its memory is, the ordinal there, and what it may be exported as."""
+    found = ok(cuda.cuMemGetAllocationPropertiesFromHandle(handle))
+    return int(found.location.type), int(found.location.id), int(found.requestedHandleTypes)
+
+
+def test_what_is_known_of_an_import(context: Any) -> None:
+    """The device that its memory is on, and no handle type; of memory made here both. As handle and as address."""
+    allowed = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+    private = properties()
+    private.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    shared, alone = (ok(cuda.cuMemCreate(2 * MIB, prop, 0)) for prop in (properties(), private))
+    fd = int(ok(cuda.cuMemExportToShareableHandle(shared, FD_TYPE, 0)))
+    again = ok(cuda.cuMemImportFromShareableHandle(fd, FD_TYPE))
+    os.close(fd)
+    for handle, kinds in ((shared, 1), (alone, 0), (again, 0)):
+        assert of_handle(handle) == (1, 0, kinds)
+        with mapped(handle, 2 * MIB) as address:
+            assert int(ok(cuda.cuPointerGetAttribute(allowed, int(address) + MIB))) == kinds
+            assert int(ok(cuda.cuMemRetainAllocationHandle(int(address) + MIB))) == int(handle)
+            ok(cuda.cuMemRelease(handle))
+    assert code_of(cuda.cuMemExportToShareableHandle(again, FD_TYPE, 0)) == INVALID_VALUE
+    plain = ok(cuda.cuMemAlloc(4096))
+    assert int(ok(cuda.cuPointerGetAttribute(allowed, plain))) == 0
+    assert code_of(cuda.cuMemRetainAllocationHandle(plain)) == INVALID_VALUE
+    ok(cuda.cuMemFree(plain))
+    for handle in (shared, alone, again):
+        ok(cuda.cuMemRelease(handle))
+
+
+def test_two_devices_use_one_mapping(context: Any) -> None:
+    """Access for both in one call; an import of either says where the memory is."""
+    if ok(cuda.cuDeviceGetCount()) < 2 or not ok(cuda.cuDeviceCanAccessPeer(1, 0)):
+        pytest.skip("needs two devices with peer access")
+    handle = ok(cuda.cuMemCreate(2 * MIB, properties(), 0))
+    fd = int(ok(cuda.cuMemExportToShareableHandle(handle, FD_TYPE, 0)))
+    other = ok(cuda.cuDevicePrimaryCtxRetain(1))
+    with mapped(handle, 2 * MIB) as address, pinned() as host:
+        both = [cuda.CUmemAccessDesc() for _ in range(2)]
+        for device, access in enumerate(both):
+            access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = device
+            access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        ok(cuda.cuMemSetAccess(address, 2 * MIB, both, 2))
+        ok(cuda.cuCtxPushCurrent(other))
+        with stream_of() as stream:
+            ok(cuda.cuMemsetD8Async(address, 0x77, 4096, stream))
+            assert idle(stream)
+        again = ok(cuda.cuMemImportFromShareableHandle(fd, FD_TYPE))
+        assert of_handle(again)[:2] == (1, 0)
+        ok(cuda.cuCtxPopCurrent())
+        with stream_of() as stream:
+            ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), address, 4096, stream))
+            assert idle(stream)
+        assert ctypes.string_at(host, 4096) == b"\x77" * 4096
+    for made in (again, handle):
+        ok(cuda.cuMemRelease(made))
+    os.close(fd)
+    ok(cuda.cuDevicePrimaryCtxRelease(1))
+
+
+def test_the_granularities_of_multicast_need_no_object(primary: Any) -> None:
+    """Nor a context. The minimum is the same for every size, and what is recommended a multiple of it."""
+    if not ok(attribute(132)):
+        pytest.skip("the device has no multicast")
+    flags = cuda.CUmulticastGranularity_flags
+    prop = cuda.CUmulticastObjectProp()
+    prop.numDevices = 2
+    for kinds in (0, 1):
+        for size in (1, 2 * MIB, 64 * MIB, 1024 * MIB):
+            prop.handleTypes, prop.size = kinds, size
+            minimum = ok(cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_MINIMUM))
+            assert minimum == 2 * MIB
+            recommended = ok(cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_RECOMMENDED))
+            assert recommended % minimum == 0
+
+
+def test_memory_of_another_gpu(context: Any) -> None:
+    """Vulkan's fails and is closed; an allocation of CUDA's own is taken."""
+    if ok(cuda.cuDeviceGetCount()) < 2:
+        pytest.skip("there is one GPU")
+    handle = ok(cuda.cuMemCreate(2 * MIB, properties(1), 0))
+    fd = int(ok(cuda.cuMemExportToShareableHandle(handle, FD_TYPE, 0)))
+    ok(cuda.cuDestroyExternalMemory(ok(import_memory(fd, 2 * MIB))))
+    assert not is_open(fd)
+    ok(cuda.cuMemRelease(handle))
+    mine = gi.get_backend("cuda").device(0).identity
+    for found in list_drivers():
+        if "nvidia" in f"{found.name} {found.driver}".lower() and found.identity.conflicts(mine):
+            with open_exporter("vulkan", device_index=found.index) as other, other.create_memory(2 * MIB) as theirs:
+                fd = detached(theirs.export())
+                assert code_of(import_memory(fd, theirs.size)) == UNKNOWN
+                assert not is_open(fd)
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(HOLDS_GIL, reason="a call that blocks stops the thread that would end it")
+def test_a_pageable_copy_blocks_behind_a_wait_and_a_pinned_one_does_not(context: Any) -> None:
+    device = ok(cuda.cuMemAlloc(4096))
+    pageable = ctypes.create_string_buffer(4096)
+    with stream_of() as stream, pinned() as flag, pinned() as host:
+        ok(cuda.cuMemsetD8Async(device, 9, 4096, stream))
+        ok(cuda.cuStreamWaitValue64(stream, flag, 1, GEQ))
+        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), device, 4096, stream))
+        returned = threading.Event()
+
+        def work() -> None:
+            ok(cuda.cuCtxSetCurrent(context))
+            ok(cuda.cuMemcpyDtoHAsync(pageable, device, 4096, stream))
+            returned.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        blocked = not returned.wait(SHORT)
+        word(flag).value = 1
+        thread.join(LIMIT)
+        assert blocked
+        assert idle(stream)
+        assert pageable.raw == ctypes.string_at(host, 4096) == b"\x09" * 4096
+    ok(cuda.cuMemFree(device))
+
+
+@pytest.mark.parametrize(("flags", "stalls"), [(0, True), (1, False)])
+def test_a_blocking_stream_stalls_the_default_stream(context: Any, flags: int, stalls: bool) -> None:
+    device = ok(cuda.cuMemAlloc(4096))
+    legacy, event = cuda.CUstream(1), ok(cuda.cuEventCreate(2))
+    with stream_of(flags) as stream, pinned() as flag:
+        ok(cuda.cuStreamWaitValue64(stream, flag, 1, GEQ))
+        ok(cuda.cuMemsetD8Async(device, 1, 4096, legacy))
+        ok(cuda.cuEventRecord(event, legacy))
+        done = until(lambda: code_of(cuda.cuEventQuery(event)) == SUCCESS, SHORT if stalls else LIMIT)
+        word(flag).value = 1
+        assert done != stalls
+        assert until(lambda: code_of(cuda.cuEventQuery(event)) == SUCCESS)
+        assert idle(stream)
+    ok(cuda.cuEventDestroy(event))
+    ok(cuda.cuMemFree(device))
+
+
+def test_events_order_two_streams(context: Any) -> None:
+    event = ok(cuda.cuEventCreate(2))
+    with stream_of() as first, stream_of() as second, pinned() as flag:
+        assert code_of(cuda.cuEventQuery(event)) == SUCCESS  # never recorded
+        ok(cuda.cuStreamWaitValue64(first, flag, 1, GEQ))
+        ok(cuda.cuEventRecord(event, first))
+        ok(cuda.cuStreamWaitEvent(second, event, 0))
+        ok(cuda.cuStreamWriteValue64(second, flag + 8, 5, 0))
+        assert code_of(cuda.cuEventQuery(event)) == NOT_READY
+        assert not idle(second, SHORT)
+        word(flag).value = 1
+        assert idle(second)
+        assert word(flag + 8).value == 5
+        assert code_of(cuda.cuEventQuery(event)) == SUCCESS
+    ok(cuda.cuEventDestroy(event))
+
+
+def test_a_stream_knows_its_context(context: Any) -> None:
+    with stream_of() as stream:
+        assert int(cuda.cuStreamGetCtx(stream)[1]) == int(context)
+        assert ok(cuda.cuStreamGetFlags(stream)) == 1
+        if hasattr(cuda, "cuStreamGetDevice"):
+            assert int(ok(cuda.cuStreamGetDevice(stream))) == 0
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "before", "passes"),
+    [
+        (GEQ, 5, 4, 5),
+        (GEQ, 1, 2**63 + 1, 2**63),  # half the circle is ahead, the other half behind
+        (EQ, 7, 8, 7),
+        (AND, 0b0110, 0b1001, 0b0100),
+        (NOR, 0xFF, 2**64 - 1, 0xFF),
+    ],
+)
+def test_64_bit_waits_for_a_word(context: Any, condition: int, value: int, before: int, passes: int) -> None:
+    with stream_of() as stream, pinned() as flag:
+        word(flag).value = before
+        ok(cuda.cuStreamWaitValue64(stream, flag, value, condition))
+        ok(cuda.cuStreamWriteValue64(stream, flag + 64, 2**64 - 2, 0))
+        early = idle(stream, SHORT)
+        word(flag).value = passes
+        late = idle(stream)
+        assert (early, late) == (False, True)
+        assert word(flag + 64).value == 2**64 - 2
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+GLOBAL = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+RELAXED = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+THREAD_LOCAL = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+
+def nodes_of(graph: Any) -> list[Any]:
+    _, _, count = cuda.cuGraphGetNodes(graph)
+    return list(cuda.cuGraphGetNodes(graph, count)[1])[:count]
+
+
+def test_signals_and_waits_are_captured(party: Exporter, request: pytest.FixtureRequest) -> None:
+    """Values are baked in, and set for each launch; how many semaphores there are is not."""
+    timelines(party)
+    with (
+        imported_semaphore(party, gi.Timeline) as (theirs, semaphore),
+        imported_memory(party) as (shared, memory),
+        stream_of() as stream,
+    ):
+        pointer = ok(map_buffer(memory, 0, 4096))
+        ok(cuda.cuStreamBeginCapture(stream, THREAD_LOCAL))
+        ok(wait(semaphore, stream, 1))
+        ok(cuda.cuMemsetD8Async(pointer, 0x33, 4096, stream))
+        ok(signal(semaphore, stream, 2))
+        graph = ok(cuda.cuStreamEndCapture(stream))
+        nodes = nodes_of(graph)
+        assert sorted(int(ok(cuda.cuGraphNodeGetType(node))) for node in nodes) == [2, 8, 9]
+        executable = ok(cuda.cuGraphInstantiate(graph, 0))
+        theirs.signal(1)
+        ok(cuda.cuGraphLaunch(executable, stream))
+        assert theirs.wait(2, timeout=LIMIT)
+        assert idle(stream)
+        assert shared.read(0, 4096) == b"\x33" * 4096
+
+        by_type = {int(ok(cuda.cuGraphNodeGetType(node))): node for node in nodes}
+        waits, signals = cuda.CUDA_EXT_SEM_WAIT_NODE_PARAMS(), cuda.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS()
+        wait_params = cuda.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS()
+        signal_params = cuda.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS()
+        wait_params.params.fence.value, signal_params.params.fence.value = 3, 4
+        waits.extSemArray, waits.paramsArray, waits.numExtSems = [semaphore], [wait_params], 1
+        signals.extSemArray, signals.paramsArray, signals.numExtSems = [semaphore], [signal_params], 1
+        ok(cuda.cuGraphExecExternalSemaphoresWaitNodeSetParams(executable, by_type[9], waits))
+        ok(cuda.cuGraphExecExternalSemaphoresSignalNodeSetParams(executable, by_type[8], signals))
+        ok(cuda.cuGraphLaunch(executable, stream))
+        assert not idle(stream, SHORT)
+        theirs.signal(3)
+        assert theirs.wait(4, timeout=LIMIT)
+        assert idle(stream)
+
+        signals.extSemArray, signals.paramsArray = [semaphore] * 2, [signal_params] * 2
+        signals.numExtSems = 2
+        set_params = cuda.cuGraphExecExternalSemaphoresSignalNodeSetParams
+        assert code_of(set_params(executable, by_type[8], signals)) == INVALID_VALUE
+        ok(cuda.cuGraphExecDestroy(executable))
+        ok(cuda.cuGraphDestroy(graph))
+        ok(cuda.cuMemFree(pointer))
+
+
+def test_a_second_stream_is_captured_through_an_event(context: Any) -> None:
+    device = ok(cuda.cuMemAlloc(8192))
+    fork, join = ok(cuda.cuEventCreate(2)), ok(cuda.cuEventCreate(2))
+    with stream_of() as stream, stream_of() as other, pinned(8192) as host:
+        ok(cuda.cuStreamBeginCapture(stream, THREAD_LOCAL))
+        ok(cuda.cuMemsetD8Async(device, 1, 4096, stream))
+        ok(cuda.cuEventRecord(fork, stream))
+        ok(cuda.cuStreamWaitEvent(other, fork, 0))
+        assert int(ok(cuda.cuStreamIsCapturing(other))) == 1
+        ok(cuda.cuMemsetD8Async(int(device) + 4096, 2, 4096, other))
+        ok(cuda.cuEventRecord(join, other))
+        ok(cuda.cuStreamWaitEvent(stream, join, 0))
+        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), device, 8192, stream))
+        graph = ok(cuda.cuStreamEndCapture(stream))
+        assert int(ok(cuda.cuStreamIsCapturing(other))) == 0
+        assert len(nodes_of(graph)) == 3
+        executable = ok(cuda.cuGraphInstantiate(graph, 0))
+        assert ctypes.string_at(host, 8192) == bytes(8192)
+        ok(cuda.cuGraphLaunch(executable, stream))
+        assert idle(stream)
+        assert ctypes.string_at(host, 8192) == b"\1" * 4096 + b"\2" * 4096
+        ok(cuda.cuGraphExecDestroy(executable))
+        ok(cuda.cuGraphDestroy(graph))
+    for event in (fork, join):
+        ok(cuda.cuEventDestroy(event))
+    ok(cuda.cuMemFree(device))
+
+
+def end_invalid(stream: Any) -> None:
+    assert int(ok(cuda.cuStreamIsCapturing(stream))) == 2
+    assert code_of(cuda.cuStreamEndCapture(stream)) == CAPTURE_INVALIDATED
+    assert int(ok(cuda.cuStreamIsCapturing(stream))) == 0
+
+
+def test_asking_a_stream_in_a_capture_ends_it(context: Any) -> None:
+    with stream_of() as stream:
+        for ask in (cuda.cuStreamQuery, cuda.cuStreamSynchronize):
+            ok(cuda.cuStreamBeginCapture(stream, RELAXED))
+            assert code_of(ask(stream)) == CAPTURE_UNSUPPORTED
+            end_invalid(stream)
+        assert idle(stream)
+
+
+def test_a_global_capture_forbids_what_is_unsafe_to_every_thread_but_relaxed_ones(context: Any) -> None:
+    event = ok(cuda.cuEventCreate(2))
+    found: list[int] = []
+
+    def ask(mode: Any) -> None:
+        ok(cuda.cuThreadExchangeStreamCaptureMode(mode))
+        found.append(code_of(cuda.cuEventQuery(event)))
+
+    with stream_of() as stream:
+        for capture, asking, expected in (
+            (GLOBAL, GLOBAL, CAPTURE_UNSUPPORTED),
+            (GLOBAL, THREAD_LOCAL, SUCCESS),
+            (GLOBAL, RELAXED, SUCCESS),
+            (THREAD_LOCAL, GLOBAL, SUCCESS),
+        ):
+            found.clear()
+            ok(cuda.cuStreamBeginCapture(stream, capture))
+            thread = threading.Thread(target=ask, args=(asking,))
+            thread.start()
+            thread.join(LIMIT)
+            assert found == [expected]
+            if expected:
+                end_invalid(stream)
+            else:
+                ok(cuda.cuGraphDestroy(ok(cuda.cuStreamEndCapture(stream))))
+    ok(cuda.cuEventDestroy(event))
+
+
+def test_the_border_of_a_capture(context: Any) -> None:
+    inside, outside = ok(cuda.cuEventCreate(2)), ok(cuda.cuEventCreate(2))
+    with stream_of() as stream, stream_of() as other:
+        ok(cuda.cuEventRecord(outside, other))
+        ok(cuda.cuStreamBeginCapture(stream, RELAXED))
+        assert code_of(cuda.cuStreamWaitEvent(stream, outside, 0)) == CAPTURE_ISOLATION
+        end_invalid(stream)
+        ok(cuda.cuStreamBeginCapture(stream, RELAXED))
+        ok(cuda.cuEventRecord(inside, stream))
+        assert code_of(cuda.cuEventQuery(inside)) == CAPTURED_EVENT
+        cuda.cuStreamEndCapture(stream)
+        assert int(ok(cuda.cuStreamIsCapturing(stream))) == 0
+    for event in (inside, outside):
+        ok(cuda.cuEventDestroy(event))
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def attribute(number: int, device: int = 0) -> tuple[Any, ...]:
+    result: tuple[Any, ...] = cuda.cuDeviceGetAttribute(Number(number), device)
+    return result
+
+
+def test_attributes(primary: Any) -> None:
+    for number, value in {102: 1, 103: 1, 104: 0, 105: 0, 114: 1, 122: 1, 123: 1, 41: 1}.items():
+        assert ok(attribute(number)) == value, number
+    assert code_of(attribute(9999)) == INVALID_VALUE
+
+
+def test_what_the_driver_knows_of_an_address(context: Any) -> None:
+    kind = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    device = ok(cuda.cuMemAlloc(4096))
+    local = ctypes.create_string_buffer(4096)
+    with pinned() as host:
+        assert int(ok(cuda.cuPointerGetAttribute(kind, device))) == 2
+        assert int(ok(cuda.cuPointerGetAttribute(kind, host))) == 1
+        assert code_of(cuda.cuPointerGetAttribute(kind, ctypes.addressof(local))) == INVALID_VALUE
+    ok(cuda.cuMemFree(device))
+
+
+def test_error_names(primary: Any) -> None:
+    for code, name in {0: "CUDA_SUCCESS", 1: "CUDA_ERROR_INVALID_VALUE", 999: "CUDA_ERROR_UNKNOWN"}.items():
+        assert ok(cuda.cuGetErrorName(cuda.CUresult(code))).decode() == name
+        assert ok(cuda.cuGetErrorString(cuda.CUresult(code)))

@@ -1,0 +1,968 @@
+"""Multicast objects: each rule and each documented error, on the simulated driver and on no other.
+
+What a test believes is the simulated driver: what is alive, which calls came in which order, what it noted against the
+documentation; and bytes that each device reads through its own memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cuda
+
+import gpuinterop as gi
+from gpuinterop.testing.multimem import multimem_add, multimem_store
+from gpuinterop.testing.peer import BackendPeer
+from gpuinterop_cuda import capabilities
+from gpuinterop_cuda.backend import CudaBackend
+from tests.simulated.driver import Simulator, assert_simulated
+
+from ..parties import REAL, native
+
+pytestmark = pytest.mark.skipif(REAL, reason="multicast is never run on a real driver")
+
+LIMIT = 20.0
+MIB = 1 << 20
+SIZE = 4 * MIB
+SECOND = hasattr(cuda, "cuMulticastBindMem_v2") and os.environ.get("GPUINTEROP_SIM_CUDA_VERSION", "13010") >= "13010"
+BIND_MEMORY, BIND_ADDRESS = (f"cuMulticastBind{what}{'_v2' if SECOND else ''}" for what in ("Mem", "Addr"))
+CALLS = (
+    "cuMulticastGetGranularity", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem",
+    "cuMulticastBindAddr", "cuMulticastUnbind", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_the_simulated_driver() -> None:
+    assert_simulated()
+
+
+@pytest.fixture
+def devices() -> list[gi.Device]:
+    found = list(gi.get_backend("cuda").devices())
+    assert len(found) >= 2
+    return found[:2]
+
+
+@pytest.fixture
+def memory(devices: list[gi.Device], scope: ExitStack) -> list[gi.Allocation]:
+    """Shareable memory of each device, mapped."""
+    made = [scope.enter_context(device.allocate(SIZE)) for device in devices]
+    for allocation in made:
+        allocation.buffer.fill(0)
+    return made
+
+
+@pytest.fixture
+def group(devices: list[gi.Device], scope: ExitStack) -> gi.MulticastObject:
+    return scope.enter_context(gi.create_multicast(devices, SIZE, gi.VmmFd))
+
+
+def words(buffer: gi.Buffer, count: int, offset: int = 0) -> tuple[int, ...]:
+    data = bytearray(4 * count)
+    buffer.copy_to_host(data, offset=offset)
+    return struct.unpack(f"{count}I", data)
+
+
+def exported(group: gi.MulticastObject) -> gi.VmmFd:
+    handle = group.export()
+    assert isinstance(handle, gi.VmmFd)
+    return handle
+
+
+def backend() -> CudaBackend:
+    native = gi.get_backend("cuda")._native
+    assert isinstance(native, CudaBackend)
+    return native
+
+
+def mapped(simulator: Simulator) -> list[str]:
+    return [name for name in simulator.trace(*CALLS) if not name.endswith("Granularity")]
+
+
+# -- its life ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_life(simulator: Simulator, devices: list[gi.Device]) -> None:
+    """What is stored once is in the memory of both devices, and a sum is of both; nothing is left over."""
+    before = simulator.live()
+    memory = [device.allocate(SIZE) for device in devices]
+    group = gi.create_multicast(devices, SIZE)
+    for allocation in memory:
+        group.bind_memory(allocation)
+    mapping = group.map()
+    for device, value in zip(devices, (0x01020304, 0x0A0B0C0D), strict=True):
+        for allocation in memory:
+            allocation.buffer.fill(0)
+        with device.create_stream() as stream:
+            multimem_store(stream, mapping, value, 1000, first=10)
+            for allocation in memory:
+                assert words(allocation.buffer, 1012) == (*[0] * 10, *[value] * 1000, 0, 0)
+            for allocation, byte in zip(memory, (3, 4), strict=True):
+                allocation.buffer.fill(byte, size=4 * 600)
+            with device.allocate(SIZE) as sums:
+                sums.buffer.fill(0)
+                multimem_add(stream, sums.buffer, mapping, 500)
+                assert words(sums.buffer, 501) == (*[0x07070707] * 500, 0)
+    group.close(timeout=LIMIT)
+    for allocation in memory:
+        allocation.close(timeout=LIMIT)
+    after = simulator.live()
+    for kind in ("multicast", "multicast_binding", "vmm_handle", "vmm_mapping", "reservation", "bytes"):
+        assert after[kind] == before[kind], kind
+
+
+def test_all_of_many_words_are_reached(devices: list[gi.Device], memory: Any, group: gi.MulticastObject) -> None:
+    """More words than there are threads in a launch."""
+    for allocation in memory:
+        group.bind_memory(allocation)
+    with devices[0].create_stream() as stream, group.map() as mapping:
+        multimem_store(stream, mapping, 7, SIZE // 4)
+    for allocation in memory:
+        assert words(allocation.buffer, SIZE // 4) == (7,) * (SIZE // 4)
+
+
+def test_the_drivers_own_store_reaches_what_was_bound(
+    simulator: Simulator, memory: list[gi.Allocation], group: gi.MulticastObject, scope: ExitStack
+) -> None:
+    """Bytes of the object are those bytes of the memory that the bind has named."""
+    half = SIZE // 2
+    for allocation in memory:
+        group.bind_memory(allocation, half, start=0, size=half)
+        group.bind_memory(allocation, 0, start=half, size=half)
+    mapping = scope.enter_context(group.map())
+    simulator.multimem_store(mapping.ptr + half + 8, [1, 2])
+    simulator.multimem_store(mapping.ptr + 16, [3])
+    for allocation in memory:
+        assert words(allocation.buffer, 5) == (0, 0, 1, 2, 0)
+        assert words(allocation.buffer, 5, half) == (0, 0, 0, 0, 3)
+    assert simulator.multimem_sum(mapping.ptr + 16, 1) == [6]
+
+
+def test_calls_come_in_the_documented_order(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation]
+) -> None:
+    """The granularity before the object, every device before any bind; unmapped, unbound, released."""
+    simulator.forget_log()
+    group = gi.create_multicast(devices, SIZE)
+    for allocation in memory:
+        group.bind_memory(allocation)
+    mapping = group.map()
+    made = simulator.trace(*CALLS)
+    assert made[0] == "cuMulticastGetGranularity"
+    assert [name for name in made if not name.endswith("Granularity")] == [
+        "cuMulticastCreate",
+        "cuMulticastAddDevice",
+        "cuMulticastAddDevice",
+        "cuMulticastBindMem",
+        "cuMulticastBindMem",
+        "cuMemMap",
+        "cuMemSetAccess",
+    ]
+    simulator.forget_log()
+    group.close(timeout=LIMIT)
+    assert simulator.trace(*CALLS) == ["cuMemUnmap", "cuMulticastUnbind", "cuMulticastUnbind", "cuMemRelease"]
+    assert mapping.closed
+
+
+def test_a_mapping_is_aligned_and_every_device_has_access(
+    devices: list[gi.Device],
+    memory: list[gi.Allocation],
+    group: gi.MulticastObject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The address is a multiple of the granularity, because the driver was asked for that."""
+    for allocation in memory:
+        group.bind_memory(allocation)
+    reserve, asked = cuda.cuMemAddressReserve, []
+
+    def reserving(size: int, alignment: int, *rest: Any) -> Any:
+        asked.append((size, alignment))
+        return reserve(size, alignment, *rest)
+
+    monkeypatch.setattr(cuda, "cuMemAddressReserve", reserving)
+    mapping = group.map()
+    assert asked == [(SIZE, group.granularity.minimum)]
+    assert mapping.ptr % group.granularity.minimum == 0
+    for device in devices:
+        where = cuda.CUmemLocation()
+        where.type, where.id = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal
+        code, flags = cuda.cuMemGetAccess(where, mapping.ptr)
+        assert (int(code), int(flags)) == (0, 3)
+    mapping.close(timeout=LIMIT)
+    with group.map([devices[1]]) as only:
+        assert only.devices == (devices[1],)
+
+
+@pytest.mark.parametrize("kinds", [(), (gi.VmmFd,)])
+def test_granularity(devices: list[gi.Device], kinds: tuple[type[Any], ...]) -> None:
+    """As the driver says it, before there is an object."""
+    prop = cuda.CUmulticastObjectProp()
+    prop.numDevices, prop.size, prop.handleTypes = 2, SIZE, int(bool(kinds))
+    flags = cuda.CUmulticastGranularity_flags
+    code, minimum = cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_MINIMUM)
+    assert int(code) == 0
+    code, recommended = cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_RECOMMENDED)
+    assert int(code) == 0
+    assert minimum < recommended
+    found = devices[0].multicast_granularity(devices, SIZE, kinds)
+    assert found == gi.Granularity(minimum, recommended)
+    assert devices[1].multicast_granularity(2, SIZE, kinds) == found
+
+
+# -- rules: refused before the driver is called -----------------------------------------------------------------------
+
+
+def refused(
+    simulator: Simulator,
+    argument: str,
+    attempt: Callable[[], object],
+    *texts: str,
+    kind: type = gi.InvalidArgumentError,
+) -> None:
+    """The library refuses, naming the argument, and none of the driver's calls that change anything was made."""
+    simulator.forget_log()
+    with pytest.raises(gi.InvalidArgumentError) as caught:
+        attempt()
+    assert caught.value.argument == argument, caught.value
+    for text in texts:
+        assert text in str(caught.value), caught.value
+    assert mapped(simulator) == []
+
+
+def test_a_size_is_a_multiple_of_the_granularity(simulator: Simulator, devices: list[gi.Device]) -> None:
+    refused(simulator, "size", lambda: gi.create_multicast(devices, 3 * MIB), str(4 * MIB), "recommended")
+    refused(simulator, "size", lambda: gi.create_multicast(devices, 1), str(2 * MIB))
+
+
+def test_every_device_is_added_before_a_bind_or_a_map(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation], scope: ExitStack
+) -> None:
+    group = scope.enter_context(gi.create_multicast(2, SIZE, device=devices[0]))
+    group.add_device(devices[0])
+    advice = ("1 of the team's 2", "gpuinterop.exchange", "assume_all_added=True")
+    refused(simulator, "assume_all_added", lambda: group.bind_memory(memory[0]), *advice)
+    refused(simulator, "assume_all_added", lambda: group.bind_address(devices[0], memory[0].buffer, SIZE), *advice)
+    refused(simulator, "assume_all_added", group.map, *advice)
+    group.add_device(devices[1])
+    group.bind_memory(memory[0])
+
+
+def test_a_device_is_added_once_and_none_is_too_many(
+    simulator: Simulator, devices: list[gi.Device], scope: ExitStack
+) -> None:
+    group = scope.enter_context(gi.create_multicast(1, SIZE, device=devices[0]))
+    group.add_device(devices[0])
+    refused(simulator, "device", lambda: group.add_device(devices[0]), "already")
+    refused(simulator, "device", lambda: group.add_device(devices[1]), "all were added")
+
+
+def test_an_unbind_equals_its_bind(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation], group: gi.MulticastObject
+) -> None:
+    group.bind_memory(memory[0], size=2 * MIB)
+    there = f"device 0, offset=0, size={2 * MIB}"
+    refused(simulator, "offset", lambda: group.unbind(devices[0], 0, SIZE), there)
+    refused(simulator, "offset", lambda: group.unbind(devices[1], 0, 2 * MIB), there)
+    assert simulator.live()["multicast_binding"] == 1
+    group.unbind(devices[0], 0, 2 * MIB)
+    devices[0].drain()
+    assert simulator.live()["multicast_binding"] == 0
+
+
+def test_nothing_is_bound_twice(simulator: Simulator, memory: list[gi.Allocation], group: gi.MulticastObject) -> None:
+    group.bind_memory(memory[0], 2 * MIB, size=2 * MIB)
+    refused(simulator, "offset", lambda: group.bind_memory(memory[0]), "overlaps")
+    group.bind_memory(memory[0], 0, size=2 * MIB)  # the same memory, at other bytes
+    group.bind_memory(memory[1], 2 * MIB, size=2 * MIB)  # the same bytes, of another device
+
+
+def test_a_range_lies_within_both_and_on_the_granularity(
+    simulator: Simulator, memory: list[gi.Allocation], group: gi.MulticastObject
+) -> None:
+    bind = group.bind_memory
+    refused(simulator, "offset", lambda: bind(memory[0], 4096))
+    refused(simulator, "start", lambda: bind(memory[0], start=4096))
+    refused(simulator, "size", lambda: bind(memory[0], size=4096))
+    refused(simulator, "size", lambda: bind(memory[0], 2 * MIB, size=4 * MIB))
+    refused(simulator, "size", lambda: bind(memory[0], start=2 * MIB, size=4 * MIB))
+
+
+def test_memory_is_of_a_device_of_the_team(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation], scope: ExitStack
+) -> None:
+    group = scope.enter_context(gi.create_multicast(devices[:1], SIZE))
+    refused(simulator, "allocation", lambda: group.bind_memory(memory[1]), "not added")
+    refused(simulator, "devices", lambda: group.map(devices), "not added")
+
+
+def unshareable(device: gi.Device, scope: ExitStack) -> int:
+    """The address of memory that was made to be exported as nothing."""
+    properties = cuda.CUmemAllocationProp()
+    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = device.ordinal
+
+    def ok(result: Any) -> Any:
+        assert int(result[0]) == 0
+        return result[-1]
+
+    ok(cuda.cuCtxPushCurrent(ok(cuda.cuDevicePrimaryCtxRetain(device.ordinal))))
+    scope.callback(cuda.cuCtxPopCurrent)
+    handle = ok(cuda.cuMemCreate(SIZE, properties, 0))
+    address = ok(cuda.cuMemAddressReserve(SIZE, 0, 0, 0))
+    scope.callback(cuda.cuMemAddressFree, address, SIZE)
+    ok(cuda.cuMemMap(address, SIZE, 0, handle, 0))
+    scope.callback(cuda.cuMemUnmap, address, SIZE)
+    ok(cuda.cuMemRelease(handle))
+    return int(address)
+
+
+def test_a_shareable_object_takes_shareable_memory_only(
+    simulator: Simulator, devices: list[gi.Device], group: gi.MulticastObject, scope: ExitStack
+) -> None:
+    address = unshareable(devices[0], scope)
+    assert not backend().is_shareable(native(devices[0]), address)
+    refused(
+        simulator, "address", lambda: group.bind_address(devices[0], address, SIZE), "Device.allocate", f"{address:#x}"
+    )
+    host = (ctypes.c_ubyte * 64)()
+    assert not backend().is_shareable(native(devices[0]), ctypes.addressof(host))  # the driver says: INVALID_VALUE
+    private = scope.enter_context(gi.create_multicast(devices, SIZE))
+    private.bind_address(devices[0], address, SIZE)
+    assert simulator.live()["multicast_binding"] == 1
+    private.close(timeout=LIMIT)
+
+
+def test_mapped_memory_is_bound_by_its_address(
+    simulator: Simulator,
+    devices: list[gi.Device],
+    memory: list[gi.Allocation],
+    group: gi.MulticastObject,
+    scope: ExitStack,
+) -> None:
+    for device, allocation in zip(devices, memory, strict=True):
+        assert backend().is_shareable(native(device), allocation.buffer.ptr)
+        group.bind_address(device, allocation.buffer, 2 * MIB)
+        group.bind_address(device, allocation.buffer.ptr + 2 * MIB, 2 * MIB, 2 * MIB)
+    assert simulator.trace("cuMulticastBindAddr") == ["cuMulticastBindAddr"] * 4
+    mapping = scope.enter_context(group.map())
+    simulator.multimem_store(mapping.ptr + 2 * MIB - 4, [5, 6])
+    for allocation in memory:
+        assert words(allocation.buffer, 2, 2 * MIB - 4) == (5, 6)
+
+
+def test_a_mapping_is_no_buffer(memory: list[gi.Allocation], group: gi.MulticastObject, scope: ExitStack) -> None:
+    np = pytest.importorskip("numpy")
+    for allocation in memory:
+        group.bind_memory(allocation)
+    mapping = scope.enter_context(group.map())
+    attempts: list[Callable[[], object]] = [
+        mapping.__dlpack__,
+        mapping.__dlpack_device__,
+        lambda: mapping.__cuda_array_interface__,
+        lambda: mapping.__array_interface__,
+        lambda: np.asarray(mapping),
+    ]
+    for attempt in attempts:
+        with pytest.raises(gi.UnsupportedError, match="multimem") as caught:
+            attempt()
+        assert ".ptr" in str(caught.value)
+
+
+def test_anything_but_multimem_there_is_an_error(simulator: Simulator) -> None:
+    """Why the library hands out no buffer. A process of its own: the failure ends its context."""
+    program = f"""
+import gpuinterop as gi
+from tests.simulated.driver import Simulator, assert_simulated
+assert_simulated()
+simulator = Simulator.attach()
+devices = gi.get_backend("cuda").devices()
+group = gi.create_multicast(devices, {SIZE})
+memory = [device.allocate({SIZE}) for device in devices]
+for allocation in memory:
+    group.bind_memory(allocation)
+mapping, stream = group.map(), devices[0].create_stream()
+devices[0]._backend.fill(stream._native, mapping.ptr, 1, 64)
+try:
+    stream.synchronize(10)
+except gi.DriverError as error:
+    print(error.code, len(simulator.violations()) > 0)
+import os
+os._exit(0)
+"""
+    assert simulator.run(program).split() == ["700", "True"]
+
+
+def test_closing_memory_ends_its_binding_first(
+    simulator: Simulator, memory: list[gi.Allocation], group: gi.MulticastObject
+) -> None:
+    for allocation in memory:
+        group.bind_memory(allocation)
+    simulator.forget_log()
+    memory[0].close(timeout=LIMIT)
+    made = simulator.trace("cuMulticastUnbind", "cuMemRelease", "cuMemUnmap")
+    assert made.index("cuMulticastUnbind") < made.index("cuMemRelease")
+    assert len(group.bindings) == 1
+    assert simulator.live()["multicast_binding"] == 1
+
+
+def test_releases_wait_for_the_work_of_every_device(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation], scope: ExitStack
+) -> None:
+    """A stream of the second device still stores while the object is closed: nothing is unmapped before its end."""
+    group = gi.create_multicast(devices, SIZE)
+    for allocation in memory:
+        group.bind_memory(allocation)
+    mapping = group.map()
+    gate = scope.enter_context(devices[1].create_semaphore(gi.TimelineFd))
+    stream = scope.enter_context(devices[1].create_stream())
+    gate.wait(stream, 1)
+    backend().multimem_store(stream._native, mapping.ptr, 9, 4)
+    simulator.forget_log()
+    group.close()
+    assert simulator.trace("cuMemUnmap", "cuMulticastUnbind", "cuMemRelease") == []
+    with pytest.raises(gi.ResourceBusyError):
+        group.close(timeout=0.01)
+    with devices[0].create_stream() as other:
+        gate_of_first: Any = devices[0].import_semaphore(gate.export())
+        gate_of_first.signal(other, 1)
+        other.synchronize(LIMIT)
+        gate_of_first.close(timeout=LIMIT)
+    stream.synchronize(LIMIT)
+    group.close(timeout=LIMIT)
+    assert simulator.trace("cuMemUnmap", "cuMulticastUnbind", "cuMemRelease") == [
+        "cuMemUnmap", "cuMulticastUnbind", "cuMulticastUnbind", "cuMemRelease",
+    ]  # fmt: skip
+    for allocation in memory:
+        assert words(allocation.buffer, 5) == (9, 9, 9, 9, 0)
+
+
+# -- what is not supported --------------------------------------------------------------------------------------------
+
+
+MULTICAST = (gi.Operation.CREATE_MULTICAST, gi.Operation.EXPORT_MULTICAST, gi.Operation.IMPORT_MULTICAST)
+
+
+def table(device: int = 0) -> dict[tuple[gi.Operation, Any], gi.Capability]:
+    return {(cell.operation, cell.handle_type): cell for cell in capabilities.table(backend()._driver, device)}
+
+
+def test_a_usable_cell_says_that_nothing_proves_it(simulator: Simulator) -> None:
+    cells = table()
+    for operation in MULTICAST:
+        kind = None if operation is gi.Operation.CREATE_MULTICAST else gi.VmmFd
+        found = cells[operation, kind]
+        assert found.support is gi.Support.UNVERIFIED
+        for text in ("does not prove", "fabric manager", "confidential computing", "`gpuinterop selftest multicast`"):
+            assert text in found.reason
+        assert "Multicast" in found.reference
+
+
+@pytest.mark.parametrize(
+    ("attribute", "gaps", "scope"),
+    [
+        (132, {(operation, kind) for operation in MULTICAST for kind in (None, gi.VmmFd)}, gi.Scope.DEVICE),
+        (103, {(operation, gi.VmmFd) for operation in MULTICAST}, gi.Scope.PLATFORM),
+    ],
+)
+def test_what_the_device_says_no_to(simulator: Simulator, attribute: int, gaps: set[Any], scope: gi.Scope) -> None:
+    before = {key: bool(found) for key, found in table().items()}
+    simulator.set_attribute(0, attribute, 0)
+    cells = table()
+    for key, found in cells.items():
+        if key in gaps:
+            assert before[key]
+            assert not found
+            assert found.scope is scope
+            assert f"attribute {attribute} is 0" in found.reason
+            assert found.workaround
+        elif key[0] in MULTICAST:
+            assert bool(found) == before[key]
+    if attribute == 132:
+        assert "Device.allocate" in cells[gi.Operation.CREATE_MULTICAST, None].workaround
+
+
+def test_a_driver_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = backend()._driver
+    has = driver.has
+    monkeypatch.setitem(
+        vars(driver), "has", lambda symbol, *rest: symbol != "cuMulticastBindMem" and has(symbol, *rest)
+    )
+    for (operation, _), found in table().items():
+        if operation in MULTICAST:
+            assert found.scope is gi.Scope.DRIVER
+            assert "cuMulticastBindMem" in found.reason
+            assert "newer NVIDIA driver" in found.workaround
+
+
+def test_fabric_handles_need_a_channel(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    for operation in MULTICAST[1:]:
+        simulator.set_attribute(0, 128, 1)
+        monkeypatch.setattr(capabilities, "imex_channel", lambda: False)
+        found = table()[operation, gi.FabricHandle]
+        assert not found
+        assert "IMEX channel" in found.reason
+        assert "VmmFd" in found.workaround
+        monkeypatch.setattr(capabilities, "imex_channel", lambda: True)
+        assert table()[operation, gi.FabricHandle].support is gi.Support.UNVERIFIED
+
+
+# -- what the driver says ---------------------------------------------------------------------------------------------
+
+SYMBOLS = {
+    1: "CUDA_ERROR_INVALID_VALUE",
+    2: "CUDA_ERROR_OUT_OF_MEMORY",
+    3: "CUDA_ERROR_NOT_INITIALIZED",
+    4: "CUDA_ERROR_DEINITIALIZED",
+    47: "CUDA_ERROR_MULTICAST_RESOURCE_FULL",
+    101: "CUDA_ERROR_INVALID_DEVICE",
+    401: "CUDA_ERROR_ILLEGAL_STATE",
+    800: "CUDA_ERROR_NOT_PERMITTED",
+    801: "CUDA_ERROR_NOT_SUPPORTED",
+    802: "CUDA_ERROR_SYSTEM_NOT_READY",
+}
+EVERYWHERE = {3: ("multiprocessing start method 'spawn'",), 4: ("the process is ending",)}
+NOT_HERE = ("NVSwitch", "MIG", "confidential computing", "gpuinterop selftest multicast", "Device.allocate")
+CHANNEL = ("IMEX channel", "/dev/nvidia-caps-imex-channels", "VmmFd")
+NOT_PERMITTED = ("no permission: a container", "confidential computing", "for fabric handles", *CHANNEL)
+BINDS: dict[int, tuple[str, ...]] = {
+    **EVERYWHERE,
+    1: ("multiples of the minimum granularity", "shareable", "Device.allocate", "nvidia-fabricmanager"),
+    2: ("not enough resources to bind", "close other multicast objects"),
+    47: ("multicast resources are used up", "fewer and larger"),
+    101: ("clique", "partition"),
+    401: ("fabric manager", "NVSwitch", "nvidia-fabricmanager"),
+    800: NOT_PERMITTED,
+    801: NOT_HERE,
+    802: ("still starting", "try again", "gpuinterop.exchange"),
+}
+DOCUMENTED: dict[str, dict[int, tuple[str, ...]]] = {
+    "cuMulticastGetGranularity": {
+        **EVERYWHERE,
+        1: ("number of devices", "handle types"),
+        800: NOT_PERMITTED,
+        801: NOT_HERE,
+    },
+    "cuMulticastCreate": {
+        **EVERYWHERE,
+        1: ("multiple of the minimum granularity", "Device.multicast_granularity"),
+        2: ("close other multicast objects",),
+        101: ("more devices than the fabric has",),
+        800: NOT_PERMITTED,
+        801: NOT_HERE,
+    },
+    "cuMulticastAddDevice": {
+        **EVERYWHERE,
+        1: ("added before", "nvidia-fabricmanager"),
+        2: ("close other multicast objects",),
+        101: ("clique", "partition"),
+        800: NOT_PERMITTED,
+        801: NOT_HERE,
+    },
+    "cuMulticastBindMem": BINDS,
+    "cuMulticastBindAddr": BINDS,
+    "cuMemMap": {
+        **EVERYWHERE,
+        1: ("minimum granularity", "multicast object", "nvidia-fabricmanager"),
+        2: ("resources, to map it",),
+        101: ("multicast object", "clique", "partition"),
+        401: ("fabric manager", "NVSwitch"),
+        800: ("multicast object", *NOT_PERMITTED[1:]),
+        801: ("multicast object", *NOT_HERE),
+        802: ("still starting",),
+    },
+    "cuMemSetAccess": {
+        **EVERYWHERE,
+        101: ("no peer access", "multicast object: the device was not added"),
+        801: ("no peer access",),
+    },
+    "cuMemExportToShareableHandle": {
+        1: ("not made for handles",),
+        801: ("not made for handles",),
+        800: ("no permission: fabric handles", *CHANNEL),
+    },
+    "cuMemImportFromShareableHandle": {
+        1: ("multicast object",),
+        800: ("no permission: fabric handles", *CHANNEL),
+        801: ("imports no handles of this type",),
+    },
+}
+"""By call, the codes that the driver's documentation names, and what the error must tell of the cause and the cure.
+
+In the order in which it tells it: that a call needs a channel stands first only where there are fabric handles.
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "code"), [(call, code) for call, codes in DOCUMENTED.items() for code in codes], ids=str
+)
+def test_a_documented_error_is_named(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation], call: str, code: int
+) -> None:
+    """Class, call, code, symbol, cause; and what was made for it is gone when it is raised."""
+    group = gi.create_multicast(devices, SIZE, gi.VmmFd)
+    other = gi.create_multicast(2, SIZE, device=devices[0])
+    handle = group.export()
+    descriptors = set(os.listdir("/proc/self/fd"))
+    attempts: dict[str, Callable[[], Any]] = {
+        "cuMulticastGetGranularity": lambda: gi.create_multicast(devices, SIZE),
+        "cuMulticastCreate": lambda: gi.create_multicast(devices, SIZE),
+        "cuMulticastAddDevice": lambda: gi.create_multicast(devices, SIZE),
+        "cuMulticastBindMem": lambda: group.bind_memory(memory[0]),
+        "cuMulticastBindAddr": lambda: group.bind_address(devices[0], memory[0].buffer, SIZE),
+        "cuMemMap": group.map,
+        "cuMemSetAccess": group.map,
+        "cuMemExportToShareableHandle": group.export,
+        "cuMemImportFromShareableHandle": lambda: gi.import_multicast(handle, 2, SIZE, device=devices[1]),
+    }
+    before = simulator.live()
+    simulator.fail(call, code=code, nth=2 if call == "cuMulticastAddDevice" else 1)
+    with pytest.raises(gi.DriverError) as caught:
+        attempts[call]()
+    error = caught.value
+    assert type(error) is (gi.OutOfMemoryError if code == 2 else gi.DriverError)
+    assert error.call == {"cuMulticastBindMem": BIND_MEMORY, "cuMulticastBindAddr": BIND_ADDRESS}.get(call, call)
+    assert (error.code, error.symbol) == (code, SYMBOLS[code])
+    assert re.search(".*".join(map(re.escape, DOCUMENTED[call][code])), str(error)), error
+    assert simulator.live() == before
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    made = attempts[call]()  # once more, with the same objects
+    made.close()
+    handle.close()
+    for one in (group, other):
+        one.close(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("code", [1, 101, 3, 4, 800, 801])
+def test_an_unbind_that_fails_is_named(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation], code: int
+) -> None:
+    """A release does not raise: it warns, with the call, the code and the cause."""
+    group = gi.create_multicast(devices, SIZE)
+    binding = group.bind_memory(memory[0])
+    cause = {1: "an unbind must equal its bind", 101: "not added", **{k: v[0] for k, v in EVERYWHERE.items()}}
+    text = cause.get(code, DOCUMENTED["cuMulticastCreate"].get(code, ("",))[0])
+    simulator.fail("cuMulticastUnbind", code=code)
+    with pytest.warns(gi.LeakedResourceWarning) as caught:
+        binding.close(timeout=LIMIT)
+    (warning,) = caught
+    assert f"cuMulticastUnbind failed with {SYMBOLS[code]} ({code})" in str(warning.message)
+    assert text in str(warning.message)
+    with pytest.raises(gi.ResourceBusyError, match="MulticastBinding"):  # the driver may still have it bound
+        group.close(timeout=0)
+    backend().unbind(group._native, native(devices[0]), 0, SIZE)  # the second time it works
+    memory[0].close()
+    for kept in (group, memory[0]):  # by the binding
+        backend().release_allocation(kept._native)
+
+
+def test_peers_of_the_mapping_are_those_of_the_team(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation]
+) -> None:
+    """A mapping that cannot be given access is unmapped again."""
+    group = gi.create_multicast(devices, SIZE)
+    before = simulator.live()
+    simulator.fail("cuMemSetAccess", code=101)
+    with pytest.raises(gi.DriverError, match="cuMemSetAccess failed with CUDA_ERROR_INVALID_DEVICE"):
+        group.map()
+    assert simulator.live() == before
+    group.close(timeout=LIMIT)
+
+
+def test_a_driver_that_has_no_multicast_after_all(simulator: Simulator, devices: list[gi.Device]) -> None:
+    """The attribute was asked once, and said yes: the driver's own refusal is named all the same."""
+    assert devices[0].capabilities.supports(gi.Operation.CREATE_MULTICAST)
+    before = simulator.live()
+    for device in devices:
+        simulator.set_attribute(device.ordinal, 132, 0)
+    with pytest.raises(gi.DriverError, match="gpuinterop selftest multicast") as caught:
+        gi.create_multicast(devices, SIZE)
+    assert (caught.value.call, caught.value.code) == ("cuMulticastGetGranularity", 801)
+    simulator.reset()
+    simulator.set_attribute(1, 132, 0)
+    with pytest.raises(gi.DriverError) as caught:
+        gi.create_multicast(devices, SIZE)
+    assert (caught.value.call, caught.value.code) == ("cuMulticastAddDevice", 801)
+    assert simulator.live() == before
+
+
+# -- the versions of the binds ----------------------------------------------------------------------------------------
+
+
+def test_the_device_is_told_where_the_driver_takes_it(
+    devices: list[gi.Device], memory: list[gi.Allocation], group: gi.MulticastObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second version has the device as its second argument, and the first has none.
+
+    In either the device's own context is the current one.
+    """
+    seen: list[tuple[Any, ...]] = []
+    contexts: list[int] = []
+    driver = native(devices[1]).driver
+    entry = driver.entry
+
+    def watched(name: str, version: int) -> Callable[..., int]:
+        real = entry(name, version)
+
+        def called(*arguments: Any) -> Any:
+            seen.append((name, *(one.value or 0 for one in arguments[1:])))
+            contexts.append(int(cuda.cuCtxGetCurrent()[1]))
+            return real(*arguments)
+
+        return called
+
+    monkeypatch.setitem(vars(driver), "entry", watched)
+    group.bind_memory(memory[1], 2 * MIB, start=0, size=2 * MIB)
+    group.bind_address(devices[1], memory[1].buffer.ptr + 2 * MIB, 2 * MIB)
+    handle, address = memory[1]._native.handle, memory[1].buffer.ptr + 2 * MIB
+    of_memory, of_address = seen
+    assert of_memory[0] == BIND_MEMORY
+    assert of_address[0] == BIND_ADDRESS
+    told = [1] if SECOND else []
+    assert of_memory[1:] == (*told, 2 * MIB, int(handle), 0, 2 * MIB, 0)
+    assert of_address[1:] == (*told, 0, address, 2 * MIB, 0)
+    assert contexts == [native(devices[1]).pointer] * 2
+
+
+def test_the_driver_is_asked_once_which_version_it_has(
+    devices: list[gi.Device], memory: list[gi.Allocation], group: gi.MulticastObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    look_up = cuda.cuGetProcAddress
+
+    def looking_up(name: bytes, *rest: Any) -> Any:
+        asked.append(name)
+        return look_up(name, *rest)
+
+    monkeypatch.setattr(cuda, "cuGetProcAddress", looking_up)
+    backend()._takes_device.clear()
+    native(devices[0]).driver._entries.clear()
+    for offset in (0, 2 * MIB):
+        for allocation in memory:
+            group.bind_memory(allocation, offset, size=2 * MIB)
+    assert asked == [b"cuMulticastBindMem"] * (2 if SECOND else 1), "whether there is the second, and where it is"
+
+
+@pytest.mark.skipif(not SECOND, reason="this process has the first version only")
+def test_a_driver_with_the_first_version_of_the_binds_only(simulator: Simulator) -> None:
+    """All of this that binds, as of CUDA 13.0, whatever the bindings have."""
+    chosen = "life or bind or Bind or bound or store or told"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen],
+        env=simulator.environment(GPUINTEROP_SIM_CUDA_VERSION="13000"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed, 1 skipped" in done.stdout
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+
+def test_two_processes(simulator: Simulator, devices: list[gi.Device], scope: ExitStack) -> None:
+    """Each adds its device and binds its memory; a store of either is in both."""
+    peer = scope.enter_context(BackendPeer(devices[1]))
+    group = scope.enter_context(gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0]))
+    group.add_device(devices[0])
+    peer.import_multicast(exported(group), 2, SIZE)
+    peer.add_device()
+    memory = scope.enter_context(devices[0].allocate(SIZE))
+    memory.buffer.fill(0)
+    group.bind_memory(memory, assume_all_added=True)
+    peer.bind_memory(SIZE)
+    peer.fill(0, 0, SIZE)
+    mapping = scope.enter_context(group.map(assume_all_added=True))
+    peer.map_multicast()
+    with devices[0].create_stream() as stream:
+        multimem_store(stream, mapping, 0x11, 100)
+    assert peer.read(0, 404) == struct.pack("101I", *[0x11] * 100, 0)
+    assert words(memory.buffer, 101) == (*[0x11] * 100, 0)
+    peer.multimem_store(0x22, 4, first=50)
+    assert words(memory.buffer, 6, 4 * 49) == (0x11, 0x22, 0x22, 0x22, 0x22, 0x11)
+    assert simulator.multimem_sum(mapping.ptr + 4 * 50, 1) == [0x44]
+    peer.close_multicast()
+    group.close(timeout=LIMIT)
+
+
+def test_a_bind_blocks_until_the_other_process_has_added_its_device(
+    simulator: Simulator, devices: list[gi.Device], scope: ExitStack
+) -> None:
+    """Who says assume_all_added too early blocks; other calls go on meanwhile, as do those of other threads."""
+    if backend().holds_gil:
+        pytest.skip("a call that blocks stops the thread that would end it")
+    peer = scope.enter_context(BackendPeer(devices[1]))
+    group = scope.enter_context(gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0]))
+    group.add_device(devices[0])
+    peer.import_multicast(exported(group), 2, SIZE)
+    memory = scope.enter_context(devices[0].allocate(SIZE))
+    problems: list[BaseException] = []
+
+    def bind() -> None:
+        try:
+            group.bind_memory(memory, assume_all_added=True)
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=bind)
+    thread.start()
+    assert simulator.held("cuMulticastBindMem", LIMIT)
+    memory.buffer.fill(3)
+    assert simulator.live()["multicast_binding"] == 0
+    peer.add_device()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    assert problems == []
+    assert len(group.bindings) == 1
+
+
+@pytest.mark.parametrize("call", ["cuMulticastBindMem", "cuMulticastBindAddr", "cuMemMap"])
+def test_an_interrupt_in_a_call_that_blocks_leaves_nothing(
+    simulator: Simulator, devices: list[gi.Device], call: str
+) -> None:
+    """Python hears of Ctrl-C when the driver has come back, and has bound or mapped it."""
+    if backend().holds_gil:
+        pytest.skip("a call that blocks stops the thread that would end it")
+    before = simulator.live()
+    group = gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0])
+    group.add_device(devices[0])
+    memory = devices[0].allocate(SIZE)
+    buffer = memory.buffer
+    calls: dict[str, Callable[[], object]] = {
+        "cuMulticastBindMem": lambda: group.bind_memory(memory, assume_all_added=True),
+        "cuMulticastBindAddr": lambda: group.bind_address(devices[0], buffer, SIZE, assume_all_added=True),
+        "cuMemMap": lambda: group.map(assume_all_added=True),
+    }
+    held: list[bool] = []
+
+    def strike() -> None:
+        held.append(simulator.held(call, LIMIT))
+        os.kill(os.getpid(), signal.SIGINT)
+        backend().add_device(group._native, native(devices[1]))  # as another process would
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        calls[call]()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    assert held == [True]
+    assert simulator.live()["multicast_binding"] == 0
+    group.close(timeout=LIMIT)
+    memory.close(timeout=LIMIT)
+    after = simulator.live()
+    for kind in ("multicast", "multicast_binding", "vmm_handle", "vmm_mapping", "reservation", "bytes"):
+        assert after[kind] == before[kind], kind
+
+
+def test_an_imported_object_is_not_exported_and_its_size_is_checked(
+    simulator: Simulator, devices: list[gi.Device], group: gi.MulticastObject, scope: ExitStack
+) -> None:
+    handle = exported(group)
+    refused(simulator, "size", lambda: gi.import_multicast(handle, 2, 2 * SIZE, device=devices[1]))
+    assert os.fstat(handle.fd)
+    again = scope.enter_context(gi.import_multicast(handle, 2, SIZE, device=devices[1]))
+    assert handle.closed
+    refused(simulator, "multicast", again.export)
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_an_import_whose_granularity_is_not_told_leaves_nothing(
+    simulator: Simulator, devices: list[gi.Device], group: gi.MulticastObject, scope: ExitStack, nth: int
+) -> None:
+    """Neither where the core asks for it, first, nor where the backend does; the handle is the caller's yet."""
+    handle = exported(group)
+    before, descriptors = simulator.live(), set(os.listdir("/proc/self/fd"))
+    simulator.fail("cuMulticastGetGranularity", code=801, nth=nth)
+    with pytest.raises(gi.DriverError, match="cuMulticastGetGranularity"):
+        gi.import_multicast(handle, 2, SIZE, device=devices[1])
+    assert simulator.live() == before
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    scope.enter_context(gi.import_multicast(handle, 2, SIZE, device=devices[1]))
+
+
+def test_no_descriptor_is_left(devices: list[gi.Device], group: gi.MulticastObject) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        gi.import_multicast(exported(group), 2, SIZE, device=devices[1]).close(timeout=LIMIT)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+FABRIC = f"""
+import os, sys
+import gpuinterop as gi
+from gpuinterop_cuda import capabilities
+from tests.simulated.driver import Simulator, assert_simulated
+assert_simulated()
+capabilities.imex_channel = lambda: True  # the simulated driver's channel is no device node
+simulator = Simulator.attach()
+for ordinal in (0, 1):
+    simulator.set_attribute(ordinal, 128, 1)  # as it is where the machine has no channel, too
+first, second = gi.get_backend("cuda").devices()
+SIZE = {SIZE}
+"""
+EXPORTING = (
+    FABRIC
+    + """
+import subprocess
+group = gi.create_multicast(2, SIZE, [gi.VmmFd, gi.FabricHandle], device=first)
+group.add_device(first)
+handle = group.export(gi.FabricHandle)
+assert isinstance(handle, gi.FabricHandle)
+with group.export(gi.VmmFd) as other:
+    assert isinstance(other, gi.VmmFd)
+child = subprocess.run(
+    [sys.executable, "-c", os.environ["IMPORTING"], handle.data.hex()],
+    env=dict(os.environ, GPUINTEROP_SIM_FABRIC=os.environ["CHANNEL"]), capture_output=True, text=True, timeout=40,
+)
+assert child.returncode == 0, child.stderr
+print(child.stdout)
+group.close(10)
+assert simulator.violations() == [], simulator.violations()
+"""
+)
+IMPORTING = (
+    FABRIC
+    + """
+handle = gi.FabricHandle(bytes.fromhex(sys.argv[1]))
+try:
+    group = gi.import_multicast(handle, 2, SIZE, device=second)
+except gi.DriverError as error:
+    assert simulator.live()["multicast"] == 0
+    print(type(error).__name__, error.call, error.code, error.symbol, "IMEX channel" in str(error))
+else:
+    group.add_device(second)
+    memory = second.allocate(SIZE, gi.FabricHandle)
+    group.bind_memory(memory, assume_all_added=True)
+    print("bound", len(group.bindings))
+    group.close(10)
+    memory.close(10)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("channel", "printed"),
+    [
+        ("7", "bound 1"),
+        ("8", "DriverError cuMemImportFromShareableHandle 800 CUDA_ERROR_NOT_PERMITTED True"),
+        ("", "DriverError cuMemImportFromShareableHandle 800 CUDA_ERROR_NOT_PERMITTED True"),
+    ],
+)
+def test_a_fabric_handle_needs_access_to_its_channel(simulator: Simulator, channel: str, printed: str) -> None:
+    found = simulator.run(EXPORTING, GPUINTEROP_SIM_FABRIC="7", CHANNEL=channel, IMPORTING=IMPORTING)
+    assert found.strip() == printed

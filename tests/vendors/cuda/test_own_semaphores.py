@@ -1,0 +1,671 @@
+"""Semaphores of our own: CUDA's streams with each other, with the host and with the test's own loads and stores.
+
+What the suites ask of every backend is not repeated here. The oracle is the page: its counter is read and stored
+through a mapping of the test's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.process import ProcessExporter
+from gpuinterop.testing.peer import BackendPeer
+from tests.core.forged import FORGED, forge
+from tests.simulated.driver import Simulator
+
+from ..parties import native, open_party
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
+
+LIMIT = 20.0
+GRACE = 0.02
+MAX = 2**63 - 1
+
+
+class Counter:
+    """The counter of a timeline's page, as plain memory."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, mmap.PAGESIZE)
+        self._words = memoryview(self._memory).cast("Q")
+
+    @property
+    def value(self) -> int:
+        return self._words[2]
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._words[2] = value
+
+    def comes_to(self, value: int) -> bool:
+        """Whether it gets there; asks nobody, and wakes nobody."""
+        deadline = time.monotonic() + LIMIT
+        while self.value != value:
+            if time.monotonic() > deadline:
+                return False
+            os.sched_yield()
+        return True
+
+    def close(self) -> None:
+        self._words.release()
+        self._memory.close()
+
+
+@pytest.fixture
+def host() -> gi.Device:
+    return gi.get_backend("host").device()
+
+
+def make(device: gi.Device, scope: ExitStack) -> tuple[Any, Counter]:
+    """A new one, with its counter."""
+    made: Any = device.create_semaphore(gi.TimelineFd)
+    scope.callback(end, made)
+    with made.export() as handle:
+        counter = Counter(handle.fd)
+    scope.callback(counter.close)
+    return made, counter
+
+
+def end(semaphore: Any) -> None:
+    semaphore.close(timeout=LIMIT)
+
+
+def imported(device: gi.Device, handle: Any, scope: ExitStack) -> Any:
+    semaphore: Any = device.import_semaphore(handle)
+    scope.callback(end, semaphore)
+    return semaphore
+
+
+def new_stream(device: gi.Device, scope: ExitStack) -> Any:
+    return scope.enter_context(device.create_stream())
+
+
+def is_held(stream: Any) -> bool:
+    try:
+        stream.record().wait(GRACE)
+    except gi.SemaphoreTimeoutError:
+        return True
+    return False
+
+
+@contextmanager
+def rescued(counter: Counter, value: int) -> Iterator[None]:
+    """Should the block hang behind a wait for `value`, end the wait, and fail."""
+    stuck: list[bool] = []
+
+    def rescue() -> None:
+        stuck.append(True)
+        counter.value = value
+
+    timer = threading.Timer(LIMIT, rescue)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    assert not stuck, "a call waited for a stream's pending wait"
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_plain_memory_is_all_there_is(device: gi.Device, scope: ExitStack) -> None:
+    """A store to the page ends a stream's wait, and a stream's signal is a store to the page."""
+    made, counter = make(device, scope)
+    stream = new_stream(device, scope)
+    for value in (1, 7, (1 << 32) + 1, MAX - 1):
+        made.wait(stream, value)
+        made.signal(stream, value + 1)
+        assert is_held(stream)
+        assert counter.value < value
+        counter.value = value - 1
+        assert is_held(stream), f"a wait for {value} passed at {value - 1}"
+        assert counter.value == value - 1, "the signal came before the wait was over"
+        counter.value = value
+        assert counter.comes_to(value + 1)
+        stream.synchronize(LIMIT)
+
+
+def test_the_driver_imports_no_semaphore(device: gi.Device, simulator: Simulator, scope: ExitStack) -> None:
+    """Ours are pinned, and nothing else; a driver's own goes to the driver, and is not pinned."""
+    calls = ("cuMemHostRegister", "cuImportExternalSemaphore", "cuStreamWaitValue64", "cuWaitExternalSemaphoresAsync")
+
+    def counts() -> list[int]:
+        return [simulator.calls(call) for call in calls]
+
+    stream = new_stream(device, scope)
+    before = counts()
+    made, _ = make(device, scope)
+    ours = imported(device, made.export(), scope)
+    made.signal(stream, 1)
+    ours.wait(stream, 1)
+    stream.synchronize(LIMIT)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 0, 1, 0]
+    with open_party("memfd", device) as exporter, exporter.create_semaphore(gi.Timeline) as theirs:
+        before = counts()
+        other = imported(device, theirs.export(), scope)
+        theirs.signal(1)
+        other.wait(stream, 1)
+        stream.synchronize(LIMIT)
+        assert [now - then for now, then in zip(counts(), before, strict=True)] == [0, 1, 0, 1]
+
+
+def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store behind a fence to system scope, a wait for "or more", a page for every context."""
+    from cuda.bindings import driver as cuda
+
+    given: dict[str, Any] = {}
+    stream = new_stream(device, scope)
+
+    def noted(of: Any, call: str) -> Callable[..., Any]:
+        real = getattr(of, call)
+
+        def note(*arguments: Any) -> Any:
+            given[call] = arguments
+            return real(*arguments)
+
+        return note
+
+    for call in ("cuStreamWriteValue64", "cuStreamWaitValue64"):
+        monkeypatch.setattr(cuda, call, noted(cuda, call))
+    entries: Any = SimpleNamespace(cuMemHostRegister=native(device).driver.entry("cuMemHostRegister"))
+    monkeypatch.setitem(native(device).driver._entries, "cuMemHostRegister", noted(entries, "cuMemHostRegister"))
+    made, _ = make(device, scope)
+    made.signal(stream, 1)
+    made.wait(stream, 1)
+    stream.synchronize(LIMIT)
+    assert given["cuMemHostRegister"][2].value == cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP
+    assert given["cuStreamWriteValue64"][3] == int(cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
+    assert given["cuStreamWaitValue64"][3] == int(cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_the_driver_refuses_what_is_not_ours(device: gi.Device, what: str) -> None:
+    """And leaves it as it was."""
+    with gi.TimelineFd.adopt(FORGED[what]()) as handle:
+        before = os.fstat(handle.fd)
+        content = os.pread(handle.fd, before.st_size, 0) if before.st_size else b""
+        with pytest.raises(gi.DriverError, match="cuImportExternalSemaphore"):
+            device.import_semaphore(handle)
+        after = os.fstat(handle.fd)
+        assert (after.st_dev, after.st_ino, after.st_size) == (before.st_dev, before.st_ino, before.st_size)
+        assert not content or os.pread(handle.fd, before.st_size, 0) == content
+
+
+def test_another_kind_of_handle(device: gi.Device, host: gi.Device, scope: ExitStack) -> None:
+    """The host's binary semaphore is no timeline, whatever it is called: its origin says so. The driver may not."""
+    binary: Any = host.create_semaphore(gi.OpaqueFd)
+    scope.callback(end, binary)
+    with binary.export() as handle:
+        called = gi.TimelineFd(handle.fd, origin=handle.origin)
+        with pytest.raises(gi.HandleError, match="binary"):
+            device.import_semaphore(called)
+        os.fstat(handle.fd)
+
+
+def test_values_below_2_63(device: gi.Device, scope: ExitStack) -> None:
+    """Streams compare cyclically: what they would not wait for is refused, and named."""
+    made, counter = make(device, scope)
+    stream = new_stream(device, scope)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: made.wait(stream, MAX + 1),
+        lambda: made.signal(stream, MAX + 1),
+        lambda: made.host_signal(MAX + 1),
+        lambda: made.host_wait(MAX + 1, timeout=0.0),
+    )
+    for call in calls:
+        with pytest.raises(
+            gi.InvalidArgumentError, match=r"^value: expected 0 to 2\*\*63 - 1, got 9223372036854775808"
+        ):
+            call()
+    made.wait(stream, MAX)
+    counter.value = MAX - 1
+    assert is_held(stream)
+    counter.value = MAX
+    stream.synchronize(LIMIT)
+    with gi.TimelineFd.adopt(forge()) as handle:
+        above = Counter(handle.fd)
+        above.value = MAX + 1
+        with pytest.raises(gi.HandleError, match=r"below 2\*\*63"):
+            device.import_semaphore(handle)
+        assert above.value == MAX + 1
+        above.close()
+
+
+def test_captures_are_refused_and_go_on(device: gi.Device, scope: ExitStack) -> None:
+    """A graph would store the same value at every launch; the capture is not lost by the refusal."""
+    made, counter = make(device, scope)
+    stream = new_stream(device, scope)
+    with stream.capture() as graph:
+        for call in (made.wait, made.signal):
+            with pytest.raises(gi.InvalidArgumentError, match="outside of the graph"):
+                call(stream, 1)
+    made.wait(stream, 1)
+    graph.launch(stream)
+    made.signal(stream, 2)
+    assert is_held(stream)
+    made.host_signal(1)
+    assert counter.comes_to(2)
+    stream.synchronize(LIMIT)
+    graph.close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_default_streams(device: gi.Device, scope: ExitStack, number: int) -> None:
+    """Also from a thread in which no context is current."""
+    made, counter = make(device, scope)
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with device.wrap_stream(number) as stream:
+                made.wait(stream, 1)
+                made.signal(stream, 2)
+                if not is_held(stream):
+                    raise AssertionError("the wait did not hold the stream")
+                counter.value = 1
+                stream.synchronize(LIMIT)
+        except BaseException as error:
+            problems.append(error)
+            counter.value = MAX
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(2 * LIMIT)
+    assert not thread.is_alive()
+    if problems:
+        raise problems[0]
+    assert counter.value == 2
+
+
+# -- pending waits -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_blocks_behind_a_pending_wait(device: gi.Device, scope: ExitStack) -> None:
+    """Making, importing, using and closing others; and closing the very one. The signal comes from this thread."""
+    made, counter = make(device, scope)
+    stream, other = new_stream(device, scope), new_stream(device, scope)
+    made.wait(stream, 3)
+    with rescued(counter, 3):
+        for _ in range(3):
+            second: Any = device.create_semaphore(gi.TimelineFd)
+            again: Any = device.import_semaphore(second.export())
+            second.signal(other, 1)
+            again.host_wait(1, timeout=LIMIT)
+            again.wait(other, 1)
+            other.synchronize(LIMIT)
+            again.close()
+            second.close()
+        with pytest.raises(gi.ResourceBusyError, match="may be waiting for a semaphore"):
+            second.close(timeout=GRACE)
+        with made.export() as handle, gi.TimelineFd.adopt(os.dup(handle.fd)) as copy:
+            made.close()
+            with pytest.raises(gi.ResourceBusyError):
+                made.close(timeout=GRACE)
+            assert is_held(stream)
+            with device.import_semaphore(copy) as third:
+                third.signal(other, 3)
+                stream.synchronize(LIMIT)
+    second.close(timeout=LIMIT)
+    made.close(timeout=LIMIT)
+
+
+def test_a_page_stays_pinned_while_a_stream_waits(device: gi.Device, simulator: Simulator, scope: ExitStack) -> None:
+    made, counter = make(device, scope)
+    stream = new_stream(device, scope)
+    made.wait(stream, 1)
+    before = simulator.calls("cuMemHostUnregister")
+    made.close()
+    device.drain()
+    assert simulator.calls("cuMemHostUnregister") == before
+    assert is_held(stream)
+    counter.value = 1
+    stream.synchronize(LIMIT)
+    made.close(timeout=LIMIT)
+    assert simulator.calls("cuMemHostUnregister") == before + 1
+
+
+def test_registrations_are_given_back(device: gi.Device, simulator: Simulator) -> None:
+    before = simulator.live()["registration"]
+    for _ in range(5):
+        made: Any = device.create_semaphore(gi.TimelineFd)
+        device.import_semaphore(made.export()).close(timeout=LIMIT)
+        made.close(timeout=LIMIT)
+    assert simulator.live()["registration"] == before
+
+
+@pytest.mark.parametrize(("call", "code"), [("cuMemHostRegister", 2), ("cuMemHostGetDevicePointer", 1)])
+def test_a_driver_that_pins_nothing(device: gi.Device, simulator: Simulator, call: str, code: int) -> None:
+    """Nothing is made, nothing stays registered; a handle stays the caller's."""
+    before = simulator.live()["registration"]
+    descriptors = set(os.listdir("/proc/self/fd"))
+    simulator.fail(call, code=code)
+    with pytest.raises(gi.DriverError, match=call) as caught:
+        device.create_semaphore(gi.TimelineFd)
+    assert caught.value.code == code
+    with gi.TimelineFd.adopt(forge()) as handle:
+        simulator.fail(call, code=code)
+        with pytest.raises(gi.DriverError, match=call):
+            device.import_semaphore(handle)
+        device.import_semaphore(handle).close(timeout=LIMIT)
+    assert simulator.live()["registration"] == before
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize(("enqueue", "call"), [("wait", "cuStreamWaitValue64"), ("signal", "cuStreamWriteValue64")])
+def test_a_driver_that_enqueues_nothing(
+    device: gi.Device, simulator: Simulator, scope: ExitStack, enqueue: str, call: str
+) -> None:
+    """The error names the call; the same value is taken afterwards, and no wait is remembered that is not there."""
+    made, counter = make(device, scope)
+    stream = new_stream(device, scope)
+    simulator.fail(call, code=719)
+    with pytest.raises(gi.DriverError, match=call):
+        getattr(made, enqueue)(stream, 1)
+    assert stream._known_as().waiting_for() == ""
+    assert counter.value == 0
+    made.signal(stream, 1)
+    made.wait(stream, 1)
+    stream.synchronize(LIMIT)
+    assert counter.value == 1
+
+
+def test_without_the_attribute_there_are_none(simulator: Simulator) -> None:
+    """A device that cannot wait for 64-bit words says so, makes none, and leaves a handle alone."""
+    program = (
+        "import os, gpuinterop as gi\n"
+        "from tests.core.forged import forge\n"
+        "from tests.simulated.driver import Simulator\n"
+        "Simulator.attach().set_attribute(0, 122, 0)\n"
+        "device = gi.get_backend('cuda').device()\n"
+        "def refused(call):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except gi.UnsupportedError as error:\n"
+        "        return 'attribute 122 is 0' in str(error)\n"
+        "with gi.TimelineFd.adopt(forge()) as handle:\n"
+        "    print(refused(lambda: device.create_semaphore(gi.TimelineFd)))\n"
+        "    print(refused(lambda: device.import_semaphore(handle)), os.fstat(handle.fd).st_size)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=simulator.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == f"True\nTrue {mmap.PAGESIZE}\n", done.stderr
+
+
+# -- with the host -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["cuda", "host"])
+def shared(request: pytest.FixtureRequest, device: gi.Device, host: gi.Device, scope: ExitStack) -> Any:
+    """(CUDA's, the host's, the counter) of one timeline, made by either."""
+    maker, other = (device, host) if request.param == "cuda" else (host, device)
+    made, counter = make(maker, scope)
+    theirs = imported(other, made.export(), scope)
+    return (made, theirs, counter) if request.param == "cuda" else (theirs, made, counter)
+
+
+def test_streams_of_cuda_and_of_the_host(device: gi.Device, host: gi.Device, scope: ExitStack, shared: Any) -> None:
+    """They take turns, all of them enqueued before the first: neither side's Python has a part in it."""
+    cuda, cpu, counter = shared
+    gpu, thread = new_stream(device, scope), new_stream(host, scope)
+    rounds = 100
+    for turn in range(rounds):
+        cuda.wait(gpu, 2 * turn + 1)
+        cuda.signal(gpu, 2 * turn + 2)
+        cpu.wait(thread, 2 * turn)
+        if turn:
+            cpu.signal(thread, 2 * turn + 1)
+    assert is_held(gpu)
+    cpu.host_signal(1)
+    cpu.host_wait(2 * rounds, timeout=LIMIT)
+    cuda.host_wait(2 * rounds, timeout=LIMIT)
+    gpu.synchronize(LIMIT)
+    thread.synchronize(LIMIT)
+    assert counter.value == 2 * rounds
+
+
+def test_calling_threads_of_both(device: gi.Device, host: gi.Device, scope: ExitStack, shared: Any) -> None:
+    cuda, cpu, counter = shared
+    gpu, thread = new_stream(device, scope), new_stream(host, scope)
+    cuda.wait(gpu, 1)
+    cpu.wait(thread, 2)
+    assert is_held(gpu)
+    cpu.host_signal(1)
+    gpu.synchronize(LIMIT)
+    assert is_held(thread)
+    cuda.host_signal(2)
+    thread.synchronize(LIMIT)
+    cuda.signal(gpu, MAX)
+    for side in (cuda, cpu):
+        side.host_wait(MAX, timeout=LIMIT)
+    assert counter.value == MAX
+
+
+def test_the_host_does_not_go_where_a_device_cannot_follow(host: gi.Device, scope: ExitStack, shared: Any) -> None:
+    """What the host signals is below 2**63 once a device has part in the timeline."""
+    _, cpu, counter = shared
+    with pytest.raises(gi.DriverError, match=r"below 2\*\*63"):
+        cpu.host_signal(MAX + 1)
+    failing = host.create_stream()
+    cpu.signal(failing, MAX + 1)
+    with pytest.raises(gi.DriverError, match=r"below 2\*\*63"):
+        failing.synchronize(LIMIT)
+    failing.close()
+    assert counter.value == 0
+
+
+@pytest.mark.parametrize("child", ["cuda", "host"])
+@pytest.mark.parametrize("maker", ["here", "there"])
+def test_two_processes(device: gi.Device, host: gi.Device, scope: ExitStack, child: str, maker: str) -> None:
+    """CUDA here and the host there, and the other way round; either makes it; streams on both sides."""
+    here, there = (host, device) if child == "cuda" else (device, host)
+    peer = scope.enter_context(BackendPeer(there))
+    if maker == "here":
+        ours, counter = make(here, scope)
+        peer.import_semaphore(ours.export())
+    else:
+        handle = peer.create_semaphore("timeline_fd")
+        counter = Counter(handle.fd)
+        scope.callback(counter.close)
+        ours = imported(here, handle, scope)
+    stream = new_stream(here, scope)
+    for turn in range(30):
+        peer.enqueue(wait=2 * turn + 1, signal=2 * turn + 2)
+        ours.wait(stream, 2 * turn)
+        ours.signal(stream, 2 * turn + 1)
+    ours.host_wait(60, timeout=LIMIT)
+    stream.synchronize(LIMIT)
+    assert peer.idle(LIMIT)
+    assert counter.value == 60
+    peer.enqueue(wait=61)
+    assert not peer.idle(GRACE)
+    counter.value = 61
+    assert peer.idle(LIMIT)
+    assert peer.wait(61, timeout=LIMIT)
+    assert not peer.wait(62, timeout=GRACE)
+
+
+# -- with a party that shares no code with ours -----------------------------------------------------------------------
+
+
+def test_a_party_of_its_own(device: gi.Device, scope: ExitStack) -> None:
+    """It made the page after the specification, and signals and waits by it."""
+    exporter = scope.enter_context(open_exporter("memfd"))
+    theirs: Any = scope.enter_context(exporter.create_semaphore(gi.Timeline))
+    ours = imported(device, theirs.export(), scope)
+    stream = new_stream(device, scope)
+    for turn in range(5):
+        work = exporter.submit(wait=[(theirs, 3 * turn + 2)], signal=[(theirs, 3 * turn + 3)])
+        ours.wait(stream, 3 * turn + 1)
+        ours.signal(stream, 3 * turn + 2)
+        ours.wait(stream, 3 * turn + 3)
+        assert is_held(stream)
+        assert not work.done()
+        theirs.signal(3 * turn + 1)
+        stream.synchronize(LIMIT)
+        assert work.done(LIMIT)
+        work.close()
+    assert theirs.wait(15, timeout=LIMIT)
+    assert not theirs.wait(16, timeout=GRACE)
+
+
+def test_a_party_that_dies_inside_the_lock(device: gi.Device, scope: ExitStack) -> None:
+    """Streams take no lock; a calling thread's signal takes over the one that the dead has held."""
+    exporter = scope.enter_context(open_exporter("memfd", process=True))
+    assert isinstance(exporter, ProcessExporter)
+    theirs: Any = exporter.create_semaphore(gi.Timeline)
+    ours = imported(device, theirs.export(), scope)
+    stream = new_stream(device, scope)
+    ours.wait(stream, 2)
+    theirs.hold_lock()
+    with pytest.raises(gi.PeerError, match="another process holds it"):
+        ours.host_signal(1)
+    ours.signal(stream, 3)
+    exporter.kill()
+    ours.host_signal(2)
+    stream.synchronize(LIMIT)
+    ours.host_wait(3, timeout=LIMIT)
+    ours.host_signal(4)
+    ours.host_wait(4, timeout=LIMIT)
+
+
+# -- two devices -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def devices() -> list[gi.Device]:
+    found = list(gi.get_backend("cuda").devices())
+    if len(found) < 2:
+        pytest.skip("needs two devices")
+    return found[:2]
+
+
+def test_two_devices(devices: list[gi.Device], scope: ExitStack) -> None:
+    """Streams of both take turns, either making it; no value passes the wait before it."""
+    for first, second in (devices, devices[::-1]):
+        made, counter = make(first, scope)
+        other = imported(second, made.export(), scope)
+        one, two = new_stream(first, scope), new_stream(second, scope)
+        rounds = 200
+        for turn in range(rounds):
+            made.wait(one, 2 * turn + 1)
+            made.signal(one, 2 * turn + 2)
+            other.wait(two, 2 * turn + 2)
+            other.signal(two, 2 * turn + 3)
+        assert is_held(one)
+        assert is_held(two)
+        assert counter.value == 0
+        counter.value = 1
+        one.synchronize(LIMIT)
+        two.synchronize(LIMIT)
+        assert counter.value == 2 * rounds + 1
+        with pytest.raises(gi.InvalidArgumentError, match="stream"):
+            made.wait(two, 1)
+
+
+def test_one_device_goes_while_the_other_waits(devices: list[gi.Device], scope: ExitStack) -> None:
+    """A device's release holds nobody up because a stream of another device waits for the same object."""
+    first, second = devices
+    made, counter = make(second, scope)
+    stream = new_stream(second, scope)
+    made.wait(stream, 1)
+    with rescued(counter, 1):
+        for _ in range(3):
+            other: Any = first.import_semaphore(made.export())
+            other.close(timeout=LIMIT)
+        assert is_held(stream)
+        third: Any = first.import_semaphore(made.export())
+        with first.create_stream() as signalling:
+            third.signal(signalling, 1)
+            stream.synchronize(LIMIT)
+        third.close(timeout=LIMIT)
+
+
+def test_two_processes_with_a_device_each(devices: list[gi.Device], scope: ExitStack) -> None:
+    first, second = devices
+    peer = scope.enter_context(BackendPeer(second))
+    made, counter = make(first, scope)
+    peer.import_semaphore(made.export())
+    stream = new_stream(first, scope)
+    for turn in range(50):
+        peer.enqueue(wait=2 * turn + 1, signal=2 * turn + 2)
+        made.wait(stream, 2 * turn)
+        made.signal(stream, 2 * turn + 1)
+    stream.synchronize(LIMIT)
+    assert peer.idle(LIMIT)
+    assert counter.value == 100
+
+
+def test_two_simulated_devices(simulator: Simulator) -> None:
+    """The tests of two devices, where one process has two."""
+    if len(gi.get_backend("cuda").devices()) > 1:
+        pytest.skip("they ran in this process")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "device and not simulated"],
+        env=simulator.environment(GPUINTEROP_SIM_DEVICES="2"),
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_of_one_semaphore(device: gi.Device, scope: ExitStack) -> None:
+    """Each has a stream, and a part of the values: the chain ends only if every store came in its turn.
+
+    Four: streams of one process share a GPU's queues, eight by default, and one that shares a queue with another that
+    waits is held up as well.
+    """
+    threads = 4
+    made, counter = make(device, scope)
+    streams = [new_stream(device, scope) for _ in range(threads)]
+    problems: list[BaseException] = []
+    start = threading.Barrier(threads)
+
+    def work(index: int) -> None:
+        try:
+            start.wait(LIMIT)
+            for turn in range(50):
+                value = threads * turn + index
+                made.wait(streams[index], value)
+                if value:
+                    made.signal(streams[index], value + 1)
+        except BaseException as error:
+            problems.append(error)
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(LIMIT)
+    assert not problems
+    assert counter.value == 0
+    made.host_signal(1)
+    for stream in streams:
+        stream.synchronize(LIMIT)
+    assert counter.value == 50 * threads

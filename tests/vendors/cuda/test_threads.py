@@ -1,0 +1,55 @@
+"""CUDA's bindings and the GIL; and a MIG instance."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+
+import gpuinterop as gi
+from tests.simulated.driver import Simulator
+
+LIMIT = 30.0
+THREADS = 8
+ROUNDS = 50
+
+
+def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
+    """The bindings let go of the GIL in a blocking call; for those that do not, no such call is made."""
+    device = gi.get_backend("cuda").device()
+    stream = device.create_stream()
+    if device._backend.holds_gil:
+        before = simulator.calls("cuStreamSynchronize")
+        stream.synchronize()
+        assert simulator.calls("cuStreamSynchronize") == before
+        stream.close()
+        return
+    with simulator.block("cuStreamSynchronize") as gate:
+        thread = threading.Thread(target=stream.synchronize)
+        thread.start()
+        assert gate.entered(LIMIT)  # would not get here with the GIL held in there
+        assert thread.is_alive()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    stream.close()
+
+
+MIG = textwrap.dedent(
+    """
+    import gpuinterop as gi
+    device = gi.get_backend("cuda").device()
+    assert "MIG instance" in device.info.note, device.info
+    whole = bytes.fromhex(device.info.note.partition("UUID ")[2][:32])
+    assert whole != device.uuid
+    try:
+        gi.match_device(gi.DeviceIdentity(name="the whole GPU", uuid=whole))
+    except gi.DeviceNotFoundError as error:
+        assert "MIG instance" in str(error), error
+    else:
+        raise AssertionError("a guess")
+    print("ok")
+    """
+)
+
+
+def test_a_mig_instance_is_said_and_not_guessed(simulator: Simulator) -> None:
+    assert simulator.run(MIG, GPUINTEROP_SIM_MIG="1", GPUINTEROP_BACKEND="cuda") == "ok\n"

@@ -1,0 +1,94 @@
+"""What HIP says of where memory is, and what it is asked with which device current; and it has no multicast."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop_hip import allocations
+from gpuinterop_hip.backend import HipBackend
+from tests.simulated.driver import Simulator
+
+from ..test_allocations import content, exported
+
+
+def test_a_runtime_that_names_the_importer(
+    simulator: Simulator, devices: list[gi.Device], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know whose the memory is, so nobody is refused for it."""
+    first, second = devices
+    simulator.set_peer_access(0, 1, False)
+    driver, telling = _backend()._driver, "hipMemGetAllocationPropertiesFromHandle"
+    call = driver.call
+
+    def naming(name: str, *arguments: Any) -> Any:
+        made = call(name, *arguments)
+        if name == telling:
+            place = int(made) if driver.is_new else arguments[0]
+            allocations._Properties.from_address(place).locationId = second.ordinal
+        return made
+
+    monkeypatch.setitem(vars(driver), "call", naming)
+    ours = scope.enter_context(first.allocate(1))
+    theirs = scope.enter_context(
+        second.import_allocation(exported(ours, known=False), ours.size, access=[first])  # who needs no access
+    )
+    assert _backend().location(theirs._native) is None
+    theirs.buffer_on(first).fill(6)
+    assert content(ours.buffer, 1) == content(theirs.buffer, 1) == b"\x06"
+
+
+def test_granularity_is_asked_with_the_device_current(
+    devices: list[gi.Device], hip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HIP answers for the current device, whatever the properties say."""
+    call, current = hip.hipMemGetAllocationGranularity, []
+
+    def asked(*arguments: Any) -> Any:
+        current.append(hip.hipGetDevice()[1])
+        return call(*arguments)
+
+    monkeypatch.setattr(hip, "hipMemGetAllocationGranularity", asked)
+    for device in devices:
+        device.allocation_granularity()
+    assert current == [0, 0, 1, 1]
+
+
+def _backend() -> HipBackend:
+    native = gi.get_backend("hip")._native
+    assert isinstance(native, HipBackend)
+    return native
+
+
+def test_a_runtime_that_does_not_tell_where_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or tells of a device that there is not: then nobody is refused for it."""
+    backend = _backend()
+    driver = backend._driver
+    with gi.get_backend("hip").device().allocate(1) as allocation:
+        assert backend.location(allocation._native) == 0
+        count = driver.call
+        monkeypatch.setitem(
+            vars(driver), "call", lambda name, *rest: 0 if name == "hipGetDeviceCount" else count(name, *rest)
+        )
+        assert backend.location(allocation._native) is None
+        monkeypatch.undo()
+        has, telling = driver.has, "hipMemGetAllocationPropertiesFromHandle"
+        monkeypatch.setitem(vars(driver), "has", lambda name: name != telling and has(name))
+        assert backend.location(allocation._native) is None
+
+
+def test_no_multicast(simulator: Simulator) -> None:
+    """HIP has no call for it: refused, with the reason and what to do instead."""
+    devices = gi.get_backend("hip").devices()
+    simulator.forget_log()
+    with pytest.raises(gi.UnsupportedError, match="no version of HIP has a call for multicast") as caught:
+        gi.create_multicast(devices, 4 << 20)
+    assert caught.value.capability.scope is gi.Scope.RUNTIME
+    assert "Device.allocate" in caught.value.capability.workaround
+    with pytest.raises(gi.UnsupportedError, match="multicast"):
+        devices[0].multicast_granularity(devices, 4 << 20)
+    assert not isinstance(_backend(), gi.backend.MulticastBackend)
+    assert simulator.trace("hipMemCreate", "hipMemMap") == []

@@ -1,0 +1,91 @@
+"""HIP runtimes that fail: what HIP alone says, and what its backend alone has to undo."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from tests.simulated.driver import Simulator
+
+from ..parties import SIMULATED
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
+
+LIMIT = 20.0
+INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, NOT_SUPPORTED, UNKNOWN = 1, 2, 700, 801, 999
+
+
+def fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_what_is_no_memory_is_said_so(device: gi.Device) -> None:
+    """By the runtime's own rule: out of memory, which is not what it means."""
+    read, write = os.pipe()
+    before = fds()
+    with pytest.raises(gi.DriverError, match="no memory that the driver of this GPU has exported") as caught:
+        device.import_memory(gi.OpaqueFd(read), size=4096)
+    assert caught.value.symbol == "hipErrorOutOfMemory"
+    assert fds() == before
+    os.close(read)
+    os.close(write)
+
+
+def test_out_of_memory_is_said_where_it_is_meant(simulator: Simulator, device: gi.Device) -> None:
+    simulator.fail("hipMemCreate", code=OUT_OF_MEMORY)
+    with pytest.raises(gi.OutOfMemoryError, match="hipMemCreate"):
+        device.allocate(1)
+
+
+def test_a_range_that_stays_mapped_is_not_used_again(
+    simulator: Simulator, device: gi.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend: Any = device._backend
+    ranges, size, taken = backend._ranges, 50 << 20, list[int]()
+    take = ranges.take
+
+    def noted(place: Any, wanted: int) -> int:
+        taken.append(take(place, wanted))
+        return taken[-1]
+
+    monkeypatch.setitem(vars(ranges), "take", noted)
+    simulator.fail("hipMemSetAccess", code=INVALID_VALUE)
+    simulator.fail("hipMemUnmap", code=INVALID_VALUE)
+    with pytest.warns(gi.LeakedResourceWarning, match="hipMemUnmap"), device.allocate(size) as allocation:
+        with pytest.raises(gi.DriverError, match="hipMemSetAccess"):
+            _ = allocation.buffer
+        allocation.buffer.fill(1)
+    assert len(set(taken)) == 2
+    assert ctypes.CDLL("libamdhip64.so").hipMemUnmap(ctypes.c_void_p(taken[0]), ctypes.c_size_t(size)) == 0
+
+
+@pytest.mark.parametrize("call", ["hipHostRegister", "hipHostGetDevicePointer"])
+def test_a_page_that_cannot_be_pinned_is_undone(simulator: Simulator, device: gi.Device, call: str) -> None:
+    before, descriptors = simulator.live(), fds()
+    simulator.fail(call, code=UNKNOWN)
+    with pytest.raises(gi.DriverError) as caught:
+        device.create_semaphore(gi.TimelineFd)
+    assert caught.value.call == call
+    assert (simulator.live(), fds()) == (before, descriptors)
+    device.create_semaphore(gi.TimelineFd).close()
+
+
+def test_no_error_of_ours_is_left_for_others(simulator: Simulator, device: gi.Device, hip: Any) -> None:
+    """torch asks for the thread's last error behind its launches: it must not find one that was told already."""
+    stream = device.create_stream()
+    word: Any = device.create_semaphore(gi.TimelineFd)
+    hip.hipGetLastError()
+    word.wait(stream, 1)
+    assert not stream.query()  # hipErrorNotReady
+    with pytest.raises(gi.DriverError):
+        device.import_memory(gi.OpaqueFd(os.pipe2(os.O_CLOEXEC)[0]), size=4096)
+    assert device._backend.is_pageable(device._native, id(stream))  # no address of HIP's: hipErrorInvalidValue
+    assert int(hip.hipPeekAtLastError()[0]) == 0
+    word.host_signal(1)
+    stream.synchronize(LIMIT)
+    stream.close()
+    word.close(timeout=LIMIT)

@@ -1,0 +1,113 @@
+"""A run on a library of ours is recorded of no device, whatever the run was told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.capabilities import read_verified
+from gpuinterop.testing.suites.libraries import libraries
+from tests.simulated.build import build
+
+from ..parties import SIMULATED
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="once is enough")
+
+BINDINGS = os.environ.get("PYTHONPATH", "")
+SUITE = """
+from gpuinterop import Operation
+from gpuinterop.testing import requires
+from gpuinterop.testing.suites import Suite
+
+class TestMine(Suite):
+    @requires(Operation.STREAM_MEMORY_OPS)
+    def test_it(self, device):
+        device.create_stream().close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "vendors"),
+    [("hip", ("hip",)), ("hip", ("forwarding", "cuda")), ("cuda", ("cuda",))],
+    ids=["simulated", "forwarding", "cuda"],
+)
+def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tuple[str, ...]) -> None:
+    """Without --gpuinterop-simulated, as `gpuinterop selftest --report` runs it; the host beside it is recorded."""
+    (tmp_path / "test_mine.py").write_text(SUITE)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
+    paths = [build(vendor) for vendor in vendors]
+    clean["LD_LIBRARY_PATH"] = os.pathsep.join(str(library.parent) for library in paths)
+    clean["PYTHONPATH"] = BINDINGS
+    reports = [tmp_path / name for name in ("verified.toml", "exporters.toml")]
+    command = ["--gpuinterop-require=host", f"--gpuinterop-require={backend}"]
+    command += [f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *command, str(tmp_path)],
+        env={**clean, "COLUMNS": "400"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{backend}:0: 1 passed" in done.stdout
+    assert f"{backend}: nothing was recorded, for it ran on {paths[0]}" in done.stdout
+    assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
+
+
+@pytest.mark.parametrize(
+    ("marker", "preloaded", "what"),
+    [
+        ("gpuinterop_stand_in_device", False, "AMD's runtime 6.3 on a stand-in device"),
+        ("gpuinterop_no_marker", True, "AMD's emulator rocjitsu"),
+    ],
+)
+def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, marker: str, preloaded: bool, what: str) -> None:
+    """Nothing is recorded of it, and `gpuinterop info` says so: here our runtime, marked as theirs."""
+    ours = build("hip", extra=(f"-Dgpuinterop_simulated_driver={marker}",))
+    (tmp_path / "libamdhip64.so.6.3.42").write_bytes(ours.read_bytes())
+    (tmp_path / "libamdhip64.so").symlink_to("libamdhip64.so.6.3.42")
+    (tmp_path / "test_mine.py").write_text(SUITE)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
+    clean |= {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": BINDINGS, "COLUMNS": "400"}
+    if preloaded:
+        emulator = tmp_path / "librocjitsu_kmd.so"
+        subprocess.run([os.environ.get("CC", "cc"), "-shared", "-o", emulator, "-xc", os.devnull], check=True)
+        clean["LD_PRELOAD"] = str(emulator)
+    report = tmp_path / "verified.toml"
+    told = []
+    for command in (
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpuinterop-require=hip", f"--gpuinterop-report={report}"],
+        ["-m", "gpuinterop", "info", "--json"],
+        ["-m", "gpuinterop", "info"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command, *([str(tmp_path)] if "pytest" in command else [])],
+            env=clean,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        told.append(done.stdout)
+    assert f"hip: nothing was recorded, for it ran on {what}" in told[0]
+    assert [run for run in read_verified(report) if run.device.startswith("Simulated")] == []
+    found = {one["name"]: one["stand_in"] for one in json.loads(told[1])["backends"]}
+    assert found["hip"] == what
+    assert found["host"] is None
+    assert f"no hardware: {what}" in told[2]
+
+
+def test_a_stand_in_has_no_array_library() -> None:
+    """Theirs is another GPU, or another vendor's: a declared skip, also in a run that is not told of it."""
+    with pytest.raises(pytest.skip.Exception, match=r"^declared: .*libamdhip64\.so stands in for its driver"):
+        libraries(gi.get_backend("hip").device(), simulated=False)

@@ -1,0 +1,79 @@
+"""Where semaphores abort, as everywhere in these tests; and the suites once more where arrays can be mapped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.simulated.build import build
+from tests.simulated.driver import Simulator
+
+from ..parties import SIMULATED
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+ABORTING: Final = "GPUINTEROP_SIM_HIP_ABORT"
+MIPMAP: Final = "GPUINTEROP_TEST_HIP_MIPMAP"
+
+
+def run(*arguments: str, **environment: str) -> dict[str, int]:
+    """pytest's outcomes, by name."""
+    clean = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    clean["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if "/.build/" not in path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        env={**clean, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    summary = done.stdout.strip().splitlines()[-1]
+    return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", summary)}
+
+
+def test_it_does_abort(simulator: Simulator) -> None:
+    """ROCm/clr #72. All tests here run so, and would show nothing if the very call, past the gate, ended no process."""
+    program = (
+        "import gpuinterop as gi; device = gi.get_backend('hip').device(); "
+        "print('before', flush=True); "
+        "device._backend.import_semaphore(device._native, gi.TimelineWin32(handle=5))"
+    )
+    for aborts in ("1", "0"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=simulator.environment(**{ABORTING: aborts}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout == "before\n"
+        if aborts == "1":
+            assert done.returncode == -signal.SIGABRT
+        else:
+            assert done.returncode == 1
+            assert "hipErrorNotSupported" in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_arrays_where_the_runtime_has_them() -> None:
+    """ROCm/hip #3779: AMD's library for Linux does not export the call, as the table says. Here is one that does."""
+    if os.environ.get(MIPMAP):
+        pytest.skip("this is that run")
+    build("hip", extra=("-DGIP_MIPMAP=1",))
+    files = ("hip/test_descriptors.py", "hip/test_capabilities.py", "test_conformance.py")
+    outcomes = run(*(f"tests/vendors/{name}" for name in files), "-k", "rray", **{MIPMAP: "1"})
+    assert outcomes["passed"] > 5
+    assert not outcomes.keys() & {"failed", "error", "errors"}

@@ -1,0 +1,96 @@
+"""What the driver is told of imports, field by field: every handle type that both vendors have, by handle and by name.
+
+Windows is only here: the simulator's Windows personality takes the types, and keeps what it was given.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from tests.simulated.driver import Simulator
+
+from .parties import open_party
+from .table import MEMORY, VENDOR
+
+NT = 0x1234_5678
+NAME = "Local\\gpuinterop \u00fc\U0001f600"
+
+
+def only(found: list[Any]) -> Any:
+    assert len(found) == 1
+    return found[0]
+
+
+def named(types: Any) -> list[Any]:
+    return [pytest.param(kind, number, id=kind.type_name) for kind, number in types.items()]
+
+
+@pytest.mark.parametrize("dedicated", [False, True])
+@pytest.mark.parametrize(("kind", "number"), named(MEMORY))
+def test_memory_by_handle(backend: Any, windows: Simulator, kind: type[Any], number: int, dedicated: bool) -> None:
+    windows.forget_descriptors()
+    must = kind in (gi.D3D12Resource, gi.D3D11Resource, gi.D3D11ResourceKmt)
+    native = backend.import_memory(
+        backend.open_device(0), kind(handle=NT), size=0x1_0000_1000, dedicated=dedicated or must
+    )
+    desc = only(windows.descriptors(VENDOR.call("ImportExternalMemory")))
+    assert (desc.type, desc.handle, desc.name) == (number, NT, None)
+    assert (desc.size, desc.flags) == (0x1_0000_1000, int(dedicated or must))
+    assert not any(desc.reserved)
+    backend.destroy_memory(native)
+
+
+@pytest.mark.parametrize(("kind", "number"), named({kind: n for kind, n in MEMORY.items() if kind.nameable}))
+def test_memory_by_name(backend: Any, windows: Simulator, kind: type[Any], number: int) -> None:
+    windows.forget_descriptors()
+    native = backend.import_memory(backend.open_device(0), kind(name=NAME), size=4096, dedicated=True)
+    desc = only(windows.descriptors(VENDOR.call("ImportExternalMemory")))
+    assert (desc.type, desc.handle, desc.name, desc.flags) == (number, 0, NAME, 1)
+    backend.destroy_memory(native)
+
+
+@pytest.mark.parametrize(("kind", "number"), named(VENDOR.semaphores))
+def test_semaphores_by_handle(backend: Any, windows: Simulator, kind: type[Any], number: int) -> None:
+    windows.forget_descriptors()
+    native = backend.import_semaphore(backend.open_device(0), kind(handle=NT))
+    desc = only(windows.descriptors(VENDOR.call("ImportExternalSemaphore")))
+    assert (desc.type, desc.handle, desc.name, desc.flags) == (number, NT, None, 0)
+    assert not any(desc.reserved)
+    backend.destroy_semaphore(native)
+
+
+@pytest.mark.parametrize(("kind", "number"), named({kind: n for kind, n in VENDOR.semaphores.items() if kind.nameable}))
+def test_semaphores_by_name(backend: Any, windows: Simulator, kind: type[Any], number: int) -> None:
+    """HIP ignores the name: refused before the call, also for the type that memory has, too."""
+    windows.forget_descriptors()
+    call, device = VENDOR.call("ImportExternalSemaphore"), backend.open_device(0)
+    if VENDOR.name == "hip":
+        with pytest.raises(gi.UnsupportedError, match="HIP ignores the name of a semaphore") as caught:
+            backend.import_semaphore(device, kind(name=NAME))
+        assert caught.value.capability.workaround
+        assert windows.descriptors(call) == []
+        return
+    native = backend.import_semaphore(device, kind(name=NAME))
+    desc = only(windows.descriptors(call))
+    assert (desc.type, desc.handle, desc.name, desc.flags) == (number, 0, NAME, 0)
+    backend.destroy_semaphore(native)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file descriptors")
+def test_the_descriptor_of_a_linux_import(simulator: Simulator, device: gi.Device) -> None:
+    """Through the whole library: the driver sees a duplicate, the size and the flag that the exporter said."""
+    with open_party("memfd", device) as exporter, exporter.create_memory(8192) as theirs:
+        simulator.forget_descriptors()
+        handle = theirs.export()
+        number = handle.fd  # type: ignore[attr-defined]
+        with device.import_memory(handle, size=theirs.size) as memory:
+            desc = only(simulator.descriptors(VENDOR.call("ImportExternalMemory")))
+            assert (desc.type, desc.size, desc.flags) == (1, theirs.size, int(theirs.dedicated))
+            assert desc.fd != number
+            memory.map_buffer(4096, 1024).close()
+            mapped = only(simulator.descriptors(VENDOR.call("ExternalMemoryGetMappedBuffer")))
+            assert (mapped.offset, mapped.size, mapped.flags) == (0, theirs.size, 0)

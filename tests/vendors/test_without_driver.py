@@ -1,0 +1,111 @@
+"""Where there is no driver, no device or no binding: one line says what is missing, and nothing else breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+
+from .parties import SIMULATED
+from .table import VENDOR
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="a driver is there")
+
+ROOT = Path(__file__).resolve().parents[2]
+BINDINGS = os.environ.get("PYTHONPATH", "")
+INFO = "import sys; sys.argv = ['gpuinterop', 'info', '--json']; from gpuinterop.cli import main; main()"
+
+
+def python(
+    program: str, tmp_path: Path, *, path: str | None = None, driver: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """In a process with or without the simulated driver; `path` is where it finds packages, by default the bindings."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GPUINTEROP_") and name != "PYTHONPATH" and (driver or name != "LD_LIBRARY_PATH")
+    }
+    found = BINDINGS if path is None else path
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**clean, **({"PYTHONPATH": found} if found else {}), **environment},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def reason_of(done: subprocess.CompletedProcess[str]) -> str:
+    """Why `gpuinterop info` says that the backend is not available."""
+    assert done.returncode == 0, done.stderr
+    (found,) = (one for one in json.loads(done.stdout)["backends"] if one["name"] == VENDOR.name)
+    assert found["available"] is False
+    return str(found["reason"])
+
+
+def test_info_explains_in_one_line(tmp_path: Path) -> None:
+    reason = reason_of(python(INFO, tmp_path))
+    assert "\n" not in reason
+    assert all(word in reason for word in VENDOR.needs), reason
+
+
+def test_asked_for_by_name_it_raises_with_the_fix(tmp_path: Path) -> None:
+    done = python(f"import gpuinterop as gi; gi.get_backend({VENDOR.name!r})", tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("gpuinterop.errors.BackendUnavailableError: ")
+    assert all(word in last for word in VENDOR.missing), last
+    chosen = python("import gpuinterop as gi; gi.device()", tmp_path, GPUINTEROP_BACKEND=VENDOR.name)
+    assert "GPUINTEROP_BACKEND" in chosen.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("path", [BINDINGS, ""], ids=["bindings", "none beside the environment's"])
+def test_without_a_choice_the_host_serves_and_nobody_is_warned(tmp_path: Path, path: str) -> None:
+    """-W error: no GPU and no driver is a machine without one, and no failure."""
+    done = python("import gpuinterop as gi; print(gi.get_backend().name)", tmp_path, path=path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "host\n", "")
+
+
+def test_without_the_bindings(tmp_path: Path) -> None:
+    """Others have packages of these names, too (AMD's hip-python-interop has `cuda`): they are not taken for them."""
+    for package in ("cuda", "hip", "rocm"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("")
+    (tmp_path / "hip" / "hip.py").write_text("")
+    (tmp_path / "hip" / "_version.py").write_text("__version__ = '1'")
+    reason = reason_of(python(INFO, tmp_path, path=str(tmp_path)))
+    assert all(word in reason for word in VENDOR.no_bindings), reason
+
+
+@pytest.mark.parametrize(("environment", "words"), VENDOR.broken)
+def test_a_driver_that_does_not_work(tmp_path: Path, environment: Any, words: tuple[str, ...]) -> None:
+    reason = reason_of(python(INFO, tmp_path, driver=True, **environment))
+    assert all(word in reason for word in words), reason
+
+
+def test_looking_at_what_there_is_makes_nothing_current(tmp_path: Path) -> None:
+    """`info`, the devices and their tables come from attributes and symbols alone."""
+    program = (
+        "import gpuinterop as gi; from tests.simulated.driver import Simulator; "
+        f"device = gi.get_backend({VENDOR.name!r}).devices()[0]; "
+        "assert device.capabilities.supports((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)); "
+        "assert gi.match_device(device.identity) is device; "
+        f"simulator = Simulator.attach({VENDOR.name!r}); "
+        f"calls = lambda: sum(map(simulator.calls, {VENDOR.makes_current})); "
+        "print(calls()); device.create_stream().close(); print(calls() > 0)"
+    )
+    done = python(program, tmp_path, path=os.pathsep.join(filter(None, [str(ROOT), BINDINGS])), driver=True)
+    assert (done.returncode, done.stdout) == (0, "0\nTrue\n"), done.stderr
+
+
+def test_the_backend_is_installed() -> None:
+    assert VENDOR.name in gi.backends()
