@@ -1,0 +1,362 @@
+"""A multicast object is created: every rule holds before the driver is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core import registry
+from gpuinterop._core.device import Device
+from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support
+
+from ..fake import FakeMulticast, fake_device, fake_team
+from .calls import GOOD, SIZE, STEP, Team, close_all, fail, names, refused, releases
+
+# -- creating --------------------------------------------------------------------------------------------------------
+
+
+def test_a_team_of_devices_is_added_at_once(team: Team) -> None:
+    devices, backend = team
+    with gi.create_multicast(devices[1:3], SIZE, gi.VmmFd) as multicast:
+        assert multicast.devices == (devices[1], devices[2])
+        assert multicast.complete
+        assert (multicast.device, multicast.device_count, multicast.size) == (devices[1], 2, SIZE)
+        assert multicast.handle_types == (gi.VmmFd,)
+        assert multicast.granularity == gi.Granularity(STEP, GOOD)
+        assert multicast.bindings == ()
+    group = ("group", backend.calls[1][1][1])
+    assert backend.calls == [
+        ("create_multicast", 1, 2, SIZE, (gi.VmmFd,)),
+        ("add_device", group, 1),
+        ("add_device", group, 2),
+        ("release_allocation", group),
+    ]
+    assert backend.asked == [("multicast_granularity", 2, SIZE, (gi.VmmFd,))]
+    assert not backend.live
+
+
+def test_a_team_over_processes_is_a_number(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, backend = team
+    with gi.create_multicast(3, SIZE, (gi.VmmFd, gi.FabricHandle, gi.VmmFd), device=devices[2]) as multicast:
+        assert names(backend) == ["create_multicast"]
+        assert backend.calls[0][1:] == (2, 3, SIZE, (gi.VmmFd, gi.FabricHandle))
+        added: list[Device] = []
+        for device in devices[:3]:
+            assert (multicast.devices, multicast.complete) == (tuple(added), False)
+            multicast.add_device(device)
+            added.append(device)
+        assert (multicast.devices, multicast.complete) == (tuple(added), True)
+    monkeypatch.setattr(registry, "device", lambda: devices[3])
+    number: Any = np.int64(3)
+    with gi.create_multicast(number, SIZE) as multicast:
+        assert multicast.device is devices[3]
+        assert multicast.handle_types == ()
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_team_may_be_any_iterable(team: Team, chosen: bool) -> None:
+    """One that can be gone through once is, and nobody of it is left out."""
+    devices, backend = team
+
+    def those() -> Any:
+        return (device for device in devices[:3])
+
+    device = devices[3] if chosen else None
+    with gi.create_multicast(those(), SIZE, gi.VmmFd, device=device) as multicast, multicast.export() as handle:
+        assert (multicast.device_count, multicast.devices) == (3, tuple(devices[:3]))
+        assert multicast.device is (device or devices[0])
+        with gi.import_multicast(handle, those(), SIZE, device=device) as imported:
+            assert (imported.device_count, imported.devices) == (3, tuple(devices[:3]))
+    devices[3].multicast_granularity(those(), SIZE)
+    assert backend.asked[-1] == ("multicast_granularity", 3, SIZE, ())
+
+
+def test_granularity_is_known_before_creation(team: Team) -> None:
+    devices, backend = team
+    for asked in (3, devices[:3]):
+        found = devices[0].multicast_granularity(asked, 12345, gi.VmmFd)
+        assert (found.minimum, found.recommended) == (STEP, GOOD)
+        assert backend.asked[-1] == ("multicast_granularity", 3, 12345, (gi.VmmFd,))
+    assert not backend.calls
+
+
+def test_a_size_beside_the_granularity_names_the_next_good_one(team: Team) -> None:
+    devices, backend = team
+    for size in (1, STEP - 1, STEP + 1, SIZE + STEP // 2):
+        good, best = -(-size // STEP) * STEP, -(-size // GOOD) * GOOD
+        match = rf"no multiple of the granularity, {STEP}: the next good size is {good};.* {GOOD}: {best}\."
+        refused(backend, partial(gi.create_multicast, devices, size), "size", match)
+        gi.create_multicast(devices, good).close()  # what it names is good
+    for size in (0, -STEP, 1 << 63):
+        refused(backend, partial(gi.create_multicast, devices, size), "size")
+
+
+def test_bad_teams_are_refused(team: Team) -> None:
+    devices, backend = team
+    stranger = fake_team()[0][0]
+    refused(backend, lambda: gi.create_multicast([], SIZE), "devices", error=gi.ArgumentTypeError)
+    refused(backend, lambda: gi.create_multicast([], SIZE, device=devices[0]), "devices", "one device or more")
+    refused(backend, lambda: gi.create_multicast(0, SIZE, device=devices[0]), "devices", "expected 1 or more, got 0")
+    refused(backend, lambda: gi.create_multicast([devices[0], devices[0]], SIZE), "devices", "twice")
+    refused(backend, lambda: gi.create_multicast([devices[0], stranger], SIZE), "devices", "another backend")
+    refused(backend, lambda: gi.create_multicast(devices, SIZE, device=stranger), "devices", "another backend")
+    bad: list[Any] = [[0, 1], "01", True, 1.5, None]
+    for teams in bad:
+        refused(
+            backend, partial(gi.create_multicast, teams, SIZE, device=devices[0]), "devices",
+            error=gi.ArgumentTypeError,
+        )  # fmt: skip
+    wrong: Any = 0
+    refused(backend, lambda: gi.create_multicast(2, SIZE, device=wrong), "device", error=gi.ArgumentTypeError)
+    kinds: list[Any] = [gi.OpaqueFd, "vmm_fd", [gi.VmmFd, 3], None]
+    for kind in kinds:
+        refused(
+            backend, partial(gi.create_multicast, devices, SIZE, kind), "handle_types",
+            error=gi.ArgumentTypeError,
+        )  # fmt: skip
+
+
+def test_every_device_must_have_multicast_and_the_exports() -> None:
+    cases: list[tuple[Operation, Callable[[list[Device]], object]]] = [
+        (Operation.CREATE_MULTICAST, lambda devices: gi.create_multicast(devices, SIZE)),
+        (Operation.CREATE_MULTICAST, lambda devices: gi.create_multicast(devices[::-1], SIZE)),
+        (Operation.CREATE_MULTICAST, lambda devices: devices[1].multicast_granularity(devices, SIZE)),
+        (Operation.EXPORT_MULTICAST, lambda devices: gi.create_multicast(devices, SIZE, gi.VmmFd)),
+        (Operation.IMPORT_MULTICAST, lambda devices: gi.import_multicast(gi.FabricHandle(bytes(64)), devices, SIZE)),
+    ]
+    for gap, call in cases:
+        devices, backend = fake_team()
+        broken, _ = fake_team(gap, backend=backend)
+        devices[1] = broken[1]  # one of the team, and not the one that the driver is called through
+        with pytest.raises(gi.UnsupportedError, match=f"{gap.value}.*the test says so") as caught:
+            call(devices[:3])
+        assert caught.value.capability.operation is gap
+        assert not backend.calls
+        assert not backend.asked
+    multicast = gi.create_multicast(2, SIZE, device=devices[0])
+    backend.calls.clear()
+    hidden, _ = fake_team(Operation.CREATE_MULTICAST, backend=backend)
+    with pytest.raises(gi.UnsupportedError):
+        multicast.add_device(hidden[1])
+    assert not backend.calls
+    multicast.close()
+
+
+def test_a_backend_without_multicast_has_a_gap() -> None:
+    for gap in (Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST):
+        device, backend = fake_device(gap)
+        with pytest.raises(gi.UnsupportedError):
+            gi.create_multicast([device], SIZE, gi.VmmFd)
+        assert not backend.calls
+    device, backend = fake_device(Operation.IMPORT_MULTICAST)
+    handle = gi.VmmFd.adopt(os.memfd_create("group"))
+    with handle, pytest.raises(gi.UnsupportedError):
+        gi.import_multicast(handle, [device], SIZE)
+    assert not backend.calls
+
+
+@pytest.mark.parametrize("pattern", ["*multicast*", "create_multicast,export_multicast,import_multicast"])
+def test_it_can_be_turned_off(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "willing")
+    point = EntryPoint("willing", f"{__name__}:Willing", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.delenv("GPUINTEROP_DISABLE", raising=False)
+    with gi.create_multicast(2, SIZE, gi.VmmFd) as multicast:  # and the default device is the chosen one
+        assert multicast.device is gi.device()
+        handle = multicast.export()
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setenv("GPUINTEROP_DISABLE", pattern)
+    device = gi.device(1)
+    backend = device._backend
+    assert isinstance(backend, Willing)
+    for call in (
+        lambda: gi.create_multicast(2, SIZE),
+        lambda: gi.create_multicast(gi.devices(), SIZE),
+        lambda: gi.import_multicast(handle, 2, SIZE),
+        lambda: device.multicast_granularity(2, SIZE),
+    ):
+        with pytest.raises(gi.UnsupportedError, match="GPUINTEROP_DISABLE") as caught:
+            call()
+        assert caught.value.capability.support is Support.DISABLED
+    assert not backend.calls
+    assert not handle.closed
+    handle.close()
+    off = [cell for cell in DOMAIN if device.capabilities.of(cell).support is Support.DISABLED]
+    assert {cell.operation for cell in off} == {
+        Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST,
+    }  # fmt: skip
+    with device.allocate(STEP) as allocation:  # nothing else is
+        assert allocation.buffer.size == STEP
+
+
+class Willing(FakeMulticast):
+    name = "willing"
+
+    def capabilities(self, ordinal: int) -> Iterable[Capability]:
+        return [cell.unverified(Scope.DRIVER, "says so.", "its manual") for cell in DOMAIN]
+
+
+@pytest.mark.parametrize("call", ["create_multicast", "add_device"])
+def test_a_failed_creation_leaves_nothing(team: Team, call: str) -> None:
+    devices, backend = team
+    left = [3]
+
+    def fail_at_last() -> None:
+        left[0] -= 1
+        if call == "create_multicast" or not left[0]:
+            fail()
+
+    backend.on[call] = fail_at_last
+    with pytest.raises(gi.DriverError):
+        gi.create_multicast(devices, SIZE)
+    assert not backend.live
+    assert names(backend).count("add_device") == (3 if call == "add_device" else 0)
+    assert releases(backend) == (["release"] if call == "add_device" else [])
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_release_that_fails_too_does_not_hide_the_failure(team: Team, imported: bool) -> None:
+    devices, backend = team
+
+    def fail_otherwise() -> None:
+        raise gi.DriverError("cuMemRelease", 999, "CUDA_ERROR_UNKNOWN")
+
+    backend.on.update(add_device=fail, release_allocation=fail_otherwise)
+    with (
+        gi.FabricHandle(bytes(64)) as handle,
+        pytest.warns(gi.LeakedResourceWarning, match=r"MulticastObject #\d+ failed: cuMemRelease"),
+        pytest.raises(gi.DriverError, match="cuSomething"),
+    ):
+        if imported:
+            gi.import_multicast(handle, devices, SIZE)
+        else:
+            gi.create_multicast(devices, SIZE)
+
+
+def test_adding_devices(team: Team) -> None:
+    devices, backend = team
+    with gi.create_multicast(2, SIZE, device=devices[3]) as multicast:
+        wrong: Any = 0
+        refused(backend, lambda: multicast.add_device(wrong), "device", error=gi.ArgumentTypeError)
+        refused(backend, lambda: multicast.add_device(fake_team()[0][0]), "device", "another backend")
+        backend.on["add_device"] = fail
+        with pytest.raises(gi.DriverError):
+            multicast.add_device(devices[0])
+        assert multicast.devices == ()
+        del backend.on["add_device"]
+        multicast.add_device(devices[0])
+        refused(backend, lambda: multicast.add_device(devices[0]), "device", "added already")
+        multicast.add_device(devices[1])
+        refused(backend, lambda: multicast.add_device(devices[2]), "device", "2 devices, and all were added")
+    with pytest.raises(gi.ResourceClosedError):
+        multicast.add_device(devices[2])
+
+
+@pytest.mark.parametrize("use", ["bind_memory", "bind_address", "map"])
+def test_no_device_is_added_behind_a_bind_or_a_map(team: Team, use: str) -> None:
+    devices, backend = team
+    with (
+        gi.create_multicast(3, SIZE, gi.VmmFd, device=devices[0]) as multicast,
+        devices[0].allocate(SIZE) as allocation,
+    ):
+        multicast.add_device(devices[0])
+        if use == "bind_memory":
+            multicast.bind_memory(allocation, assume_all_added=True)
+        elif use == "bind_address":
+            multicast.bind_address(devices[0], allocation.buffer, SIZE, assume_all_added=True)
+        else:
+            mapping = multicast.map(assume_all_added=True)
+            assert mapping.devices == (devices[0],)
+        refused(backend, lambda: multicast.add_device(devices[1]), "device", "before anything is bound or mapped")
+
+
+def test_what_was_refused_does_not_end_the_adding(team: Team) -> None:
+    devices, _backend = team
+    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
+        multicast.add_device(devices[0])
+        for call in (lambda: multicast.bind_memory(allocation), multicast.map):
+            with pytest.raises(gi.InvalidArgumentError):
+                call()
+        multicast.add_device(devices[1])
+
+
+def test_what_the_driver_refused_does_not_end_the_adding(team: Team) -> None:
+    devices, backend = team
+    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
+        multicast.add_device(devices[0])
+        backend.on.update(bind_memory=fail, map_allocation=fail)
+        for call in (partial(multicast.bind_memory, allocation), multicast.map):
+            with pytest.raises(gi.DriverError):
+                call(assume_all_added=True)
+        multicast.add_device(devices[1])
+
+
+@pytest.mark.parametrize("use", ["bind_memory", "map_allocation"])
+def test_a_refusal_leaves_what_another_has_said(team: Team, use: str) -> None:
+    """Somebody else's bind or map went well, or is under way: all devices are there."""
+    devices, backend = team
+    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
+        multicast.add_device(devices[0])
+
+        def meanwhile() -> None:
+            backend.on["map_allocation"] = fail
+            with pytest.raises(gi.DriverError):
+                multicast.map(assume_all_added=True)
+            refused(backend, lambda: multicast.add_device(devices[1]), "device", "before anything is bound or mapped")
+            del backend.on["map_allocation"]
+
+        backend.on[use] = meanwhile
+        if use == "bind_memory":
+            multicast.bind_memory(allocation, assume_all_added=True).close()
+        else:
+            multicast.map(assume_all_added=True).close()
+        meanwhile()
+
+
+# -- all were added --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_bound_or_mapped_before_all_were_added(team: Team) -> None:
+    """The driver would block, for ever if need be."""
+    devices, backend = team
+    allocation = devices[0].allocate(SIZE)
+    multicast = gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0])
+    multicast.add_device(devices[0])
+    address, buffer = 1 << 33, allocation.buffer
+    calls: list[Callable[[], object]] = [
+        lambda: multicast.bind_memory(allocation),
+        lambda: multicast.bind_address(devices[0], address, STEP),
+        lambda: multicast.bind_address(devices[0], buffer, STEP),
+        multicast.map,
+        lambda: multicast.map([devices[0]]),
+    ]
+    for call in calls:
+        match = r"1 of the team's 2 devices.*gpuinterop\.exchange.*assume_all_added=True"
+        refused(backend, call, "assume_all_added", match)
+    multicast.add_device(devices[1])
+    multicast.bind_memory(allocation)
+    with multicast.map():
+        close_all(multicast, allocation)
+
+
+def test_who_knows_that_all_were_added_says_so(team: Team) -> None:
+    devices, backend = team
+    with (
+        gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0]) as multicast,
+        devices[0].allocate(SIZE) as allocation,
+    ):
+        multicast.add_device(devices[0])
+        multicast.bind_memory(allocation, size=STEP, assume_all_added=True)
+        multicast.bind_address(devices[0], allocation.buffer, STEP, STEP, assume_all_added=True)
+        with multicast.map(assume_all_added=True) as mapping:
+            assert mapping.devices == (devices[0],)
+        assert [name for name in names(backend) if name.startswith("bind")] == ["bind_memory", "bind_address"]
+        assert not multicast.complete

@@ -1,0 +1,331 @@
+"""Releases come in order, and wait for what is pending."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._core import drain, monitor
+
+from ..fake import fake_team
+from .calls import LIMIT, SIZE, STEP, Team, allocations, close_all, releases
+
+
+@pytest.mark.parametrize("unmapped_before", [False, True])
+@pytest.mark.parametrize("mapped_first", [False, True])
+@pytest.mark.parametrize("done_after", range(8))
+def test_releases_come_in_order(done_after: int, mapped_first: bool, unmapped_before: bool) -> None:
+    """Whatever was made or closed first, and whoever's work is seen as done first."""
+    devices, backend = fake_team()
+    stream = devices[1].create_stream()
+    multicast = gi.create_multicast(devices[:2], SIZE)
+    memory = allocations(devices[:2])
+    if mapped_first:
+        mapping = multicast.map()
+    for one in memory:
+        multicast.bind_memory(one)
+    if not mapped_first:
+        mapping = multicast.map()
+    backend.blocked.add(stream.ptr)
+    looks = [done_after]
+
+    def look() -> None:
+        looks[0] -= 1
+        if looks[0] < 0:
+            backend.blocked.clear()
+
+    if unmapped_before:
+        mapping.close()
+    backend.on_is_done = look
+    multicast.close()
+    multicast.close(timeout=LIMIT)
+    assert releases(backend) == ["unmap", "unbind", "unbind", "release"]
+    assert backend.calls[-1] == ("release_allocation", multicast._lifetime.handle)
+    close_all(mapping, *memory, stream)
+    assert not backend.live
+
+
+@pytest.mark.parametrize("what", ["mapping", "binding", "multicast"])
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_work_of_every_device_is_waited_for(team: Team, what: str, closed: bool) -> None:
+    """Also that of a stream that is closed: its device drains with the others."""
+    devices, backend = team
+    multicast = gi.create_multicast(devices[:3], SIZE)
+    allocation = devices[0].allocate(SIZE)
+    mapping, binding = multicast.map(), multicast.bind_memory(allocation)
+    things: dict[str, Any] = {"mapping": mapping, "binding": binding, "multicast": multicast}
+    stream = devices[2].create_stream()
+    backend.blocked.add(stream.ptr)
+    if closed:
+        stream.close()
+    things[what].close()
+    devices[0].drain()
+    assert releases(backend) == []
+    with pytest.raises(gi.ResourceBusyError, match="pending"):
+        things[what].close(timeout=0)
+    backend.blocked.clear()
+    things[what].close(timeout=LIMIT)
+    assert releases(backend) == {
+        "mapping": ["unmap"], "binding": ["unbind"], "multicast": ["unmap", "unbind", "release"],
+    }[what]  # fmt: skip
+    close_all(multicast, allocation, stream)
+    assert not backend.live
+
+
+def test_another_devices_work_is_not(team: Team) -> None:
+    devices, backend = team
+    stream = devices[3].create_stream()
+    backend.blocked.add(stream.ptr)
+    with gi.create_multicast(devices[:2], SIZE) as multicast, multicast.map():
+        pass
+    assert releases(backend) == ["unmap", "release"]
+    backend.blocked.clear()
+    stream.close()
+
+
+def test_a_device_that_was_added_late_counts(team: Team) -> None:
+    devices, backend = team
+    multicast = gi.create_multicast(2, SIZE, device=devices[0])
+    multicast.add_device(devices[0])
+    multicast.add_device(devices[1])
+    mapping = multicast.map()
+    stream = devices[1].create_stream()
+    backend.blocked.add(stream.ptr)
+    stream.close()
+    multicast.close()
+    assert mapping.closed
+    assert releases(backend) == []
+    backend.blocked.clear()
+    devices[1].drain()  # whichever of the team drains
+    assert releases(backend) == ["unmap", "release"]
+
+
+def test_bound_memory_stays_until_it_is_unbound(team: Team) -> None:
+    """Closing it ends the binding, and its own release comes after the unbind, which waits for all of the team."""
+    devices, backend = team
+    multicast = gi.create_multicast(devices[:2], SIZE)
+    allocation = devices[0].allocate(SIZE)
+    binding = multicast.bind_memory(allocation)
+    stream = devices[1].create_stream()  # not the memory's own device
+    backend.blocked.add(stream.ptr)
+    allocation.close()
+    assert binding.closed
+    assert multicast.bindings == ()
+    assert not multicast.closed
+    assert releases(backend) == []
+    with pytest.raises(gi.ResourceBusyError, match="MulticastBinding"):
+        allocation.close(timeout=0)
+    backend.blocked.clear()
+    allocation.close(timeout=LIMIT)
+    assert releases(backend) == ["unbind", "release"]
+    assert backend.calls[-1] == ("release_allocation", allocation._native)
+    close_all(multicast, stream)
+    assert not backend.live
+
+
+def test_a_bound_buffer_is_kept_alive_and_closing_it_unbinds(team: Team) -> None:
+    devices, backend = team
+    multicast = gi.create_multicast(devices[:2], SIZE, gi.VmmFd)
+    allocation = devices[0].allocate(SIZE)
+    binding = multicast.bind_address(devices[0], allocation.buffer, STEP)
+    allocation.buffer.close()
+    assert binding.closed
+    assert releases(backend) == ["unbind", "unmap"]
+
+    binding = multicast.bind_address(devices[0], allocation.buffer, STEP)
+    alive = weakref.ref(allocation)
+    stream = devices[1].create_stream()
+    backend.blocked.add(stream.ptr)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del allocation
+        gc.collect()
+    assert alive() is not None, "the binding holds the buffer, and that the allocation"
+    backend.calls.clear()
+    alive().close()  # type: ignore[union-attr]
+    assert binding.closed
+    assert releases(backend) == []
+    backend.blocked.clear()
+    devices[0].drain()
+    assert releases(backend) == ["unbind", "unmap", "release"]
+    close_all(multicast, stream)
+    assert not backend.live
+
+
+def test_closing_the_object_leaves_the_memory(team: Team) -> None:
+    devices, backend = team
+    multicast = gi.create_multicast(devices[:1], SIZE)
+    allocation = devices[0].allocate(SIZE)
+    binding, mapping = multicast.bind_memory(allocation), multicast.map()
+    multicast.close(timeout=LIMIT)
+    assert binding.closed
+    assert mapping.closed
+    assert not allocation.closed
+    allocation.buffer.fill(1)
+    allocation.close(timeout=LIMIT)
+    assert releases(backend) == ["unmap", "unbind", "release", "unmap", "release"]
+
+
+@pytest.mark.parametrize("mapped_first", [False, True])
+def test_dropping_it_warns_and_releases_in_order(team: Team, mapped_first: bool) -> None:
+    devices, backend = team
+    allocation = devices[0].allocate(SIZE)
+
+    def drop() -> None:
+        multicast: Any = gi.create_multicast(devices[:2], SIZE)
+        if not mapped_first:
+            multicast.bind_memory(allocation)
+        multicast.mine = multicast.map()  # so that they go together
+        if mapped_first:
+            multicast.bind_memory(allocation)
+
+    stream = devices[1].create_stream()
+    backend.blocked.add(stream.ptr)
+    with pytest.warns(gi.LeakedResourceWarning) as caught:
+        drop()
+        gc.collect()
+    dropped = sorted(str(one.message).partition(" #")[0] for one in caught)
+    assert dropped == ["MulticastMapping", "MulticastObject"]
+    assert releases(backend) == []
+    looks = [1]
+
+    def look() -> None:
+        looks[0] -= 1
+        if looks[0] < 0:
+            backend.blocked.clear()
+
+    backend.on_is_done = look
+    devices[1].drain()
+    devices[1].drain()
+    assert releases(backend) == ["unmap", "unbind", "release"]
+    close_all(allocation, stream)
+    assert not backend.live
+
+
+def test_a_binding_that_nobody_holds_stays(team: Team) -> None:
+    devices, backend = team
+    with gi.create_multicast(devices[:1], SIZE) as multicast, devices[0].allocate(SIZE) as allocation:
+        multicast.bind_memory(allocation)
+        gc.collect()
+        devices[0].drain()
+        assert len(multicast.bindings) == 1
+        assert releases(backend) == []
+        with pytest.warns(gi.LeakedResourceWarning, match="MulticastMapping"):  # a mapping is its holder's
+            multicast.map()
+            gc.collect()
+        devices[0].drain()
+        assert releases(backend) == ["unmap"]
+
+
+def test_an_allocation_does_not_keep_the_object_alive(team: Team) -> None:
+    devices, backend = team
+    allocation = devices[0].allocate(SIZE)
+    multicast = gi.create_multicast(devices[:1], SIZE)
+    multicast.bind_memory(allocation)
+    alive = weakref.ref(multicast)
+    with pytest.warns(gi.LeakedResourceWarning, match="MulticastObject"):
+        del multicast
+        gc.collect()
+    assert alive() is None
+    devices[0].drain()
+    assert releases(backend) == ["unbind", "release"]
+    allocation.close(timeout=LIMIT)
+
+
+def test_nothing_is_left_at_exit(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a closed stream of another device is released, whichever device is drained first."""
+    devices, backend = team
+    multicast = gi.create_multicast(devices, SIZE)
+    memory = allocations(devices)
+    for one in memory:
+        multicast.bind_memory(one)
+    mapping = multicast.map()
+    streams = [device.create_stream() for device in devices]
+    for stream in streams:
+        backend.blocked.add(stream.ptr)
+        stream.close()
+    for closing in (multicast, *memory):
+        closing.close()
+    assert mapping.closed
+    assert releases(backend) == []
+    backend.blocked.clear()
+    monkeypatch.setattr(drain, "_exiting", False)  # it is set now, and back again behind the test
+    drain._drain_at_exit()
+    assert releases(backend) == ["unmap", *["unbind"] * 4, *["release"] * 5]
+    assert not backend.live
+
+
+def test_many_rounds_leave_nothing(team: Team) -> None:
+    devices, backend = team
+    allocation = devices[0].allocate(SIZE)
+    multicast = gi.create_multicast(devices[:2], SIZE)
+    for _ in range(50):
+        with multicast.map() as mapping, multicast.bind_memory(allocation, size=STEP) as binding:
+            assert not mapping.closed
+            assert multicast.bindings == (binding,)
+    del mapping, binding
+    assert len(multicast._bound) == 1  # the last one, which the next bind forgets
+    assert not multicast._bindings
+    assert not multicast._lifetime.standing
+    assert not allocation._lifetime.standing
+    for _ in range(50):
+        with devices[0].allocate(SIZE) as memory:  # which closes the binding
+            multicast.bind_memory(memory, size=STEP)
+    assert len(multicast._bound) == len(multicast._bindings) == 1
+    assert not multicast._lifetime.standing
+    close_all(multicast, allocation)
+    assert not backend.live
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_leaves_the_parents_alone(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, backend = team
+    multicast = gi.create_multicast(devices[:2], SIZE)
+    mapping = multicast.map()
+    stream = devices[1].create_stream()
+    backend.blocked.add(stream.ptr)
+    multicast.close()
+    assert mapping.closed
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with monitor._lock:
+            held.set()
+            done.wait(LIMIT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(LIMIT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(int(LIMIT))
+        code = 1
+        try:
+            backend.blocked.clear()
+            devices[0].drain()
+            quiet = releases(backend) == []
+            with pytest.raises(gi.ResourceClosedError, match=r"MulticastMapping.* of its parent, made before the fork"):
+                _ = mapping.ptr
+            with pytest.raises(gi.ResourceClosedError, match="no driver survives a fork"):
+                gi.create_multicast(devices[2:], SIZE)
+            monkeypatch.setattr(backend, "survives_fork", True)
+            gi.create_multicast(devices[2:], SIZE).close()  # and the lock is free
+            code = 7 if quiet and releases(backend) == ["release"] else 2  # the child's, and nothing of the parent's
+        finally:
+            os._exit(code)
+    done.set()
+    thread.join(LIMIT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    backend.blocked.clear()
+    close_all(multicast, stream)
+    assert releases(backend) == ["unmap", "release"]
