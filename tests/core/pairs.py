@@ -364,6 +364,7 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
     "OpaqueFd.__enter__": ENTER,
     "OpaqueFd.__exit__": ENTER,
     "OpaqueFd.adopt": "makes one",
+    "OpaqueFd.adopt_duplicate": "makes one",
     "OpaqueFd.close": [("", True, lambda w: w.handle.close())],
     "OpaqueFd.closed": LOOK,
     "OpaqueFd.detach": [("", True, lambda w: os.close(w.handle.detach()))],
