@@ -1,4 +1,4 @@
-"""Checks of arguments, the same on every floor: what is refused names the argument, what was expected and what came."""
+"""Checks of arguments for every layer. Errors name the argument, the expected value and the given one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
 MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
 MAX_SIZE: Final = 2**63 - 1
-"""In bytes: sizes and offsets are signed in Python's C API, and in some of the drivers' calls."""
+"""Bytes: Python's C API and some driver calls take signed sizes and offsets."""
 
 
 def check_int(value: object, argument: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
-    """Return an int, NumPy's integers included. A bool is refused: most often it stands in the wrong place."""
+    """Return an int; accepts NumPy's integers. Refuses a bool, which is usually a misplaced argument."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -49,7 +49,7 @@ def check_flags(value: object, argument: str, *, empty: bool = False) -> int:
 
 
 def check_sequence(value: object, argument: str, wanted: str) -> None:
-    """Refuse what is not a sequence, and a str, which is a sequence of letters."""
+    """Refuse anything but a sequence; a str is refused too, as a sequence of letters."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ArgumentTypeError(argument, f"expected {wanted}, got {value!r}.")
 
@@ -75,6 +75,6 @@ def _bounds(minimum: int | None, maximum: int | None) -> str:
 
 
 def _spelled(number: int) -> str:
-    """2**63 - 1 rather than its nineteen digits."""
+    """Spell 2**63 - 1 as such rather than in nineteen digits."""
     bits = number.bit_length()
     return f"2**{bits} - 1" if bits > 16 and number == 2**bits - 1 else str(number)

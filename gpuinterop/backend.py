@@ -1,20 +1,20 @@
-"""All that a backend implements, and all that it may import besides errors, handles and capabilities.
+"""The contract of backends. A backend may import only this module, errors, handles and capabilities.
 
 (And `gpuinterop.system` and `gpuinterop.timeline`, if it uses our timeline semaphores on the CPU.)
 
-The core has checked capability, arguments, ownership and lifetime; a backend translates and calls. It raises
-`BackendUnavailableError` (from ``__init__`` only) and `DriverError`. Any thread may call, several at once; a backend
-makes its device current where the driver wants that.
+The core checks capability, arguments, ownership and lifetime; a backend translates and calls. It raises
+`BackendUnavailableError` (from ``__init__`` only) and `DriverError`. Several threads may call it at once. A backend
+makes its device current if the driver needs that.
 
-A handle passed in is a duplicate made for the call: on success the driver has it, or the backend has closed it; on an
-exception the backend leaves it alone, and the core settles who owns the number. A handle returned is the caller's and
-owns its descriptor (:meth:`FdHandle.adopt`).
+A handle passed in is a duplicate made for the call. On success the driver owns it, or the backend has closed it. On an
+exception the backend leaves it alone, and the core settles who owns the number. The caller owns a returned handle,
+which owns its descriptor (:meth:`FdHandle.adopt`).
 
-A signal handler may raise after any call of C's, at the entry of any function, and where a loop turns back. A method
-that makes something has then undone what it made. One that releases something makes each native call once, however
-often it is called: the core calls it again after an interrupt. (One that has failed, and was told, may be made again.)
+A signal handler may raise after any C call, at the entry of any function, and at a loop's backward jump. A method that
+makes something must then undo what it made. A method that releases something must make each native call once, even if
+the core calls the method again after an interrupt. (A native call that failed and was reported may be made again.)
 
-An interface that a backend does not inherit becomes a gap by itself, with the interface's name as the reason.
+The core makes an interface that a backend does not inherit a gap, with the interface's name as the reason.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ class DeviceInfo:
     ordinal : int
     name : str
     uuid : bytes, optional
-        16 bytes that equal Vulkan's ``deviceUUID``; None where the vendor's own differs (HIP).
+        16 bytes that equal Vulkan's ``deviceUUID``; None if the vendor's UUID differs from that (HIP).
     pci_bus_id : str, optional
         ``dddd:bb:dd.f``, lower case.
     luid : bytes, optional
         8 bytes, Windows only.
     is_cpu : bool
-        Matches Vulkan's CPU devices.
+        Whether it matches Vulkan's CPU devices.
     dlpack : tuple of int
-        DLPack's ``(DLDeviceType, device id)`` of a mapped buffer.
+        DLPack's ``(DLDeviceType, device id)`` of mapped buffers.
     array_interface : str
-        The attribute under which a view offers itself: ``__array_interface__`` or ``__cuda_array_interface__``.
+        Attribute that its views offer: ``__array_interface__`` or ``__cuda_array_interface__``.
     note : str
-        What keeps the device from matching others' devices, if anything does (a MIG instance).
+        Why the device cannot match other APIs' devices, if it cannot (a MIG instance).
     """
 
     ordinal: int
@@ -97,41 +97,41 @@ class DeviceInfo:
 
 
 def pci_bus_id(text: str) -> str:
-    """A PCI address as `DeviceInfo.pci_bus_id` has it, of one that a vendor's call has written."""
+    """Convert a PCI address from a vendor's call to the form of `DeviceInfo.pci_bus_id`."""
     domain, _, rest = text.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
 class Backend(ABC):
-    """The calls every backend has: streams, events, copies, external memory, external semaphores."""
+    """The calls of every backend: streams, events, copies, external memory, external semaphores."""
 
     name: ClassVar[str]
-    """As in ``GPUINTEROP_BACKEND``."""
+    """Name of the backend in ``GPUINTEROP_BACKEND``."""
     priority: ClassVar[int] = 0
-    """The highest that works is chosen when nobody asks for one; the host backend has -1."""
+    """Rank of the backend when none is chosen: the core takes the highest that works; the host backend has -1."""
     holds_gil: bool = False
-    """Blocking calls keep the GIL: the core then polls `is_done` and never calls `synchronize`."""
+    """Whether blocking calls keep the GIL: the core then polls `is_done` and never calls `synchronize`."""
     synchronize_blocks_others: ClassVar[bool] = False
-    """While a thread is in `synchronize`, calls of other threads may wait for it (HIP: ROCm/rocm-systems #11678), also
-    the one that would end the wait: the core polls `is_done` instead."""
+    """Whether calls of other threads, even one that would end the wait, may block while a thread is in `synchronize`
+    (HIP: ROCm/rocm-systems #11678): the core then polls `is_done` instead."""
     pageable_copies_block: ClassVar[bool] = True
-    """`copy` from or to pageable host memory blocks the caller until the stream gets there (CUDA, HIP): behind a
-    pending wait that deadlocks, and the core refuses it."""
+    """Whether `copy` from or to pageable host memory blocks the caller until the stream gets there (CUDA, HIP). Behind
+    a pending wait that deadlocks, so the core refuses it."""
 
     releases_block: ClassVar[bool] = False
-    """`unmap_buffer`, `destroy_array` and `destroy_semaphore` wait for all work of the device, and until then every
+    """Whether `unmap_buffer`, `destroy_array` and `destroy_semaphore` wait for all work of the device, while every
     other call of the process waits for them (CUDA: ``cuMemFree``, ``cuDestroyExternalSemaphore``). Behind a semaphore
-    wait whose signal is still to be submitted that deadlocks: the core calls them only while none is pending."""
+    wait whose signal is not submitted yet that deadlocks, so the core calls them only while no wait is pending."""
 
     survives_fork: ClassVar[bool] = False
-    """There is no driver behind it that a fork leaves dead: a child process may make things anew (the host)."""
+    """Whether a forked child may use the backend anew (host). A GPU's driver does not work in a forked child."""
 
     releases_block_for_all: ClassVar[bool] = False
-    """They wait for work of other devices, too (HIP: ``hipFree`` waits for device 0's)."""
+    """Whether those releases also wait for work of other devices (HIP: ``hipFree`` waits for that of device 0)."""
 
     @abstractmethod
     def __init__(self) -> None:
-        """Load the driver, or raise `BackendUnavailableError` saying why not. Creates no context."""
+        """Load the driver, or raise `BackendUnavailableError` with the reason. Must not create a context."""
 
     @abstractmethod
     def versions(self) -> Mapping[str, str]:
@@ -146,55 +146,55 @@ class Backend(ABC):
 
     @abstractmethod
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
-        """What the device can do: UNVERIFIED where the vendor says yes, UNSUPPORTED with a reason where not.
+        """Declare what the device can do: UNVERIFIED if the vendor supports it, else UNSUPPORTED with a reason.
 
-        Never SUPPORTED: the core promotes what ``verified.toml`` has shown on devices of this name, and adds to the
-        reasons what is recorded. Cells that are not named, and cells of an interface that is not inherited, become
-        gaps. Creates no context.
+        Never SUPPORTED: the core promotes cells that ``verified.toml`` has shown on devices of this name, and adds
+        recorded runs to the reasons. Cells that are not declared, and those of interfaces that are not inherited,
+        become gaps. Must not create a context.
         """
 
     @abstractmethod
     def open_device(self, ordinal: int) -> Native:
-        """Called once a device and process; never closed."""
+        """Open a device. The core calls it once per device and process, and never closes the device."""
 
     # -- streams and events --------------------------------------------------------------------------------------
 
     @abstractmethod
     def create_stream(self, device: Native, *, high_priority: bool = False) -> Native:
-        """A stream that does not block on the default one.
+        """Create a stream that does not block on the default one.
 
-        With `high_priority` it has the device's highest, where there are several; else the normal one.
+        With `high_priority` it has the device's highest priority, if there are several; else the normal one.
         """
 
     @abstractmethod
     def adopt_stream(self, device: Native, pointer: int) -> Native:
-        """Wrap a stream that somebody else owns. 0 is the device's default stream."""
+        """Wrap a stream that another library owns. 0 is the device's default stream."""
 
     @abstractmethod
     def stream_pointer(self, stream: Native) -> int:
-        """The number by which others know the stream."""
+        """The native stream's number, as other libraries pass it."""
 
     def stream_key(self, stream: Native) -> Hashable:
-        """What tells native streams apart: the same for two that are one, whatever their pointers say.
+        """A key that is equal for two handles of one native stream, and differs for any other stream.
 
-        A driver may use a pointer again. Of streams that each thread has its own of, the core adds the thread. A stream
-        that is being captured cannot always be asked, and then has another key than before.
+        A driver may reuse a pointer, so that is not always such a key. For per-thread streams, the core adds the
+        thread. A stream that is being captured cannot always be asked, and then has another key than before.
         """
         return self.stream_pointer(stream)
 
     @abstractmethod
     def destroy_stream(self, stream: Native) -> None:
-        """Only for created streams, never for adopted ones."""
+        """Destroy a created stream; the core never passes an adopted one."""
 
     @abstractmethod
     def synchronize(self, stream: Native) -> None:
         """Block until the stream is idle; raise its failure, if it has failed."""
 
     def is_idle(self, stream: Native) -> bool:
-        """Whether all that was enqueued is done; never blocks, and raises the stream's failure.
+        """Whether all enqueued work is done; never blocks, and raises the stream's failure.
 
-        The default records an event, which a driver may need a moment to see as done: override it where the driver
-        can be asked (``cuStreamQuery``).
+        The default records an event, which a driver may need a moment to see as done. Override it if the driver has a
+        query (``cuStreamQuery``).
         """
         event = self.record(stream)
         try:
@@ -204,7 +204,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait_event(self, stream: Native, event: Native) -> None:
-        """Enqueue: what follows on `stream` runs after `event`."""
+        """Make later work of `stream` wait for `event`."""
 
     @abstractmethod
     def record(self, stream: Native) -> Native:
@@ -212,22 +212,22 @@ class Backend(ABC):
 
     @abstractmethod
     def is_done(self, event: Native) -> bool:
-        """Never blocks; raises the failure of the stream when that has failed before the event."""
+        """Whether the event is done; never blocks. Raises the stream's failure if it failed before the event."""
 
     @abstractmethod
     def destroy_event(self, event: Native) -> None: ...
 
     def is_capturing(self, stream: Native) -> bool:
-        """Whether what is enqueued goes into a graph, whoever captures; also of a capture that has become invalid.
+        """Whether the stream's work goes into a graph of any library, even if the capture has become invalid.
 
-        The default is of a backend whose streams cannot be captured.
+        The default suits a backend whose streams cannot be captured.
         """
         return False
 
     def wait_done(self, event: Native, timeout: float | None) -> bool:
-        """Block the calling thread, GIL released, until the event is done; False when `timeout` seconds passed.
+        """Block the calling thread, GIL released, until the event is done; False if `timeout` seconds passed.
 
-        The default polls `is_done`, 20 us apart at first and 1 ms later on: no vendor has a wait with a time-out.
+        The default polls `is_done`, every 20 us at first and every 1 ms later: vendors have no wait with a timeout.
         """
         return system.until(lambda: self.is_done(event), timeout)
 
@@ -236,9 +236,9 @@ class Backend(ABC):
         """Enqueue a copy of `size` bytes between any two addresses (device, pinned or pageable)."""
 
     def is_pageable(self, device: Native, address: Address) -> bool:
-        """Whether a copy of the host memory at `address` blocks; asked only where `pageable_copies_block`.
+        """Whether a copy of the host memory at `address` blocks; called only if `pageable_copies_block`.
 
-        The default knows of no memory that does not: override it where the driver can be asked what it has pinned.
+        The default is True for all memory. Override it if the driver can tell which memory is pinned.
         """
         return True
 
@@ -252,10 +252,10 @@ class Backend(ABC):
 
     @abstractmethod
     def map_buffer(self, memory: Native, *, size: int) -> tuple[Native, Address]:
-        """Map all of it, which is `size` bytes; called again only after `unmap_buffer`.
+        """Map the whole memory of `size` bytes; called again only after `unmap_buffer`.
 
-        Returns the mapping and the address of its first byte. Parts are the core's: two mappings of the same bytes are
-        not coherent on CUDA, and HIP's runtimes of 6.x and 7.x write to offset 0 of the object, whatever a mapping's.
+        Returns the mapping and the address of its first byte. The core makes ranges of it: on CUDA two mappings of the
+        same bytes are not coherent, and HIP's runtimes 6.x and 7.x ignore a mapping's offset and write at offset 0.
         """
 
     @abstractmethod
@@ -263,7 +263,7 @@ class Backend(ABC):
 
     @abstractmethod
     def destroy_memory(self, memory: Native) -> None:
-        """Called after every mapping was unmapped."""
+        """Destroy the memory, after every mapping was unmapped."""
 
     # -- external semaphores -------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, semaphores: Sequence[Native]) -> Native:
-        """A batch for `signal` and `wait`; its parameter structs are pooled, never shared by two threads."""
+        """Prepare a batch for `signal` and `wait`; pool its parameter structs, but do not share one between threads."""
 
     # values: timeline or fence value, mutex key, NvSciSyncFence address; 0 for binary
     @abstractmethod
@@ -280,13 +280,13 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
-        """Enqueue; `timeout_ms` is None wherever WAIT_TIMEOUT is not usable."""
+        """Enqueue a wait; `timeout_ms` is None if WAIT_TIMEOUT is not usable."""
 
     @abstractmethod
     def destroy_semaphore(self, semaphore: Native) -> None: ...
 
-    def abandon_semaphore(self, semaphore: Native) -> None:  # noqa: B027 - a driver whose waits cannot be cancelled
-        """Cancel pending waits, where the driver can: ``close(timeout=...)`` has expired. Default: nothing."""
+    def abandon_semaphore(self, semaphore: Native) -> None:  # noqa: B027 - most drivers cannot cancel waits
+        """Cancel pending waits, if the driver can: ``close(timeout=...)`` has expired. The default does nothing."""
 
 
 class ArrayBackend(Backend):
@@ -306,7 +306,7 @@ class ArrayBackend(Backend):
 
 
 class HostSemaphoreBackend(Backend):
-    """Semaphores made here, exported, and waited for by the calling thread instead of a stream."""
+    """Semaphores that the backend creates and exports, and that the calling thread can wait for without a stream."""
 
     @abstractmethod
     def create_semaphore(self, device: Native, handle_type: type[AnySemaphoreHandle]) -> Native: ...
@@ -320,18 +320,18 @@ class HostSemaphoreBackend(Backend):
 
     @abstractmethod
     def host_wait(self, semaphore: Native, value: int, timeout: float | None) -> bool:
-        """Block the calling thread, GIL released; False when `timeout` seconds passed."""
+        """Block the calling thread, GIL released; False if `timeout` seconds passed."""
 
 
 class AllocationBackend(Backend):
-    """Memory allocated here that other processes and APIs can import."""
+    """Memory that the backend allocates and other processes and APIs can import."""
 
     unmap_allocation_blocks: ClassVar[bool] = False
-    """`unmap_allocation` waits for work of other streams than those that have used it."""
+    """Whether `unmap_allocation` waits for work of streams that have not used the allocation."""
 
     @abstractmethod
     def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> Granularity:
-        """Sizes are multiples of the minimum."""
+        """Granularity of sizes, which are multiples of the minimum."""
 
     @abstractmethod
     def allocate(self, device: Native, size: int, handle_type: type[AllocationHandle]) -> Native: ...
@@ -345,7 +345,7 @@ class AllocationBackend(Backend):
 
     @abstractmethod
     def map_allocation(self, allocation: Native, devices: Sequence[Native]) -> tuple[Native, Address]:
-        """Map all of it at one address that each of the devices may read and write; `can_access` has allowed it."""
+        """Map the allocation at one address that all of the devices, which `can_access` allows, may read and write."""
 
     @abstractmethod
     def unmap_allocation(self, mapping: Native) -> None: ...
@@ -354,45 +354,45 @@ class AllocationBackend(Backend):
     def release_allocation(self, allocation: Native) -> None: ...
 
     def can_access(self, ordinal: int, peer: int) -> bool:
-        """Whether the device `ordinal` may use memory that lies on `peer`, another one. Creates no context.
+        """Whether the device `ordinal` can use memory of another device, `peer`. Must not create a context.
 
-        The default is of a backend whose devices cannot.
+        The default suits a backend whose devices cannot.
         """
         return False
 
     def location(self, allocation: Native) -> int | None:
         """The ordinal of the device that an imported allocation lies on.
 
-        None where the driver does not tell, as of a device that is hidden from this process.
+        None if the driver does not tell, as for a device that is hidden from this process.
         """
         return None
 
 
 class StreamMemoryBackend(Backend):
-    """64-bit words in host memory that streams write and wait for; our own semaphores and the bridge stand on it.
+    """64-bit words in host memory that streams write and wait for. Our own timelines and the bridge use them.
 
-    The core makes `Operation.CREATE_SEMAPHORE` of it for timelines: see `gpuinterop.timeline`.
+    The core implements `Operation.CREATE_SEMAPHORE` for timelines with it: see `gpuinterop.timeline`.
     """
 
     @abstractmethod
     def pin(self, device: Native, address: Address, size: int) -> tuple[Native, Address]:
         """Make whole pages of host memory usable by the device's streams (``cuMemHostRegister``, ``hipHostRegister``).
 
-        They may be shared with other processes, and pinned there and by other devices as well. Returns the pin, and
-        the address by which the device's streams know the first byte.
+        Other processes may share and pin them, and other devices may pin them as well. Returns the pin, and the
+        address that the device's streams use for the first byte.
         """
 
     @abstractmethod
     def unpin(self, pin: Native) -> None:
-        """Called when no stream uses the memory any more; before it is unmapped. May block as `releases_block` says."""
+        """Undo `pin`, once streams no longer use the memory and before it is unmapped. May block (`releases_block`)."""
 
     @abstractmethod
     def write_value(self, stream: Native, word: Address, value: int) -> None:
-        """Enqueue: store a 64-bit word when all earlier work is done, and what that wrote is visible to the system."""
+        """Make the stream store a 64-bit word once its earlier work is done and that work's writes are visible."""
 
     @abstractmethod
     def wait_value(self, stream: Native, word: Address, value: int) -> None:
-        """Enqueue: wait until the word is `value` or more. Values are below 2**63: devices compare cyclically."""
+        """Make the stream wait until the word is `value` or more. Values are below 2**63: comparisons wrap around."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,11 +404,11 @@ class SemaphoreNode:
     native : Native
         The node.
     signals : bool
-        Else it waits.
+        True if the node signals, False if it waits.
     semaphores : tuple of int
-        Which, as `GraphBackend.semaphore_pointer` numbers them.
+        The semaphores, as `GraphBackend.semaphore_pointer` numbers them.
     values : tuple of int
-        As captured.
+        The captured values.
     """
 
     native: Native
@@ -418,9 +418,9 @@ class SemaphoreNode:
 
 
 class GraphBackend(Backend):
-    """Signals and waits captured into graphs, with values set anew for each launch.
+    """Signals and waits captured into graphs, whose values can be set for each launch.
 
-    Graphs and their executables are plain numbers (``CUgraph``, ``CUgraphExec``): most are other libraries'.
+    Graphs and their executables are plain numbers (``CUgraph``, ``CUgraphExec``): other libraries own most of them.
     """
 
     @abstractmethod
@@ -445,11 +445,11 @@ class GraphBackend(Backend):
 
     @abstractmethod
     def semaphore_pointer(self, semaphore: Native) -> int:
-        """The number under which a graph's nodes know it."""
+        """The number that a graph's nodes have for the semaphore."""
 
     @abstractmethod
     def semaphore_nodes(self, graph: int) -> Sequence[SemaphoreNode]:
-        """Those that signal and wait, in the driver's order."""
+        """The nodes that signal and wait, in the driver's order."""
 
     @abstractmethod
     def set_node(
@@ -459,26 +459,25 @@ class GraphBackend(Backend):
 
 
 class MulticastBackend(AllocationBackend):
-    """Multicast objects, called groups here: what is written to one reaches memory of every device of its team.
+    """Multicast objects, called groups here: one store to a group reaches memory of every device of its team.
 
-    A group is mapped, unmapped and released as an allocation: `map_allocation`, `unmap_allocation`,
-    `release_allocation`. The core has checked granularity, ranges, devices and the order of the calls: that every
-    device of the team was added before a call that would block until then (binding and mapping do), that nothing is
-    bound twice, and that an unbind equals its bind. The work of the team's devices is done before a binding or a
-    mapping goes; where the whole group is closed, mappings go before bindings.
+    `map_allocation`, `unmap_allocation` and `release_allocation` also take groups. The core checks granularity,
+    ranges, devices and the order of the calls: every device of the team is added before a call that would block until
+    then (bind and map), bytes are bound once, and an unbind equals its bind. The core releases a binding or a mapping
+    after the work of the team's devices, and mappings before bindings when the whole group is closed.
     """
 
     @abstractmethod
     def multicast_granularity(
         self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
     ) -> Granularity:
-        """Of a group of so many devices. Creates no context."""
+        """Granularity of a group of `devices` devices. Must not create a context."""
 
     @abstractmethod
     def create_multicast(
         self, device: Native, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
     ) -> Native:
-        """A group for a team of so many devices; adds none. `device` is only what the call is made through."""
+        """Create a group for a team of `devices` devices, without adding one. `device` only makes the call."""
 
     @abstractmethod
     def export_multicast(self, group: Native, handle_type: type[AllocationHandle]) -> AllocationHandle:
@@ -486,7 +485,7 @@ class MulticastBackend(AllocationBackend):
 
     @abstractmethod
     def import_multicast(self, device: Native, handle: AllocationHandle, *, devices: int, size: int) -> Native:
-        """As `import_allocation`; `device` is only what the call is made through."""
+        """Import a group, as `import_allocation`; `device` only makes the call."""
 
     @abstractmethod
     def add_device(self, group: Native, device: Native) -> None: ...
@@ -506,17 +505,17 @@ class MulticastBackend(AllocationBackend):
 
     @abstractmethod
     def is_shareable(self, device: Native, address: Address) -> bool:
-        """Whether the mapped memory at `address` was allocated to be exported: a shareable group takes no other."""
+        """Whether the mapped memory at `address` was allocated for export, as a shareable group requires."""
 
     @abstractmethod
     def multimem_store(self, stream: Native, address: Address, value: int, count: int) -> None:
-        """Enqueue: store a 32-bit word `count` times to a mapped group, so to all memory bound (``multimem.st``)."""
+        """Make the stream store a 32-bit word `count` times to all memory bound to a mapped group (``multimem.st``)."""
 
     @abstractmethod
     def multimem_add(self, stream: Native, target: Address, address: Address, count: int) -> None:
-        """Enqueue: store at `target` the sums, over all memory bound, of `count` 32-bit words (``multimem.ld_reduce``).
+        """Make the stream sum `count` 32-bit words over all bound memory into `target` (``multimem.ld_reduce``).
 
-        Each word is summed by itself, modulo 2**32.
+        Each word has its own sum, modulo 2**32.
         """
 
 
@@ -531,4 +530,4 @@ INTERFACES: Mapping[Operation, tuple[type[Backend], ...]] = {
     Operation.STREAM_MEMORY_OPS: (StreamMemoryBackend,),
     Operation.GRAPH_CAPTURE: (GraphBackend,),
 }
-"""Which optional interfaces an operation can stand on; it needs one of them."""
+"""The optional interfaces that can implement an operation; it needs one of them."""

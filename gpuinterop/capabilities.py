@@ -1,4 +1,4 @@
-"""What a device can do, cell by cell: (operation, handle type) -> capability, with the reason for every gap."""
+"""Capability table of a device: (operation, handle type) -> capability, with the reason for every gap."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HandleType: TypeAlias = type[_h.Handle]
 
 
 class Operation(Enum):
-    """What can be asked of a device. The value is the name in tables, in JSON and in ``GPUINTEROP_DISABLE``."""
+    """Operation of a device. The value is the name in tables, in JSON and in ``GPUINTEROP_DISABLE``."""
 
     IMPORT_MEMORY = "import_memory"
     MAP_BUFFER = "map_buffer"
@@ -57,16 +57,16 @@ class Operation(Enum):
 
 
 MULTICAST: Final = frozenset((Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST))
-"""What the fabric between devices must be able to do, too: one machine's run proves less of another."""
+"""Operations that also depend on the fabric between devices, so that a run proves less for another machine."""
 
 
 class Support(Enum):
-    """How far a cell can be relied on."""
+    """How reliable a cell is."""
 
     SUPPORTED = "supported"
-    """A dated run on a device of this name stands in the backend's ``verified.toml``; a simulated one never counts."""
+    """The backend's ``verified.toml`` has a dated run on a device of this name; simulated runs never count."""
     UNVERIFIED = "unverified"
-    """The vendor says yes, no run on such a device has shown it. Usable."""
+    """The vendor supports it, but a run on such a device has not shown it yet. Usable."""
     UNSUPPORTED = "unsupported"
     """Refused before the driver is called."""
     DISABLED = "disabled"
@@ -74,7 +74,7 @@ class Support(Enum):
 
 
 class Scope(Enum):
-    """What a gap hangs on: change that, and the answer may change."""
+    """What a gap depends on: another version or model of it may support the operation."""
 
     BINDINGS = "bindings"
     RUNTIME = "runtime"
@@ -85,7 +85,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the table: an operation and, where it takes one, a handle type."""
+    """One cell of the table: an operation and, if it takes one, a handle type."""
 
     operation: Operation
     handle_type: HandleType | None = None
@@ -96,14 +96,14 @@ class Cell:
 
     @classmethod
     def parse(cls, text: str) -> Cell:
-        """Read back what ``str`` wrote, e.g. ``import_memory:opaque_fd``."""
+        """Parse the output of ``str``, e.g. ``import_memory:opaque_fd``."""
         for cell in DOMAIN:
             if str(cell) == text:
                 return cell
-        raise InvalidArgumentError("cell", f"{text!r} is no cell of gpuinterop.capabilities.DOMAIN.")
+        raise InvalidArgumentError("cell", f"expected a cell of gpuinterop.capabilities.DOMAIN, got {text!r}.")
 
     def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
-        """The cell as usable on somebody's word: what a backend says, and only a run can raise to SUPPORTED."""
+        """Declare the cell usable, but unproven here: only a recorded run raises it to SUPPORTED."""
         return Capability(
             operation=self.operation,
             handle_type=self.handle_type,
@@ -114,7 +114,7 @@ class Cell:
         )
 
     def gap(self, scope: Scope, reason: str, reference: str, workaround: str = "") -> Capability:
-        """The cell as a gap, with what it hangs on, why, where that is written and what to do instead."""
+        """Declare the cell a gap: what it depends on, why, where that is written, and what to do instead."""
         return Capability(
             operation=self.operation,
             handle_type=self.handle_type,
@@ -128,19 +128,19 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """What is known of one cell on one device.
+    """What one device can do in one cell of the table.
 
     Attributes
     ----------
     operation, handle_type
         The cell.
     support : Support
-        Usable when ``SUPPORTED`` or ``UNVERIFIED``.
+        Usable if ``SUPPORTED`` or ``UNVERIFIED``.
     scope : Scope, optional
-        What a gap hangs on.
+        What a gap depends on.
     reason, reference, workaround : str
-        Why; where that is written or measured; what to do instead. Everything but SUPPORTED has scope, reason and
-        reference. The reason of SUPPORTED is what the backend says of the cell; its reference is the run.
+        Why; where that is written or measured; what to do instead. All but SUPPORTED cells have a scope, a reason and
+        a reference. For SUPPORTED, the reason is the backend's remark on the cell, and the reference is the run.
     """
 
     operation: Operation
@@ -155,7 +155,7 @@ class Capability:
         if self.support is not Support.SUPPORTED and not (self.scope and self.reason and self.reference):
             raise InvalidArgumentError(
                 "capability",
-                f"{self.cell} is {self.support.value} and so needs a scope, a reason and a reference.",
+                f"expected a scope, a reason and a reference for {self.cell}, which is {self.support.value}.",
             )
 
     @property
@@ -228,25 +228,25 @@ def _cell(requirement: Requirement) -> Cell:
         return _checked(requirement)
     if isinstance(requirement, Operation):
         return Cell(requirement)
-    pair: Any = requirement  # whatever a caller passed
+    pair: Any = requirement  # any object that a caller passed
     if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Operation):
         raise ArgumentTypeError(
-            "requirement", f"{requirement!r} is neither an Operation nor a pair (Operation, handle type)."
+            "requirement", f"expected an Operation or a pair (Operation, handle type), got {requirement!r}."
         )
     return _checked(Cell(*pair))
 
 
 def _checked(cell: Cell) -> Cell:
-    kind: Any = cell.handle_type  # whatever a caller passed
+    kind: Any = cell.handle_type  # any object that a caller passed
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, _h.Handle)):
         raise ArgumentTypeError(
-            "requirement", f"the handle type must be a type such as gpuinterop.OpaqueFd, or None, not {kind!r}."
+            "requirement", f"expected a handle type such as gpuinterop.OpaqueFd, or None, got {kind!r}."
         )
     return cell
 
 
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
-    """The capability table of one device: total over :data:`DOMAIN`, and read-only.
+    """Read-only capability table of one device, with every cell of :data:`DOMAIN`.
 
     >>> if missing := device.capabilities.missing((Operation.MAP_BUFFER, gi.OpaqueFd)):
     ...     print(missing[0].reason)
@@ -256,9 +256,9 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         self._cells = {(capability.operation, capability.handle_type): capability for capability in cells}
         self._owner = owner
         if absent := [str(cell) for cell in DOMAIN if (cell.operation, cell.handle_type) not in self._cells]:
-            raise InvalidArgumentError("cells", f"the table must be total; it lacks {', '.join(absent)}.")
+            raise InvalidArgumentError("cells", f"expected every cell of DOMAIN; missing: {', '.join(absent)}.")
         if extra := [str(c.cell) for c in self._cells.values() if c.cell not in DOMAIN]:
-            raise InvalidArgumentError("cells", f"no cells of DOMAIN: {', '.join(extra)}.")
+            raise InvalidArgumentError("cells", f"expected only cells of DOMAIN, got {', '.join(extra)}.")
 
     def __getitem__(self, key: tuple[Operation, HandleType | None]) -> Capability:
         return self._cells[key]
@@ -270,7 +270,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         return len(DOMAIN)
 
     def of(self, requirement: Requirement) -> Capability:
-        """The capability of a cell; a pair outside :data:`DOMAIN` is a gap by itself, never a ``KeyError``."""
+        """Return the capability of a cell. A pair outside :data:`DOMAIN` gives a gap, not a ``KeyError``."""
         cell = _cell(requirement)
         found = self._cells.get((cell.operation, cell.handle_type))
         if found is not None:
@@ -278,11 +278,11 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         return cell.gap(Scope.BINDINGS, "the pair has no meaning: " + _meaning(cell), "gpuinterop.capabilities.DOMAIN")
 
     def supports(self, *requirements: Requirement) -> bool:
-        """Whether all of these are usable (SUPPORTED or UNVERIFIED)."""
+        """Whether all requirements are usable (SUPPORTED or UNVERIFIED)."""
         return not self.missing(*requirements)
 
     def missing(self, *requirements: Requirement) -> list[Capability]:
-        """Those of the requirements that are not usable, in the order given."""
+        """Return the requirements that are not usable, in the given order."""
         return [found for found in map(self.of, requirements) if not found]
 
     def require(self, *requirements: Requirement) -> None:
@@ -290,7 +290,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         for requirement in requirements:
             try:
                 found = self._cells.get(requirement) if isinstance(requirement, tuple) else None
-            except TypeError:  # it cannot be hashed: `of` says what is wrong with it
+            except TypeError:  # it cannot be hashed: `of` raises the precise error
                 found = None
             if found is None:
                 found = self.of(requirement)
@@ -311,7 +311,7 @@ def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
     Raises
     ------
     InvalidArgumentError
-        A pattern matches no cell (a typo would otherwise turn nothing off in silence).
+        A pattern matches no cell: a typo would otherwise silently turn nothing off.
     """
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     for pattern in wanted:
@@ -414,11 +414,11 @@ class VerifiedRun:
     device : str
         The device's name, or the Vulkan driver's; a run proves nothing for a GPU, or a driver, of another name.
     versions : Mapping[str, str]
-        The driver's, the bindings' and the exporters' versions.
+        Versions of the driver, the bindings and the exporters.
     cells : frozenset of Cell
-        What was exercised and passed.
+        Cells that the run exercised and that passed.
     tests : Mapping[str, int]
-        How many passed, failed, and were skipped: as declared gaps, or unexpectedly.
+        Number of tests that passed, failed, and were skipped: as declared gaps, or unexpectedly.
     """
 
     date: str
@@ -430,12 +430,12 @@ class VerifiedRun:
 
 
 def read_verified(file: Traversable) -> list[VerifiedRun]:
-    """Read a ``verified.toml``; a file that is not there holds no runs.
+    """Read a ``verified.toml``; without the file there are no runs.
 
     Raises
     ------
     InvalidArgumentError
-        The file cannot be read, or something in it is no run.
+        The file cannot be read, or an entry is not a run.
     """
     if not file.is_file():
         return []
@@ -448,11 +448,11 @@ def read_verified(file: Traversable) -> list[VerifiedRun]:
 
 
 def recorded(file: Traversable) -> list[VerifiedRun]:
-    """As `read_verified`; of a file that it refuses nothing is taken, and a warning says why."""
+    """Read a ``verified.toml``; if `read_verified` refuses it, warn and return no runs."""
     try:
         return read_verified(file)
     except InvalidArgumentError as error:
-        warnings.warn(f"nothing is SUPPORTED by a broken record of runs: {error}", stacklevel=2)
+        warnings.warn(f"a broken record of runs makes no cell SUPPORTED: {error}", stacklevel=2)
         return []
 
 
@@ -463,14 +463,14 @@ _RUN: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 def _run(entry: object) -> VerifiedRun:
     if not isinstance(entry, dict):
-        raise TypeError(f"a run is a table, not {entry!r}")
+        raise TypeError(f"expected a table for a run, got {entry!r}")
     run: dict[str, Any] = {"versions": {}, "tests": {}, **entry}
     for name, kind in _RUN.items():
         if not isinstance(run.get(name), kind):
             raise TypeError(f"the {name} of a run cannot be {run.get(name)!r}")
     for name, kind in (("versions", str), ("tests", int)):
         if not all(isinstance(value, kind) for value in run[name].values()):
-            raise TypeError(f"the {name} of a run must each be of type {kind.__name__}, not {run[name]!r}")
+            raise TypeError(f"expected a {kind.__name__} for each of a run's {name}, got {run[name]!r}")
     return VerifiedRun(
         date=str(run["date"]),
         platform=run["platform"],
@@ -489,17 +489,17 @@ def _versions(run: VerifiedRun) -> str:
 def promote(
     cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device: str | None = None, stand_in: str = ""
 ) -> list[Capability]:
-    """UNVERIFIED becomes SUPPORTED where a run on this platform, on a device of this name, has shown it.
+    """Raise UNVERIFIED to SUPPORTED if a run on this platform, on a device of this name, has shown it.
 
-    No backend says SUPPORTED by itself: only a run does, so a claim cannot outrun its proof. What stays UNVERIFIED says
-    in its reason which run there is, on another device.
+    Backends never declare SUPPORTED themselves, so a claim cannot outrun its proof. The reason of a cell that stays
+    UNVERIFIED names the runs on other devices.
 
     Parameters
     ----------
     device : str, optional
-        The name; None for a CPU, for which every run on its platform counts.
+        Name of the device; None for a CPU, for which every run on its platform counts.
     stand_in : str
-        The file of the device's driver where that is a test double: no run counts for it.
+        File of the device's driver if that is a test double, for which runs do not count.
     """
     ordered = sorted(runs, key=lambda run: run.date)
     result = []

@@ -1,4 +1,4 @@
-"""Everything that gpuinterop raises or warns of. Messages say what went wrong and what to do about it."""
+"""Errors and warnings of gpuinterop. Messages say what went wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GpuInteropError(Exception):
 
 
 def _rebuild(cls: type[GpuInteropError], args: tuple[Any, ...], attributes: dict[str, Any]) -> GpuInteropError:
-    # Not cls.__new__: of OutOfMemoryError that is MemoryError's, which is not what its instances are laid out by.
+    # Not cls.__new__: OutOfMemoryError inherits MemoryError's, which does not fit the layout of its instances.
     error: GpuInteropError = cls.__base__.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)
@@ -49,11 +49,11 @@ def _rebuild(cls: type[GpuInteropError], args: tuple[Any, ...], attributes: dict
 
 
 class BackendNotFoundError(GpuInteropError, LookupError):
-    """No backend of that name is installed; the message lists those that are."""
+    """A backend of that name is not installed; the message lists the installed ones."""
 
 
 class DeviceNotFoundError(GpuInteropError, LookupError):
-    """No device has that ordinal or identity; the message lists those that there are."""
+    """No device has that ordinal or identity; the message lists the available devices."""
 
 
 class BackendUnavailableError(GpuInteropError, RuntimeError):
@@ -66,12 +66,12 @@ class BackendUnavailableError(GpuInteropError, RuntimeError):
     fix : str, optional
         What to install or set.
     absent : bool
-        The vendor's software is not there at all, so nothing has failed: choosing another backend needs no warning.
+        Whether the vendor's software is not installed, so that choosing another backend needs no warning.
 
     Attributes
     ----------
     reason, fix, absent
-        As given.
+        The arguments.
     """
 
     def __init__(self, reason: str, *, fix: str = "", absent: bool = False) -> None:
@@ -82,12 +82,12 @@ class BackendUnavailableError(GpuInteropError, RuntimeError):
 
 
 class UnsupportedError(GpuInteropError, NotImplementedError):
-    """The device cannot do this; raised before the driver is called and before anything is consumed.
+    """The device cannot do this. Raised before the driver is called or a handle is consumed.
 
     Attributes
     ----------
     capability : Capability
-        The cell of the capability table that says so, with scope, reason, reference and workaround.
+        The gap in the capability table, with scope, reason, reference and workaround.
     """
 
     def __init__(self, capability: Capability, *, context: str = "") -> None:
@@ -116,7 +116,7 @@ class InvalidArgumentError(GpuInteropError, ValueError):
 
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
-    """An argument has the wrong type: a bare int where a typed handle is wanted, most often."""
+    """An argument has the wrong type, most often a bare int instead of a typed handle."""
 
 
 class HandleError(GpuInteropError, ValueError):
@@ -136,7 +136,7 @@ class SemaphoreTimeoutError(GpuInteropError, TimeoutError):
 
 
 class PeerError(GpuInteropError, ConnectionError):
-    """Another process died, or sent something that is no gpuinterop message."""
+    """Another process died, or did not send a valid gpuinterop message."""
 
 
 class DriverError(GpuInteropError):
@@ -168,7 +168,7 @@ class LeakedResourceWarning(ResourceWarning):
 
 
 def again(failure: BaseException) -> BaseException:
-    """A copy of a remembered failure to raise, with the first one as its cause.
+    """Return a copy of a remembered failure to raise, with the original as its cause.
 
     Raising the same object twice would pile up tracebacks, and two threads would write to it at once.
     """
@@ -183,7 +183,7 @@ def again(failure: BaseException) -> BaseException:
 
 
 class _Unraisable:
-    """Hands an exception to `sys.unraisablehook`, which takes what a finalizer raises."""
+    """Hands an exception to `sys.unraisablehook`, which receives the exceptions of finalizers."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -193,12 +193,12 @@ class _Unraisable:
 
 
 def report(error: BaseException) -> None:
-    """Show an exception that no caller here can catch."""
+    """Report an exception that no caller can catch."""
     _Unraisable(error)
 
 
 def warn_leak(message: str, source: object = None) -> None:
-    """Warn of a leak; where warnings are errors, show the error instead of raising it."""
+    """Warn of a leak; if warnings are errors, report the error instead of raising it."""
     try:
         warnings.warn(message, LeakedResourceWarning, stacklevel=3, source=source)
     except LeakedResourceWarning as error:

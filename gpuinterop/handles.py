@@ -1,14 +1,14 @@
-"""Typed operating-system handles: what they are, who owns them, and where they came from.
+"""Typed operating-system handles, with their ownership and origin.
 
-Ownership, the same on every vendor:
+Ownership, the same for every vendor:
 
 - A handle made by ``export()``, by an exporter or by :mod:`gpuinterop.ipc` **owns** its descriptor: dropping it
   unclosed closes the descriptor and warns.
-- A handle wrapped around a number of the caller's **borrows** it until an import consumes it.
-- A successful import **consumes** a handle of a file descriptor, owned or borrowed: the descriptor is the driver's.
-  After a failed import it is the caller's, open and untouched.
-- What ends use in one thread while another imports or duplicates the handle takes effect afterwards.
-- NT handles stay the caller's after an import, as their APIs say; KMT handles hold no reference at all.
+- A handle made from the caller's number **borrows** the descriptor until an import consumes it.
+- A successful import **consumes** the handle of a file descriptor, owned or borrowed: the driver owns the descriptor.
+  After a failed import the caller still owns it, open and untouched.
+- If one thread ends use while another imports or duplicates the handle, that takes effect afterwards.
+- The caller still owns an NT handle after an import, as its API says. KMT handles hold no reference.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DeviceIdentity:
     Attributes
     ----------
     name : str
-        For messages.
+        Name in messages.
     uuid : bytes, optional
         16 bytes: Vulkan's ``deviceUUID``, CUDA's device UUID.
     luid : bytes, optional
@@ -100,9 +100,9 @@ class DeviceIdentity:
     is_cpu: bool = False
 
     def conflicts(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly different devices: some mark that both have differs.
+        """Whether the two are certainly different devices: an identifier that both have differs.
 
-        Marks that only one side knows prove nothing.
+        Identifiers that only one side knows prove nothing.
         """
         if self.is_cpu and other.is_cpu:
             return False
@@ -120,7 +120,7 @@ class DeviceIdentity:
     def matches(self, other: DeviceIdentity) -> bool:
         """Whether the two are certainly one device.
 
-        Both are CPUs, or a mark that both have is equal and none differs.
+        Both are CPUs, or the identifiers that both have are equal.
         """
         if self.is_cpu or other.is_cpu:
             return self.is_cpu and other.is_cpu
@@ -145,18 +145,18 @@ class OriginKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandleOrigin:
-    """Where a handle came from; it lets the library refuse what drivers swallow.
+    """Origin of a handle, which lets the library refuse mistakes that drivers accept.
 
     Attributes
     ----------
     kind : OriginKind
     device : DeviceIdentity, optional
     size : int, optional
-        Of the memory object, in bytes.
+        Size of the memory object in bytes.
     dedicated : bool, optional
-        Whether the exporting allocation was a dedicated one.
+        Whether the exporting allocation was dedicated.
     trusted : bool
-        True where an exporter or backend of this process made the handle; else the origin can refuse, but never vouch.
+        True if an exporter or backend of this process made the handle. Otherwise the origin can only refuse a use.
     """
 
     kind: OriginKind
@@ -180,11 +180,11 @@ class _State(Enum):
     DETACHED = "detached"
 
 
-_NO_FD = 2**31  # the first number that no C int, and so no descriptor, can have
+_NO_FD = 2**31  # the first number beyond a C int, and so beyond descriptors
 
 
 class Handle:
-    """Base of all handles. Only the types of :func:`handle_types` are constructed; a driver must know what it gets."""
+    """Base of all handles. Construct the types of :func:`handle_types`, which tell the driver what the handle is."""
 
     type_name: ClassVar[str] = ""
     """The name in tables, in JSON and in ``GPUINTEROP_DISABLE``, e.g. ``timeline_fd``."""
@@ -210,7 +210,7 @@ class Handle:
         return self._state is not _State.OPEN
 
     def close(self) -> None:
-        """End use. Idempotent. Closes what the handle owns; a borrowed number stays open."""
+        """End use. Idempotent. Closes an owned handle; a borrowed number stays open."""
         if self._state is _State.OPEN:
             self._state = _State.CLOSED
 
@@ -239,7 +239,7 @@ class Handle:
     def __reduce__(self) -> Any:
         raise ArgumentTypeError(
             "handle",
-            f"a {type(self).__name__} cannot be pickled: a number means nothing in another process. Send it with "
+            f"a {type(self).__name__} cannot be pickled: its number means nothing in another process. Send it with "
             "gpuinterop.ipc.send_handle, or through multiprocessing as an argument of a Process or through a Pipe, "
             "which pass the descriptor itself. Not through a Queue, which pickles after put() has returned, when the "
             "handle may be closed.",
@@ -252,21 +252,21 @@ class FdHandle(Handle):
     Parameters
     ----------
     fd : int
-        Borrowed: it stays the caller's until an import consumes the handle.
+        File descriptor, borrowed: the caller owns it until an import consumes the handle.
     origin : HandleOrigin, optional
-        Where it came from.
+        Origin of the handle.
     trusted : bool, optional
-        True: the caller vouches for all who hold the object; see `trusted`. By default what the origin says.
+        True if you trust every process that holds the object; see `trusted`. Default: what the origin says.
 
     Raises
     ------
     ArgumentTypeError
         `fd` is not an int.
     HandleError
-        `fd` is not open, or a number that no descriptor has.
+        `fd` is not open, or out of range.
     """
 
-    # Until the checks below have passed, and where an interrupt has come before: __del__ may see us.
+    # __del__ may see these if a check below fails or an interrupt strikes before it.
     _owned = False
     _state = _State.CLOSED
 
@@ -280,15 +280,15 @@ class FdHandle(Handle):
             raise HandleError(f"fd: {fd} is not open ({error.strerror}); was it closed or consumed already?") from None
         super().__init__(origin=origin)
         self._fd = fd
-        self._number = [fd]  # who takes it out closes it, or has it: a list gives it to one thread only
-        self._calls: list[int] = []  # the threads that use it just now. They note that, look whether it is open, use it
+        self._number = [fd]  # the thread that pops it owns it; a list gives it to one thread only
+        self._calls: list[int] = []  # threads that use it now: each notes itself, checks that it is open, then uses it
         self._trusted: bool | None = None
         if trusted is not None:
             self.trusted = trusted
 
     @classmethod
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
-        """Wrap an fd and **own** it: from now on the handle closes it. For backends and exporters."""
+        """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this."""
         return cls._adopt_made([fd], origin=origin)
 
     @classmethod
@@ -313,7 +313,7 @@ class FdHandle(Handle):
 
     @classmethod
     def _adopt_made(cls, made: list[int], *, origin: HandleOrigin | None) -> Self:
-        """Adopt the fd in a list. Whoever takes it out closes it: the handle, or the `except` of the caller."""
+        """Adopt the fd in a list. The side that pops it closes it: the handle, or the caller's `except`."""
         handle = cls(made[0], origin=origin)
         handle._number = made
         handle._owned = True
@@ -321,7 +321,7 @@ class FdHandle(Handle):
 
     @property
     def fd(self) -> int:
-        """The number. Raises `HandleError` once the handle is closed, consumed or detached."""
+        """Number of the descriptor. Raises `HandleError` once the handle is closed, consumed or detached."""
         self._check_open()
         return self._fd
 
@@ -335,11 +335,11 @@ class FdHandle(Handle):
 
     @property
     def trusted(self) -> bool:
-        """Whether objects are taken that a peer can use against this process.
+        """Whether imports accept objects that a peer can use against this process.
 
-        True where an exporter or driver of this process has made the handle, or the caller says so: with
-        ``trusted=True``, or by setting it on a handle that :mod:`gpuinterop.ipc` brought. The host backend asks for it:
-        who holds SwiftShader's memory or semaphore can end this process (SIGBUS) or make its signals fail.
+        True if an exporter or driver of this process made the handle, or if you pass ``trusted=True`` or set it on a
+        handle of :mod:`gpuinterop.ipc`. The host backend requires it for SwiftShader's memory and semaphores, whose
+        holders can end this process (SIGBUS) or make its signals fail.
         """
         if self._trusted is not None:
             return self._trusted
@@ -348,7 +348,7 @@ class FdHandle(Handle):
     @trusted.setter
     def trusted(self, value: bool) -> None:
         if not isinstance(value, bool):
-            raise ArgumentTypeError("trusted", f"expected a bool, got {value!r}; say True if you trust its holders.")
+            raise ArgumentTypeError("trusted", f"expected a bool, got {value!r}; pass True if you trust its holders.")
         self._trusted = value
 
     def close(self) -> None:
@@ -357,7 +357,7 @@ class FdHandle(Handle):
         Raises
         ------
         HandleError
-            The fd is owned, and somebody else has closed it. The handle is closed all the same.
+            The fd is owned, and other code has closed it. The handle is closed all the same.
         """
         super().close()
         if not self._owned:
@@ -372,7 +372,7 @@ class FdHandle(Handle):
             ) from error
 
     def _use(self, call: Callable[[int], T]) -> T:
-        """Give `call` the number, which is nobody else's before it returns."""
+        """Pass the number to `call`; the descriptor stays open until it returns."""
         calls, mark = self._calls, (threading.get_ident(),)
         calls += mark
         try:
@@ -382,39 +382,39 @@ class FdHandle(Handle):
             self._settle()
 
     def _settle(self) -> OSError | None:
-        """Close the number, once, of a handle that is done; what the system said if it was not open.
+        """Close the number of a finished handle once; return the system's error if it was not open.
 
-        Where a call still uses it, that one does so at its end.
+        If a call still uses the number, that call closes it at its end.
         """
         if self._owned and self._state in (_State.CLOSED, _State.CONSUMED) and not self._threads():
-            at_once = self.trusted or self._state is _State.CONSUMED  # else it may be a file that makes close() wait
+            at_once = self.trusted or self._state is _State.CONSUMED  # else close() may block on the file
             close = os.close if at_once else system.closer(self._fd)
             closed: list[object] = []
             try:
-                closed.extend(map(close, map(list.pop, (self._number,))))  # C alone: no interrupt comes in between
+                closed.extend(map(close, map(list.pop, (self._number,))))  # C code only: an interrupt cannot strike
             except IndexError:
-                pass  # it is closed, or another thread's
+                pass  # it is closed, or another thread has it
             except OSError as error:
                 return error
         return None
 
     def _let_calls_end(self) -> None:
-        """Wait until no other thread uses the number: one that does has found the handle open."""
-        mine = threading.get_ident()  # a signal handler may have come in the middle of such a call
+        """Wait until other threads that found the handle open no longer use the number."""
+        mine = threading.get_ident()  # a signal handler may have struck inside such a call
         system.until(lambda: not self._threads() - {mine}, None)
 
     def _threads(self) -> set[int]:
-        """Those that use the number just now; in the child of a fork none of the parent's."""
+        """Threads that use the number now; a forked child does not count the parent's."""
         calls = self._calls.copy()
         return set(calls).intersection(sys._current_frames()) if calls else set()
 
     def detach(self) -> int:
-        """Return the fd; it is the caller's to close from now on, and the handle is done."""
+        """Return the fd, which the caller must close from now on. Ends use of the handle."""
         self._check_open()
         if threading.get_ident() in self._calls.copy():
             raise HandleError(
-                f"handle: this {type(self).__name__} is being imported or duplicated by the call that this signal "
-                "handler came into; detach it when that has returned."
+                f"handle: this signal handler struck inside a call that imports or duplicates this "
+                f"{type(self).__name__}; detach it after that call."
             )
         self._state = _State.DETACHED
         self._let_calls_end()
@@ -426,12 +426,12 @@ class FdHandle(Handle):
             ) from None
 
     def duplicate(self) -> Self:
-        """A second handle that owns a duplicate of the fd (close-on-exec).
+        """Return a second handle that owns a duplicate of the fd (close-on-exec).
 
         Raises
         ------
         HandleError
-            The handle is closed, or its fd cannot be duplicated: somebody else has closed it, or there are too many.
+            The handle is closed, or its fd cannot be duplicated: other code has closed it, or too many are open.
         """
         try:
             twin = self._use(lambda fd: self.adopt_duplicate(fd, origin=self.origin))
@@ -445,7 +445,7 @@ class FdHandle(Handle):
             return
         dropped = self._state is _State.OPEN
         self._state = _State.CLOSED
-        if self._settle() is None and dropped:  # else the interpreter or the user was faster: nothing is left open
+        if self._settle() is None and dropped:  # else the interpreter or the user has closed it already
             warnings.warn(
                 f"{type(self).__name__}(fd={self._fd}) was dropped without close(), detach() or an import",
                 LeakedResourceWarning,
@@ -460,14 +460,14 @@ class FdHandle(Handle):
 
 
 class Win32Handle(Handle):
-    """An NT handle, or the name of one.
+    """An NT handle, or the name of a shared object. Pass exactly one of the two.
 
     Parameters
     ----------
     handle : int, optional
-        The NT handle's value. Stays the caller's, also after an import.
+        Value of the NT handle. The caller owns it, even after an import.
     name : str, optional
-        The object's name. Exactly one of the two is given.
+        Name of the object.
     """
 
     nameable: ClassVar[bool] = True
@@ -477,15 +477,15 @@ class Win32Handle(Handle):
     ) -> None:
         self._state = _State.CLOSED
         if (handle is None) == (name is None):
-            raise InvalidArgumentError("handle", "give exactly one of handle= and name=.")
+            raise InvalidArgumentError("handle", "expected exactly one of handle= and name=.")
         if handle is not None and (handle := check_int(handle, "handle")) <= 0:
             raise HandleError(f"handle: invalid NT handle {handle}; check the call that returned it.")
         if name is not None and not isinstance(name, str):
-            raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
+            raise ArgumentTypeError("name", f"expected a str, got {type(name).__name__}.")
         if name is not None and (not name or "\0" in name):
-            raise InvalidArgumentError("name", "must be neither empty nor contain NUL.")
+            raise InvalidArgumentError("name", f"expected a non-empty str without NUL, got {name!r}.")
         if name is not None and not self.nameable:
-            raise InvalidArgumentError("name", f"{type(self).__name__} objects have no name; give handle=.")
+            raise InvalidArgumentError("name", f"{type(self).__name__} objects have no name; pass handle=.")
         super().__init__(origin=origin)
         self._handle = handle
         self._name = name
@@ -501,13 +501,13 @@ class Win32Handle(Handle):
         return self._name
 
     def detach(self) -> int | None:
-        """Return the handle's value; the caller closes it."""
+        """Return the handle's value, which the caller closes. Ends use of the handle."""
         handle = self.handle
         self._state = _State.DETACHED
         return handle
 
     def duplicate(self) -> Self:
-        """A second wrapper of the same NT handle: imports do not consume it, so nothing is duplicated."""
+        """Return a second wrapper of the same NT handle; imports do not consume it, so it is not duplicated."""
         self._check_open()
         return type(self)(handle=self._handle, name=self._name, origin=self.origin)
 
@@ -522,9 +522,9 @@ class KmtHandle(Win32Handle):
     Parameters
     ----------
     handle : int
-        The handle's value.
+        Value of the handle.
     keepalive : object, optional
-        Kept alive as long as what is imported from this handle.
+        Object that lives as long as the objects imported from this handle.
     """
 
     nameable = False
@@ -540,14 +540,14 @@ class KmtHandle(Win32Handle):
 
 
 class PointerHandle(Handle):
-    """The address of an object of another library in this process (NvSci).
+    """The address of another library's object in this process (NvSci).
 
     Parameters
     ----------
     pointer : int
-        The object's address; the object stays the caller's.
+        Address of the object, which the caller still owns.
     keepalive : object, optional
-        Kept alive as long as what is imported from this handle.
+        Object that lives as long as the objects imported from this handle.
     """
 
     def __init__(self, pointer: int, *, keepalive: object = None, origin: HandleOrigin | None = None) -> None:
@@ -568,7 +568,7 @@ class PointerHandle(Handle):
         return f"<{type(self).__name__} pointer={self._pointer:#x}>"
 
 
-# -- kinds of semaphore: what values their calls take ------------------------------------------------------------
+# -- kinds of semaphore: the values that their calls take --------------------------------------------------------
 
 
 class Binary:
@@ -584,7 +584,7 @@ class Fence:
 
 
 class Keyed:
-    """A keyed mutex; calls take a key, waits a time-out."""
+    """A keyed mutex; calls take a key, waits also a timeout."""
 
 
 class SciSync:
@@ -592,17 +592,17 @@ class SciSync:
 
 
 class MemoryHandle(Handle):
-    """Can be given to ``Device.import_memory``."""
+    """A handle that ``Device.import_memory`` takes."""
 
 
 class SemaphoreHandle(Handle, Generic[K]):
-    """Can be given to ``Device.import_semaphore``; `K` is the kind."""
+    """A handle that ``Device.import_semaphore`` takes; `K` is the kind."""
 
     kind: ClassVar[type]
 
 
 class AllocationHandle(Handle):
-    """Can be given to ``Device.import_allocation``."""
+    """A handle that ``Device.import_allocation`` takes."""
 
 
 class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary]):
@@ -613,7 +613,7 @@ class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary]):
 
 
 class TimelineFd(FdHandle, SemaphoreHandle[Timeline]):
-    """A timeline semaphore's ``OPAQUE_FD``. The driver does not tell it from a binary one's: you must."""
+    """A timeline semaphore's ``OPAQUE_FD``. Drivers cannot tell it from a binary semaphore's, so the type must."""
 
     type_name = "timeline_fd"
     kind = Timeline
@@ -736,12 +736,12 @@ class NvSciSync(PointerHandle, SemaphoreHandle[SciSync]):
 
 
 class FabricHandle(AllocationHandle):
-    """A fabric handle: 64 bytes that mean the same on every node of an NVLink domain.
+    """A fabric handle: 64 bytes, valid on every node of an NVLink domain.
 
     Parameters
     ----------
     data : bytes
-        64 bytes.
+        The 64 bytes.
     """
 
     type_name = "fabric"
@@ -750,9 +750,9 @@ class FabricHandle(AllocationHandle):
     def __init__(self, data: bytes, *, origin: HandleOrigin | None = None) -> None:
         self._state = _State.CLOSED
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise ArgumentTypeError("data", f"must be bytes, not {type(data).__name__}.")
+            raise ArgumentTypeError("data", f"expected bytes, got {type(data).__name__}.")
         if len(data) != self.SIZE:
-            raise InvalidArgumentError("data", f"a fabric handle has {self.SIZE} bytes, not {len(data)}.")
+            raise InvalidArgumentError("data", f"expected {self.SIZE} bytes, got {len(data)}.")
         super().__init__(origin=origin)
         self._data = bytes(data)
 
@@ -782,15 +782,15 @@ _CONCRETE: tuple[type[Handle], ...] = (
 
 
 def handle_types() -> dict[str, type[Handle]]:
-    """Every concrete handle type by its :attr:`Handle.type_name`."""
+    """Return every concrete handle type by its :attr:`Handle.type_name`."""
     return {kind.type_name: kind for kind in _CONCRETE}
 
 
 # -- multiprocessing passes the descriptor itself ----------------------------------------------------------------
 # ForkingPickler consults this table; plain pickle does not, and meets Handle.__reduce__, which refuses.
-# Process.start() and a Pipe's send() pickle in the call: the handle is the caller's to close as soon as it returns. A
-# Queue pickles in a feeder thread some time after put(): a handle closed by then fails there, where the error is
-# printed and nobody can catch it; one left open is dropped there, unclosed. Nothing can tell them apart from here.
+# Process.start() and a Pipe's send() pickle in the call, so the caller may close the handle once it returns. A Queue
+# pickles in a feeder thread some time after put(). A handle closed by then fails there, where the error is printed and
+# cannot be caught; one left open is dropped there, unclosed. This code cannot tell the two ways apart.
 
 
 def _rebuild_fd(kind: type[FdHandle], duplicate: Any, origin: HandleOrigin | None) -> FdHandle:
@@ -814,7 +814,7 @@ if sys.platform != "win32":
 
 
 class ArrayUsage(Flag):
-    """What an image in external memory is used as; the exporter created it for the same.
+    """Usage of an image in external memory; the exporter must have created it for the same usage.
 
     The drivers' flags: ``CUDA_ARRAY3D_SURFACE_LDST``, ``CUDA_ARRAY3D_COLOR_ATTACHMENT``, ``CUDA_ARRAY3D_CUBEMAP``.
     """
@@ -874,18 +874,18 @@ def texel_of(format: str) -> Texel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayLayout:
-    """How an image lies in external memory, as ``map_mipmapped_array`` takes it.
+    """Layout of an image in external memory, as ``map_mipmapped_array`` takes it.
 
     Attributes
     ----------
     format : str
-        A Vulkan format's name without the prefix, e.g. ``R32G32B32A32_SFLOAT``.
+        Name of a Vulkan format without the prefix, e.g. ``R32G32B32A32_SFLOAT``.
     extent : tuple of int
-        Width, height, depth in texels; height and depth are 0 where the image has none.
+        Width, height, depth in texels; height and depth are 0 for dimensions that the image does not have.
     levels, layers : int
-        Mip levels; array layers (0: no array).
+        Number of mip levels; number of array layers (0: not an array).
     offset : int
-        In bytes, from the start of the memory.
+        Offset from the start of the memory in bytes.
     usage : ArrayUsage
     """
 
@@ -903,14 +903,14 @@ class ArrayLayout:
 
 
 class Granularity(NamedTuple):
-    """What sizes and offsets are multiples of.
+    """Granularity of sizes and offsets in bytes.
 
     Attributes
     ----------
     minimum : int
-        In bytes; anything else is refused.
+        Sizes and offsets that are not multiples of it are refused.
     recommended : int
-        In bytes, for the best performance; a multiple of the minimum.
+        Granularity for the best performance, a multiple of the minimum.
     """
 
     minimum: int

@@ -1,8 +1,8 @@
-"""Handing one object back and forth between a graphics API and a stream, frame by frame.
+"""Hands one object back and forth between a graphics API and a stream, frame by frame.
 
-Binary: one semaphore each way. Timeline: one semaphore, the graphics side signals ``2 k + 1`` for frame k (from 0), the
-compute side ``2 k + 2``. The order submit, acquire, release is kept for the user: out of order it raises at once,
-instead of a wait that never returns. A handoff over a timeline that was used before goes on where that stands.
+Binary: one semaphore each way. Timeline: one semaphore; for frame k (from 0) the graphics side signals ``2 k + 1``, the
+compute side ``2 k + 2``. The handoff enforces the order submit, acquire, release: a call out of turn raises at once,
+instead of waiting for ever. On a timeline that was used before, the handoff goes on from its current value.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["Handoff", "HandoffStep"]
 
 @dataclass(frozen=True, slots=True)
 class HandoffStep:
-    """What the graphics side's next submission waits for and signals.
+    """The wait and the signal of the graphics side's next submission.
 
     Attributes
     ----------
     frame : int
     wait_value : int or None
-        None: nothing to wait for (the very first frame). 0 for a binary semaphore.
+        Value to wait for, 0 for a binary semaphore; None if there is no wait (the very first frame).
     signal_value : int
-        0 for a binary semaphore.
+        Value to signal, 0 for a binary semaphore.
     """
 
     frame: int
@@ -46,32 +46,32 @@ class _Turn(Enum):
 
 
 _promised: WeakKeyDictionary[ExternalSemaphore[Any], int] = WeakKeyDictionary()
-"""What the last submission that was asked for here signals, or has signalled."""
+"""Last value that `next_submit` gave out for each timeline."""
 
 
 class Handoff:
-    """The compute side of a handoff; it owns no semaphore.
+    """The compute side of a handoff. The caller still owns the semaphores.
 
     Parameters
     ----------
     to_compute : ExternalSemaphore
-        Signalled by the graphics side. Binary, or a timeline that serves both directions.
+        The graphics side signals it. Binary, or a timeline that serves both directions.
     to_graphics : ExternalSemaphore, optional
-        Signalled by the compute side; for binary ones only.
+        The compute side signals it; only for binary semaphores.
     tracks_submits : bool
-        Whether the graphics side asks `next_submit` here. False when it lives in another process: then only acquire
-        and release are kept in order.
+        Whether the graphics side calls `next_submit` here. Pass False if it lives in another process: the handoff then
+        checks only the order of acquire and release.
     frame : int, optional
-        The frame to begin with, where neither side is in the middle of one. By default a timeline says it, by the
-        values that were signalled to it here and, where the CPU can look (`ExternalSemaphore.host_wait`), by its
-        counter; else it is 0. What another process did to a driver's timeline before cannot be seen.
+        First frame; neither side may be in the middle of one. Default: derived from the values that a timeline was
+        signalled here and, if the CPU can read it (`ExternalSemaphore.host_wait`), from its counter; else 0. Earlier
+        signals of other processes to a driver's timeline cannot be seen.
 
     Raises
     ------
     ArgumentTypeError
     InvalidArgumentError
-        The semaphores do not fit together. `frame` has gone by: its values were signalled. Or the timeline stands where
-        no frame begins, and `frame` must say which is next.
+        The semaphores do not fit together. Or `frame` has gone by: its values were signalled. Or the timeline's value
+        does not begin a frame, so that you must pass the next `frame`.
     """
 
     def __init__(
@@ -87,17 +87,17 @@ class Handoff:
             given.append(("to_graphics", to_graphics))
         for argument, semaphore in given:
             if not isinstance(semaphore, ExternalSemaphore):
-                raise ArgumentTypeError(argument, f"must be an ExternalSemaphore, not {type(semaphore).__name__}.")
+                raise ArgumentTypeError(argument, f"expected an ExternalSemaphore, got {type(semaphore).__name__}.")
         if to_compute.kind is Timeline:
             if to_graphics is not None:
                 raise InvalidArgumentError("to_graphics", "one timeline serves both directions; leave it out.")
         elif to_compute.kind is Binary:
             if to_graphics is None or to_graphics.kind is not Binary:
-                raise InvalidArgumentError("to_graphics", "a binary handoff takes a second binary semaphore.")
+                raise InvalidArgumentError("to_graphics", "a binary handoff needs a second binary semaphore.")
             if to_graphics is to_compute:
-                raise InvalidArgumentError("to_graphics", "must be another semaphore than to_compute.")
+                raise InvalidArgumentError("to_graphics", "expected another semaphore than to_compute, got the same.")
         else:
-            raise InvalidArgumentError("to_compute", "must be binary or a timeline.")
+            raise InvalidArgumentError("to_compute", f"expected a binary one or a timeline, got {to_compute.label}.")
         self._to_compute = to_compute
         self._to_graphics = to_graphics
         self._timeline = to_compute.kind is Timeline
@@ -109,7 +109,7 @@ class Handoff:
             raise InvalidArgumentError(
                 "frame", f"{self._frame} has gone by: {to_compute.label} stands at {stands}; pass {(stands + 1) // 2}."
             )
-        # What nobody will release is not waited for: where the caller has said the frame, that of the one before.
+        # Do not wait for a release that will not come: that of the frame before an explicit `frame`.
         self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
 
     @property
@@ -119,16 +119,16 @@ class Handoff:
 
     @property
     def frame(self) -> int:
-        """The frame that is under way; of semaphores that were never used before, from 0."""
+        """Number of the frame that is under way; starts at 0 on unused semaphores."""
         return self._frame
 
     def next_submit(self) -> HandoffStep:
-        """What the graphics side's next submission must wait for and signal; call it once a frame.
+        """Return the wait and the signal of the graphics side's next submission; call it once per frame.
 
         Raises
         ------
         InvalidArgumentError
-            The frame before was not released yet.
+            The previous frame was not released yet.
         """
         self._take(_Turn.SUBMIT, _Turn.ACQUIRE)
         frame = self._frame
@@ -139,23 +139,23 @@ class Handoff:
         return HandoffStep(frame, 0 if waits else None, 0)
 
     def undo_submit(self) -> None:
-        """Take `next_submit` back: the submission it was asked for has failed, and nothing of it was queued.
+        """Take `next_submit` back, because the submission failed and was not queued.
 
         Raises
         ------
         InvalidArgumentError
-            No submission is under way: none was asked for, or it was acquired already.
+            No submission is under way: `next_submit` was not called, or its frame was acquired already.
         """
         self._take(_Turn.ACQUIRE, _Turn.SUBMIT)
         _promised.pop(self._to_compute, None)
 
     def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
-        """Enqueue: `stream` waits for the graphics side. Returns at once.
+        """Make `stream` wait for the graphics side. Returns at once.
 
         Raises
         ------
         InvalidArgumentError
-            Nothing was submitted for this frame: the wait would never return.
+            `next_submit` was not called for this frame, so the wait would never return.
         """
         self._check(_Turn.ACQUIRE)
         if self._timeline:
@@ -165,7 +165,7 @@ class Handoff:
         self._turn = _Turn.RELEASE
 
     def release(self, stream: Stream) -> None:
-        """Enqueue: `stream` signals the graphics side. Returns at once.
+        """Make `stream` signal the graphics side. Returns at once.
 
         Raises
         ------
@@ -181,19 +181,19 @@ class Handoff:
         self._frame += 1
 
     def _stands(self) -> int:
-        """The timeline's value, as far as it can be known here; what is enqueued counts as signalled."""
+        """The timeline's value, as far as this process knows it; enqueued signals count."""
         return max(_counter(self._to_compute), self._to_compute._last_signalled(), _promised.get(self._to_compute, 0))
 
     def _begin(self, stands: int) -> int:
-        """The frame that a timeline's value says, and whose turn it is."""
+        """Derive the frame from a timeline's value, and set whose turn it is."""
         frame, submitted = divmod(stands, 2)
         if submitted and self._tracks_submits and _promised.get(self._to_compute) == stands:
-            self._turn = _Turn.ACQUIRE  # it was asked for here, and never released
+            self._turn = _Turn.ACQUIRE  # it was submitted here, and never released
         elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",
-                f"{self._to_compute.label} stands at {stands}, where no frame begins: somebody used values of "
-                f"their own. Pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or more.",
+                f"{self._to_compute.label} stands at {stands}, which does not begin a frame: other code signalled it. "
+                f"Pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or more.",
             )
         return frame
 
@@ -205,13 +205,13 @@ class Handoff:
 
     def _take(self, turn: _Turn, following: _Turn) -> None:
         if not self._tracks_submits:
-            raise InvalidArgumentError("handoff", "the graphics side is elsewhere (tracks_submits=False).")
+            raise InvalidArgumentError("handoff", "the graphics side submits elsewhere (tracks_submits=False).")
         self._check(turn)
         self._turn = following
 
 
 def _counter(semaphore: ExternalSemaphore[Any]) -> int:
-    """What the timeline has been signalled to; 0 where only the driver knows."""
+    """The timeline's counter; 0 if only the driver knows it."""
 
     def reached(value: int) -> bool:
         try:
@@ -224,7 +224,7 @@ def _counter(semaphore: ExternalSemaphore[Any]) -> int:
         low, high = 0, 1
         while reached(high):
             low, high = high, 2 * high
-    except (UnsupportedError, InvalidArgumentError):  # it cannot be asked, or not for so much
+    except (UnsupportedError, InvalidArgumentError):  # the CPU cannot read it, or not for values this large
         return low
     while high - low > 1:
         middle = (low + high) // 2

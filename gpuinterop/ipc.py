@@ -1,14 +1,14 @@
-"""Sending handles to another process over a Unix socket, the descriptors beside a fixed binary message.
+"""Sends handles to another process over a Unix socket: the descriptors beside a fixed binary message.
 
 The message, little-endian: magic ``GIPH``, u16 version 1, u16 count, then for each handle 128 bytes: u16 handle type
 (the index in `WIRE_TYPES`), u8 origin kind (0: no origin), u8 flags (1 dedicated known, 2 dedicated, 4 size known, 8
 uuid known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus
-id (NUL padded), 64 bytes fabric data, 8 bytes zero. No pickle, nothing of variable length: a hostile peer can send
-wrong handles, which imports check, but nothing that runs.
+id (NUL padded), 64 bytes fabric data, 8 bytes zero. The message has a fixed length and no pickle: a hostile peer can
+send wrong handles, which imports check, but not code that runs.
 
 ``multiprocessing`` passes handles too, as arguments of a Process and through a Pipe; plain pickle is refused. Do not
-use a Queue, a Pool or an executor: they pickle in a thread of their own, after ``put()`` has returned. By then a
-``with`` block has closed the handle, and the other side waits for nothing; without one, nobody is left to close it.
+use a Queue, a Pool or an executor: they pickle in their own thread, after ``put()`` has returned. By then a ``with``
+block has closed the handle, and the other side waits in vain. Without a ``with`` block the handle leaks.
 """
 
 from __future__ import annotations
@@ -59,33 +59,32 @@ _HEADER = struct.Struct("<4sHH")
 _ENTRY = struct.Struct("<HBBIQ16s8s16s64s8x")
 MAX_HANDLES = 64
 _CREDENTIALS = 12
-"""Bytes of ``struct ucred``, which come before descriptors where a socket has SO_PASSCRED."""
+"""Bytes of ``struct ucred``, which come before descriptors if a socket has SO_PASSCRED."""
 _DEDICATED_KNOWN, _DEDICATED, _SIZE_KNOWN, _UUID_KNOWN, _LUID_KNOWN, _IS_CPU = 1, 2, 4, 8, 16, 32
 
 H = TypeVar("H", bound=Handle)
 
 
 def send_handle(connection: socket.socket, handle: Handle) -> None:
-    """Send one handle; see `send_handles`."""
+    """Send one handle (see `send_handles`)."""
     send_handles(connection, [handle])
 
 
 def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
-    """Send handles over a Unix stream socket. They stay the caller's: the peer gets duplicates.
+    """Send handles over a Unix stream socket. The caller still owns them: the peer gets duplicates.
 
     Parameters
     ----------
     connection : socket.socket
-        Its time-out holds for the whole message, and is not changed.
+        The socket, whose timeout applies to the whole message and is not changed.
     handles : sequence of Handle
 
     Raises
     ------
     ArgumentTypeError
-        A handle that means nothing in another process (Win32, NvSci), no handle, no sequence, or no socket.
+        A handle means nothing in another process (Win32, NvSci), or an argument is not of these types.
     PeerError
-        The peer is gone, or has not read it all within the socket's time-out: what follows on this connection means
-        nothing.
+        The peer is gone, or did not read the whole message within the timeout. Close the connection: it is unusable.
     """
     _check_socket(connection)
     _check_sequence("handles", handles, "send_handle")
@@ -107,34 +106,34 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
 
 
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
-    """Receive one handle of the type that the caller expects; see `receive_handles`."""
+    """Receive one handle of the type that the caller expects (see `receive_handles`)."""
     handle: H = receive_handles(connection, [expect])[0]
     return handle
 
 
 def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> list[Any]:
-    """Receive handles over a Unix stream socket; they are the caller's and own their descriptors.
+    """Receive handles over a Unix stream socket. The caller owns them, and they own their descriptors.
 
     Parameters
     ----------
     connection : socket.socket
-        Blocking, or with a time-out set by the caller. It holds for the whole message, and is not changed.
+        The socket, whose timeout applies to the whole message and is not changed.
     expect : sequence of type
-        The handle types in order: a peer must not choose what kind of object we take its descriptor for.
+        Handle types in order: the peer must not choose the type of its descriptors.
 
     Raises
     ------
     ArgumentTypeError
-        No socket, no sequence, or a type whose handles cannot be sent.
+        An argument is not of these types, or handles of a type cannot be sent.
     PeerError
-        The peer is gone, has not sent it all within the time-out, or has sent something else, or more descriptors than
-        belong to it. This process never has more of them open than it expects, and all that came are closed again.
+        The peer is gone, did not send the whole message within the timeout, or sent other data or too many descriptors.
+        This process never opens more descriptors than it expects, and closes all that came.
     """
     _check_socket(connection)
     _check_sequence("expect", expect, "receive_handle")
     for kind in expect:
         if kind not in WIRE_TYPES:
-            raise ArgumentTypeError("expect", f"{_name(kind)} cannot be received; {_names()} can.")
+            raise ArgumentTypeError("expect", f"{_name(kind)} cannot be received; expected {_names()}.")
     size = _HEADER.size + _ENTRY.size * len(expect)
     fds: list[int] = []
     try:
@@ -147,7 +146,7 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
 
 
 class _Patience:
-    """A socket's time-out, for several calls together. The socket's own stays: another thread may use it meanwhile."""
+    """One timeout for several calls. It leaves the socket's own unchanged, which another thread may use meanwhile."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -155,7 +154,7 @@ class _Patience:
         self._deadline = None if timeout is None else time.monotonic() + timeout
 
     def wait(self, event: int) -> None:
-        """Return when a call need not wait, also at the deadline; else raise TimeoutError there."""
+        """Return once a call would not block; at the deadline, raise TimeoutError if it would."""
         if (fd := self._connection.fileno()) < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         poller = select.poll()  # not select(): descriptors may be large
@@ -167,14 +166,14 @@ class _Patience:
 
 def _check_socket(connection: object) -> None:
     if not isinstance(connection, socket.socket):
-        raise ArgumentTypeError("connection", f"must be a socket.socket, not {type(connection).__name__}.")
+        raise ArgumentTypeError("connection", f"expected a socket.socket, got {type(connection).__name__}.")
 
 
 def _check_sequence(argument: str, things: object, single: str) -> None:
     if not isinstance(things, Sequence):
-        raise ArgumentTypeError(argument, f"must be a sequence, not {_name(things)}; {single} is for one.")
+        raise ArgumentTypeError(argument, f"expected a sequence, got {_name(things)}; use {single} for one.")
     if not 1 <= len(things) <= MAX_HANDLES:
-        raise InvalidArgumentError(argument, f"1 to {MAX_HANDLES} at once, not {len(things)}.")
+        raise InvalidArgumentError(argument, f"expected 1 to {MAX_HANDLES} at once, got {len(things)}.")
 
 
 def _name(thing: object) -> str:
@@ -186,14 +185,14 @@ def _names() -> str:
 
 
 def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -> bytes:
-    """The message of `size` bytes; at most `count` descriptors that came with it are added to `fds`."""
+    """Receive a message of `size` bytes; add at most `count` descriptors that come with it to `fds`."""
     data = bytearray()
     item = array.array("i").itemsize
     patience = _Patience(connection)
     while len(data) < size:
         try:
             patience.wait(select.POLLIN)
-            # The kernel drops descriptors that have no room. CMSG_SPACE would be rounded up, to room for one more.
+            # The kernel drops descriptors that do not fit. CMSG_SPACE would round up, to room for one more.
             room = socket.CMSG_LEN((count - len(fds)) * item)
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED):
                 room += socket.CMSG_SPACE(_CREDENTIALS)
@@ -215,9 +214,9 @@ def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -
         if len(data) >= _HEADER.size:
             magic, version, sent = _HEADER.unpack_from(data)
             if magic != _MAGIC or version != _VERSION:
-                raise PeerError(f"the peer sent no gpuinterop handles (magic {magic!r}, version {version}).")
+                raise PeerError(f"expected gpuinterop handles, got magic {magic!r}, version {version}.")
             if _HEADER.size + _ENTRY.size * sent != size:
-                raise PeerError(f"the peer sent {sent} handle(s), {(size - _HEADER.size) // _ENTRY.size} expected.")
+                raise PeerError(f"expected {(size - _HEADER.size) // _ENTRY.size} handle(s), the peer sent {sent}.")
     return bytes(data)
 
 
@@ -227,10 +226,10 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
     for wanted, entry in zip(expect, entries, strict=True):
         if entry[0] >= len(WIRE_TYPES) or WIRE_TYPES[entry[0]] is not wanted:
             got = WIRE_TYPES[entry[0]].__name__ if entry[0] < len(WIRE_TYPES) else f"type {entry[0]}"
-            raise PeerError(f"the peer sent a {got}, {wanted.__name__} expected.")
+            raise PeerError(f"expected {wanted.__name__}, the peer sent {got}.")
         kinds.append(wanted)
     if len(fds) != sum(issubclass(kind, FdHandle) for kind in kinds):
-        raise PeerError(f"{len(fds)} descriptor(s) came beside {len(kinds)} handle(s); they do not fit.")
+        raise PeerError(f"the peer's {len(fds)} descriptor(s) do not fit its {len(kinds)} handle(s).")
     origins = [_unpack_origin(entry) for entry in entries]
     handles: list[Any] = []
     remaining = iter(list(fds))
@@ -238,7 +237,7 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
         if issubclass(kind, FdHandle):
             fd = next(remaining)
             handles.append(kind.adopt(fd, origin=origin))
-            fds.remove(fd)  # the handle's now
+            fds.remove(fd)  # the handle owns it now
         else:
             handles.append(kind(entry[8], origin=origin))
     return handles
@@ -246,7 +245,7 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
 
 def _pack(handle: Handle) -> bytes:
     if type(handle) not in WIRE_TYPES:
-        raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; {_names()} can.")
+        raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; expected {_names()}.")
     origin, device = handle.origin, None
     kind = flags = size = 0
     if origin is not None:

@@ -1,6 +1,6 @@
-"""libc: mappings, seals and futexes, and their errors; how waits look and pause.
+"""libc: mappings, seals and futexes with their errors, and the polling of waits.
 
-What the host backend and our own timeline semaphores stand on. Every call here releases the GIL (``ctypes.CDLL``).
+The host backend and our own timeline semaphores use it. Every call here releases the GIL (``ctypes.CDLL``).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if sys.platform != "win32":
 
 PAGE: Final = mmap.PAGESIZE
 SLICE: Final = 0.05
-"""The longest single blocking call, in seconds: how long a cancellation or a Ctrl-C may take to be noticed."""
+"""Limit of a single blocking call in seconds: a cancellation or a Ctrl-C is noticed within it."""
 
 EXIT_S: Final = 2.0
-"""How long the exit of the interpreter may take in all, whoever waits there."""
+"""Seconds that the exit of the interpreter may take for all waits together."""
 _EXIT_DRAIN_S: Final = 1.0
-"""What is left of that to the core's drain, which comes last."""
+"""Seconds of those that are reserved for the core's drain, which comes last."""
 _exit_began: list[float] = []
 
 SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
-"""How often a wait that nobody wakes looks before it pauses, letting others run in between."""
+"""Number of looks of a polling wait before it pauses; other threads run between the looks."""
 
-# <linux/fcntl.h>; Python has no names for the seals before 3.12 and for some not at all.
+# <linux/fcntl.h>; Python names the seals only from 3.12 on, and some not at all.
 F_ADD_SEALS: Final = 1033
 F_GET_SEALS: Final = 1034
 SEAL_SEAL: Final = 0x1
@@ -53,7 +53,7 @@ _CLOSE_LIMIT = 1.0
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to sleep between looks, for waits that nobody wakes: 20 us at first, growing to 1 ms."""
+    """Seconds to sleep between the looks of a polling wait: 20 us at first, growing to 1 ms."""
     pause = 20e-6
     while True:
         yield pause
@@ -61,7 +61,7 @@ def pauses() -> Iterator[float]:
 
 
 def until(condition: Callable[[], bool], timeout: float | None) -> bool:
-    """Look until it is so, with `pauses` between looks; False when `timeout` seconds have passed, None for ever."""
+    """Poll until `condition` is true, with `pauses`; False if `timeout` seconds passed, None sets no limit."""
     deadline = None if timeout is None else time.monotonic() + timeout
     gaps = pauses()
     while not condition():
@@ -72,14 +72,14 @@ def until(condition: Callable[[], bool], timeout: float | None) -> bool:
 
 
 def left_of_exit(*, last: bool = False) -> float:
-    """Seconds that the exit of the interpreter may still take. `last` is the core's drain; the others leave it some."""
+    """Seconds that the exit of the interpreter may still take. `last` is the core's drain, whose share others leave."""
     if not _exit_began:
         _exit_began.append(time.monotonic())
     return max(0.0, _exit_began[0] + EXIT_S - (0.0 if last else _EXIT_DRAIN_S) - time.monotonic())
 
 
 def mapped_files() -> Iterator[tuple[range, str]]:
-    """The addresses at which this process has files mapped, and which; nothing where the system does not say."""
+    """The addresses and paths of the files that this process has mapped; empty if the system does not say."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -92,7 +92,7 @@ def mapped_files() -> Iterator[tuple[range, str]]:
 
 
 def loaded_library(*names: str) -> str | None:
-    """The file of the first library that is loaded and whose name begins so."""
+    """The file of the first loaded library whose name begins with one of `names`."""
     return next((path for _, path in mapped_files() if path.rpartition("/")[2].startswith(names)), None)
 
 
@@ -114,7 +114,7 @@ class Timespec(ctypes.Structure):
 
 
 def libc_version() -> tuple[str, str]:
-    """("glibc", "2.36"), or ("unknown libc", "") where it does not say."""
+    """("glibc", "2.36"), or ("unknown libc", "") if it does not say."""
     try:
         text = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (AttributeError, ValueError, OSError):
@@ -130,7 +130,7 @@ SYS_FUTEX: Final = (
     if sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 and os.path.isdir("/proc/self/fd")
     else None
 )
-"""The number of the system call; None where it was not looked up, and without /proc: no timelines of ours there."""
+"""Number of the system call; None, so without our timelines, on other machines and without /proc."""
 
 if sys.platform == "linux":
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -147,7 +147,7 @@ if sys.platform == "linux":
 
 
 def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
-    """The error of a system call that failed with `code`."""
+    """Make the error of a system call that failed with `code`."""
     kind = OutOfMemoryError if code == errno.ENOMEM else DriverError
     return kind(call, code, errno.errorcode.get(code, "UNKNOWN"), meaning or os.strerror(code))
 
@@ -156,8 +156,8 @@ def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
 
 
 def create_memfd(name: str, size: int) -> int:
-    """A zeroed memfd of `size` bytes that can neither shrink nor grow."""
-    made: list[int] = []  # stored by C, here and below: no interrupt comes between the call and the store
+    """Create a zeroed memfd of `size` bytes that can neither shrink nor grow."""
+    made: list[int] = []  # here and below, C code stores: an interrupt cannot come between the call and the store
     try:
         made.extend(map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,)))
         os.ftruncate(made[0], size)
@@ -172,11 +172,11 @@ def create_memfd(name: str, size: int) -> int:
 
 
 def seals(fd: int) -> int | None:
-    """A memfd's seals; None of what is no memfd. The first question to a descriptor that came from elsewhere.
+    """A memfd's seals; None for other files. Call it first on a descriptor that came from elsewhere.
 
-    The kernel answers it, and then a memfd's fstat and pread, by itself. Of another file these may wait for ever for a
-    process that serves it (FUSE), as do fstatfs, lseek, poll, ioctl and close, which no signal ends. What the kernel
-    knows of any file by itself is its link in /proc/self/fd, and its page in /proc/self/fdinfo.
+    The kernel answers it by itself, and for a memfd also fstat and pread. For other files those, fstatfs, lseek, poll,
+    ioctl and close may wait for ever for a process that serves the file (FUSE), and signals do not end them. For any
+    file, the kernel answers its link in /proc/self/fd and its page in /proc/self/fdinfo by itself.
     """
     if sys.platform != "linux":
         return None
@@ -187,15 +187,15 @@ def seals(fd: int) -> int | None:
 
 
 def close(*fds: int) -> None:
-    """Close descriptors that came from elsewhere. A file that a process may have to answer for is closed in a thread.
+    """Close descriptors that came from elsewhere. A file that another process may serve is closed in a thread.
 
-    That thread is waited for `_CLOSE_LIMIT` seconds. One that takes longer is left behind: its descriptor is open until
-    then, and the process cannot end before it.
+    The caller waits for that thread `_CLOSE_LIMIT` seconds, then leaves it behind: its descriptor stays open until the
+    thread is done, and the process cannot end before that.
 
     Raises
     ------
     OSError
-        One is not open.
+        A descriptor is not open.
     """
     closing = []
     for fd in fds:
@@ -209,16 +209,16 @@ def close(*fds: int) -> None:
 
 
 def closer(fd: int) -> Callable[[int], object]:
-    """What closes a descriptor that came from elsewhere: ``os.close``, which no interrupt comes before, or `close`."""
+    """The function to close a descriptor from elsewhere: ``os.close``, which an interrupt cannot skip, or `close`."""
     try:
         os.get_inheritable(fd)  # F_GETFD
     except OSError:
-        return os.close  # it is not open, and that says so
+        return os.close  # it is not open, and os.close raises that
     return os.close if seals(fd) is not None or _is_kernels(fd) else close
 
 
 def _is_kernels(fd: int) -> bool:
-    """Whether it is an eventfd, a pipe, a socket or their like: a file has a path, which begins with a slash."""
+    """Whether it is an eventfd, a pipe, a socket or similar: their links, unlike files', do not begin with a slash."""
     try:
         return not os.readlink(f"/proc/self/fd/{fd}").startswith("/")
     except OSError:
@@ -235,15 +235,15 @@ def _close_aside(fd: int) -> _thread.LockType:
         done.release()
 
     try:
-        _thread.start_new_thread(work, ())  # not threading's, whose lock a finalizer may find taken by its own thread
-    except RuntimeError:  # none can be had; the interpreter may be ending
+        _thread.start_new_thread(work, ())  # not threading's: a finalizer's own thread may hold its lock already
+    except RuntimeError:  # a thread cannot be started; the interpreter may be ending
         work()
     return done
 
 
 def map_shared(fd: int, size: int) -> int:
-    """Map the first `size` bytes, readable and writable; returns the address."""
-    # Not Python's mmap: that one keeps a duplicate of the fd, and its address only through an exported buffer.
+    """Map the first `size` bytes, readable and writable; return the address."""
+    # Not Python's mmap: it keeps a duplicate of the fd, and gives its address only through an exported buffer.
     made: list[int | None] = []
     arguments = (None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     try:
@@ -265,7 +265,7 @@ def unmap(address: int, size: int) -> None:
 
 
 def unmap_each(addresses: Iterator[int], size: int) -> None:
-    """As `unmap`, of each that the iterator has still to give: an interrupt makes no call twice and leaves none out."""
+    """Unmap the addresses that the iterator still has. Repeat it after an interrupt, which skips and doubles none."""
     results: list[int] = []
     results.extend(map(munmap, addresses, itertools.repeat(size)))
     if any(results):
@@ -273,10 +273,10 @@ def unmap_each(addresses: Iterator[int], size: int) -> None:
 
 
 def fence() -> None:
-    """Order this thread's stores before with those after it, for other CPUs and for devices."""
+    """Order this thread's earlier stores before its later ones, for other CPUs and for devices."""
     if not _STRONGLY_ORDERED:
-        lock = threading.Lock()  # of this call alone: a fork cannot leave it held
-        for _ in range(2):  # released by the first, acquired by the second
+        lock = threading.Lock()  # this call's own: a fork cannot leave it held
+        for _ in range(2):  # the first round releases it, the second acquires it
             with lock:
                 pass
 
@@ -293,11 +293,11 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
 
 
 def futex_wake_all(address: int) -> None:
-    """Wake all who sleep in `futex_wait` there."""
+    """Wake all threads that sleep in `futex_wait` on `address`."""
     futex_waker(address)()
 
 
 def futex_waker(address: int) -> Callable[[], object]:
-    """`futex_wake_all` of an address, as one call of C's: no interrupt comes before it has woken them."""
+    """Return `futex_wake_all` of an address as one C call: an interrupt comes only after it has woken them."""
     assert SYS_FUTEX is not None
     return partial(_syscall, SYS_FUTEX, address, _FUTEX_WAKE, _ALL, None, None, 0)

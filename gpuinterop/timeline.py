@@ -1,48 +1,48 @@
 """Our own timeline semaphore: one page in a memfd. Version 2; this page is its specification.
 
 The host backend makes it, waits for it and signals it. GPUs whose streams write and wait for 64-bit words
-(`StreamMemoryBackend`) use its `value` directly: the same object orders two processes, two GPUs of whatever vendor,
-and the host.
+(`StreamMemoryBackend`) use its `value` directly. So one object can order two processes, two GPUs of any vendors, and
+the host.
 
 The object is a memfd of exactly one page (``sysconf(_SC_PAGESIZE)`` bytes), sealed with F_SEAL_SHRINK and F_SEAL_GROW
-(and F_SEAL_SEAL), passed as a file descriptor. Integers are in the machine's byte order, everything not named is zero.
+(and F_SEAL_SEAL), passed as a file descriptor. Integers are in the machine's byte order; all other bytes are zero.
 
 ======  ====  ===================================================================================================
 offset  size  content
 ======  ====  ===================================================================================================
 0       8     magic: the ASCII bytes ``GIPTLSM1``; written last by the creator
 8       4     u32 version: 2
-12      4     u32 sequence: the futex word; one more (modulo 2**32) after every signal of a CPU
+12      4     u32 sequence: the futex word; every signal by a CPU adds 1 (modulo 2**32)
 16      8     u64 value: the counter; it only grows
-24      4     u32 devices: 1 from when a device's streams may write `value`; never back to 0
+24      4     u32 devices: 1 once a device's streams may write `value`; never back to 0
 28            zero, to the end of the page
 ======  ====  ===================================================================================================
 
-The page holds numbers only. A peer that writes other numbers can make a wait return too early or never; it reaches
-nothing outside the page. (Version 1 held a robust ``pthread_mutex_t``, whose list pointers libc follows: a peer that
-wrote them wrote anywhere in this process. Version 1 is refused.)
+The page holds numbers only. A peer that writes other numbers can make a wait return too early or never; it cannot
+reach anything outside the page. (Version 1 held a robust ``pthread_mutex_t``, whose list pointers libc follows: a peer
+that changed them could write anywhere in this process. Version 1 is refused.)
 
-**Signal to v** (a CPU): open ``/proc/self/fd/N`` of the memfd, which makes an open file description of the signaller's
-own, and take ``flock(LOCK_EX)`` on it; if v is not greater than `value`, or is 2**63 or more where `devices` is 1,
+**Signal to v** (a CPU): open ``/proc/self/fd/N`` of the memfd, which makes the signaller's own open file description,
+and take ``flock(LOCK_EX)`` on it; if v is not greater than `value`, or if `devices` is 1 and v is 2**63 or more,
 unlock and fail; store `value` = v (one aligned 8-byte store behind a store barrier); then store `sequence` + 1; unlock
-and close; then ``futex(&sequence, FUTEX_WAKE, INT_MAX)``. The lock serves signallers only, so that none moves the
-value back beside another; a waiter takes no lock. (A descriptor that was passed or inherited shares its open file
-description, and a lock on it excludes neither side: hence the new one.) A signaller gives up where another keeps the
-lock for longer than a second.
+and close; then ``futex(&sequence, FUTEX_WAKE, INT_MAX)``. The lock serves signallers only, so that two of them cannot
+move the value back; waiters do not lock. (A descriptor that was passed or inherited shares its open file description,
+and a lock on it would not exclude the other side: hence the new one.) A signaller gives up if another keeps the lock
+for longer than a second.
 
 **Signal to v** (a device's stream): store `value` = v, one aligned 8-byte store behind a fence to system scope. It
-takes no lock, wakes nobody, and does not look whether v is greater: who enqueues it answers for that. Whoever is to
-do that stores `devices` = 1 before.
+does not lock, wake waiters, or check that v is greater: the process that enqueues it must, and must have stored
+`devices` = 1 before.
 
 **Wait for v** (a CPU): read `sequence`, then `value`; if `value` >= v, done, behind a load barrier; else
-``futex(&sequence, FUTEX_WAIT, the sequence read, a relative time-out)`` and begin again. Both futex calls are the
-shared kind (no FUTEX_PRIVATE_FLAG). Time-outs are short (50 ms here; 20 us to 1 ms, growing, where `devices` is 1), so
-that a missed wake, a signaller that died before its wake, or a device's store, costs one of them and no more.
+``futex(&sequence, FUTEX_WAIT, the sequence read, a relative timeout)`` and begin again. Both futex calls are the shared
+kind (no FUTEX_PRIVATE_FLAG). Timeouts are short (50 ms here; if `devices` is 1, growing from 20 us to 1 ms), so that a
+missed wake, a signaller that died before its wake, or a device's store costs at most one of them.
 
-**Wait for v** (a device's stream): until `value` >= v. Devices compare cyclically or signed: v is below 2**63.
+**Wait for v** (a device's stream): until `value` >= v. Device comparisons wrap around or are signed, so v < 2**63.
 
-**A signaller that dies inside the lock** leaves nothing half done, because the only state is the one 8-byte store; the
-kernel closes its description, and so unlocks, once no child that was forked in that moment has it either.
+**A signaller that dies inside the lock** cannot leave a partial state: the only state is the one 8-byte store. The
+kernel closes its description, and so unlocks, once children that were forked in that moment have closed it too.
 
 The creator may close its descriptor and die at any time: the object lives as long as any descriptor or mapping.
 """
@@ -67,7 +67,7 @@ if sys.platform != "win32":
 __all__ = ["MAGIC", "NAME", "VALUE", "Page", "create", "is_ours", "problem"]
 
 NAME: Final = "gpuinterop.timeline"
-"""The memfd's name, for people who look into /proc; importers do not rely on it."""
+"""Name of the memfd in /proc, for people; importers do not rely on it."""
 MAGIC: Final = b"GIPTLSM1"
 VERSION: Final = 2
 SEQUENCE: Final = 12
@@ -75,10 +75,10 @@ VALUE: Final = 16
 DEVICES: Final = 24
 
 MAX_DEVICE_VALUE: Final = 2**63 - 1
-"""The largest value that a device's streams can wait for."""
+"""Largest value that a device's streams can wait for."""
 
 LOCK_LIMIT: Final = 1.0
-"""Seconds that somebody else may hold the signallers' lock: its holders need microseconds."""
+"""Seconds for which a signal waits for the signallers' lock, which its holders need for microseconds."""
 
 _FIXED: Final = system.SEAL_SHRINK | system.SEAL_GROW
 
@@ -91,7 +91,7 @@ def initialise(address: int, value: int = 0) -> None:
 
 
 def create() -> tuple[int, int]:
-    """A new one: its descriptor, and the address it is mapped at. Both are the caller's."""
+    """Create one; return its descriptor and the address of its mapping, both owned by the caller."""
     fd = system.create_memfd(NAME, system.PAGE)
     try:
         address = system.map_shared(fd, system.PAGE)
@@ -107,7 +107,7 @@ def create() -> tuple[int, int]:
 
 
 def problem(page: bytes) -> str | None:
-    """Why a page is no timeline semaphore of this version, or None."""
+    """Why a page is not a timeline semaphore of this version; None if it is one."""
     magic, version = struct.unpack_from("8sI", page)
     if magic != MAGIC:
         return f"it begins with {magic!r}, not with {MAGIC!r}"
@@ -118,12 +118,12 @@ def problem(page: bytes) -> str | None:
 
 
 def is_ours(fd: int) -> bool:
-    """Whether a descriptor is such a semaphore, and safe to map; never a driver's, which is no memfd.
+    """Whether a descriptor is such a semaphore, and safe to map; False for a driver's, which is not a memfd.
 
     Raises
     ------
     HandleError
-        It is one, of another version.
+        It is such a semaphore of another version.
     """
     if system.SYS_FUTEX is None:
         return False
@@ -144,16 +144,16 @@ def is_ours(fd: int) -> bool:
 
 
 class Page:
-    """A mapped timeline semaphore, as a CPU uses it. The caller keeps it mapped, and its descriptor open.
+    """A mapped timeline semaphore for use by the CPU. The caller keeps it mapped, and its descriptor open.
 
     Parameters
     ----------
     fd : int
-        The memfd's; borrowed.
+        Descriptor of the memfd, borrowed.
     address : int
-        Of the mapping.
+        Address of the mapping.
     label : str
-        For messages.
+        Name in messages.
     """
 
     __slots__ = ("_devices", "_fd", "_futex", "_sequence", "_value", "address", "label")
@@ -172,35 +172,35 @@ class Page:
         return self._value.value
 
     def reset(self) -> None:
-        """Begin anew at 0; nobody else has it."""
+        """Set it back to 0; other processes and devices must not have it."""
         self._value.value = 0
 
     def give_to_device(self) -> None:
-        """From now on a device's streams may write the value."""
+        """Allow a device's streams to write the value from now on."""
         self._devices.value = 1
 
     def signal(self, value: int) -> None:
-        """Set the counter, and wake who waits for it.
+        """Set the counter, and wake the threads that wait for it.
 
         Raises
         ------
         DriverError
-            `value` is not greater than the counter, or ``/proc`` is not there to open the descriptor anew.
+            `value` is not greater than the counter, or ``/proc``, which opens the descriptor anew, is not mounted.
         PeerError
-            Another process holds the signallers' lock, and does not let go.
+            Another process holds the signallers' lock, and does not release it.
         """
         path = f"/proc/self/fd/{self._fd}"
-        own: list[int] = []  # an open file description of this call's own: other threads and forks have others
+        own: list[int] = []  # this call's own open file description: other threads and forks have others
         try:
             try:
-                # Stored by C: no interrupt comes between the call and the store.
+                # C code stores it: an interrupt cannot come between the call and the store.
                 own.extend(map(os.open, (path,), (os.O_RDWR | os.O_CLOEXEC,)))
             except OSError as error:
                 raise system.driver_error(f"open({path})", error.errno or 0) from error
             if not system.until(lambda: _lock(own[0]), LOCK_LIMIT):
                 raise PeerError(
-                    f"expected the signallers' lock of {self.label} within {LOCK_LIMIT:g} s, got none: another process "
-                    "holds it. Let that process go on, or end it."
+                    f"another process held the signallers' lock of {self.label} for longer than {LOCK_LIMIT:g} s: let "
+                    "that process go on, or end it."
                 )
             current = self._value.value
             if value <= current:
@@ -215,15 +215,15 @@ class Page:
                     "host timeline signal",
                     errno.EINVAL,
                     "VALUE_TOO_LARGE",
-                    f"{self.label} is also a device's, whose streams compare what is below 2**63, and {value} is not.",
+                    f"{self.label} is shared with a device, whose streams need values below 2**63, got {value}.",
                 )
-            system.fence()  # what the value announces is there before it
+            system.fence()  # earlier stores come before the value that announces them
             self._value.value = value  # one aligned 8-byte store
             self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
-        finally:  # each call is C's: what an interrupt behind one raises leaves none out
+        finally:  # C calls only: an interrupt raises after one, and skips none
             for fd in own:
                 try:
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the description too
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile shares the description
                 finally:
                     os.close(fd)
         self.wake()
@@ -235,21 +235,21 @@ class Page:
         ----------
         value : int
         deadline : float, optional
-            Of ``time.monotonic()``.
+            Time of ``time.monotonic()``.
         check : callable
-            Called now and then; raises when the wait is to stop.
+            Called now and then; raises to stop the wait.
 
         Returns
         -------
         bool
-            False when the deadline has passed.
+            False if the deadline passed.
         """
-        spins = system.SPINS if deadline is None or deadline > time.monotonic() else 0  # a look only
+        spins = system.SPINS if deadline is None or deadline > time.monotonic() else 0  # one look only
         pauses = system.pauses()
         while True:
-            sequence = self._sequence.value  # before the value: a signal in between ends the sleep at once
+            sequence = self._sequence.value  # before the value: a signal in between then ends the sleep at once
             if self._value.value >= value:
-                system.fence()  # what the value announces is read after it
+                system.fence()  # later loads come after the value that announces the data
                 return True
             if spins:
                 spins -= 1
@@ -257,7 +257,7 @@ class Page:
                 continue
             check()
             piece = system.SLICE
-            if self._devices.value:  # its stores wake nobody
+            if self._devices.value:  # a device's stores do not wake threads
                 piece = next(pauses)
             if deadline is not None:
                 piece = min(piece, deadline - time.monotonic())
@@ -266,7 +266,7 @@ class Page:
             system.futex_wait(self._futex, sequence, piece)
 
     def wake(self) -> None:
-        """Let all who wait look again."""
+        """Make all waiting threads look again."""
         system.futex_wake_all(self._futex)
 
 

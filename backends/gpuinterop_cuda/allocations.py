@@ -1,6 +1,6 @@
-"""Shareable allocations, over the driver's virtual memory management.
+"""Shareable allocations, through the driver's virtual memory management.
 
-The driver maps, exports, imports and releases generic handles: one stands for memory or for a multicast object.
+The driver maps, exports, imports and releases generic handles, each of which is memory or a multicast object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MINIMUM, _RECOMMENDED = 0, 1  # CUmemAllocationGranularity_flags, and CUmultica
 
 
 class Mappable(Made):
-    """What has a ``CUmemGenericAllocationHandle``; it has no address until it is mapped."""
+    """An object with a ``CUmemGenericAllocationHandle``; it has no address until it is mapped."""
 
     __slots__ = ("alignment", "size")
     back = "cuMemRelease"
@@ -103,7 +103,7 @@ class _Exported(Made):
     result: AllocationHandle
 
     def free(self) -> None:
-        """A descriptor is closed, by the handle that owns it if there is one; nothing else holds anything."""
+        """Close a descriptor, through the handle that owns it if there is one. Other handles need no release."""
         if hasattr(self, "result"):
             self.result.close()
         elif self.is_fd and self.made is not None:
@@ -111,7 +111,7 @@ class _Exported(Made):
 
 
 class _ObjectAttributes(ctypes.Structure):
-    """Windows' ``OBJECT_ATTRIBUTES``, which the driver makes an NT handle with."""
+    """Windows' ``OBJECT_ATTRIBUTES``, with which the driver makes an NT handle."""
 
     _fields_ = (
         ("length", ctypes.c_ulong),
@@ -175,7 +175,7 @@ class Allocations(Room, AllocationBackend):
         return bool(self._driver.call("cuDeviceCanAccessPeer", device, other))
 
     def location(self, allocation: Allocation) -> int | None:
-        """``cuMemGetAllocationPropertiesFromHandle``; None where this process does not see the memory's device."""
+        """``cuMemGetAllocationPropertiesFromHandle``; None if this process does not see the memory's device."""
         found = allocation.context.call("cuMemGetAllocationPropertiesFromHandle", allocation.handle)
         where = found.location  # a view, which does not keep `found` alive (12.9)
         on_device = int(where.type) == int(self._driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
@@ -190,7 +190,7 @@ def granularity_of(driver: Driver, call: str, properties: Any, flags: Callable[[
 def native_handle_type(driver: Driver, kind: type[AllocationHandle]) -> Any:
     """The ``CUmemAllocationHandleType``."""
     if kind not in TYPES:
-        raise ArgumentTypeError("handle_type", f"CUDA has no allocations for {kind.__name__}.")
+        raise ArgumentTypeError("handle_type", f"CUDA cannot share allocations as {kind.__name__}.")
     return driver.api.CUmemAllocationHandleType(TYPES[kind])
 
 
@@ -216,7 +216,7 @@ def _access(device: Context) -> Any:
 
 
 def _shared(driver: Driver, handle: AllocationHandle) -> tuple[Any, object]:
-    """What the driver takes, and what must stay alive until the call."""
+    """The driver's form of the handle, and the object to keep alive until the call."""
     if isinstance(handle, VmmFd):
         return handle.fd, None
     if isinstance(handle, FabricHandle):
@@ -225,4 +225,4 @@ def _shared(driver: Driver, handle: AllocationHandle) -> tuple[Any, object]:
         return fabric.getPtr(), fabric
     if isinstance(handle, OpaqueWin32 | OpaqueWin32Kmt):
         return handle.handle, None
-    raise ArgumentTypeError("handle", f"CUDA has no allocations for {type(handle).__name__}.")
+    raise ArgumentTypeError("handle", f"CUDA cannot import an allocation from {type(handle).__name__}.")

@@ -15,7 +15,7 @@ from .streams import Stream
 _LAYERED, _SURFACE, _CUBEMAP, _COLOR_ATTACHMENT = 0x01, 0x02, 0x04, 0x20  # CUDA_ARRAY3D_*
 _HOST, _ARRAY = 1, 3  # CUmemorytype
 
-# UNORM and SNORM are the integers: what normalises is the texture that reads.
+# UNORM and SNORM are integers here: a texture normalises when it reads.
 _CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
     "UNORM": {8: 0x01, 16: 0x02},
     "SNORM": {8: 0x08, 16: 0x09},
@@ -23,7 +23,7 @@ _CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
     "SINT": {8: 0x08, 16: 0x09, 32: 0x0A},
     "SFLOAT": {16: 0x10, 32: 0x20},
 }
-"""Each ``CUarray_format``, by what a channel holds and its bits."""
+"""Each ``CUarray_format``, by the numeric format and bits of a channel."""
 
 
 class MappedArray(Made):
@@ -69,7 +69,7 @@ class Arrays(Room, ArrayBackend):
         job.WidthInBytes = pitch
         job.Height = height
         job.Depth = array.layout.layers or depth
-        # Of memory that it knows the driver finds out the rest by itself.
+        # The driver recognises memory that it knows.
         pageable = self.is_pageable(array.context, address)
         end, other = ("src", "dst") if to_array else ("dst", "src")
         setattr(job, f"{other}MemoryType", types(_ARRAY))
@@ -86,12 +86,11 @@ class Arrays(Room, ArrayBackend):
 
 
 def _levels(layout: ArrayLayout) -> int:
-    """How many levels the driver is told.
+    """Number of levels to pass to the driver.
 
-    Its layers lie as far apart as the levels that it is told need; those of an image of its Vulkan driver, as soon as
-    there is more than one level, as far apart as all the levels that such an image can have (measured: driver
-    580.159.04, an H200). Told only the image's own, it finds every layer but the first in the wrong place. The rest of
-    the levels is never used.
+    CUDA spaces the layers by the levels passed. The Vulkan driver spaces the layers of an image with more than one
+    level by all the levels that such an image can have (measured: driver 580.159.04, an H200). With the image's own
+    number of levels, CUDA would misplace every layer but the first. The extra levels are never used.
     """
     if layout.layers > 1 and layout.levels > 1:
         return max(layout.extent).bit_length()
@@ -108,6 +107,6 @@ def _flags(layout: ArrayLayout) -> int:
         flags |= _COLOR_ATTACHMENT
     if layout.usage & ArrayUsage.CUBEMAP:
         flags |= _CUBEMAP
-        if layout.layers == 6:  # one cube is no array of cubes
+        if layout.layers == 6:  # a single cube is not an array of cubes
             flags &= ~_LAYERED
     return flags

@@ -1,4 +1,4 @@
-"""The backend: versions, devices and capabilities. Each room translates its part of the contract."""
+"""The CUDA backend: versions, devices and capabilities. The other modules translate the rest of the contract."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
 
     def __init__(self) -> None:
         super().__init__()
-        # Measured: 12.9.0 keeps the GIL in every call, 12.9.1 and all later ones let go of it.
+        # Measured: 12.9.0 keeps the GIL in every call; 12.9.1 and later release it.
         self.holds_gil = self._driver.bindings_version == "12.9.0"
         self._infos: tuple[DeviceInfo, ...] | None = None
 
@@ -85,7 +85,7 @@ def _text(value: bytes) -> str:
 
 
 def _uuid(driver: Driver, device: object) -> bytes:
-    """``cuDeviceGetUuid``: under MIG it gives the instance's UUID, which no other API has."""
+    """``cuDeviceGetUuid``. Under MIG it returns the instance's UUID, which other APIs do not know."""
     # 13.x has one function, which is the second version; 12.9 has both.
     call = "cuDeviceGetUuid_v2" if hasattr(driver.api, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     found: bytes = driver.call(call, device).bytes
@@ -93,7 +93,7 @@ def _uuid(driver: Driver, device: object) -> bytes:
 
 
 def _mig(driver: Driver, device: object, uuid: bytes) -> str:
-    """What the driver says of MIG: the first version of the call still gives the whole GPU's UUID."""
+    """A note on MIG, or an empty one. The first version of the call still returns the whole GPU's UUID."""
     address = driver.address("cuDeviceGetUuid", 9020)
     if not address:
         return ""
@@ -102,8 +102,8 @@ def _mig(driver: Driver, device: object, uuid: bytes) -> str:
     if function(whole, int(device)) != 0 or whole.raw == uuid:  # type: ignore[call-overload]
         return ""
     return (
-        f"a MIG instance of the GPU with UUID {whole.raw.hex()}: its own UUID is the instance's, which Vulkan does not "
-        "know, so nothing that Vulkan exports matches it"
+        f"a MIG instance of the GPU with UUID {whole.raw.hex()}: CUDA reports the instance's UUID, which Vulkan does "
+        "not know, so it cannot match a Vulkan device"
     )
 
 
@@ -115,7 +115,7 @@ def _luid(driver: Driver, device: object) -> bytes | None:
 
 
 def _kernel_module() -> str:
-    """The kernel module's version, where the system shows it."""
+    """The kernel module's version; empty if the system does not show it."""
     try:
         with open("/sys/module/nvidia/version", encoding="ascii", errors="replace") as file:
             return file.read().strip()

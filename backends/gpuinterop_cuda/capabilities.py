@@ -1,4 +1,4 @@
-"""The facts of a device, by which `capabilities.toml` says what it can do. Asking creates no context."""
+"""Facts of a device, from which `capabilities.toml` derives its capabilities. It does not create a context."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
 
 
 def imex_channel() -> bool:
-    """Whether an IMEX channel is open to this process."""
+    """Whether this process may open an IMEX channel."""
     return any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/nvidia-caps-imex-channels/channel*"))

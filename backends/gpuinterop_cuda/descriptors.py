@@ -1,4 +1,4 @@
-"""Handles as the driver's descriptors want them: which type is which number, and which arm of the union is set."""
+"""The driver's descriptors of handles: the number of each type, and the member of the union that it sets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpuinterop.handles import (
     Win32Handle,
 )
 
-# The numbers of CUexternalMemoryHandleType. By number, because 12.9 has no name for the last.
+# The numbers of CUexternalMemoryHandleType, because 12.9 does not name the last one.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
     OpaqueFd: 1,
     OpaqueWin32: 2,
@@ -59,18 +59,18 @@ _DEDICATED: Final = 1  # CUDA_EXTERNAL_MEMORY_DEDICATED
 
 
 def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any, object]:
-    """A ``CUDA_EXTERNAL_MEMORY_HANDLE_DESC``, and what must stay alive until the call."""
+    """A ``CUDA_EXTERNAL_MEMORY_HANDLE_DESC``, and the object to keep alive until the call."""
     desc = api.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
     desc.type = api.CUexternalMemoryHandleType(_number(MEMORY_TYPES, handle))
     keep = _fill(desc.handle, handle, "nvSciBufObject")
     desc.size = size
-    # A dma-buf's flags are 0: it is what it is.
+    # A dma-buf takes no flags, even if it is dedicated.
     desc.flags = _DEDICATED if dedicated and not isinstance(handle, DmaBufFd) else 0
     return desc, keep
 
 
 def semaphore(api: Any, handle: Handle) -> tuple[Any, object]:
-    """A ``CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC``, and what must stay alive until the call."""
+    """A ``CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC``, and the object to keep alive until the call."""
     desc = api.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
     desc.type = api.CUexternalSemaphoreHandleType(_number(SEMAPHORE_TYPES, handle))
     return desc, _fill(desc.handle, handle, "nvSciSyncObj")
@@ -80,11 +80,11 @@ def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
     try:
         return types[type(handle)]
     except KeyError:
-        raise ArgumentTypeError("handle", f"CUDA has no external object of {type(handle).__name__}.") from None
+        raise ArgumentTypeError("handle", f"CUDA has no external objects of {type(handle).__name__}.") from None
 
 
 def _fill(union: Any, handle: Handle, pointer_arm: str) -> object:
-    """Set exactly one arm: they share their bytes."""
+    """Set exactly one member: they share their bytes."""
     if isinstance(handle, FdHandle):
         union.fd = handle.fd
         return None

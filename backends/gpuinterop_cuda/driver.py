@@ -1,7 +1,7 @@
-"""The driver through cuda-python: loading it, calling it, the current context, and what its errors mean.
+"""The driver through cuda-python: loading, calls, the current context, and errors.
 
-Every function of ``cuda.bindings.driver`` returns a tuple that begins with a ``CUresult``; the bindings look functions
-up by name and version when they are first called, and raise a ``RuntimeError`` for one that the driver lacks.
+Every function of ``cuda.bindings.driver`` returns a tuple that begins with a ``CUresult``. The bindings look a function
+up by name and version on its first call, and raise a ``RuntimeError`` if the driver lacks it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryE
 from .error_hints import GENERAL, MEANINGS, NEWER_NAMES
 
 UNNAMED: Final = (ValueError, KeyError)
-"""What the bindings raise for a number that they have no name for: 13.x, and 12.9 for a status. See `unnamed`."""
+"""Errors that the bindings raise for a number without a name: those of 13.x, and of 12.9 for a status (`unnamed`)."""
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-_ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` gives
+_ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` returns
 
 _T = TypeVar("_T")
 _MadeT = TypeVar("_MadeT", bound="Made")
 
 
 class Driver:
-    """The bindings' module, with what every caller needs beside it."""
+    """The bindings' module, with the helpers that every caller needs."""
 
     def __init__(self) -> None:
         if problem := system.not_main_interpreter():
@@ -45,14 +45,14 @@ class Driver:
             raise _unusable(error) from error
         if code == _NO_DEVICE:
             raise BackendUnavailableError(
-                "the NVIDIA driver is here, and no device that it may use.",
-                fix="CUDA_VISIBLE_DEVICES may hide it; in a container the device nodes may be missing.",
+                "the NVIDIA driver is installed, but has no device that it may use.",
+                fix="Check CUDA_VISIBLE_DEVICES, which may hide it; in a container the device nodes may be missing.",
             )
         if code:
             symbol, text = self._describe(code)
             raise BackendUnavailableError(
                 f"cuInit failed with {symbol} ({code}): {text}.",
-                fix="nvidia-smi shows whether driver and kernel module fit together.",
+                fix="Run nvidia-smi, which shows whether driver and kernel module fit together.",
             )
         self.version: int = self.call("cuDriverGetVersion")
         self._exchange = self.entry("cuThreadExchangeStreamCaptureMode")
@@ -63,7 +63,7 @@ class Driver:
     # -- results -------------------------------------------------------------------------------------------------
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function; what it returned beside its status. Raises where that is no success."""
+        """Call a function and return its results without the status; raise unless that is success."""
         try:
             result = getattr(self.api, name)(*arguments)
         except UNNAMED as error:
@@ -71,13 +71,13 @@ class Driver:
         return self.check(name, result)
 
     def check(self, call: str, result: Any) -> Any:
-        """What the call returned beside its status, several as a tuple; raises where that is no success."""
+        """Return a call's results without the status, several as a tuple; raise unless that is success."""
         if result[0]:
             raise self.error(call, result[0])
         return result[1] if len(result) == 2 else result[1:]
 
     def error(self, call: str, code: Any) -> DriverError:
-        """The error of a call, with its name and what it means there."""
+        """Make the error of a call, with the status's name and its meaning for this call."""
         number = int(code)
         symbol, text = self._describe(number)
         meaning = MEANINGS.get((call, number)) or GENERAL.get(number) or text
@@ -85,7 +85,7 @@ class Driver:
         return kind(call, number, symbol, meaning)
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function whose failure may be an answer; its status, an int, and what it returned beside it."""
+        """Call a function whose failure may be an answer; return its status as an int, and its results."""
         try:
             result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
         except UNNAMED as error:
@@ -103,10 +103,10 @@ class Driver:
             found.append(text[0].decode() if not status and text[0] else code.name)
         return found[0], found[1]
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- functions of the driver -----------------------------------------------------------------------------------
 
     def has(self, symbol: str, version: int | None = None) -> bool:
-        """Whether the bindings know a function, and the driver has it; with `version`, as of that version of CUDA.
+        """Whether the bindings know a function and the driver has it, optionally as of a `version` of CUDA.
 
         The driver looks functions up by name and version: ``_v2`` is the bindings' own.
         """
@@ -114,20 +114,20 @@ class Driver:
         return hasattr(self.api, symbol) and (version or 0) <= self.version and self.address(name, version) != 0
 
     def address(self, symbol: str, version: int | None = None) -> int:
-        """A function's address, as of a version of CUDA; 0 where there is none."""
+        """A function's address, as of a version of CUDA; 0 if the driver lacks it."""
         flags = self.api.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
         code, *found = self.status("cuGetProcAddress", symbol.encode(), version or self.version, flags)
         return 0 if code or not found[0] else int(found[0])
 
     # -- interrupts ----------------------------------------------------------------------------------------------
     #
-    # CPython looks at signals after a call of C's, at the entry of a function, and where a loop turns back; a handler
-    # may raise anything there. So what must not be lost is stored by C, in the step that makes the call, and what must
-    # be called in any case stands in a `finally` by itself, with no other call before it.
+    # CPython runs signal handlers after a C call, at the entry of a function, and at a loop's backward jump; a handler
+    # may raise there. So C code stores results that must not be lost, in the step that makes the call, and a call that
+    # must be made stands in its own `finally`, with no other call before it.
 
     def entry(self, name: str, version: int = _ENTRIES) -> Callable[..., int]:
-        """A function past the bindings, for calls whose status must not be lost: the bindings run Python's code to name
-        it, behind the driver's. It takes what ctypes takes."""
+        """The driver's function for ctypes, for calls whose status must not be lost: the bindings run Python code after
+        the call, to name the status."""
         found = self._entries.get(name)
         if found is None:
             address = self.address(name.removesuffix("_v2"), min(version, self.version))
@@ -137,16 +137,15 @@ class Driver:
     def run(
         self, work: Callable[..., _T], *arguments: Any, contexts: Iterable[ctypes.c_void_p] = (), aside: bool = True
     ) -> _T:
-        """Call `work` with a context current (``cuCtxPushCurrent``), or with whichever is; what was is put back.
+        """Call `work` with a context current (``cuCtxPushCurrent``), or with the present one, then restore it.
 
-        With `aside` it may do what a capture elsewhere forbids: one in global mode, which is torch's default, is made
-        invalid by an event query of any thread, and ours say nothing about what is being captured
-        (``cuThreadExchangeStreamCaptureMode``).
+        With `aside`, calls do not invalidate another thread's capture in global mode, which is torch's default: any
+        thread's event query would (``cuThreadExchangeStreamCaptureMode``). Pass it for calls unrelated to a capture.
 
-        An interrupt may lose what `work` returns: what it makes stands in a `Made`.
+        An interrupt may lose the result of `work`, so `work` stores the objects that it makes in a `Made`.
         """
         pushed: list[int] = []
-        mode = ctypes.c_int(_RELAXED)  # and once it is exchanged the thread's own, until that is put back
+        mode = ctypes.c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
         place = ctypes.byref(mode)
         try:
             pushed.extend(map(self._push, contexts))
@@ -164,16 +163,15 @@ class Driver:
                 self.warn("cuCtxPopCurrent", code)
 
     def warn(self, call: str, code: Any) -> None:
-        """A call that was to take something back has failed.
+        """Warn that a call that undoes something has failed.
 
-        It is no more than a warning: what was made in between is the caller's, and what has failed before is what is
-        raised.
+        It does not raise: the caller has what was made meanwhile, or already raises an earlier failure.
         """
-        warn_leak(f"{self.error(call, code)}; what it takes back stays as it is")
+        warn_leak(f"{self.error(call, code)}; its object or setting stays as it is")
 
 
 class Context:
-    """A device's primary context, which torch, CuPy, JAX and numba use as well. Retained, and never given back."""
+    """A device's primary context, which torch, CuPy, JAX and numba use as well. It is retained and never released."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self.driver = driver
@@ -184,18 +182,18 @@ class Context:
         self._pushed = (ctypes.c_void_p(self.pointer),)
 
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        """`Driver.run` calls `work` in this context. `aside` is for what belongs to no stream."""
+        """`Driver.run` calls `work` in this context. Pass `aside` for calls that do not belong to a stream."""
         return self.driver.run(work, *arguments, contexts=self._pushed, aside=aside)
 
     def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
-        """`Driver.call` calls a function that makes nothing, in this context."""
+        """`Driver.call` calls a function that does not create objects, in this context."""
         return self.driver.run(self.driver.call, name, *arguments, contexts=self._pushed, aside=aside)
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         return self.driver.run(self.driver.status, name, *arguments, contexts=self._pushed)
 
     def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """`work` makes it in this context; it is taken back where anything raises."""
+        """Have `work` make it in this context; undo it if anything raises."""
         try:
             self.driver.run(work, contexts=self._pushed, aside=aside)
             return made
@@ -205,38 +203,38 @@ class Context:
 
 
 class Made:
-    """What one call of the driver makes and another takes back, each of them once, whatever interrupts."""
+    """An object that one driver call makes and another releases, each called once, even across interrupts."""
 
     __slots__ = ("_found", "_left", "_told", "context", "handle", "more")
 
     back: ClassVar[str]
-    """The function that takes it back. It is given the handle and `more`."""
+    """Name of the function that releases it, called with the handle and `more`."""
 
     def __init__(self, context: Context, *more: Any) -> None:
         self.context = context
         self.handle: Any = None
         self.more = more
         self._found: list[tuple[Any, ...]] = []
-        """What the call has returned that makes it."""
+        """Results of the call that makes it."""
         self._left: Iterator[tuple[Any, ...]] | None = None
-        """What `back` is still to be given: C takes it out in the step that makes the call."""
+        """Arguments for a pending call of `back`: C code pops them in the step that makes the call."""
         self._told: list[tuple[Any, ...]] = []
-        """What `back` has returned."""
+        """Results of `back`."""
 
     @property
     def made(self) -> Any:
-        """The handle, as soon as there is one; None where the call was not made, or has failed."""
+        """The handle; None if the call was not made, or failed."""
         if not self._found or self._found[0][0]:
             return None
         return (*self._found[0], self.handle)[1]
 
     def create(self, name: str, *arguments: Any) -> Self:
         """Make it, with this call alone."""
-        # C calls a method that is given `*arguments`, and an interrupt behind that would lose what `create` returns.
+        # C code calls a method with `*arguments`, and an interrupt after that would lose the result of `create`.
         return self.context.create(self, partial(self.make, name, *arguments))
 
     def make(self, name: str, *arguments: Any) -> None:
-        """Make it, in the context; the handle is what the call returns."""
+        """Make it in the context; the call returns the handle."""
         driver = self.context.driver
         try:
             self._found.extend(starmap(getattr(driver.api, name), (arguments,)))
@@ -245,7 +243,7 @@ class Made:
         self.handle = driver.check(name, self._found[0])
 
     def add(self, name: str, *arguments: Any, version: int = _ENTRIES) -> None:
-        """Make it by a call that returns its status alone; the handle is the call's first argument."""
+        """Make it with a call that returns only its status; the handle is the call's first argument."""
         driver = self.context.driver
         self.handle = arguments[0]
         given = tuple(ctypes.c_void_p(int(argument)) for argument in arguments)  # wide enough for each
@@ -253,7 +251,7 @@ class Made:
         driver.check(name, self._found[0])
 
     def free(self) -> Any:
-        """Take it back, in the context. Called again it does nothing; but what has failed, and was told, is tried."""
+        """Release it in the context. A repeated call does nothing, but retries a release that failed."""
         if self.made is None:
             return None
         driver = self.context.driver
@@ -270,11 +268,11 @@ class Made:
         return driver.check(self.back, self._told[0]) if self._told else None
 
     def release(self) -> None:
-        """`free` it, whichever context is current."""
+        """`free` it, with any context current."""
         self.context.run(self.free)
 
     def undo(self) -> None:
-        """`release` it behind a failure; if that fails as well, it is a warning: see `Driver.warn`."""
+        """`release` it after a failure; if that fails as well, warn (`Driver.warn`)."""
         try:
             self.release()
         except DriverError as error:
@@ -282,16 +280,16 @@ class Made:
 
 
 class Room(Backend):
-    """A part of the contract, which a room implements. The rooms share the driver."""
+    """Base of the classes that each implement a part of the contract. They share the driver."""
 
     def __init__(self) -> None:
         self._driver = Driver()
 
 
 def unnamed(error: Exception) -> tuple[int, ...]:
-    """What a call has returned where the bindings have no name for its status, or for the answer of one that succeeded.
+    """Results of a call whose status, or whose answer after success, has no name in the bindings.
 
-    The driver is newer than they are.
+    The driver is then newer than the bindings.
     """
     found = re.match(r"(\d+)(?: is not a valid (\w+))?$", str(error))
     if found is None:
@@ -301,11 +299,11 @@ def unnamed(error: Exception) -> tuple[int, ...]:
 
 
 def _unusable(error: RuntimeError) -> BackendUnavailableError:
-    """No driver at all, or one that the bindings cannot use."""
+    """Make the error for a missing driver, or one that the bindings cannot use."""
     # DynamicLibNotFoundError of 13.x; 12.9 has a plain RuntimeError.
     if type(error).__name__ == "DynamicLibNotFoundError" or "dlopen" in str(error):
         return BackendUnavailableError(
-            "there is no NVIDIA driver here: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
+            "the NVIDIA driver is not installed: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
             fix="Install the NVIDIA driver; in a container, start it with the NVIDIA runtime (--gpus all).",
             absent=True,
         )
@@ -318,7 +316,7 @@ def _load() -> tuple[Any, str]:
         import cuda.bindings
         from cuda.bindings import driver
     except ImportError as error:
-        # `cuda` alone proves nothing: hip-python-interop has a package of that name.
+        # A package `cuda` proves nothing: hip-python-interop has one of that name.
         failure = BackendUnavailableError(
             f"cuda-bindings cannot be imported ({error}).",
             fix="pip install 'gpuinterop[cuda]'",

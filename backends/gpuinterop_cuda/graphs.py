@@ -1,4 +1,4 @@
-"""Graphs: capture, launch, and the values in the nodes that signal and wait."""
+"""Graphs: capture, launch, and the values of the nodes that signal and wait."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class _Executable(_Graph):
 
 
 class Number(int):
-    """A ``CUgraph`` or ``CUgraphExec`` that was made here."""
+    """A ``CUgraph`` or ``CUgraphExec`` that this backend made."""
 
     made: _Graph
 
 
 class _Params(ctypes.Structure):
-    """The beginning of ``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``; a signal's has no time-out."""
+    """The beginning of ``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``; a signal's has no timeout."""
 
     _fields_ = (
         ("value", ctypes.c_uint64),
@@ -56,7 +56,7 @@ class _Params(ctypes.Structure):
 
 
 class _NodeParams(ctypes.Structure):
-    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, and its like for waits. The arrays are the node's own."""
+    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, and the same for waits. The node owns the arrays."""
 
     _fields_ = (
         ("semaphores", ctypes.POINTER(ctypes.c_size_t)),
@@ -69,7 +69,7 @@ class Graphs(Room, GraphBackend):
     """Signals and waits that a graph holds."""
 
     def begin_capture(self, stream: Stream) -> None:
-        """``cuStreamBeginCapture`` begins a thread-local capture: what other threads do is none of its business."""
+        """``cuStreamBeginCapture`` begins a thread-local capture, which calls of other threads do not affect."""
         mode = self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         capture = _Capture(stream.context)
         begin = partial(capture.add, "cuStreamBeginCapture", stream.handle, mode)
@@ -148,13 +148,13 @@ def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> 
 def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
     """``cuGraphExternalSemaphoresSignalNodeGetParams``, or ``cuGraphExternalSemaphoresWaitNodeGetParams``."""
     params = driver.call(f"cuGraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams", node)
-    # The bindings give the arrays of what was set through them, not of what the driver has answered.
+    # The bindings return the arrays that were set through them, not those of the driver's answer.
     found = _NodeParams.from_address(params.getPtr())
     params_at = [_Params.from_address(found.params + index * _PARAMS_BYTES) for index in range(found.count)]
     return SemaphoreNode(
         native=(node, () if signals else tuple(one.timeout_ms for one in params_at)),
         signals=signals,
         semaphores=tuple(int(found.semaphores[index]) for index in range(found.count)),
-        # Each kind has a field of its own, and the others are 0.
+        # Each kind has its own field, and the others are 0.
         values=tuple(int(one.value or one.key or one.fence or 0) for one in params_at),
     )

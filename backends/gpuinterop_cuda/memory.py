@@ -54,7 +54,7 @@ class Memory(Room):
         memory.release()
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
-        """``cuMemcpyAsync``, which finds out by itself what the two addresses are."""
+        """``cuMemcpyAsync``, which recognises the kinds of the two addresses."""
         stream.context.call("cuMemcpyAsync", target, source, size, stream.handle, aside=False)
 
     def fill(self, stream: Stream, target: Address, byte: int, size: int) -> None:
@@ -62,6 +62,6 @@ class Memory(Room):
         stream.context.call("cuMemsetD8Async", target, byte, size, stream.handle, aside=False)
 
     def is_pageable(self, device: Context, address: Address) -> bool:
-        """``cuPointerGetAttribute`` fails for memory that the driver does not know: that is pageable."""
+        """``cuPointerGetAttribute`` fails for memory that the driver does not know, which is pageable."""
         attribute = self._driver.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         return bool(device.status("cuPointerGetAttribute", attribute, address)[0])

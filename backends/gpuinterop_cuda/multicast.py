@@ -1,8 +1,8 @@
-"""Multicast objects: what is written to one reaches memory of every device of its team.
+"""Multicast objects: one store reaches memory of every device of the team.
 
-The documented order is: ask for the granularity, round the size up to it, and only then put it into the properties that
-the object is made with; the core has rounded the sizes that come here. ``cuMulticastBindMem``, ``cuMulticastBindAddr``
-and ``cuMemMap`` block until every device of the team was added; the core sees to that.
+The documented order is: query the granularity, round the size up to it, and only then put it into the properties of the
+new object. The core passes sizes that are rounded already. ``cuMulticastBindMem``, ``cuMulticastBindAddr`` and
+``cuMemMap`` block until every device of the team was added, which the core ensures.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .allocations import Allocation, Mappable, granularity_of, native_handle_typ
 from .driver import Context, Driver, Made, Room
 from .streams import Stream
 
-_SECOND_VERSION: Final = 13010  # of the binds, as of CUDA 13.1: it is told the device
+_SECOND_VERSION: Final = 13010  # from CUDA 13.1 on the binds have a second version, which takes the device
 _ALLOWED_HANDLE_TYPES: Final = 14  # CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
 _THREADS, _BLOCKS = 256, 1024
-_MOST: Final = 1 << 31  # words in a launch: the kernels count in 32 bits, and step past the last word before they stop
+_MOST: Final = 1 << 31  # words per launch: the kernels count in 32 bits, and step past the last word before they stop
 
-# Only multimem instructions may touch a multicast address: they came with ISA 8.1, for sm_90. In both, thread t takes
-# the words t, t + all threads, and so on.
+# Only multimem instructions (ISA 8.1, sm_90) may access a multicast address. In both kernels thread t processes the
+# words t, t + number of threads, and so on.
 _PTX: Final = b"""
 .version 8.1
 .target sm_90
@@ -81,14 +81,14 @@ more:
 
 
 class Group(Mappable):
-    """A multicast object. The backend calls the driver through its context, and uses that for nothing else."""
+    """A multicast object. Its context only serves to call the driver."""
 
     __slots__ = ("bindings",)
 
     def __init__(self, context: Context, size: int, alignment: int) -> None:
         super().__init__(context, size, alignment)
         self.bindings: dict[tuple[int, int], _Binding] = {}
-        """The latest binding of each device and offset."""
+        """Latest binding of each device and offset."""
 
 
 class _Binding(Made):
@@ -102,19 +102,19 @@ class _Module(Made):
 
 
 class Multicast(Room, MulticastBackend):
-    """Multicast objects, and two kernels that touch their addresses."""
+    """Multicast objects, and two kernels that access their addresses."""
 
     def __init__(self) -> None:
         super().__init__()
         self._kernels: dict[int, tuple[Any, ...]] = {}
-        """Each device's kernels, with their module, which is never unloaded."""
+        """Kernels of each device, with their module, which is never unloaded."""
         self._takes_device: dict[str, bool] = {}
-        """Which binds the driver has in their second version, which is told the device."""
+        """Binds that the driver has in their second version, which takes the device."""
 
     def multicast_granularity(
         self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
     ) -> Granularity:
-        """``cuMulticastGetGranularity`` gives the minimum, and what is recommended; both depend on the size."""
+        """``cuMulticastGetGranularity`` returns the minimum and the recommended one; both depend on the size."""
         flags = self._driver.api.CUmulticastGranularity_flags
         properties = _properties(self._driver, devices, size, handle_types)
         return granularity_of(self._driver, "cuMulticastGetGranularity", properties, flags)
@@ -134,7 +134,7 @@ class Multicast(Room, MulticastBackend):
 
     def import_multicast(self, device: Context, handle: AllocationHandle, *, devices: int, size: int) -> Group:
         """``cuMemImportFromShareableHandle``."""
-        # The granularity first: what fails must leave nothing.
+        # The granularity first: a failure must not leave an object behind.
         minimum = self.multicast_granularity(devices, size, (type(handle),)).minimum
         return Group(device, size, minimum).load(handle)
 
@@ -153,7 +153,7 @@ class Multicast(Room, MulticastBackend):
         self._bind("cuMulticastBindAddr", group, device, offset, address, size)
 
     def _bind(self, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
-        """The first version of the call finds out the device from the memory."""
+        """Bind; the first version of the call derives the device from the memory."""
         second = self._takes_device.get(call)
         if second is None:
             second = self._takes_device[call] = self._driver.has(f"{call}_v2", _SECOND_VERSION)
@@ -173,10 +173,9 @@ class Multicast(Room, MulticastBackend):
             binding.release()
 
     def is_shareable(self, device: Context, address: Address) -> bool:
-        """``cuPointerGetAttribute`` tells whether there is a handle type that the memory may be exported as.
+        """``cuPointerGetAttribute`` tells the handle types as which the memory may be exported.
 
-        There is none for memory that was itself imported (measured); the core takes that for "not shareable"
-        (inferred).
+        For imported memory it reports no type (measured), which the core takes as "not shareable" (inferred).
         """
         attribute = self._driver.api.CUpointer_attribute(_ALLOWED_HANDLE_TYPES)
         code, *found = device.status("cuPointerGetAttribute", attribute, address)
@@ -203,7 +202,7 @@ class Multicast(Room, MulticastBackend):
     def _load_kernels(self, context: Context) -> tuple[Any, ...]:
         """``cuModuleLoadData`` loads a module, and ``cuModuleGetFunction`` finds its kernels.
 
-        Where two threads load at once, the first one's module stays.
+        If two threads load at once, the first one's module stays.
         """
         module, ordinal = _Module(context), context.ordinal
 
@@ -222,7 +221,7 @@ class Multicast(Room, MulticastBackend):
 
 
 def _parts(count: int) -> Iterator[tuple[int, int]]:
-    """What one launch does: where it begins, in bytes, and how many words it has."""
+    """The launches for `count` words: the offset of each in bytes, and its number of words."""
     for first in range(0, count, _MOST):
         yield 4 * first, min(_MOST, count - first)
 

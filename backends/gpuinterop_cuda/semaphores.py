@@ -1,8 +1,8 @@
-"""External semaphores, and the batches whose parameter structs are used again.
+"""External semaphores, and batches that reuse their parameter structs.
 
-A new struct for each call costs as much as the call (facts of cuda-bindings: 1.4 us against 0.43 us). So a batch keeps
-a pool: a call pops a slot, which is a set of structs, or makes one, and appends it afterwards. Both are atomic, and no
-two threads ever write into the same struct.
+A new struct for each call costs as much as the call (measured for cuda-bindings: 1.4 us against 0.43 us). So a batch
+keeps a pool of slots, which are sets of structs: a call pops a slot or makes one, and appends it afterwards. Both steps
+are atomic, so two threads never write into the same struct.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .streams import Stream
 
 _FOREVER: Final = 0xFFFFFFFF  # INFINITE, in milliseconds
 
-# The structs of one call, as the driver takes them, and for each what its value is written to.
+# The structs of one call, as the driver takes them, and for each the field for its value.
 Slot: TypeAlias = tuple[list[Any], list[Any]]
-# Where a kind's value goes: the struct in `params`, and its field.
+# The field for a kind's value: the struct in `params`, and its field.
 _FENCE: Final = ("fence", "value")
 _FIELDS: Final[dict[type, tuple[str, str]]] = {Keyed: ("keyedMutex", "key"), SciSync: ("nvSciSync", "fence")}
 
@@ -45,7 +45,7 @@ class Slots:
         self.spare: list[Slot] = []
         self._new = new
         self._fields = fields
-        # Timelines, fences and binary semaphores, which take the value 0 and ignore it, need no telling apart.
+        # Timelines, fences and binary semaphores share a field; binary ones ignore its value, 0.
         self._are_fences = all(field is _FENCE for field in fields)
 
     def take(self, values: Sequence[int]) -> Slot:
@@ -74,14 +74,14 @@ class Batch:
         self.handles = [semaphore.handle for semaphore in semaphores]
         self.count = len(semaphores)
         self.keyed = [index for index, semaphore in enumerate(semaphores) if semaphore.kind is Keyed]
-        """Which of them are keyed mutexes: their waits take a time-out."""
+        """Keyed mutexes among them, whose waits take a timeout."""
         fields = [_FIELDS.get(semaphore.kind, _FENCE) for semaphore in semaphores]
         self.signals = Slots(api.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, fields)
         self.waits = Slots(api.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, fields)
 
 
 class Semaphores(Room):
-    """External semaphores. `signal` and `wait` are the hot path: what each call needs is bound once."""
+    """External semaphores. `signal` and `wait` are the hot path: they bind the functions that they need once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,14 +9,14 @@ from gpuinterop.backend import Address, StreamMemoryBackend
 from .driver import Context, Made, Room
 from .streams import Stream
 
-# CUmemhostregister_flags: other contexts use the page as well, and streams want its address on the device.
+# CUmemhostregister_flags: other contexts use the page too, and streams need its device address.
 _PORTABLE, _DEVICE_MAP = 0x1, 0x2
 _GEQ: Final = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _WRITE_DEFAULT: Final = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: behind a fence to system scope
 
 
 class Pin(Made):
-    """Host memory that the driver knows."""
+    """Host memory that is registered with the driver."""
 
     __slots__ = ("there",)
     back = "cuMemHostUnregister"
@@ -27,7 +27,7 @@ class StreamMemory(Room, StreamMemoryBackend):
     """Words in pinned host memory."""
 
     def pin(self, device: Context, address: Address, size: int) -> tuple[Pin, Address]:
-        """``cuMemHostRegister`` pins the pages, and ``cuMemHostGetDevicePointer`` gives their address on the device."""
+        """``cuMemHostRegister`` pins the pages, and ``cuMemHostGetDevicePointer`` returns their device address."""
         made = Pin(device)
 
         def work() -> None:
@@ -45,5 +45,5 @@ class StreamMemory(Room, StreamMemoryBackend):
         stream.run(self._driver.call, "cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT)
 
     def wait_value(self, stream: Stream, word: Address, value: int) -> None:
-        """``cuStreamWaitValue64`` compares cyclically, which is why values stay below 2**63."""
+        """``cuStreamWaitValue64``, whose comparison wraps around; so values stay below 2**63."""
         stream.run(self._driver.call, "cuStreamWaitValue64", stream.handle, word, value, _GEQ)

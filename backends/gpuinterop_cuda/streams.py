@@ -1,8 +1,7 @@
 """Streams and events.
 
-The numbers 0, 1 and 2 are no streams by themselves: each names the default stream of whatever context is current in
-the calling thread. A call on one of them would otherwise land on whichever GPU is current there, so the backend makes
-the device's own context current for it.
+The numbers 0, 1 and 2 each name the default stream of the calling thread's current context. A call on one of them would
+otherwise use the GPU that is current there, so the backend makes the device's own context current for it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gpuinterop.errors import InvalidArgumentError
 from .driver import NOT_READY, Context, Made, Room
 
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
-_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the end of the range
+_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
 _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
@@ -25,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Stream(Made):
-    """A stream of one context, of ours or of others."""
+    """A stream of one context, created here or adopted."""
 
     __slots__ = ("key", "pointer", "relative")
     back = "cuStreamDestroy"
@@ -33,12 +32,12 @@ class Stream(Made):
     def know(self, pointer: int) -> None:
         self.pointer = pointer
         self.relative = pointer <= _PER_THREAD
-        # 0 is the legacy stream everywhere but in the bindings, where a variable turns it into the thread's own.
+        # 0 is the legacy stream, except that an environment variable makes the bindings use the per-thread one.
         self.handle = self.context.driver.api.CUstream(pointer or _LEGACY)
         self.key: Hashable = pointer if pointer != _LEGACY else 0
 
     def name(self) -> None:
-        """``cuStreamGetId`` tells the stream's id, and makes a capture invalid (measured)."""
+        """``cuStreamGetId`` returns the stream's id, and makes a capture invalid (measured)."""
         driver = self.context.driver
         if driver.has_stream_id:
             code, *found = driver.status("cuStreamGetId", self.handle)
@@ -72,10 +71,9 @@ class Streams(Room):
         return device.create(stream, work)
 
     def adopt_stream(self, device: Context, pointer: int) -> Stream:
-        """Wrap a stream; ``cuStreamGetCtx`` tells whether it is this device's.
+        """Wrap a stream; ``cuStreamGetCtx`` tells whether it belongs to this device.
 
-        Nobody asks for the context of a stream that is being captured: the documentation does not say whether the
-        capture survives that.
+        A stream that is being captured is not asked: the documentation does not say whether the capture survives that.
         """
         stream = Stream(device)
         stream.know(pointer)
@@ -83,20 +81,20 @@ class Streams(Room):
             return stream
         stream.name()
         code, *found = self._driver.status("cuStreamGetCtx", stream.handle)
-        if code or int(found[0]) == device.pointer:  # a green context's stream may have no context to tell
+        if code or int(found[0]) == device.pointer:  # the call may fail for a green context's stream
             return stream
         owner = ctypes.c_void_p(int(found[0]))
         ordinal = int(self._driver.run(self._driver.call, "cuCtxGetDevice", contexts=(owner,), aside=False))
         if ordinal != device.ordinal:
             raise InvalidArgumentError(
                 "stream",
-                f"{pointer:#x} is a stream of CUDA device {ordinal}, and this is device {device.ordinal}: wrap it with "
+                f"expected a stream of device {device.ordinal}, got {pointer:#x} of CUDA device {ordinal}; wrap it by "
                 f"gpuinterop.device({ordinal}).",
             )
         raise InvalidArgumentError(
             "stream",
-            f"{pointer:#x} is a stream of another context than the device's primary one, which torch, CuPy, JAX and "
-            "numba use: what is imported in one context cannot be used in another. Create it in the primary context.",
+            f"expected a stream of the device's primary context, which torch, CuPy, JAX and numba use, got {pointer:#x}"
+            " of another context, which cannot use this context's imports; create it in the primary context.",
         )
 
     def stream_pointer(self, stream: Stream) -> int:
@@ -118,9 +116,9 @@ class Streams(Room):
         return self._is_reached("cuStreamQuery", stream.context.status("cuStreamQuery", stream.handle)[0])
 
     def is_capturing(self, stream: Stream) -> bool:
-        """``cuStreamIsCapturing``; it also says so of an invalid capture that nobody has ended yet."""
+        """``cuStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
         result = stream.run(self._driver.status, "cuStreamIsCapturing", stream.handle)
-        if result[0] == _IMPLICIT:  # a default stream waits for one that is being captured: it takes nothing else
+        if result[0] == _IMPLICIT:  # a default stream that waits for a captured one refuses other calls
             return True
         return int(self._driver.check("cuStreamIsCapturing", result)) != 0
 

@@ -1,4 +1,4 @@
-"""Shareable allocations, over HIP's virtual memory management."""
+"""Shareable allocations, through HIP's virtual memory management."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .memory import knows
 TYPES: Final[Mapping[type[AllocationHandle], int]] = {VmmFd: 1, OpaqueWin32: 2, OpaqueWin32Kmt: 4, FabricHandle: 8}
 """``hipMemAllocationHandleType`` by number."""
 _BY_VALUE: Final = 70_100_000
-"""From 7.1 on the descriptor itself is passed, before a pointer to it (so does torch tell them apart)."""
+"""HIP version from which the descriptor itself is passed, instead of a pointer to it (torch checks the same)."""
 _FABRIC_BYTES: Final = 64
 _ROOMS: Final[Mapping[type[AllocationHandle], Any]] = {
     VmmFd: ctypes.c_int, OpaqueWin32: ctypes.c_uint64, OpaqueWin32Kmt: ctypes.c_uint64,
     FabricHandle: ctypes.c_ubyte * _FABRIC_BYTES,
 }  # fmt: skip
 _LEAST: Final = 2 << 20
-"""RDNA4 says 4 KiB, and its kernels fault in what is mapped in smaller steps than this (rocm-systems #9360)."""
+"""Minimum granularity: RDNA4 reports 4 KiB, but kernels fault in smaller mappings than this (rocm-systems #9360)."""
 _PINNED, _DEVICE, _READ_WRITE = 1, 1, 3  # hipMemAllocationTypePinned, hipMemLocationTypeDevice, ...ProtReadWrite
 
 
 class _Properties(ctypes.Structure):
-    """``hipMemAllocationProp``, whose handle type the bindings' own struct has no field for."""
+    """``hipMemAllocationProp``; the bindings' own struct lacks the field for the handle type."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -64,7 +64,7 @@ class Allocation(Made):
 
 
 class Range(Made):
-    """Reserved addresses, which are never given back: see `Ranges`."""
+    """Reserved addresses, which are never released: see `Ranges`."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class _Exported(Made):
     room: Any
 
     def free(self) -> None:
-        """A descriptor is closed, by the handle that owns it if there is one; nothing else holds anything."""
+        """Close a descriptor, through the handle that owns it if there is one. Other handles need no release."""
         if hasattr(self, "result"):
             self.result.close()
         elif self.made and isinstance(self.room, ctypes.c_int):
@@ -98,7 +98,7 @@ class Reservation(Made):
         self._ranges.give_back(self)
 
     def undo(self) -> None:
-        # A map that has failed says success, and to unmap what is not mapped ends the process (hip_vm.cpp).
+        # A failed map returns success, and unmapping a range that is not mapped ends the process (hip_vm.cpp).
         if self.handle and knows(self.gpu, self.handle):
             super().undo()
         if not (self.handle and knows(self.gpu, self.handle)):
@@ -106,17 +106,17 @@ class Reservation(Made):
 
 
 class Ranges:
-    """Address ranges, which are reserved once and used again: by size.
+    """Address ranges by size, which are reserved once and reused.
 
-    AMD's runtime frees a range with the last command that used it, after it was given back. Where the system has
-    given the same addresses out again meanwhile, the new range is taken for the old (rocm-systems #2980).
+    AMD's runtime frees a range only with the last command that used it, after the range was released. If the system has
+    handed out the same addresses meanwhile, the runtime confuses the new range with the old (rocm-systems #2980).
     """
 
     def __init__(self) -> None:
         self._free: dict[int, list[Range]] = {}
 
     def take(self, place: Reservation, size: int) -> Address:
-        """One that is mapped nowhere (``hipMemAddressReserve``)."""
+        """Return a range that is not mapped (``hipMemAddressReserve``)."""
         try:
             place.range.extend(starmap(self._free[size].pop, ((),)))
         except LookupError:
@@ -142,7 +142,7 @@ class Allocations(Room, AllocationBackend):
         properties = _properties(device, handle_type)
         place = ctypes.addressof(properties)
         options = flags.hipMemAllocationGranularityMinimum, flags.hipMemAllocationGranularityRecommended
-        # HIP answers for the current device, whatever the properties say.
+        # HIP answers for the current device and ignores the device in the properties.
         found = [int(device.call("hipMemGetAllocationGranularity", place, option)) for option in options]
         return Granularity(*(max(_LEAST, size) for size in found))
 
@@ -158,7 +158,7 @@ class Allocations(Room, AllocationBackend):
         exported.room = room = _ROOMS[kind]()
 
         def work() -> None:
-            # As `Made.add` has it; it writes to the room.
+            # The same steps as `Made.add`, but the call writes to `room`.
             exported.add("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, TYPES[kind], 0)
             if kind is VmmFd:
                 os.set_inheritable(room.value, False)
@@ -171,7 +171,7 @@ class Allocations(Room, AllocationBackend):
         return allocation.gpu.create(exported, work).result
 
     def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> Allocation:
-        """``hipMemImportFromShareableHandle``. HIP does not take the descriptor, so it is closed here."""
+        """``hipMemImportFromShareableHandle``. HIP does not take over the descriptor, so this closes it."""
         shared, _keep = _shared(self._driver, handle)
         allocation = Allocation(device, size, type(handle), imported=True)
 
@@ -183,7 +183,7 @@ class Allocations(Room, AllocationBackend):
         return device.create(allocation, work)
 
     def map_allocation(self, allocation: Allocation, devices: Sequence[Gpu]) -> tuple[Reservation, Address]:
-        """``hipMemMap`` (of offset 0, as HIP wants it), and ``hipMemSetAccess`` for every device."""
+        """``hipMemMap`` (at offset 0, as HIP requires), and ``hipMemSetAccess`` for every device."""
         size = allocation.size
         place = Reservation(allocation.gpu, self._ranges, size)
 
@@ -207,10 +207,10 @@ class Allocations(Room, AllocationBackend):
         return bool(self._driver.call("hipDeviceCanAccessPeer", ordinal, peer))
 
     def location(self, allocation: Allocation) -> int | None:
-        """``hipMemGetAllocationPropertiesFromHandle``; None where that does not tell.
+        """``hipMemGetAllocationPropertiesFromHandle``; None if its answer cannot be used.
 
-        It names no device of this process, or, of imported memory, the one that has imported it: so do runtimes that
-        do not know whose it is (ROCm/rocm-systems #4784, #11606), and no version says which they are.
+        That is a device outside this process, or, for imported memory, the importing device: runtimes that do not know
+        the owner report that too (ROCm/rocm-systems #4784, #11606), and their version does not tell which do.
         """
         call = "hipMemGetAllocationPropertiesFromHandle"
         driver = self._driver
@@ -231,12 +231,12 @@ class Allocations(Room, AllocationBackend):
 
 def _properties(gpu: Gpu, kind: type[AllocationHandle]) -> _Properties:
     if kind not in TYPES:
-        raise ArgumentTypeError("handle_type", f"HIP has no allocations for {kind.__name__}.")
+        raise ArgumentTypeError("handle_type", f"HIP cannot share allocations as {kind.__name__}.")
     return _Properties(type=_PINNED, handleType=TYPES[kind], locationType=_DEVICE, locationId=gpu.ordinal)
 
 
 def _shared(driver: Driver, handle: AllocationHandle) -> tuple[int, object]:
-    """What HIP takes, and what must stay alive until the call."""
+    """HIP's form of the handle, and the object to keep alive until the call."""
     if isinstance(handle, VmmFd):
         if driver.version >= _BY_VALUE:
             return handle.fd, None
@@ -246,6 +246,6 @@ def _shared(driver: Driver, handle: AllocationHandle) -> tuple[int, object]:
         room = ctypes.create_string_buffer(handle.data, _FABRIC_BYTES)
         return ctypes.addressof(room), room
     if isinstance(handle, OpaqueWin32 | OpaqueWin32Kmt):
-        assert handle.handle is not None  # a name is refused by the table
+        assert handle.handle is not None  # the table refuses names
         return handle.handle, None
-    raise ArgumentTypeError("handle", f"HIP has no allocations for {type(handle).__name__}.")
+    raise ArgumentTypeError("handle", f"HIP cannot import an allocation from {type(handle).__name__}.")

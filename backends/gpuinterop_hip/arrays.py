@@ -1,6 +1,6 @@
 """Mipmapped arrays: formats by Vulkan's names, and copies of whole levels.
 
-Only where the runtime exports ``hipExternalMemoryGetMappedMipmappedArray``: AMD's library for Linux does not.
+Usable only if the runtime exports ``hipExternalMemoryGetMappedMipmappedArray``: AMD's library for Linux does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .streams import Stream
 
 _LAYERED, _SURFACE, _CUBEMAP = 0x01, 0x02, 0x04  # hipArrayLayered, hipArraySurfaceLoadStore, hipArrayCubemap
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2  # hipChannelFormatKind
-# UNORM and SNORM are the integers: what normalises is the texture that reads.
+# UNORM and SNORM are integers here: a texture normalises when it reads.
 _KINDS: Final = {"UNORM": _UNSIGNED, "SNORM": _SIGNED, "UINT": _UNSIGNED, "SINT": _SIGNED, "SFLOAT": _FLOAT}
 
 
@@ -35,7 +35,7 @@ class _Pitched(ctypes.Structure):
 
 
 class _Copy(ctypes.Structure):
-    """``hipMemcpy3DParms``, whose arrays the bindings' own struct has no fields for in 7.2."""
+    """``hipMemcpy3DParms``; the struct of the bindings 7.2 lacks the fields for arrays."""
 
     _fields_ = (
         ("srcArray", ctypes.c_void_p),
@@ -88,7 +88,7 @@ class Arrays(Room, ArrayBackend):
         width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
         plane = int(self._driver.call("hipGetMipmappedArrayLevel", array.handle, level))
         pitched = _Pitched(address, width * array.layout.texel.nbytes, width, height)
-        # The extent is in texels, because an array takes part.
+        # The extent is in texels, because one side is an array.
         job: Any = _Copy(extent=(width, height, array.layout.layers or depth), kind=_DEFAULT)
         if to_array:
             job.srcPtr, job.dstArray = pitched, plane
@@ -102,7 +102,7 @@ class Arrays(Room, ArrayBackend):
 
 
 def _flags(layout: ArrayLayout) -> int:
-    """A colour attachment needs no flag: HIP has none for it."""
+    """The flags of an array. HIP has no flag for colour attachments."""
     flags = 0
     if layout.layers:
         flags |= _LAYERED
@@ -110,6 +110,6 @@ def _flags(layout: ArrayLayout) -> int:
         flags |= _SURFACE
     if layout.usage & ArrayUsage.CUBEMAP:
         flags |= _CUBEMAP
-        if layout.layers == 6:  # one cube is no array of cubes
+        if layout.layers == 6:  # a single cube is not an array of cubes
             flags &= ~_LAYERED
     return flags

@@ -1,4 +1,4 @@
-"""The backend: versions, devices and capabilities. Each room translates its part of the contract."""
+"""The HIP backend: versions, devices and capabilities. The other modules translate the rest of the contract."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _LUID_OFFSET = 272  # in hipDeviceProp_t, behind name and uuid
 
 
 class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory):
-    """AMD GPUs, as torch and CuPy on ROCm use them: through the runtime, and each device's only context."""
+    """AMD GPUs, used through the runtime and each device's only context, as torch and CuPy on ROCm do."""
 
     name = "hip"
     priority = 10
     pageable_copies_block: ClassVar[bool] = True
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
     releases_block: ClassVar[bool] = True
-    releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, whichever has imported the memory
+    releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, not the one that imported the memory
     unmap_allocation_blocks: ClassVar[bool] = True  # hipMemUnmap goes through the null stream
 
     def __init__(self) -> None:
         super().__init__()
-        self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 lets go of it
+        self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 releases it
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
@@ -68,7 +68,7 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
         return DeviceInfo(
             ordinal=ordinal,
             name=text_of(driver.call("hipDeviceGetName", 256, ordinal)),
-            uuid=None,  # hipDeviceGetUuid gives another one than Vulkan has (ROCm/hipamd #50)
+            uuid=None,  # hipDeviceGetUuid returns another UUID than Vulkan (ROCm/hipamd #50)
             pci_bus_id=pci_bus_id(text_of(driver.call("hipDeviceGetPCIBusId", 32, ordinal))),
             luid=_luid(driver, ordinal) if _WINDOWS else None,
             dlpack=(10, ordinal),  # kDLROCM
@@ -78,7 +78,7 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
 
 
 def _luid(driver: Driver, ordinal: int) -> bytes | None:
-    """Of ``hipGetDeviceProperties``; 8 bytes of 0 where it is not known."""
+    """The LUID of ``hipGetDeviceProperties``, which is 8 zero bytes if it is not known."""
     if driver.is_new:
         properties: Any = driver.call("hipGetDeviceProperties", ordinal)
     else:

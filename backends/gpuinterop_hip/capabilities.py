@@ -1,4 +1,4 @@
-"""The facts of a device, by which `capabilities.toml` says what it can do. Asking makes no device current."""
+"""Facts of a device, from which `capabilities.toml` derives its capabilities. It leaves the current device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles as HIP's descriptors want them: which type is which number, and which arm of the union is set."""
+"""HIP's descriptors of handles: the number of each type, and the member of the union that it sets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gpuinterop.handles import (
     Win32Handle,
 )
 
-# The numbers of hipExternalMemoryHandleType. What is not here the runtime refuses, although its enum has a name for it.
+# The numbers of hipExternalMemoryHandleType. The runtime refuses all others, although its enum names them.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
     OpaqueFd: 1,
-    DmaBufFd: 1,  # what HIP takes an opaque descriptor for
+    DmaBufFd: 1,  # HIP treats an opaque descriptor as a dma-buf
     OpaqueWin32: 2,
     OpaqueWin32Kmt: 3,
     D3D12Heap: 4,
@@ -39,13 +39,13 @@ SEMAPHORE_TYPES: Final[Mapping[type[Handle], int]] = {
     OpaqueWin32: 2,
     OpaqueWin32Kmt: 3,
     D3D12Fence: 4,
-    TimelineWin32: 2,  # its own number, 10, is refused, and as an opaque one a timeline works (OpenImageDenoise #288)
+    TimelineWin32: 2,  # HIP refuses its own number, 10; a timeline works as an opaque one (OpenImageDenoise #288)
 }
 _DEDICATED: Final = 1  # hipExternalMemoryDedicated: accepted, and without effect
 
 
 def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any, object]:
-    """A ``hipExternalMemoryHandleDesc``, and what must stay alive until the call."""
+    """A ``hipExternalMemoryHandleDesc``, and the object to keep alive until the call."""
     desc = api.hipExternalMemoryHandleDesc_st()
     desc.type = api.hipExternalMemoryHandleType_enum(_number(MEMORY_TYPES, handle))
     keep = _fill(desc, handle)
@@ -55,7 +55,7 @@ def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any
 
 
 def semaphore(api: Any, handle: Handle) -> Any:
-    """A ``hipExternalSemaphoreHandleDesc``; by handle, since HIP reads no name of a semaphore."""
+    """A ``hipExternalSemaphoreHandleDesc``; by handle, since HIP ignores the name of a semaphore."""
     desc = api.hipExternalSemaphoreHandleDesc_st()
     desc.type = api.hipExternalSemaphoreHandleType_enum(_number(SEMAPHORE_TYPES, handle))
     _fill(desc, handle)
@@ -66,11 +66,11 @@ def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
     try:
         return types[type(handle)]
     except KeyError:
-        raise ArgumentTypeError("handle", f"HIP imports no {type(handle).__name__}.") from None
+        raise ArgumentTypeError("handle", f"HIP cannot import {type(handle).__name__}.") from None
 
 
 def _fill(desc: Any, handle: Handle) -> object:
-    """Set exactly one arm of the union: they share their bytes. (Its views do not keep `desc` alive.)"""
+    """Set exactly one member of the union: they share their bytes. (Its views do not keep `desc` alive.)"""
     if isinstance(handle, FdHandle):
         desc.handle.fd = handle.fd
         return None

@@ -23,7 +23,7 @@ class ImportedMemory(Made):
 
 
 class MappedBuffer(Made):
-    """A mapped object; ``hipDestroyExternalMemory`` drops the handle only, and leaves what is mapped."""
+    """A mapped object; ``hipDestroyExternalMemory`` drops only the handle, not the mapping."""
 
     __slots__ = ()
     back = "hipFree"
@@ -33,7 +33,7 @@ class Memory(Room):
     """External memory, and copies between any two addresses."""
 
     def import_memory(self, device: Gpu, handle: MemoryHandle, *, size: int, dedicated: bool) -> ImportedMemory:
-        """``hipImportExternalMemory``. HIP never takes the descriptor, so it is closed here when it has succeeded."""
+        """``hipImportExternalMemory``. HIP never takes over the descriptor, so this closes it on success."""
         desc, _keep = descriptors.memory(self._driver.api, handle, size=size, dedicated=dedicated)
         memory = ImportedMemory(device)
 
@@ -47,7 +47,7 @@ class Memory(Room):
     def map_buffer(self, memory: ImportedMemory, *, size: int) -> tuple[MappedBuffer, Address]:
         """``hipExternalMemoryGetMappedBuffer``, from offset 0.
 
-        With another one, stream writes, fills and copies of runtimes before rocm-systems #1749 go to the object's
+        Runtimes before rocm-systems #1749 ignore other offsets: stream writes, fills and copies go to the object's
         start.
         """
         desc = self._driver.api.hipExternalMemoryBufferDesc_st()
@@ -58,9 +58,9 @@ class Memory(Room):
     def unmap_buffer(self, mapping: MappedBuffer) -> None:
         """``hipFree``.
 
-        It waits for the work of device 0, whichever has imported the memory (hip_memory.cpp, ihipFree). A byte that
-        was allocated on the device makes it wait for that one: to synchronise the device would end every capture
-        there is.
+        For imported memory it waits for the work of device 0, even if another device imported it (hip_memory.cpp,
+        ihipFree). So this also frees a byte allocated on the importing device, which waits for that device.
+        Synchronising the device instead would end every capture.
         """
         byte = MappedBuffer(mapping.gpu)
 
@@ -77,7 +77,7 @@ class Memory(Room):
         memory.release()
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
-        """``hipMemcpyAsync``, which finds out by itself what the two addresses are."""
+        """``hipMemcpyAsync``, which recognises the kinds of the two addresses."""
         kind = self._driver.api.hipMemcpyKind.hipMemcpyDefault
         stream.gpu.call("hipMemcpyAsync", target, source, size, kind, stream.handle, aside=False)
 
@@ -91,7 +91,7 @@ class Memory(Room):
 
 
 def knows(gpu: Gpu, address: Address) -> bool:
-    """Whether HIP knows an address: else it answers with an error, or from ROCm 6 on with a type of its own."""
+    """Whether HIP knows an address: if not, it returns an error, or from ROCm 6 on a type for unregistered memory."""
     attribute = gpu.driver.api.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_MEMORY_TYPE
     found = ctypes.c_uint(_UNREGISTERED)
     (code,) = gpu.status("hipPointerGetAttribute", ctypes.addressof(found), attribute, address)

@@ -1,11 +1,11 @@
-"""External semaphores, and the batches whose parameters are used again. On Windows only.
+"""External semaphores, and batches that reuse their parameters. On Windows only.
 
-On Linux the import aborts the process or fails, and signal and wait return success and do nothing: the capability
-table refuses them all, so nothing here is called there.
+On Linux the import aborts the process or fails, and signal and wait return success and do nothing. So the capability
+table refuses them all, and this module is not called there.
 
-The parameters of a call are an array of structs, and both versions of the bindings take one as the address of memory
-that is laid out so; 10 would take lists as well. Making one costs more than the call, so a batch keeps a pool: a call
-pops an array, or makes one, and appends it afterwards. Both are atomic, and no two threads ever write into the same.
+The parameters of a call are an array of structs, which both versions of the bindings accept as an address; 10 would
+accept lists too. Making an array costs more than the call, so a batch keeps a pool: a call pops an array or makes one,
+and appends it afterwards. Both steps are atomic, so two threads never write into the same array.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .streams import Stream
 
 
 class _Params(ctypes.Structure):
-    """``hipExternalSemaphoreSignalParams`` and ``...WaitParams`` alike: of both HIP reads the fence's value only."""
+    """``hipExternalSemaphoreSignalParams`` and ``...WaitParams``, of which HIP reads only the fence's value."""
 
     _fields_ = (
         ("value", ctypes.c_uint64),
@@ -69,7 +69,7 @@ class Batch:
 
 
 class Semaphores(Room):
-    """External semaphores. `signal` and `wait` are the hot path: what each call needs is bound once."""
+    """External semaphores. `signal` and `wait` are the hot path: they bind the functions that they need once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Semaphores(Room):
         self._call("hipSignalExternalSemaphoresAsync", self._signal, batch.signals, batch, stream, values)
 
     def wait(self, batch: Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
-        """``hipWaitExternalSemaphoresAsync``, which has no time-outs."""
+        """``hipWaitExternalSemaphoresAsync``, which has no timeouts."""
         self._call("hipWaitExternalSemaphoresAsync", self._wait, batch.waits, batch, stream, values)
 
     def destroy_semaphore(self, semaphore: ImportedSemaphore) -> None:
@@ -101,7 +101,7 @@ class Semaphores(Room):
     def _call(
         self, name: str, function: Any, pool: list[Any], batch: Batch, stream: Stream, values: Sequence[int]
     ) -> None:
-        if self.is_capturing(stream):  # HIP would not record it, but do it at once (hip_stream_ops.cpp)
+        if self.is_capturing(stream):  # HIP would not record the call, but run it at once (hip_stream_ops.cpp)
             raise InvalidArgumentError(
                 "stream",
                 "expected one that is not being captured, got one that is; HIP's graphs hold no semaphores: signal and "

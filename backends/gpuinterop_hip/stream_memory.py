@@ -1,8 +1,8 @@
 """64-bit words in host memory that streams write and wait for (HIP: stream memory operations).
 
 AMD documents the address as memory of ``hipMallocSignalMemory``. By default the wait is a kernel of one thread that
-spins on any address that HIP knows, so pinned host memory should do; no AMD GPU has shown it. With
-``GPU_STREAMOPS_CP_WAIT=1`` in the environment the command processor waits instead, and takes signal memory only.
+spins on any address that HIP knows, so pinned host memory should work; no AMD GPU has shown it. With
+``GPU_STREAMOPS_CP_WAIT=1`` in the environment the command processor waits instead, and accepts only signal memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EVERY_BIT: Final = 2**64 - 1
 
 
 class Pin(Made):
-    """Host memory that the runtime knows."""
+    """Host memory that is registered with the runtime."""
 
     __slots__ = ("there",)
     back = "hipHostUnregister"
@@ -31,7 +31,7 @@ class StreamMemory(Room, StreamMemoryBackend):
     """Words in pinned host memory."""
 
     def pin(self, device: Gpu, address: Address, size: int) -> tuple[Pin, Address]:
-        """``hipHostRegister`` pins the pages, and ``hipHostGetDevicePointer`` gives their address on the device."""
+        """``hipHostRegister`` pins the pages, and ``hipHostGetDevicePointer`` returns their device address."""
         made = Pin(device)
 
         def work() -> None:

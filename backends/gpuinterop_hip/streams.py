@@ -1,8 +1,7 @@
 """Streams and events.
 
-The numbers 0, 1 and 2 are no streams by themselves: each names the default stream of whatever device is current in the
-calling thread. A call on one of them would otherwise land on whichever GPU is current there, so it is made with the
-stream's own device.
+The numbers 0, 1 and 2 each name the default stream of the calling thread's current device. A call on one of them would
+otherwise use the GPU that is current there, so the backend makes the stream's own device current for it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .error_hints import CAPTURE_IMPLICIT
 
 _NON_BLOCKING: Final = 1  # hipStreamNonBlocking
 _DISABLE_TIMING: Final = 2  # hipEventDisableTiming
-_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range stands for the end of the range
+_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
 _NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
 
 _T = TypeVar("_T")
@@ -29,29 +28,29 @@ _numbers = itertools.count()
 
 
 class _Native(Made):
-    """What the runtime knows as a stream."""
+    """A native stream of the runtime."""
 
     __slots__ = ()
     back = "hipStreamDestroy"
 
     def is_whole(self) -> bool:
-        """Whether it can be used again: it has not failed, and no capture was left in it."""
+        """Whether it can be reused: it has not failed, and does not have an open capture."""
         if not self.made or self._left is not None:
             return False
-        # Its work is done; but the query may be what finds that out, and then says so the next time.
+        # Its work is done, but the first query may only discover that, and report it the second time.
         return self.gpu.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
 
 
 Kept = list[tuple[int, _Native]]
-"""Streams of ours that were closed, of one device and priority, for the next ones; each with its number.
+"""Our closed streams, by device and priority, kept for reuse; each with its number.
 
-In a call on a default stream AMD's runtime reads streams that another thread destroys meanwhile, and crashes
-(hip_device.cpp:197). So a stream is destroyed only where it is of no more use.
+In a call on a default stream, AMD's runtime reads streams that another thread is destroying, and crashes
+(hip_device.cpp:197). So a stream is destroyed only if it cannot be reused.
 """
 
 
 class Stream(Made):
-    """A stream of one device, of ours or of others. One of ours has its native from `Kept`, and gives it back."""
+    """A stream of one device, created here or adopted. A created one takes its native from `Kept`, and returns it."""
 
     __slots__ = ("_kept", "_native", "pointer", "relative")
 
@@ -61,7 +60,7 @@ class Stream(Made):
         self._native: Kept = []
 
     def take(self, priority: int) -> None:
-        """The oldest that is kept: the runtime spreads streams over its hardware queues as they are made."""
+        """Take the oldest kept stream: the runtime spreads streams over its hardware queues in order of creation."""
         self._kept.sort(reverse=True)
         try:
             self._native.extend(starmap(self._kept.pop, ((),)))
@@ -71,7 +70,7 @@ class Stream(Made):
         self.know(self._native[0][1].handle)
 
     def free(self) -> None:
-        """Keep its native, once; or destroy it."""
+        """Keep its native for reuse, or destroy it, once."""
         if not self._native:
             return
         native = self._native[0][1]
@@ -83,7 +82,7 @@ class Stream(Made):
     def know(self, pointer: int) -> None:
         self.pointer = pointer
         self.relative = pointer <= _PER_THREAD
-        # The name for the legacy stream is newer than the number 0, which every runtime knows.
+        # The name for the legacy stream is newer than the number 0, which every runtime accepts.
         self.handle = _NULL if pointer == _LEGACY else pointer
 
     def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
@@ -111,10 +110,9 @@ class Streams(Room):
         return device.create(stream, partial(stream.take, _HIGHEST if high_priority else _NORMAL))
 
     def adopt_stream(self, device: Gpu, pointer: int) -> Stream:
-        """Wrap a stream; ``hipStreamGetDevice`` tells whether it is this runtime's and this device's.
+        """Wrap a stream; ``hipStreamGetDevice`` tells whether it belongs to this runtime and device.
 
-        Nobody asks for the device of a stream that is being captured: the documentation does not say whether the
-        capture survives that.
+        A stream that is being captured is not asked: the documentation does not say whether the capture survives that.
         """
         self._driver.check_runtime()
         stream = Stream(device)
@@ -125,7 +123,7 @@ class Streams(Room):
         if ordinal != device.ordinal:
             raise InvalidArgumentError(
                 "stream",
-                f"{pointer:#x} is a stream of HIP device {ordinal}, and this is device {device.ordinal}: wrap it with "
+                f"expected a stream of device {device.ordinal}, got {pointer:#x} of HIP device {ordinal}; wrap it by "
                 f"gpuinterop.device({ordinal}).",
             )
         return stream
@@ -149,9 +147,9 @@ class Streams(Room):
         return self._is_reached("hipStreamQuery", stream.gpu.status("hipStreamQuery", stream.handle)[0])
 
     def is_capturing(self, stream: Stream) -> bool:
-        """``hipStreamIsCapturing``; it also says so of an invalid capture that nobody has ended yet."""
+        """``hipStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
         code, status = stream.run(self._driver.capture_status, stream.handle)
-        if code == CAPTURE_IMPLICIT:  # a default stream waits for one that is being captured: it takes nothing else
+        if code == CAPTURE_IMPLICIT:  # a default stream that waits for a captured one refuses other calls
             return True
         if code:
             raise self._driver.error("hipStreamIsCapturing", code)

@@ -56,7 +56,7 @@ class Allocations(AllocationBackend):
         Raises
         ------
         OutOfMemoryError
-            `size` is more than the machine has left: the kernel would agree, and kill the process at the touch.
+            `size` exceeds the available memory: the kernel would overcommit, and kill the process on first use.
         """
         if (available := _available()) is not None and size > available:
             meaning = f"{size} bytes are wanted, {available} are available"
@@ -74,15 +74,15 @@ class Allocations(AllocationBackend):
         return VmmFd.adopt_duplicate(allocation.fd)
 
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> Allocation:
-        """Take over the descriptor; after an exception it is left alone."""
+        """Take over the descriptor; leave it alone on an exception."""
         fd = descriptor(handle, VmmFd)
         found = examine(fd, "an allocation", ())
         if found.name.startswith((*NO_MEMORY, lavapipe.NAME)):
-            raise HandleError(f"handle: the memfd {found.name!r} is no allocation; import it as an OpaqueFd.")
+            raise HandleError(f"handle: expected an allocation, got memfd {found.name!r}; import it as an OpaqueFd.")
         if not found.fixed:
             raise HandleError(
-                "handle: this memfd is no shareable allocation of the host's: those are sealed against shrinking and "
-                "growing. Import it as memory (OpaqueFd) instead."
+                "handle: expected a shareable allocation of the host, sealed against shrinking and growing, got "
+                "another memfd; import it as memory (OpaqueFd)."
             )
         check_size(size, found.size, "allocation")
         allocation = Allocation(size)

@@ -1,4 +1,4 @@
-"""The host backend: what it is made of, and what the machine is. Each room translates its part of the contract."""
+"""The host backend, composed of one module per part of the contract, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class HostBackend(Streams, Memory, Semaphores, Allocations, StreamMemory):
 
     name = "host"
     priority = -1
-    pageable_copies_block: ClassVar[bool] = False  # a copy is the worker's, whatever memory it touches
+    pageable_copies_block: ClassVar[bool] = False  # the worker thread copies any memory
     survives_fork: ClassVar[bool] = True
 
     def __init__(self) -> None:
         if sys.platform != "linux":
             raise BackendUnavailableError(
-                f"the host backend shares memfds and futexes, which {sys.platform} does not have.",
+                f"the host backend needs memfds and futexes, which {sys.platform} does not have.",
                 fix="Use it on Linux.",
             )
         self._info = DeviceInfo(

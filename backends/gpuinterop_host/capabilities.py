@@ -1,4 +1,4 @@
-"""The facts of this machine, by which `capabilities.toml` says what the host can do."""
+"""Facts of this machine, from which `capabilities.toml` derives the host's capabilities."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Shared memory: which objects are taken, how they are mapped, and allocations of our own.
+"""Shared memory: which objects are accepted, how they are mapped, and our own allocations.
 
-**The rule.** What is mapped must not shrink under the mapping: a page beyond the end of the object kills the process
-with SIGBUS. So an object is taken only
+**The rule.** A mapped object must not shrink: access beyond its end kills the process with SIGBUS. So an object is
+accepted only
 
-1. if it is sealed against shrinking (F_SEAL_SHRINK): lavapipe's memory is, and so is everything made here;
-2. or if it can be sealed (made with MFD_ALLOW_SEALING and not F_SEAL_SEAL): then F_SEAL_SHRINK is added, which its
-   owner will notice only if he wanted to truncate it; growing stays allowed;
-3. or if it can never be sealed, but is known by its name as a driver's that does not truncate it, SwiftShader's, and
-   the handle is trusted (`FdHandle.trusted`): a name proves nothing against a peer of bad will.
+1. if it is sealed against shrinking (F_SEAL_SHRINK), as lavapipe's memory and all objects of this backend are;
+2. or if it can be sealed (made with MFD_ALLOW_SEALING and without F_SEAL_SEAL): then F_SEAL_SHRINK is added, which
+   stops its owner only from truncating it; growing stays allowed;
+3. or if it cannot be sealed, but its name is that of a driver that does not truncate it (SwiftShader), and the handle
+   is trusted (`FdHandle.trusted`): a hostile peer can choose any name.
 
-Everything else is refused: regular files and /dev/shm objects (anybody who can open them can truncate them), other
-memfds that cannot be sealed, pipes, sockets, devices; descriptors that are not open for reading and writing; memfds
-sealed against writing. The seal is added last, when nothing else speaks against the object, and the size is looked at
-again behind it; then the whole object is mapped once. Timelines and allocations must bring their seals along.
+All other objects are refused: regular files and /dev/shm objects (any process that can open them can truncate them),
+other memfds that cannot be sealed, pipes, sockets, devices; descriptors that are not open for reading and writing;
+memfds sealed against writing. The seal is added last, after all other checks, and the size is checked again behind it;
+then the whole object is mapped once. Timelines and allocations must already be sealed.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ MAY_TRUNCATE: Final = "; and they can truncate it, which ends this process with 
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """What was found behind a descriptor; nothing has been changed yet."""
+    """The object found behind a descriptor, not changed yet."""
 
     fd: int
     size: int
     seals: int
     name: str
-    """The memfd's; "" where /proc is not mounted."""
+    """Name of the memfd; "" if /proc is not mounted."""
 
     @property
     def fixed(self) -> bool:
@@ -61,7 +61,7 @@ class Object:
         return self.seals & _FIXED == _FIXED
 
     def secure(self) -> None:
-        """Make sure that it does not shrink from now on. Called last, when nothing else speaks against it."""
+        """Make sure that it does not shrink from now on. Called after all other checks."""
         if not self.seals & (system.SEAL_SHRINK | system.SEAL_SEAL):
             try:
                 fcntl.fcntl(self.fd, system.F_ADD_SEALS, system.SEAL_SHRINK)
@@ -75,18 +75,18 @@ _FIXED = system.SEAL_SHRINK | system.SEAL_GROW
 
 
 def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
-    """Apply the rule above to `fd`, which is to be `what` ("memory", "a binary semaphore").
+    """Apply the rule above to `fd`, to be imported as `what` ("memory", "a binary semaphore").
 
     Raises
     ------
     HandleError
-        The object is refused; the message says why, and what would be taken.
+        The object is refused; the message says why, and what is accepted.
     """
     link = _link(fd)
     seals = system.seals(fd)
     if seals is None:
         raise HandleError(
-            f"handle: {link!r} cannot be {what} on the host, which takes memfds; make it with "
+            f"handle: {link!r} cannot be {what} on the host, which accepts memfds; make it with "
             "memfd_create(MFD_ALLOW_SEALING)."
         )
     status = os.fstat(fd)
@@ -99,9 +99,8 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     never = seals & system.SEAL_SEAL and not seals & system.SEAL_SHRINK
     if never and not (status.st_nlink == 0 and name.startswith(drivers)):
         raise HandleError(
-            f"handle: {link!r} is not sealed against shrinking, cannot be, and is not "
-            f"known as a driver's: whoever truncates it would kill this process. As {what} the host takes memfds "
-            "made with MFD_ALLOW_SEALING."
+            f"handle: {link!r} is not a known driver's and cannot be sealed against shrinking, so a process that "
+            f"truncates it would kill this one. As {what} the host accepts memfds made with MFD_ALLOW_SEALING."
         )
     return Object(fd, status.st_size, seals, name)
 
@@ -121,20 +120,20 @@ def check_size(size: int, there: int, what: str) -> None:
 
 
 class Owned:
-    """What the kernel has given, and how it is given back: each once, whatever interrupts.
+    """Kernel objects, each with the call that releases it once, even across interrupts.
 
-    CPython looks at signals after a call of C's, at the entry of a function, and where a loop turns back. So C stores
-    what was given with its end, and takes an end out in the step that calls it.
+    CPython runs signal handlers after a C call, at the entry of a function, and at a loop's backward jump. So C code
+    stores each object together with its release, and pops a release in the same step that calls it.
     """
 
     __slots__ = ("ends",)
 
     def __init__(self) -> None:
         self.ends: list[tuple[Any, ...]] = []
-        """Functions of C's and what they are given, the latest first to go."""
+        """C functions and their arguments; the latest is called first."""
 
     def release(self) -> None:
-        """Called again it goes on."""
+        """Release everything; a repeated call goes on where an interrupt stopped it."""
         told: list[int | None] = []
         while self.ends:
             told.extend(starmap(operator.call, starmap(self.ends.pop, ((),))))
@@ -150,7 +149,7 @@ class Mapping(Owned):
     def __init__(self) -> None:
         super().__init__()
         self.data = 0
-        """The address of the first byte of data."""
+        """Address of the first byte of data."""
 
     def map(self, fd: int, size: int, offset: int = 0) -> None:
         self.ends.append((system.munmap, system.map_shared(fd, size), size))
@@ -161,17 +160,17 @@ class Memory(Backend):
     """Memory is a memfd, mapped whole when it is imported."""
 
     def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> Mapping:
-        """Map the memory (``mmap``) and close the descriptor; after an exception the descriptor is left alone."""
+        """Map the memory (``mmap``) and close the descriptor; leave the descriptor alone on an exception."""
         fd, trusted = descriptor(handle, OpaqueFd), is_trusted(handle)
         found = examine(fd, "memory", MEMORY_DRIVERS)
         if found.name.startswith(MEMORY_DRIVERS) and not trusted:
             raise HandleError(
                 "handle: expected memory that cannot shrink, or that a driver of this process has made; got the memfd "
-                f"{found.name!r} from elsewhere. Its holders can truncate it, which ends this process with SIGBUS. Say "
-                "that you trust them: OpaqueFd(fd, trusted=True)."
+                f"{found.name!r} from elsewhere. Its holders can truncate it, which ends this process with SIGBUS. If "
+                "you trust them, pass OpaqueFd(fd, trusted=True)."
             )
         if found.name.startswith(NO_MEMORY):
-            raise HandleError(f"handle: the memfd {found.name!r} is a semaphore, not memory.")
+            raise HandleError(f"handle: expected memory, got the memfd {found.name!r} of a semaphore.")
         offset = lavapipe.data_offset(fd, found.size) if found.name == lavapipe.NAME else 0
         check_size(size, found.size - offset, "memory object")
         found.secure()
@@ -185,11 +184,11 @@ class Memory(Backend):
             raise
 
     def map_buffer(self, memory: Mapping, *, size: int) -> tuple[Mapping, Address]:
-        """The object is mapped already."""
+        """Return the mapping: import has mapped the whole object."""
         return memory, memory.data
 
     def unmap_buffer(self, mapping: Mapping) -> None:
-        """The object stays mapped until it is destroyed."""
+        """Do nothing: the object stays mapped until it is destroyed."""
 
     def destroy_memory(self, memory: Mapping) -> None:
         """``munmap``."""
@@ -199,10 +198,10 @@ class Memory(Backend):
 def descriptor(handle: object, kind: type[FdHandle]) -> int:
     """The descriptor of a handle of this type."""
     if not isinstance(handle, kind):
-        raise ArgumentTypeError("handle", f"the host takes {kind.__name__} here, not {type(handle).__name__}.")
+        raise ArgumentTypeError("handle", f"expected {kind.__name__} on the host, got {type(handle).__name__}.")
     return handle.fd
 
 
 def is_trusted(handle: object) -> bool:
-    """Whether the caller vouches for all who hold the object."""
+    """Whether the caller trusts every process that holds the object."""
     return isinstance(handle, FdHandle) and handle.trusted

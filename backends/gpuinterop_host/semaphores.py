@@ -1,22 +1,21 @@
 """Binary semaphores in SwiftShader's layout, timeline semaphores in our own.
 
-Waits block the calling thread in pieces of at most 50 ms (:data:`.system.SLICE`), the GIL released, and look between
-them whether they were cancelled.
+Waits block the calling thread in slices of at most 50 ms (:data:`.system.SLICE`), with the GIL released, and check for
+cancellation between them.
 
-**Why a binary wait looks instead of sleeping on the condition.** ``pthread_cond_timedwait`` takes the mutex again
-before it returns, without any limit: a peer that dies inside the lock would hang every waiter for good. And a waiter
-killed inside it leaves its mark in the condition, over which a later broadcast of SwiftShader's stumbles. So a wait
-here reads `signaled`, lock-free, at first all the time, then with growing pauses (20 us to 1 ms), and locks, with a
-limit, only to take the signal. Nobody who waits here can harm his peer by dying.
+**Why a binary wait polls instead of sleeping on the condition.** ``pthread_cond_timedwait`` takes the mutex again
+before it returns, without a limit: a peer that dies inside the lock would block every waiter for ever. And a waiter
+killed inside it leaves a state in the condition in which SwiftShader's later broadcast can block. So a wait here reads
+`signaled` without the lock, at first continuously, then with growing pauses (20 us to 1 ms), and locks, with a limit,
+only to take the signal. A process that dies in such a wait cannot harm its peers.
 
-**What remains**, because the layout is SwiftShader's and its mutex not robust: a peer that dies inside the lock, or in
-its wait on the condition, makes the semaphore unusable. That is noticed after :data:`LOCK_LIMIT` seconds, the semaphore
-is marked, and from then on everything that is done with it here raises the same `PeerError`; nothing is repaired.
-Closing does not wait for the lock: it tries once, and otherwise leaves `ref_count` too high, which keeps a page alive
-no longer than its mappings. A broadcast that never returns has a thread to itself, and keeps the page mapped.
+**Limitation** of SwiftShader's layout, whose mutex is not robust: if a peer dies inside the lock, or in its wait on the
+condition, the semaphore becomes unusable. After :data:`LOCK_LIMIT` seconds the semaphore is marked; all later calls on
+it raise the same `PeerError`. Nothing is repaired. Closing tries the lock once; if that fails, `ref_count` stays too
+high, which is harmless, as the page lives only as long as its mappings. Each broadcast runs in its own thread; one that
+never returns keeps the page mapped.
 
-**After a fork** the child has the parent's mappings, but the reference that is counted is the parent's alone: the child
-gives none back.
+**After a fork** the child has the parent's mappings, but not the counted reference, which the parent alone gives back.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 _Kind = TypeVar("_Kind", bound="Semaphore")
 
 LOCK_LIMIT: Final = timeline.LOCK_LIMIT
-"""Seconds that a lock may be held by somebody else."""
+"""Seconds for which another process may hold the lock."""
 IMPORT_LIMIT: Final = 0.05
-"""The same for an import, which runs under the core's lock: every other import of the process waits for it."""
+"""The same during an import, for whose end every other import of the process waits (the core's lock)."""
 
 Check: TypeAlias = Callable[[], None]
-"""Raises when whoever waits is to stop waiting."""
+"""Raises to stop a wait."""
 
 
 class Semaphore(memory.Owned, ABC):
-    """One page of shared memory and the fd of it, which is kept for `export`."""
+    """One page of shared memory and its fd, which is kept for `export`."""
 
     kind: ClassVar[str]
 
@@ -72,12 +71,12 @@ class Semaphore(memory.Owned, ABC):
         self.fd = fd
         self._address = address
         self.label = f"{self.kind} semaphore {os.fstat(fd).st_ino}"
-        """For messages. The number is the memfd's inode, the same in every process."""
+        """Name in messages. The number is the memfd's inode, the same in every process."""
         self._users: list[int] = []
-        """The threads that have the page in use, once for each time."""
+        """Threads that use the page, one entry per use."""
         self._closed = False
         self._releaser: dict[None, int] = {}
-        """The thread that gives back what is in `ends`."""
+        """Thread that releases the objects in `ends`."""
         self.ends += (os.close, fd), (system.munmap, address, system.PAGE)
         self._failure: GpuInteropError | None = None
         serial, live = next(_serials), _live  # a local: the module may be gone when the last ones are collected
@@ -88,17 +87,17 @@ class Semaphore(memory.Owned, ABC):
 
     @abstractmethod
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
-        """Block until it is signalled; False when ``time.monotonic()`` has reached `deadline`."""
+        """Block until it is signalled; False if ``time.monotonic()`` reached `deadline`."""
 
     @abstractmethod
     def describe(self, value: int) -> str:
-        """What a wait for `value` waits for, and how it stands."""
+        """Describe a wait for `value` and the current state, for messages."""
 
     def export(self, kind: type[_FdHandle]) -> _FdHandle:
-        """A handle of its own."""
+        """Make a new handle."""
         made: list[_FdHandle] = []
         try:
-            # In use: a number that another thread closes may be anybody's a moment later.
+            # Under `_use`: if another thread closed the number, it could soon be another file's.
             self._use(lambda: made.append(kind.adopt_duplicate(self.fd)))
             return made[0]
         except BaseException:
@@ -113,7 +112,7 @@ class Semaphore(memory.Owned, ABC):
         self._stop(closed=False)
 
     def close(self) -> None:
-        """End use. The page is unmapped at once, or by the last thread that still looks at it."""
+        """End use. Unmap the page at once, or let the last thread that uses it unmap it."""
         self._stop(closed=True)
 
     def _stop(self, *, closed: bool) -> None:
@@ -128,10 +127,10 @@ class Semaphore(memory.Owned, ABC):
         self._release_if_last()
 
     def _use(self, work: Callable[[], _T]) -> _T:
-        """Call `work` with the page mapped: who uses it says so and then looks, who closes it says so and then looks.
+        """Call `work` with the page mapped: a user notes itself and then checks, a closer marks it and then checks.
 
-        There is no call between saying so and the `try`, and so no interrupt. No lock is needed either, which a fork
-        could leave taken, and a finalizer find taken by its own thread.
+        Python makes no call between the note and the `try`, so an interrupt cannot strike there. It needs no lock,
+        which could be left held after a fork, or be held by a finalizer's own thread.
         """
         users, thread = self._users, threading.get_ident()
         users += (thread,)
@@ -155,13 +154,13 @@ class Semaphore(memory.Owned, ABC):
             raise ResourceClosedError(f"{self.label} is closed.")
 
     def _wake(self) -> None:
-        """Wake this process's waiters, who then look at `_check`. Called with the page mapped."""
+        """Wake this process's waiters, which then call `_check`. Called with the page mapped."""
 
     def _release(self) -> None:
         self.release()
 
     def _forked(self) -> None:
-        thread = threading.get_ident()  # the parent's others do not exist in the child
+        thread = threading.get_ident()  # the parent's other threads do not exist in the child
         self._users[:] = [user for user in self._users if user == thread]
 
 
@@ -174,7 +173,7 @@ class BinarySemaphore(Semaphore):
         super().__init__(fd, address)
         self._page = swiftshader.Page(address)
         self._process = 0
-        """Whose reference `ref_count` counts."""
+        """Process whose reference `ref_count` counts."""
 
     @classmethod
     def create(cls) -> BinarySemaphore:
@@ -182,7 +181,7 @@ class BinarySemaphore(Semaphore):
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> BinarySemaphore:
-        """Import; `fd` is ours on success, and left alone on an exception."""
+        """Import and take over `fd`; leave it alone on an exception."""
         found = memory.examine(fd, "a binary semaphore", memory.SEMAPHORE_DRIVERS)
         if problem := _wrong_size(found.size) or swiftshader.problem(os.pread(fd, system.PAGE, 0)):
             raise HandleError(_no_binary(problem))
@@ -190,8 +189,8 @@ class BinarySemaphore(Semaphore):
             raise HandleError(
                 "handle: expected a binary semaphore of an exporter or driver of this process, got one from elsewhere. "
                 "Its other holders can keep its lock or break it for good, so that signals of this process fail"
-                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd), or say that you trust "
-                "them: OpaqueFd(fd, trusted=True)."
+                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd), or, if you trust them, "
+                "pass OpaqueFd(fd, trusted=True)."
             )
         found.secure()
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), cls._add_reference, fd=fd)
@@ -219,7 +218,7 @@ class BinarySemaphore(Semaphore):
                     pause = min(pause, deadline - now)
                 if now - looked >= system.SLICE:
                     looked = now
-                    # a peer that died inside the lock will never signal: this is where it is noticed
+                    # a peer that died inside the lock will never signal: notice that here
                     if self._page.mutex.held and self._locked(self._take):
                         return True
                 self._check()
@@ -239,7 +238,7 @@ class BinarySemaphore(Semaphore):
 
         def add() -> None:
             self._page.ref_count += 1
-            self._process = process  # no call stands between the two
+            self._process = process  # no call between the two
 
         self._locked(add, IMPORT_LIMIT)
 
@@ -252,7 +251,7 @@ class BinarySemaphore(Semaphore):
         return self._page.slept_on
 
     def _wake_sleepers(self) -> None:
-        """Broadcast, in a thread: over a waiter that was killed in its sleep the call never returns."""
+        """Broadcast in a thread: if a waiter was killed in its sleep, the call never returns."""
 
         def broadcast() -> None:
             with contextlib.suppress(GpuInteropError):
@@ -266,8 +265,7 @@ class BinarySemaphore(Semaphore):
         thread.join(LOCK_LIMIT)
         if thread.is_alive():
             raise self._unusable(
-                f"the broadcast to those who wait for it has not returned in {LOCK_LIMIT:g} s: a process was killed in "
-                "its wait"
+                f"the broadcast to its waiters has not returned in {LOCK_LIMIT:g} s: a process was killed in its wait"
             )
 
     def _take(self) -> bool:
@@ -299,7 +297,7 @@ class BinarySemaphore(Semaphore):
     def _release(self) -> None:
         mapped = self.ends and self.ends[-1][0] is system.munmap
         if mapped and self._process == os.getpid() and not self._page.lock_problem():
-            # Without waiting: who dropped us is never blocked, and the count is of no use where the lock is lost.
+            # Without waiting: a drop must not block, and the count is useless if the lock is lost.
             with contextlib.suppress(TimeoutError):
                 self._page.mutex.run(self._drop_reference, 0)
         super()._release()
@@ -320,7 +318,7 @@ class TimelineSemaphore(Semaphore):
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> TimelineSemaphore:
-        """Import; `fd` is ours on success, and left alone on an exception. Any peer may hold the other end."""
+        """Import and take over `fd`; leave it alone on an exception. The peer need not be trusted."""
         found = memory.examine(fd, "a timeline semaphore", ())
         if not found.fixed:
             raise HandleError(_no_timeline("it is not sealed against shrinking and growing"))
@@ -370,7 +368,7 @@ def _make(
     *,
     fd: int | None = None,
 ) -> _Kind:
-    """A semaphore on what `pages` gives, a descriptor and an address; an exception leaves nothing but `fd`."""
+    """Make a semaphore on the descriptor and address from `pages`; an exception leaves only `fd` behind."""
     kept: list[tuple[int, int]] = []
     made: list[_Kind] = []
     try:
@@ -410,15 +408,15 @@ def _wrong_size(size: int) -> str | None:
 
 def _no_binary(why: str) -> str:
     return (
-        f"handle: this is no binary semaphore as SwiftShader and the host share them: {why}. "
-        "Memory is imported with import_memory, a timeline semaphore as a TimelineFd."
+        f"handle: expected a binary semaphore of SwiftShader or the host, got another object: {why}. "
+        "Import memory with import_memory, and a timeline semaphore as a TimelineFd."
     )
 
 
 def _no_timeline(why: str) -> str:
     return (
-        f"handle: this is no timeline semaphore of the host's: {why}. "
-        "A binary semaphore is imported as an OpaqueFd, memory with import_memory."
+        f"handle: expected our own timeline semaphore, got another object: {why}. "
+        "Import a binary semaphore as an OpaqueFd, and memory with import_memory."
     )
 
 
@@ -430,22 +428,22 @@ _TYPES: Final[Mapping[type, type[BinarySemaphore | TimelineSemaphore]]] = {
 
 
 class Semaphores(HostSemaphoreBackend):
-    """Semaphores are pages that processes share. Streams wait for them in their threads."""
+    """Semaphores: pages that processes share. Streams wait for them in their threads."""
 
     def import_semaphore(self, device: Device, handle: AnySemaphoreHandle) -> Semaphore:
         """Map the page (``mmap``)."""
         return _type(type(handle)).load(memory.descriptor(handle, FdHandle), trusted=memory.is_trusted(handle))
 
     def prepare(self, semaphores: Sequence[Semaphore]) -> _Batch:
-        """Nothing is prepared."""
+        """Return the semaphores and their calls, which need no preparation."""
         return tuple(semaphores)
 
     def signal(self, batch: _Batch, stream: AnyStream, values: Sequence[int]) -> None:
-        """Let the worker signal."""
+        """Have the worker signal."""
         stream.submit(_signal_all, (batch, values))
 
     def wait(self, batch: _Batch, stream: AnyStream, values: Sequence[int], timeout_ms: int | None) -> None:
-        """Let the worker wait."""
+        """Have the worker wait."""
         stream.submit(_wait_all, (batch, values, timeout_ms, stream.check))
 
     def destroy_semaphore(self, semaphore: Semaphore) -> None:
@@ -453,11 +451,11 @@ class Semaphores(HostSemaphoreBackend):
         semaphore.close()
 
     def abandon_semaphore(self, semaphore: Semaphore) -> None:
-        """Cancel what waits for it; the streams fail."""
+        """Cancel its pending waits; their streams fail."""
         semaphore.abandon()
 
     def create_semaphore(self, device: Device, handle_type: type[AnySemaphoreHandle]) -> Semaphore:
-        """Make a page (``memfd_create``)."""
+        """Create a page (``memfd_create``)."""
         return _type(handle_type).create()
 
     def export_semaphore(self, semaphore: Semaphore) -> AnySemaphoreHandle:
@@ -480,7 +478,7 @@ def _type(handle_type: type) -> type[BinarySemaphore | TimelineSemaphore]:
     found = _TYPES.get(handle_type)
     if found is None:
         raise ArgumentTypeError(
-            "handle", f"the host has no semaphores of {handle_type.__name__}; OpaqueFd and TimelineFd."
+            "handle", f"expected OpaqueFd or TimelineFd for a semaphore of the host, got {handle_type.__name__}."
         )
     return found
 
@@ -491,9 +489,9 @@ def _signal_all(semaphores: Sequence[Semaphore], values: Sequence[int]) -> None:
 
 
 def _wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], timeout_ms: int | None, check: Check) -> None:
-    """Wait for one after the other; `timeout_ms` is for all of them, from now on.
+    """Wait for one after the other, for at most `timeout_ms` in total.
 
-    After a time-out or a failure the binary ones waited for by then have been consumed.
+    On a timeout or a failure, the waits that have passed have consumed their binary semaphores.
     """
     deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
     for semaphore, value in zip(semaphores, values, strict=True):

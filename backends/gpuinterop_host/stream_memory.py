@@ -1,4 +1,4 @@
-"""64-bit words that streams write and wait for. A store wakes nobody, so waits look, with growing pauses."""
+"""64-bit words that streams write and wait for. A store does not wake threads, so waits poll, with growing pauses."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .streams import AnyStream, Device
 
 
 class StreamMemory(StreamMemoryBackend):
-    """Words in any memory: the worker stores, and looks."""
+    """Words in any memory of the process, which the worker stores and polls."""
 
     def pin(self, device: Device, address: Address, size: int) -> tuple[None, Address]:
-        """The worker reaches all memory of the process."""
+        """Return the address: the worker reaches all memory of the process."""
         return None, address
 
     def unpin(self, pin: None) -> None:
-        """Nothing was done to it."""
+        """Do nothing, as in `pin`."""
 
     def write_value(self, stream: AnyStream, word: Address, value: int) -> None:
-        """Let the worker store."""
+        """Have the worker store."""
         stream.submit(_write, (word, value))
 
     def wait_value(self, stream: AnyStream, word: Address, value: int) -> None:
-        """Let the worker look until the value is there."""
+        """Have the worker poll until the value is there."""
         stream.submit(_wait, (word, value, stream.check))
 
 

@@ -1,11 +1,11 @@
-"""Streams: one daemon thread each, in order; events; and the calling thread as the default stream.
+"""Streams, each an ordered queue with a daemon thread; events; and the calling thread as the default stream.
 
-An operation that fails stops its stream: the error is kept, what follows is skipped (a signal is not sent: a peer must
-not take unfinished work for finished), events recorded behind it are done, with that error, and `synchronize` raises
-it every time. Only destroying the stream ends that.
+An operation that fails stops its stream until that is destroyed: the stream keeps the error and skips later operations
+(even signals, so that a peer does not take unfinished work for finished). Events recorded later are done with that
+error, and `synchronize` raises it every time.
 
-A stream that is gone (destroyed; its interpreter exits; its worker stayed in the process that this one was forked from)
-refuses work with `ResourceClosedError`, so that nobody takes work for done that nobody does.
+A stream without a worker (destroyed; the interpreter exits; the worker stayed in the parent of a fork) refuses work
+with `ResourceClosedError`, so that skipped work is not taken for done.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from gpuinterop.backend import Address, Backend
 from gpuinterop.errors import InvalidArgumentError, ResourceClosedError, again
 
 FIRST_POINTER: Final = 16
-"""Below lie the numbers that CUDA and HIP give their default streams; 0 is ours."""
+"""First number of our streams. CUDA and HIP use smaller ones for their default streams; 0 is ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The one device there is."""
+    """The only device."""
 
     ordinal: int
 
 
 class Event:
-    """Done once, with or without a failure. Each waiter brings its own lock, so making one costs next to nothing."""
+    """An event, done once, with or without a failure. Waiters bring their own locks, so making an event is cheap."""
 
     __slots__ = ("_waiters", "done", "failure")
 
@@ -61,13 +61,13 @@ class Event:
         return self.done
 
     def wait(self, timeout: float | None) -> bool:
-        """Block until done; False when `timeout` seconds passed. Raises the failure."""
+        """Block until done; False if `timeout` seconds passed. Raises the failure."""
         if not self.done and not self._block(-1 if timeout is None else timeout):
             return False
         return self.query()
 
     def join(self, check: Callable[[], None]) -> None:
-        """Block until done, in cancellable pieces. Raises the failure, or what `check` raises."""
+        """Block until done, in cancellable slices. Raises the failure, or what `check` raises."""
         while not self.done and not self._block(system.SLICE):
             check()
         self.query()
@@ -77,7 +77,7 @@ class Event:
         gate.acquire()
         self._waiters.append(gate)
         try:
-            # `finish` may have come between the caller's look and the append; then nobody opens the gate
+            # `finish` may have come between the caller's check and the append, and then does not open the gate
             if self.done:
                 return True
             if timeout < 0:
@@ -99,11 +99,11 @@ class Stream:
         # One entry for each operation that is not finished. Appending and popping are atomic, a counter's += is not.
         self._unfinished: deque[None] = deque()
         self._gone = ""
-        """Why the stream takes nothing any more; set before the None is queued that ends the worker."""
+        """Why the stream refuses work; set before the queued None that ends the worker."""
         self._ended = False
         self._failure: BaseException | None = None
         self._submit: tuple[Callable[[Any], None], ...] = self._unfinished.append, self._queue.put
-        self._running = allocate_lock()  # until the worker has ended
+        self._running = allocate_lock()  # held until the worker has ended
         self._running.acquire()
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -111,8 +111,8 @@ class Stream:
         if gone:
             raise ResourceClosedError(gone)
         both: tuple[None, Work] = (None, (function, arguments))
-        list(map(operator.call, self._submit, both))  # both, or neither: no interrupt between
-        if self._gone:  # since the look above: nobody can tell any more whether the worker saw it before its end
+        list(map(operator.call, self._submit, both))  # both or neither: an interrupt cannot strike between
+        if self._gone:  # since the check above: the worker may or may not have seen it before its end
             if self._ended:
                 self._refuse()
             raise ResourceClosedError(self._gone)
@@ -130,7 +130,7 @@ class Stream:
         if self._gone:
             raise ResourceClosedError(self._gone)
         if not (self._unfinished or self._failure):
-            return Event(done=True)  # nothing to wait for, so no turn of the worker either
+            return Event(done=True)  # the worker is idle and need not take a turn
         event = Event()
         self._queue.put(event)
         if self._ended:
@@ -141,13 +141,13 @@ class Stream:
         self.record().wait(None)
 
     def check(self) -> None:
-        """Raise if what this stream's thread waits for is of no use any more."""
+        """Raise if the stream's thread must stop waiting."""
         check_exit()
         if self._gone:
             raise ResourceClosedError(f"the host stream {self.pointer} was destroyed with work pending.")
 
     def destroy(self) -> None:
-        """End the worker. What still waits in it is cancelled; what is still queued behind that is skipped."""
+        """End the worker. Cancel its pending wait, and skip the operations queued behind that."""
         self._gone = self._gone or f"the host stream {self.pointer} was destroyed."
         _live.pop(self.pointer, None)
         self._queue.put(None)
@@ -158,7 +158,7 @@ class Stream:
         self.join(limit)
 
     def join(self, limit: float) -> bool:
-        """Whether the worker has ended; waits up to `limit` seconds for it."""
+        """Wait up to `limit` seconds for the worker; return whether it has ended."""
         ended = self._running.acquire(timeout=limit)
         if ended:
             self._running.release()
@@ -183,7 +183,7 @@ class Stream:
         self._running.release()
 
     def _refuse(self) -> None:
-        """The worker has gone: let nobody wait for what was queued after it."""
+        """Fail the operations queued after the worker's end, so that threads do not wait for them."""
         failure = self._failure or ResourceClosedError(self._gone)
         while True:
             try:
@@ -199,18 +199,18 @@ class Stream:
         self._gone = f"the host stream {self.pointer} belongs to the parent process; create a stream after the fork."
         self._failure = ResourceClosedError(self._gone)
         self._ended = True
-        self._refuse()  # the parent's worker sees to what was queued; here nobody would ever finish these events
-        # The thread stayed in the parent, and perhaps holds the queue's lock for ever: get_nowait does not wait for it.
+        self._refuse()  # only the parent's worker finishes the queued events; the child has no worker
+        # The thread stayed in the parent, and its copy of the queue's lock may stay held: get_nowait does not wait.
         self._queue = SimpleQueue()
         self._unfinished = deque()
         self._submit = self._unfinished.append, self._queue.put
 
 
 class CallingThread:
-    """The default stream: what it is given runs in the caller, at once.
+    """The default stream: the caller runs each operation at once.
 
-    NumPy and the CPU side of other libraries run in the calling thread, so this is the stream that they are ordered
-    on. Failures are raised where they happen and do not stick.
+    NumPy and the CPU side of other libraries run in the calling thread, so this stream orders their work. A failure is
+    raised at once and does not stop the stream.
     """
 
     pointer = 0
@@ -224,13 +224,13 @@ class CallingThread:
         return Event(done=True)
 
     def synchronize(self) -> None:
-        """Nothing can be pending."""
+        """Return at once: no operation can be pending."""
 
     def check(self) -> None:
         check_exit()
 
     def destroy(self) -> None:
-        """It is nobody's."""
+        """Do nothing: it is not owned."""
 
 
 AnyStream: TypeAlias = Stream | CallingThread
@@ -249,7 +249,7 @@ class Streams(Backend):
         """Start a worker thread (``pthread_create``)."""
         stream = Stream()
         try:
-            start_new_thread(stream._run, ())  # threading's own start leaves a lock taken where an interrupt strikes it
+            start_new_thread(stream._run, ())  # an interrupt in threading's start would leave a lock held
             _live[stream.pointer] = stream
             return stream
         except BaseException as error:
@@ -266,8 +266,8 @@ class Streams(Backend):
             return stream
         raise InvalidArgumentError(
             "stream",
-            f"{pointer:#x} is no stream of the host: it takes 0, the calling thread, and the `ptr` of a stream made by "
-            "create_stream() that is not closed.",
+            f"expected 0, the calling thread, or the `ptr` of an open stream of the host's create_stream(), got "
+            f"{pointer:#x}.",
         )
 
     def stream_pointer(self, stream: AnyStream) -> int:
@@ -275,19 +275,19 @@ class Streams(Backend):
         return stream.pointer
 
     def destroy_stream(self, stream: AnyStream) -> None:
-        """Let the worker end behind its last operation."""
+        """Let the worker end after its last operation."""
         stream.destroy()
 
     def is_idle(self, stream: AnyStream) -> bool:
-        """Whether the worker has done all that it was given."""
+        """Whether the worker has finished all its work."""
         return stream.idle
 
     def synchronize(self, stream: AnyStream) -> None:
-        """Block until the worker has done all that it was given."""
+        """Block until the worker has finished all its work."""
         stream.synchronize()
 
     def wait_event(self, stream: AnyStream, event: Event) -> None:
-        """Let the worker wait for the event."""
+        """Have the worker wait for the event."""
         stream.submit(event.join, (stream.check,))
 
     def record(self, stream: AnyStream) -> Event:
@@ -299,30 +299,30 @@ class Streams(Backend):
         return event.query()
 
     def destroy_event(self, event: Event) -> None:
-        """Nothing is held."""
+        """Do nothing: an event holds no resources."""
 
     def wait_done(self, event: Event, timeout: float | None) -> bool:
         """Block until the worker has set the event."""
         return event.wait(timeout)
 
     def copy(self, stream: AnyStream, target: Address, source: Address, size: int) -> None:
-        """``memmove``, in the worker."""
+        """Have the worker copy (``memmove``)."""
         stream.submit(ctypes.memmove, (target, source, size))
 
     def fill(self, stream: AnyStream, target: Address, byte: int, size: int) -> None:
-        """``memset``, in the worker."""
+        """Have the worker fill (``memset``)."""
         stream.submit(ctypes.memset, (target, byte, size))
 
 
 def check_exit() -> None:
-    """Raise when the interpreter exits: what is not signalled by now will not be waited for."""
+    """Raise if the interpreter is exiting, which ends all waits."""
     if _exiting.is_set():
         raise ResourceClosedError("the interpreter is exiting.")
 
 
 def _exit() -> None:
-    # The threads are daemons and could be left alone; but one that returns from libc while the interpreter is being
-    # taken down may crash it, so those that wait are told to stop first.
+    # The threads are daemons; but one that returns from libc while the interpreter is being finalized may crash it, so
+    # waiting threads are stopped first.
     _exiting.set()
     for stream in tuple(_live.values()):
         stream.end(system.left_of_exit())

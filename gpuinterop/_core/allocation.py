@@ -49,12 +49,12 @@ class Allocation(Mappable):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those that may use it: its own device first, then those of `access`."""
+        """Devices that may use it: its own device first, then those of `access`."""
         return self._devices
 
     @property
     def size(self) -> int:
-        """In bytes: what was asked for, rounded up to the granularity."""
+        """Size in bytes: the requested size, rounded up to the granularity."""
         return self._size
 
     @property
@@ -77,7 +77,7 @@ class Allocation(Mappable):
         Raises
         ------
         InvalidArgumentError
-            It is none of them.
+            `device` is not one of them.
         """
         from .device import check_device  # it stands on this module
 
@@ -85,14 +85,14 @@ class Allocation(Mappable):
         if device not in self._devices:
             known = ", ".join(map(repr, self._devices))
             raise InvalidArgumentError(
-                "device", f"{device!r} has no access to {self.label}, only {known}; give it to access=."
+                "device", f"{device!r} has no access to {self.label}; expected one of {known}; name others in access=."
             )
         self._check_open()
         found: list[Buffer] = []
         while not found or found[0].closed:  # another thread may have closed it meanwhile
             there = self._buffers.get(device)
             fresh = there if there is not None and not there.closed else self._buffer(0, self._size, device)
-            fresh._warns = False  # it is the allocation's own
+            fresh._warns = False  # the allocation owns it
             found.clear()
             _choose(self, device, fresh, found)
         return found[0]
@@ -102,7 +102,7 @@ class Allocation(Mappable):
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
-                "allocation", f"{self.label} was imported; duplicate() the handle before the import instead."
+                "allocation", f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
             )
         handle = self._lifetime.use(self._backend.export_allocation)
         handle.origin = HandleOrigin(
@@ -111,12 +111,12 @@ class Allocation(Mappable):
         return handle
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once; as `Resource.close`."""
+        """End use at once (see `Resource.close`)."""
         try:
             super().close(timeout)
         finally:
             if self.closed:
-                self._buffers.clear()  # which hold it: a cycle would wait for a collection
+                self._buffers.clear()  # they hold the allocation, and a cycle lives until the next collection
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Allocation(Mappable):
 
 @locked
 def _choose(allocation: Allocation, device: Device, fresh: Buffer, found: list[Buffer]) -> None:
-    """One buffer a device, whichever thread was the first."""
+    """Keep one buffer per device: the first thread's."""
     known = allocation._buffers.get(device)
     if known is None or known.closed:
         known = allocation._buffers[device] = fresh

@@ -36,12 +36,12 @@ class MipmappedArray(Resource):
         Raises
         ------
         InvalidArgumentError
-            There is no such level.
+            The array does not have level `n`.
         """
         self._check_open()
         index = check_int(n, "n")
         if not 0 <= index < self.layout.levels:
-            raise InvalidArgumentError("n", f"there are levels 0 to {self.layout.levels - 1}, not {n}.")
+            raise InvalidArgumentError("n", f"expected a level from 0 to {self.layout.levels - 1}, got {n}.")
         return ArrayLevel(self, index)
 
 
@@ -51,9 +51,9 @@ class ArrayLevel:
     Attributes
     ----------
     extent : tuple of int
-        Width, height, depth in texels, as at this level.
+        Width, height and depth of this level in texels.
     nbytes : int
-        Tightly packed, all layers.
+        Size of all layers, tightly packed.
     """
 
     def __init__(self, array: MipmappedArray, index: int) -> None:
@@ -82,7 +82,7 @@ class ArrayLevel:
 
     def _copy_host(self, host: HostArray, argument: str, stream: Stream, *, to_array: bool) -> None:
         if host.nbytes != self.nbytes:
-            raise InvalidArgumentError(argument, f"has {host.nbytes} bytes, level {self.index} has {self.nbytes}.")
+            raise InvalidArgumentError(argument, f"level {self.index} has {self.nbytes} bytes, got {host.nbytes}.")
         check_stream(self._array._device, stream)
         stream.check_host_copy(host)
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)
@@ -98,7 +98,7 @@ class ArrayLevel:
     ) -> None:  # fmt: skip
         array, native = self._array, stream._known_as()
         calls = native.calls
-        calls += MARK  # no capture of ours begins or ends between the look at it and the call
+        calls += MARK  # our captures cannot begin or end between the check and the call
         try:
             if (graph := native.graph) is not None:
                 graph.hold(array._lifetime)
@@ -119,21 +119,21 @@ class ArrayLevel:
 
 
 def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:
-    """Check a layout against the memory and map it. MAP_MIPMAPPED_ARRAY has been required."""
+    """Check a layout against the memory and map it. The caller has required MAP_MIPMAPPED_ARRAY."""
     width, height, depth = layout.extent
     if width < 1 or min(height, depth) < 0 or (depth and not height):
-        raise InvalidArgumentError("extent", f"{layout.extent} is no extent of an image.")
+        raise InvalidArgumentError("extent", f"expected the extent of an image, got {layout.extent}.")
     most = max(layout.extent).bit_length()
     if not 1 <= layout.levels <= most:
         raise InvalidArgumentError(
-            "levels", f"an image of {layout.extent} has 1 to {most} levels, not {layout.levels}."
+            "levels", f"expected 1 to {most} levels for an image of {layout.extent}, got {layout.levels}."
         )
     if layout.layers < 0 or (layout.usage & ArrayUsage.CUBEMAP and layout.layers % 6):
-        raise InvalidArgumentError("layers", f"{layout.layers} does not fit; a cube map has a multiple of 6.")
+        raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layout.layers}.")
     least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * layout.texel.nbytes
     if layout.offset + least > memory.size:
         raise InvalidArgumentError(
-            "extent", f"level 0 alone has {least} bytes from offset {layout.offset}, the memory has {memory.size}."
+            "extent", f"level 0 alone needs {least} bytes from offset {layout.offset}; the memory has {memory.size}."
         )
     backend = memory._backend
     assert isinstance(backend, ArrayBackend)  # otherwise the capability is a gap

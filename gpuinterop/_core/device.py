@@ -84,14 +84,14 @@ class Device:
         self._gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
         self._streams = Streams(backend, self._gate)
         self._copiers: list[Stream] = []
-        # By the number under which a graph's nodes know them.
+        # Keyed by the number under which a graph's nodes know them.
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
         self.info = info
         self.capabilities = capabilities
 
     @property
     def _native(self) -> Handle:
-        """The native device; opened when it is first used, so that looking at what there is makes no context."""
+        """The native device. First use opens it: listing devices creates no context."""
         if self._born != generation() and not self._backend.survives_fork:
             raise ResourceClosedError(
                 f"expected a device of this process, got {self.name} of its parent: no driver survives a fork; "
@@ -101,7 +101,7 @@ class Device:
         return native
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
-        """What is made when it is first used; where two threads make it, the first one's stays."""
+        """Make something on first use; when two threads make it, the first one's stays."""
         found: T = self._opened[what] if what in self._opened else self._opened.setdefault(what, make())
         return found
 
@@ -122,7 +122,7 @@ class Device:
 
     @property
     def uuid(self) -> bytes | None:
-        """16 bytes, equal to Vulkan's ``deviceUUID``; None where the vendor's own is another."""
+        """16 bytes, equal to Vulkan's ``deviceUUID``; None if the vendor's UUID differs from that."""
         return self.info.uuid
 
     @property
@@ -137,20 +137,20 @@ class Device:
 
     @functools.cached_property
     def identity(self) -> DeviceIdentity:
-        """For comparing with the identity that another API reports."""
+        """Identity to compare with the one that another API reports."""
         return self.info.identity
 
     def can_access(self, peer: Device) -> bool:
-        """Whether it may use memory that lies on `peer` (``cuDeviceCanAccessPeer`` / ``hipDeviceCanAccessPeer``).
+        """Whether this device can use memory of `peer` (``cuDeviceCanAccessPeer`` / ``hipDeviceCanAccessPeer``).
 
-        True for itself; False for a device of another backend.
+        True for the device itself; False for a device of another backend.
         """
         check_device(peer, "peer")
         return peer is self or (peer._backend is self._backend and _reaches(self, peer.ordinal))
 
     @property
     def peers(self) -> list[Device]:
-        """The other devices whose memory it can use, in the backend's order."""
+        """The other devices whose memory this device can use, in the backend's order."""
         return [one for one in self._siblings() if one is not self and self.can_access(one)]
 
     def __repr__(self) -> str:
@@ -164,24 +164,24 @@ class Device:
         Parameters
         ----------
         handle : MemoryHandle
-            Consumed by success: the descriptor is the driver's, or closed. After an error it is the caller's, open
-            and untouched. NT and KMT handles stay the caller's in any case.
+            Success consumes it: the driver owns the descriptor, or has closed it. After an error the caller still owns
+            it, open and untouched. NT and KMT handles always stay the caller's.
         size : int
-            Of the whole allocation in bytes (``VkMemoryRequirements::size``), not of the payload.
+            Size of the whole allocation in bytes (``VkMemoryRequirements::size``), not of the payload.
         dedicated : bool, optional
-            Whether the exporting allocation is a dedicated one. By default what the handle's origin says, and True
-            for Direct3D resources.
+            Whether the exporting allocation is dedicated. Default: what the handle's origin says, and True for
+            Direct3D resources.
 
         Raises
         ------
         ArgumentTypeError
-            `handle` is a bare int or of a type that is no memory.
+            `handle` is a bare int, or its type is not a memory handle type.
         HandleError
-            `handle` is closed or consumed, or of another device or kind, or not what it says.
+            `handle` is closed or consumed, or belongs to another device or kind, or its descriptor is of another type.
         InvalidArgumentError
-            `size` is zero, or beyond the object.
+            `size` is zero, or exceeds the object.
         UnsupportedError
-            The device cannot import this type; nothing was called.
+            The device cannot import this type; the driver was not called.
         DriverError
             The driver refused.
         """
@@ -211,14 +211,14 @@ class Device:
         Parameters
         ----------
         handle : SemaphoreHandle
-            Its type says the kind, which no driver checks: `OpaqueFd` is a binary semaphore, `TimelineFd` a
-            timeline. Consumed by success, as in `import_memory`. A timeline of `create_semaphore`, of whatever process
-            and backend, is imported wherever one can be made, whether or not the device imports its vendor's.
+            Its type names the kind, which drivers do not check: `OpaqueFd` is a binary semaphore, `TimelineFd` a
+            timeline. Success consumes it, as in `import_memory`. Every device that can create timelines imports those
+            of `create_semaphore`, from any process and backend, even if it cannot import its vendor's.
 
         Raises
         ------
         ArgumentTypeError, HandleError, UnsupportedError, DriverError
-            As `import_memory`.
+            See `import_memory`.
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         handle._check_open()
@@ -243,26 +243,25 @@ class Device:
         Parameters
         ----------
         handle : AllocationHandle
-            A descriptor is consumed by success, as in `import_memory`; a fabric handle is only bytes, and stays the
-            caller's.
+            Success consumes a descriptor, as in `import_memory`; a fabric handle is only bytes, and stays the caller's.
         size : int
-            In bytes, as allocated; drivers do not tell it.
+            Allocated size in bytes; drivers do not report it.
         access : sequence of Device, optional
-            As in `allocate`. The memory may be another device's than this one, which then needs peer access to it, as
-            each of these does.
+            Further devices that map it, see `allocate`. The memory may lie on another device: then this device and
+            each of `access` need peer access to that one.
 
         Raises
         ------
         ArgumentTypeError, HandleError, InvalidArgumentError, UnsupportedError, DriverError
-            As `import_memory`; UnsupportedError also for a device that cannot use memory of the one it lies on. Where
-            only the import itself can show that, it is undone.
+            See `import_memory`; UnsupportedError also if one of the devices has no peer access to the memory. When
+            only the import shows that, the import is undone.
         """
         check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
         handle._check_open()
         kind = type(handle)
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
         count = check_nbytes(size)
-        # Another GPU's allocation may be mapped by a peer, so only the kind is checked here.
+        # A peer may map another GPU's allocation, so only the kind is checked here.
         self._check_origin(handle, (OriginKind.ALLOCATION,), same_device=False)
         check_size(handle, count)
         members = self._with(access)
@@ -272,7 +271,7 @@ class Device:
         step = backend.granularity(self._native, kind).minimum
         if count % step:
             raise InvalidArgumentError(
-                "size", f"{count} is no multiple of the granularity, {step}; pass Allocation.size."
+                "size", f"expected a multiple of the granularity, {step}, got {count}; pass Allocation.size."
             )
         drain()
         allocation = Allocation(members, backend, kind, size=count, exportable=False)
@@ -305,17 +304,17 @@ class Device:
         Parameters
         ----------
         size : int
-            In bytes; rounded up to the granularity (`allocation_granularity`).
+            Size in bytes; rounded up to the granularity (`allocation_granularity`).
         handle_type : type
-            What `Allocation.export` gives.
+            Type of the handles that `Allocation.export` returns.
         access : sequence of Device, optional
-            Further devices of the same backend that map it (`Allocation.buffer_on`). The memory is this device's.
+            Further devices of the same backend that map it (`Allocation.buffer_on`). The memory lies on this device.
 
         Raises
         ------
         UnsupportedError
-            The device has no such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use its
-            memory (`can_access`).
+            The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use
+            its memory (`can_access`).
         OutOfMemoryError
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
@@ -332,17 +331,17 @@ class Device:
         return allocation
 
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
-        """What sizes of `allocate` are rounded up to (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
+        """Granularity to which `allocate` rounds sizes up (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
 
         Returns
         -------
         Granularity
-            In bytes: the minimum, and what is recommended for the best performance.
+            The minimum, and the one recommended for the best performance, in bytes.
 
         Raises
         ------
         UnsupportedError
-            The device has no such allocations (`Operation.EXPORT_ALLOCATION`).
+            The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`).
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
@@ -354,35 +353,34 @@ class Device:
         size: int,
         handle_types: type[AllocationHandle] | Sequence[type[AllocationHandle]] = (),
     ) -> Granularity:
-        """What size and offsets of a multicast object are multiples of (``cuMulticastGetGranularity``).
+        """Granularity of a multicast object's size and offsets (``cuMulticastGetGranularity``).
 
         Parameters
         ----------
         devices, size, handle_types
-            As `create_multicast` is to be given.
+            The arguments of the planned `create_multicast` call.
 
         Returns
         -------
         Granularity
-            In bytes: the minimum, which is held to, and what is recommended for the best performance.
+            The minimum, which is enforced, and the one recommended for the best performance, in bytes.
 
         Raises
         ------
         UnsupportedError
-            The device has no multicast (`Operation.CREATE_MULTICAST`).
+            The device does not support multicast (`Operation.CREATE_MULTICAST`).
         """
         from .multicast import granularity  # it stands on this module
 
         return granularity(self, devices, size, handle_types)
 
     def create_semaphore(self, handle_type: type[SemaphoreHandle[K]]) -> ExternalSemaphore[K]:
-        """Make a semaphore here, for `ExternalSemaphore.export`.
+        """Create a semaphore that `ExternalSemaphore.export` shares.
 
-        On the host backend either kind. On GPUs timelines, where their streams write and wait for words
+        The host backend creates both kinds. GPUs create timelines if their streams can write and wait for words
         (`Operation.STREAM_MEMORY_OPS`): a sealed page of host memory that each process and device pins
-        (``cuMemHostRegister``, ``cuStreamWaitValue64``, ``cuStreamWriteValue64``; ``hip...``). Any device with this
-        capability imports it, of whatever vendor, and so does the host backend; no graphics API does. Values stay
-        below 2**63.
+        (``cuMemHostRegister``, ``cuStreamWaitValue64``, ``cuStreamWriteValue64``; ``hip...``). Every vendor's devices
+        with this capability import it, and so does the host backend; graphics APIs do not. Values stay below 2**63.
 
         Parameters
         ----------
@@ -392,7 +390,7 @@ class Device:
         Raises
         ------
         UnsupportedError
-            The backend makes none of this type (`Operation.CREATE_SEMAPHORE`).
+            The backend does not create this type (`Operation.CREATE_SEMAPHORE`).
         DriverError
             The page could not be pinned.
         """
@@ -406,17 +404,17 @@ class Device:
             semaphore._create(lambda: backend.create_semaphore(native, handle_type))
             return semaphore
         if handle_type is not TimelineFd:
-            raise ArgumentTypeError("handle_type", f"{self.backend} makes timelines (TimelineFd) only.")
+            raise ArgumentTypeError("handle_type", f"{self.backend} creates timelines (TimelineFd) only.")
         return cast("ExternalSemaphore[K]", self._own_timelines().create())
 
     def create_stream(self, *, high_priority: bool = False) -> Stream:
-        """A new stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
+        """Create a stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
 
         Parameters
         ----------
         high_priority : bool
-            The highest priority that the device has. Give it to streams that wait for long: on AMD a waiting stream
-            stalls others that share its hardware queue, of which each priority has four.
+            Give the stream the device's highest priority. Streams that wait for long need it: on AMD a waiting stream
+            stalls the others on its hardware queue, and each priority has four queues.
         """
         drain()
         return self._new_stream(high_priority=bool(high_priority))
@@ -427,13 +425,13 @@ class Device:
         Parameters
         ----------
         stream : int, torch or CuPy stream, object with ``__cuda_stream__``
-            It stays its owner's, and is kept alive. 0 is the device's default stream; on the host backend that is the
-            calling thread itself, where NumPy and torch's CPU tensors do their work: waits block it, signals are
+            The other library still owns it; this call keeps it alive. 0 is the device's default stream. On the host
+            backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, signals are
             immediate.
         """
         if isinstance(stream, Stream):
             if stream._device is not self:
-                raise InvalidArgumentError("stream", f"belongs to {stream._device.name}, not to {self.name}.")
+                raise InvalidArgumentError("stream", f"belongs to {stream._device.name}; use a stream of {self.name}.")
             return stream
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
@@ -446,14 +444,14 @@ class Device:
             raise
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block until every stream that this library knows on the device is idle, and release what is retired.
+        """Block until every stream that this library knows on the device is idle, then release closed objects.
 
-        It waits for each of them, whatever another raises.
+        It waits for each stream, even if another one has failed.
 
         Raises
         ------
         SemaphoreTimeoutError
-            `timeout` seconds passed, for all of them together; the message names the stream and its waits.
+            `timeout` seconds passed in total; the message names the stream and its waits.
         GpuInteropError
             An operation on one of the streams has failed; the last such failure is raised.
         """
@@ -471,7 +469,7 @@ class Device:
                     )
                 elif (failure := stream.tell_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))
-            except CapturedError:  # what it was given runs when the graph is launched
+            except CapturedError:  # its work runs when the graph is launched
                 continue
             except GpuInteropError as error:
                 problem = error
@@ -480,15 +478,14 @@ class Device:
             raise problem
 
     def drain(self, timeout: float | None = None) -> None:
-        """Release what was closed and is no longer in use, of all devices; never blocks, unless `timeout` is given.
+        """Release closed objects that are no longer in use, on all devices; blocks only if `timeout` is given.
 
-        Imports, `close` and `synchronize` do this by themselves.
+        Imports, `close` and `synchronize` drain as well.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait until all that was closed is released. What cannot be released, of which a warning told,
-            is not waited for.
+            Seconds to wait until every closed object is released, except those whose release failed with a warning.
 
         Raises
         ------
@@ -509,9 +506,9 @@ class Device:
 
     @contextmanager
     def _copy_stream(self) -> Generator[Stream]:
-        """A stream of ours, for a copy that nobody gave a stream.
+        """A stream of ours for a copy without a `stream=` argument.
 
-        One for each copy under way, so that none waits behind another's; one that has failed is not used again.
+        Each copy under way has its own, so that no copy waits behind another. A failed stream is not used again.
         """
         try:
             copier = self._copiers.pop()
@@ -548,9 +545,9 @@ class Device:
             self._semaphores[self._backend.semaphore_pointer(semaphore._native)] = semaphore
 
     def _words_take(self, handle: TimelineFd) -> bool:
-        """Whether this is a timeline of our own, and the core's to use.
+        """Whether this is a timeline of our own that the core, not the backend, imports.
 
-        A backend that makes semaphores imports them too; one without stream words may know them by itself.
+        A backend that creates semaphores imports them too; one without stream words may know our timelines itself.
         """
         backend = self._backend
         words = isinstance(backend, StreamMemoryBackend) and not isinstance(backend, HostSemaphoreBackend)
@@ -558,7 +555,7 @@ class Device:
 
     def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-        self._check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # it lies in no device's memory
+        self._check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # its page is host memory
         drain()
         return self._own_timelines().load(handle)
 
@@ -570,7 +567,7 @@ class Device:
         return list(dict.fromkeys([self, *check_devices(access, "access", self._backend)]))
 
     def _ordinal_of(self, handle: Handle) -> int | None:
-        """Which device of the backend the handle's origin names, as far as it is known."""
+        """The ordinal of the backend's device that the handle's origin names; None if unknown."""
         identity = handle.origin.device if handle.origin is not None else None
         infos = self._backend.devices() if identity is not None else ()
         return next((info.ordinal for info in infos if identity is not None and info.identity.matches(identity)), None)
@@ -593,29 +590,29 @@ class Device:
         if origin.kind not in kinds:
             raise HandleError(
                 f"handle: this {type(handle).__name__} was exported from {_article(origin.kind.value)} object, and the "
-                "driver would not notice; use the handle type and the import call of that kind."
+                "driver does not check that; use the handle type and the import call of that kind."
             )
         if same_device and origin.device is not None and origin.device.conflicts(self.identity):
             raise HandleError(
-                f"handle: was exported by {origin.device.name or 'another device'}, and this is {self.name}; "
-                "pick the device with gpuinterop.match_device(identity)."
+                f"handle: expected one of {self.name}, got one that was exported by "
+                f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
             )
 
 
 def check_device(device: object, argument: str) -> Device:
     if not isinstance(device, Device):
-        raise ArgumentTypeError(argument, f"must be a gpuinterop Device, not {type(device).__name__}.")
+        raise ArgumentTypeError(argument, f"expected a gpuinterop Device, got {type(device).__name__}.")
     return device
 
 
 def check_devices(devices: object, argument: str, backend: Backend) -> list[Device]:
     """Devices of one backend."""
     if not isinstance(devices, Iterable):
-        raise ArgumentTypeError(argument, f"must be a sequence of gpuinterop Devices, not {type(devices).__name__}.")
+        raise ArgumentTypeError(argument, f"expected a sequence of gpuinterop Devices, got {type(devices).__name__}.")
     found = [check_device(device, argument) for device in devices]
     for device in found:
         if device._backend is not backend:
-            raise InvalidArgumentError(argument, f"{device!r} is of another backend than the {backend.name} devices.")
+            raise InvalidArgumentError(argument, f"{device!r} is of another backend than {backend.name}.")
     return found
 
 
@@ -637,7 +634,7 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
                     f"the memory lies on device {ordinal}, {infos.get(ordinal, 'unknown')}, and device "
                     f"{device.ordinal}, {device.name}, has no peer access to it.",
                     "gpuinterop.backend.AllocationBackend.can_access: cuDeviceCanAccessPeer, hipDeviceCanAccessPeer",
-                    "choose among the devices for which device.can_access(peer) is true, or copy through the host.",
+                    "choose a device for which device.can_access(peer) is true, or copy through the host.",
                 ),
                 context=device.name,
             )
@@ -652,19 +649,19 @@ def check_handle(handle: object, wanted: type[Handle], call: str, example: str) 
         return
     fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
     if isinstance(handle, int):
-        raise ArgumentTypeError("handle", f"{call} takes a typed handle, not a bare int: {example}. Types: {fits}.")
-    raise ArgumentTypeError("handle", f"{call} takes one of {fits}, not {type(handle).__name__}.")
+        raise ArgumentTypeError("handle", f"{call} expects one of {fits}, got an int; wrap it: {example}.")
+    raise ArgumentTypeError("handle", f"{call} expects one of {fits}, got {type(handle).__name__}.")
 
 
 def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
     if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
         fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
-        raise ArgumentTypeError(argument, f"must be one of the types {fits}, not {handle_type!r}.")
+        raise ArgumentTypeError(argument, f"expected one of the types {fits}, got {handle_type!r}.")
 
 
 def _dedicated(handle: Handle, dedicated: bool | None) -> bool:
     if dedicated is not None and not isinstance(dedicated, bool):
-        raise ArgumentTypeError("dedicated", f"must be True, False or None, not {dedicated!r}.")
+        raise ArgumentTypeError("dedicated", f"expected True, False or None, got {dedicated!r}.")
     known = handle.origin.dedicated if handle.origin is not None else None
     if isinstance(handle, _ALWAYS_DEDICATED):
         known = True
@@ -672,6 +669,6 @@ def _dedicated(handle: Handle, dedicated: bool | None) -> bool:
         return bool(known)
     if known is not None and bool(dedicated) != known:
         raise InvalidArgumentError(
-            "dedicated", f"the exporter's allocation {'is' if known else 'is not'} a dedicated one; pass {known}."
+            "dedicated", f"the exporter's allocation {'is' if known else 'is not'} dedicated; pass dedicated={known}."
         )
     return bool(dedicated)

@@ -1,8 +1,8 @@
 """Draining: releases whatever was closed and is no longer in use.
 
-It happens in import, create, allocate, close, synchronize and drain. One thread releases one native; no thread waits
-for another's drain. A retired native is either in `waiting_for_a_look`, or with a thread that looks at it, or behind a
-point, or at the gate, or there is something standing on it: each hands it on.
+Import, create, allocate, close, synchronize and drain do it. One thread releases one native; threads do not wait for
+each other's drains. A retired native is in exactly one place, which hands it on: in `waiting_for_a_look`, with a thread
+that looks at it, behind a point, at the gate, or under another native that stands on it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _TWICE: Final = InterruptedError("it was interrupted twice")
 _exiting = False
 
 sweeps: list[Callable[[], None]] = []
-"""What finds that nobody has taken an array."""
+"""Functions that find exported arrays which no consumer took."""
 
 
 def drain() -> None:
-    """Release whatever is ready, of all devices; never waits."""
-    if interrupted():  # a signal handler's, in the middle of a transition: the next drain does it
+    """Release whatever is ready, on all devices; never waits."""
+    if interrupted():  # a signal handler struck inside a transition: the next drain releases it
         return
     held_by: dict[Gate, str] = {}  # asked once: the answer is the same for all
     try:
@@ -68,7 +68,7 @@ def drain() -> None:
 
 
 def wait_for(native: Native, timeout: float | None) -> bool:
-    """Drain until it is released, and whoever wanted to know was told; False when `timeout` passed, or never."""
+    """Drain until it is released and its callbacks have run; False if `timeout` passed, or if it never will be."""
 
     def over() -> bool:
         drain()
@@ -79,20 +79,20 @@ def wait_for(native: Native, timeout: float | None) -> bool:
 
 
 def tidy() -> None:
-    """For calls that make something and do not drain: what is dropped must not pile up."""
+    """Retire dropped objects in calls that make something and do not drain, so that they do not pile up."""
     if len(dropped) > _MANY_DROPPED:
         drain()
 
 
 def relieve(gate: Gate) -> None:
-    """Let a wait that is about to be enqueued stand aside for a moment, so that what is blocked may go.
+    """Hold back a wait that is about to be enqueued for a moment, so that blocked releases can run.
 
-    A pipeline that always has a wait pending would release nothing.
+    Otherwise a pipeline that always has a wait pending would never release anything.
     """
     shut = gate.shut
     shut += MARK
     try:
-        relieved(gate, 2 * gate.limit)  # the others stand at the gate; tried half as often, unless it succeeds
+        relieved(gate, 2 * gate.limit)  # other waits stand at the gate; try half as often, unless it succeeds
         if system.until(lambda: not gate.look(), MOMENT_S):
             relieved(gate)
             drain()
@@ -101,7 +101,7 @@ def relieve(gate: Gate) -> None:
 
 
 def _release_ready(held_by: dict[Gate, str]) -> bool:
-    """Look once at what may be ready; whether anything was released."""
+    """Look once at what may be ready; return whether anything was released."""
     claimed: list[Native] = []
     moved = False
     try:
@@ -110,7 +110,7 @@ def _release_ready(held_by: dict[Gate, str]) -> bool:
         while claimed:
             try:
                 moved |= _advance(claimed[0], ends, held_by)
-            except Exception as error:  # a backend's mistake: whoever drains has nothing to do with it
+            except Exception as error:  # a backend's mistake, which the draining caller did not cause
                 _leak(claimed[0], error)
             del claimed[0]
         return moved
@@ -139,7 +139,7 @@ def _put_back(native: Native) -> None:
 
 
 def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: dict[Gate, str]) -> bool:
-    """Release it, or leave it where it waits; whether anything has moved."""
+    """Release it, or leave it where it waits; return whether anything has moved."""
     behind = native.behind
     if behind is None:
         streams = native.streams()
@@ -163,8 +163,8 @@ def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: di
 
 
 def _end_of(stream: NativeStream) -> Point | None:
-    """A point behind all that it was given; None where that is done."""
-    if stream.behind is not None:  # it is closed, and its end known
+    """A point behind all of the stream's work; None if that is done."""
+    if stream.behind is not None:  # it is closed, and its end is known
         return next((point for point in stream.behind if point.state is LIVE), None)
     if stream.state in GONE or stream.is_idle():
         return None
@@ -175,8 +175,8 @@ def _end_of(stream: NativeStream) -> Point | None:
 
 @locked
 def _park(native: Native, behind: list[Point]) -> bool:
-    """Wait for the first point that is not reached; False when there is none."""
-    if native.state is not RETIRED:  # opened once more
+    """Wait for the first point that is not reached; False if all were reached."""
+    if native.state is not RETIRED:  # it was opened again
         return False
     native.behind = behind
     for point in behind:
@@ -188,7 +188,7 @@ def _park(native: Native, behind: list[Point]) -> bool:
 
 @locked
 def _end_events(native: Native) -> None:
-    """Events of a stream that others hold: all its work is done, so they are reached."""
+    """End the events of a stream that others hold: all its work is done, so they are reached."""
     for one, how in list(native.standing.items()):
         if how is Standing.YIELDS:
             retire(one)
@@ -212,8 +212,8 @@ def _release_at_gate(native: Native, gate: Gate, held_by: dict[Gate, str]) -> bo
     block(native, waits)
     if len(gate.blocked) == TOO_MANY:
         warn_leak(
-            f"{TOO_MANY} closed objects cannot be released, because {waits} has been waiting for a semaphore all the "
-            "time: synchronize it now and then, or call Device.drain(timeout)"
+            f"{TOO_MANY} closed objects cannot be released, because {waits} always had a pending semaphore wait: "
+            "synchronize it now and then, or call Device.drain(timeout)"
         )
     return False
 
@@ -231,7 +231,7 @@ def _release(native: Native) -> bool:
             problem = None
         except Exception as error:
             problem = error
-        except BaseException:  # an interrupt may have come before the native call; none is made twice
+        except BaseException:  # an interrupt may have come before the native call; release makes each call once
             try:
                 if release is not None:
                     release(native.handle)
@@ -251,7 +251,7 @@ def _release(native: Native) -> bool:
 
 
 def _leak(native: Native, problem: Exception) -> None:
-    """Nobody can say whether it may be released."""
+    """Leave it unreleased: whether its release is safe is unknown."""
     if _begin(native):
         _end(native, problem, [])
     _warn(native, problem)
@@ -262,7 +262,7 @@ def _warn(native: Native, problem: Exception) -> None:
 
 
 def _shown(call: Callable[[], T]) -> T | None:
-    """What fails in a drain is shown, and raised to nobody: the caller only happened to drain."""
+    """Report a failure in a drain instead of raising it: the caller did not cause it."""
     try:
         return call()
     except Exception as error:
@@ -272,7 +272,7 @@ def _shown(call: Callable[[], T]) -> T | None:
 
 @locked
 def _begin(native: Native) -> bool:
-    if native.state is not RETIRED:  # opened once more, or another thread's
+    if native.state is not RETIRED:  # it was opened again, or another thread has it
         return False
     if native.standing or native.calls.copy():
         waiting_for_a_look[native] = None
@@ -284,7 +284,7 @@ def _begin(native: Native) -> bool:
 
 @locked
 def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
-    kept.append(native.keep)  # let go of by the caller: a finalizer may do anything
+    kept.append(native.keep)  # the caller drops it outside the monitor: a finalizer may do anything
     native.keep = None
     native.uses = {}
     if native.callbacks:
@@ -299,7 +299,7 @@ def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
 
 
 def call_back() -> None:
-    """Tell those who wanted to know, with nothing held."""
+    """Run the callbacks of released natives, outside the monitor."""
     while endings:
         taken: list[Native] = []
         try:
@@ -329,7 +329,7 @@ def _told(native: Native) -> None:
 
 @atexit.register
 def _drain_at_exit() -> None:
-    """Nothing that would block is released."""
+    """Release what can be released without blocking."""
     global _exiting  # noqa: PLW0603 - it is the process that exits
     _exiting = True
 

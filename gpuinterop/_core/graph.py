@@ -1,7 +1,7 @@
 """Graphs: signals and waits that are captured once and launched many times.
 
-A graph bakes the values of its semaphores in. A binary semaphore has none; a timeline must grow, so each launch wants
-values of its own: `GraphSemaphores.advance` or `GraphStep.set` gives them to the next one.
+A graph bakes the values of its semaphores in. Binary semaphores have no value. Timelines must grow, so each launch
+needs new values: `GraphSemaphores.advance` or `GraphStep.set` sets them for the next launch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .device import Device
     from .memory import Mapping
 
-_PATIENCE_S: Final = 1.0  # of a capture with calls that are under way
+_PATIENCE_S: Final = 1.0  # how long a capture waits for calls that are under way
 
 __all__ = ["Graph", "GraphSemaphores", "GraphStep", "capture"]
 
@@ -39,11 +39,11 @@ class GraphStep:
     Attributes
     ----------
     signals : bool
-        Whether it signals; else it waits.
+        True if the node signals, False if it waits.
     semaphores : tuple of ExternalSemaphore or None
-        In the node's order; None where gpuinterop has not imported it, or it was released.
+        The node's semaphores in order; None for one that gpuinterop did not import, or has released.
     values : tuple of int
-        What the next launch waits for or signals; 0 where the semaphore is binary.
+        Values that the next launch waits for or signals; 0 for a binary semaphore.
     """
 
     def __init__(self, owner: GraphSemaphores, node: SemaphoreNode) -> None:
@@ -58,18 +58,18 @@ class GraphStep:
         self.values = node.values
 
     def set(self, *values: int | None) -> None:
-        """Set the values of the launches to come (``cuGraphExecExternalSemaphoresSignalNodeSetParams`` and its like).
+        """Set the values of later launches (``cuGraphExecExternalSemaphores{Signal,Wait}NodeSetParams``).
 
         Parameters
         ----------
         *values : int or None
-            One for each of `semaphores`; None for a binary one. Launches that were enqueued before keep theirs.
+            One value per entry of `semaphores`; None for a binary one. Enqueued launches keep their values.
 
         Raises
         ------
         InvalidArgumentError
-            Another number of values than semaphores, one that does not fit its semaphore, or a semaphore that is not
-            ours.
+            The number of values differs from the number of semaphores, a value does not fit its semaphore, or
+            gpuinterop did not import a semaphore.
         """
         self._apply(self._checked(values))
 
@@ -90,7 +90,7 @@ class GraphStep:
         return ours
 
     def _advanced(self, by: int) -> tuple[int | None, ...]:
-        """The values, `by` later; of what counts up: a key or a fence's address is no counter."""
+        """The values plus `by`, for semaphores that count; keys and addresses of fences stay."""
         return tuple(
             None if semaphore is not None and not semaphore._takes_value
             else value + by if semaphore is None or semaphore.kind in (Timeline, Fence)
@@ -110,13 +110,12 @@ class GraphSemaphores(Resource):
     ----------
     device : Device
     graph : int
-        A ``CUgraph``: torch's ``CUDAGraph(keep_graph=True).raw_cuda_graph()``, CuPy's ``Graph.graph``. It stays its
-        owner's.
+        A ``CUgraph``: torch's ``CUDAGraph(keep_graph=True).raw_cuda_graph()``, CuPy's ``Graph.graph``.
     executable : int
-        The ``CUgraphExec`` made of it: torch's ``raw_cuda_graph_exec()``, CuPy's ``Graph.graphExec``. It stays its
-        owner's. Both must live until this is closed: a node is the graph's.
+        The ``CUgraphExec`` instantiated from it: torch's ``raw_cuda_graph_exec()``, CuPy's ``Graph.graphExec``.
 
-    The semaphores are not released before this is closed, whatever else is closed.
+    The caller keeps both graphs, which must outlive this object: the nodes belong to them. The semaphores are not
+    released before this object is closed, even if they are closed earlier.
 
     Examples
     --------
@@ -144,7 +143,7 @@ class GraphSemaphores(Resource):
             self.steps = tuple(GraphStep(self, node) for node in backend.semaphore_nodes(nodes_of))
             for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
                 hold(semaphore._lifetime, self._lifetime)
-                if _parent is None:  # that library's launches move its counter, and nobody here sees them
+                if _parent is None:  # another library launches the graph, so its signals are not seen here
                     semaphore._forget_values()
             if _parent is None:
                 self._lifetime.untracked = (device._streams,)
@@ -163,12 +162,12 @@ class GraphSemaphores(Resource):
         return tuple(step for step in self.steps if step.signals)
 
     def advance(self, by: int) -> None:
-        """Add `by` to every timeline's and fence's value: what one frame after another wants.
+        """Add `by` to the value of every timeline and fence, as each new frame needs.
 
         Raises
         ------
         InvalidArgumentError
-            A value would leave the range of 64 bits, or a semaphore is not ours; nothing was set.
+            A value would exceed 64 bits, or gpuinterop did not import a semaphore; no value was changed.
         """
         step_by = check_int(by, "by")
         self._check_open()
@@ -182,19 +181,19 @@ class GraphSemaphores(Resource):
 
 
 class Graph(Resource):
-    """Work that was captured once, to be launched many times. Made by `Stream.capture`.
+    """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 
-    Semaphores and mappings that its work uses are not released before it.
+    Semaphores and mappings that its work uses are released after it.
     """
 
     def __init__(self, device: Device, backend: GraphBackend) -> None:
         super().__init__(Native("Graph"))
         self._device = device
         self._backend = backend
-        self._made: tuple[Native, Native] | None = None  # the driver's graph, and the executable made of it
+        self._made: tuple[Native, Native] | None = None  # the driver's graph and its executable
         self._semaphores: GraphSemaphores | None = None
         self._mappings: dict[Mapping, tuple[int, int]] = {}
-        self._joined: list[NativeStream] = []  # whose work goes into it, while it is captured
+        self._joined: list[NativeStream] = []  # streams whose work goes into it during the capture
         self._lifetime.open()
 
     @property
@@ -209,18 +208,18 @@ class Graph(Resource):
 
     @property
     def semaphores(self) -> GraphSemaphores:
-        """Its signals and waits, to set the values of the next launch."""
+        """The graph's signals and waits, with the values of the next launch."""
         self._captured()
         assert self._semaphores is not None
         return self._semaphores
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue the whole of it (``cuGraphLaunch``). Returns at once."""
+        """Enqueue the graph's work (``cuGraphLaunch``). Returns at once."""
         executable = self._captured()[1]
         check_stream(self._device, stream)
         if stream.capturing:
             raise InvalidArgumentError(
-                "stream", "is being captured: a graph inside a graph could not be given values; launch both one by one."
+                "stream", "is being captured: values of a graph inside a graph cannot be set; launch both one by one."
             )
         native = stream._known_as()
         waits = [Wait(one._lifetime, value) for one, value in _values(self.semaphores.waits)]
@@ -244,18 +243,18 @@ class Graph(Resource):
         return self._made
 
     def hold(self, native: Native) -> None:
-        """Keep what captured work uses."""
+        """Keep a native that captured work uses."""
         hold(native, self._lifetime)
 
     def _note(self, mapping: Mapping, start: int, end: int) -> None:
-        """Each launch will use these bytes."""
+        """Note bytes that each launch will use."""
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
     def _enter(self, native: NativeStream) -> None:
-        """Its work goes into it from the next call on: from now on nobody asks it, which would end the capture.
+        """Capture the stream's work from the next call on. Other calls stop querying it: a query ends the capture.
 
-        Waits for calls that are under way, and looked before; not for ever: one may be in `Stream.synchronize`.
+        Waits for calls that checked before and are under way, up to a limit: one may be in `Stream.synchronize`.
         """
         self._claim(native)
         system.until(lambda: not native.calls.copy(), _PATIENCE_S)
@@ -269,13 +268,13 @@ class Graph(Resource):
 
     @locked
     def _join(self, native: NativeStream) -> None:
-        """What it is given is noted as the graph's, until the capture ends."""
+        """Note the stream's new work as the graph's until the capture ends."""
         if native in self._joined:
             native.graph = self
 
     @locked
     def _part(self, native: NativeStream) -> None:
-        """It was not given what would have made it the graph's."""
+        """Undo `_join`: the call that would have brought the stream into the capture failed."""
         if native in self._joined:
             self._joined.remove(native)
             native.graph = None
@@ -283,14 +282,14 @@ class Graph(Resource):
 
     @locked
     def _end(self) -> None:
-        """The capture is over."""
+        """End the capture."""
         for native in self._joined:
             native.graph = None
             native.captured = False
         self._joined.clear()
 
     def _leave(self) -> None:
-        """What is enqueued from now on, until the capture has ended, is refused; waits as `_enter` does."""
+        """Refuse new work until the capture has ended; waits as `_enter` does."""
         for native in self._joined:
             native.graph = None
         system.until(lambda: not any(native.calls.copy() for native in self._joined), _PATIENCE_S)
@@ -348,7 +347,7 @@ def capture(stream: Stream) -> Iterator[Graph]:
 
 
 def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
-    """End a capture that has failed, so that the stream runs again: what failed is what is raised."""
+    """End a failed capture, so that the stream runs again; the caller raises the failure."""
 
     def is_on() -> bool:
         try:
@@ -356,7 +355,7 @@ def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
         except GpuInteropError:
             return False
 
-    for _ in range(2):  # the call that was to end it may be what failed
+    for _ in range(2):  # the failure may be that of the call that ends it
         if not is_on():
             return
         try:

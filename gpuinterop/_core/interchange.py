@@ -1,4 +1,4 @@
-"""Handing memory to array libraries without a copy: DLPack and the array interfaces.
+"""DLPack and the array interfaces: they hand memory to array libraries without a copy.
 
 NumPy is imported on first use, here and nowhere else in the core.
 """
@@ -47,11 +47,11 @@ class DType:
                 parsed = np.dtype(name if name in np.sctypeDict else dtype)  # type: ignore[call-overload]
             except Exception:  # NumPy parses strings with several kinds of error
                 raise ArgumentTypeError(
-                    "dtype", f"{dtype!r} is no element type; use a name such as 'float32'."
+                    "dtype", f"expected an element type such as 'float32', got {dtype!r}."
                 ) from None
-            widest = 16 if parsed.kind == "c" else 8  # long double has no size that others agree on
+            widest = 16 if parsed.kind == "c" else 8  # the size of long double depends on the platform
             if parsed.kind not in _KINDS or parsed.byteorder == ">" or parsed.itemsize > widest:
-                raise InvalidArgumentError("dtype", f"{parsed} cannot be shared; use a native number type.")
+                raise InvalidArgumentError("dtype", f"expected a native number type, got {parsed}.")
             self.name, self.code, self.bits = parsed.name, _KINDS[parsed.kind], parsed.itemsize * 8
             self.typestr = parsed.str
         self.itemsize = self.bits // 8
@@ -61,7 +61,7 @@ class DType:
 def resolve_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     resolved = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape")
     if any(dim < 0 for dim in resolved):
-        raise InvalidArgumentError("shape", f"{resolved} has a negative dimension.")
+        raise InvalidArgumentError("shape", f"expected dimensions of 0 or more, got {resolved}.")
     return resolved
 
 
@@ -70,7 +70,7 @@ def resolve_ints(values: Sequence[int], argument: str) -> tuple[int, ...]:
     try:
         listed = tuple(values)
     except TypeError:
-        raise ArgumentTypeError(argument, f"{values!r} is no sequence of ints.") from None
+        raise ArgumentTypeError(argument, f"expected a sequence of ints, got {values!r}.") from None
     return tuple(check_int(value, argument) for value in listed)
 
 
@@ -135,7 +135,7 @@ class _ManagedVersioned(ctypes.Structure):
     ]
 
 
-# A library object of our own: on ctypes.pythonapi, which everybody shares, anybody may set other argument types.
+# A library object of our own: any module may set other argument types on the shared ctypes.pythonapi.
 _python = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle)
 _capsule_new = _python.PyCapsule_New
 _capsule_new.restype = ctypes.py_object
@@ -146,9 +146,9 @@ _capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
-# Everything a live tensor points at, by the address of its managed struct. The consumer's deleter call drops it.
+# All that a live tensor points at, keyed by the address of its managed struct. The consumer's deleter call drops it.
 _alive: dict[int, list[Any]] = {}
-# Those whose capsule perhaps nobody has taken; each drain looks at the next ones.
+# Entries whose capsule may be untaken; each drain looks at the next ones.
 _untaken: deque[list[Any]] = deque()
 _LOOKS = 64
 
@@ -157,14 +157,14 @@ def _release(address: int, _pop: Any = _alive.pop) -> None:
     _pop(address, None)
 
 
-# A consumer may call it as long as the process lives, also when this module's names are gone: so it is never freed.
+# Never freed: a consumer may call it until the process ends, even after this module's names are gone.
 _delete = _Deleter(_release)
 _python.Py_IncRef(ctypes.py_object(_delete))
 
 
-# A capsule that nobody takes has to be noticed by us. A destructor cannot: a capsule dies in the middle of other
-# libraries' error handling too, and Python code that runs there destroys the error. So we hold each capsule ourselves,
-# and look whether we are the only ones left.
+# We must notice a capsule that no consumer takes. A destructor cannot do that: a capsule also dies in the middle of
+# other libraries' error handling, and Python code that runs there destroys the error. So we hold each capsule and look
+# whether ours is the last reference.
 def _references(entry: list[Any]) -> int:
     return sys.getrefcount(entry[0])
 
@@ -185,7 +185,7 @@ def _sweep() -> None:
                         return
                     continue
                 if any(_capsule_is_valid(entry[0], name) for name in (_NAME, _NAME_VERSIONED)):
-                    _alive.pop(ctypes.addressof(entry[1]), None)  # nobody took it, and nobody can any more
+                    _alive.pop(ctypes.addressof(entry[1]), None)  # no consumer took it, or can take it now
                 else:
                     entry[0] = None  # renamed by its consumer: the tensor is the consumer's
             _untaken.remove(entry)  # last: an interrupt may come before it
@@ -206,7 +206,7 @@ def make_capsule(
     token: object,
     versioned: bool,
 ) -> object:
-    """A DLPack capsule that keeps `token` alive until its consumer lets go."""
+    """Make a DLPack capsule that keeps `token` alive until its consumer releases it."""
     ndim = len(shape)
     dims = (ctypes.c_int64 * ndim)(*shape)
     steps = (ctypes.c_int64 * ndim)(*(stride // dtype.itemsize for stride in strides))
@@ -243,9 +243,9 @@ class View:
     ----------
     shape : tuple of int
     strides : tuple of int
-        In bytes.
+        Strides in bytes.
     dtype : str
-        The element type's name.
+        Name of the element type.
     ptr : int
         Address of the first element.
     """
@@ -293,33 +293,33 @@ class View:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A DLPack capsule, by the array API's rules.
+        """Return a DLPack capsule by the array API's rules.
 
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream. CUDA: None and 1 the legacy default, 2 the per-thread default, -1 no ordering, 0
-            is refused. ROCm: None and 0 the default, -1 no ordering, 1 and 2 are refused. CPU: None or -1. The
-            consumer's stream is ordered behind every stream that used the buffer through gpuinterop; on a CPU,
-            whose consumers know no streams, the call waits for them.
+            The consumer's stream, which is ordered behind every stream that used the buffer through gpuinterop. CUDA:
+            None and 1 are the legacy default stream, 2 is the per-thread one, -1 means no ordering, 0 is refused.
+            ROCm: None and 0 are the default stream, -1 means no ordering, 1 and 2 are refused. CPU: None or -1; the
+            call waits for those streams, because CPU consumers have no streams.
         max_version, dl_device, copy
-            As in the array API; a copy is never made.
+            See the array API; a copy is never made.
         """
         self._buffer._check_open()
         device = self.__dlpack_device__()
         pairs: list[tuple[str, Any]] = [("dl_device", dl_device), ("max_version", max_version)]
         for argument, pair in pairs:
             if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
-                raise ArgumentTypeError(argument, f"must be a pair of ints or None, not {pair!r}.")
+                raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
         if dl_device is not None and dl_device != device:
-            raise BufferError(f"the memory is on {device}, not on {dl_device}; a view makes no copies.")
+            raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
         if copy:
-            raise BufferError("a view makes no copies; copy the array that you get.")
+            raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
         misfits = [stride for stride in self.strides if stride % self._dtype.itemsize]
         if misfits:
             raise BufferError(
-                f"DLPack counts strides in elements: {misfits[0]} bytes is no multiple of {self._dtype.itemsize}; "
-                f"use {self._buffer._device.info.array_interface}, or a view of bytes."
+                f"DLPack counts strides in elements: expected a multiple of {self._dtype.itemsize} bytes, got "
+                f"{misfits[0]}; use {self._buffer._device.info.array_interface}, or a view of bytes."
             )
         token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
         self._order(stream, device[0], token)
@@ -335,10 +335,10 @@ class View:
 
     def _order(self, stream: int | None, device_type: int, token: Hold) -> None:
         if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
-            raise ArgumentTypeError("stream", f"must be an int or None, not {type(stream).__name__}.")
+            raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
         if device_type == _CPU:
             if stream not in (None, -1):
-                raise InvalidArgumentError("stream", "a CPU array has no stream; pass None.")
+                raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
             if stream is None:
                 self._buffer._wait_for_users()
             return
@@ -349,14 +349,14 @@ class View:
             return
         default = 1 if device_type in (_CUDA, _CUDA_HOST) else 0
         consumer = self._buffer._device.wrap_stream(default if stream is None else stream)
-        token.keep = (token.keep, consumer)  # known as long as the array: its work there is waited for
+        token.keep = (token.keep, consumer)  # kept with the array: the release waits for its work there
         for user in self._buffer._users(consumer):
             consumer._follow(user)
         self._buffer._use(consumer, 0, self._buffer.size)
 
     def _interface(self) -> dict[str, Any]:
-        # NumPy and CuPy keep this very object as the array's base, so the view's life is the export's, from the first
-        # time that anybody asks.
+        # NumPy and CuPy keep this object as the array's base, so from the first call on the view lives as long as the
+        # exported array.
         token = self._token or self._buffer.hold()
         self._buffer._check_open()
         self._token = token
@@ -369,10 +369,10 @@ class View:
         }
 
     def _behind(self, users: list[NativeStream]) -> int:
-        """The one stream that the interface has room for."""
+        """The one stream that the interface can name."""
         if len(users) == 1 and users[0].state is LIVE:
             return users[0].pointer
-        if self._meeting is None:  # of the view's own: work of others must not come behind theirs
+        if self._meeting is None:  # the view's own stream: unrelated work must not be ordered behind the users
             self._meeting = self._buffer._device.create_stream()
             self._meeting._warns = False
         for user in users:
@@ -387,16 +387,16 @@ class View:
         )
 
     def __getattr__(self, name: str) -> Any:
-        # Only the one interface that the device's memory really has: a library that finds
-        # __cuda_array_interface__ on host memory would hand the pointer to a GPU.
+        # Offer only the interface that fits the device's memory: a library that finds __cuda_array_interface__ on host
+        # memory would hand the pointer to a GPU.
         if name == "__array__" and self.__dict__["_buffer"]._device.info.array_interface != "__array_interface__":
-            return self._refuse_numpy  # what NumPy asks for last, before it makes an array of one Python object
+            return self._refuse_numpy  # NumPy asks for this last, before it wraps the view as one Python object
         if name.startswith("__") and name.endswith("array_interface__"):
             info = self.__dict__["_buffer"]._device.info
             if name == info.array_interface:
                 interface = self._interface()
                 if name != "__cuda_array_interface__":
-                    self._buffer._wait_for_users()  # its consumers know no streams
+                    self._buffer._wait_for_users()  # CPU consumers have no streams
                 elif users := self._buffer._users(None):
                     interface["stream"] = self._behind(users) or 1
                 return interface
@@ -407,7 +407,7 @@ class View:
 
 
 def _as_array(array: object, argument: str) -> Any:
-    """Host memory as a NumPy array over the same bytes, never over a copy."""
+    """Wrap host memory as a NumPy array over the same bytes, never over a copy."""
     import numpy as np
 
     try:
@@ -418,8 +418,8 @@ def _as_array(array: object, argument: str) -> Any:
         try:
             return np.asarray(array)
         except Exception as error:  # torch: a CUDA tensor
-            raise ArgumentTypeError(argument, f"must be host memory ({error}).") from None
-    raise ArgumentTypeError(argument, f"a {type(array).__name__} is no host array; pass a NumPy array or a buffer.")
+            raise ArgumentTypeError(argument, f"expected host memory, got {type(array).__name__} ({error}).") from None
+    raise ArgumentTypeError(argument, f"expected a NumPy array or a buffer, got {type(array).__name__}.")
 
 
 class HostArray:
@@ -432,9 +432,9 @@ class HostArray:
 
         found = array if isinstance(array, np.ndarray) else _as_array(array, argument)
         if found.dtype.hasobject:
-            raise ArgumentTypeError(argument, f"a {type(array).__name__} of Python objects holds no numbers.")
+            raise ArgumentTypeError(argument, f"expected numbers, got a {type(array).__name__} of Python objects.")
         if writable and not found.flags.writeable:
-            raise InvalidArgumentError(argument, "is read-only.")
+            raise InvalidArgumentError(argument, "is read-only; pass a writable array.")
         if writable and not found.flags.c_contiguous:
             raise InvalidArgumentError(argument, "is not contiguous; copy into a contiguous array first.")
         if not found.flags.c_contiguous:

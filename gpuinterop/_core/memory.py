@@ -1,4 +1,4 @@
-"""External memory, how it is mapped, and buffers."""
+"""External memory, its mapping, and buffers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def round_up(size: int, step: int) -> int:
 
 
 class Mapping(Native):
-    """A whole object, mapped: as long as one of its buffers is open."""
+    """The mapping of a whole object; it lasts as long as one of its buffers is open."""
 
     __slots__ = ("address", "devices", "waits")
 
@@ -43,27 +43,27 @@ class Mapping(Native):
         self.ends_with_children = True
         self.devices = devices
         self.waits = waits
-        """Its release waits for all work of the device by itself."""
+        """Whether the driver's unmap call waits for all work of the device."""
         self.address = 0
 
     def expose(self) -> None:
-        """Its address is out: any stream may use it from now on."""
+        """Note that the address was handed out: any stream may use it from now on."""
         if not self.untracked and not self.waits:
             self.untracked = tuple(device._streams for device in self.devices)
 
     def used_on(self, stream: NativeStream, start: int, end: int) -> None:
-        """Note that a stream is given work with these bytes."""
+        """Note that a stream's work uses these bytes."""
         hull = self.uses.get(stream)
         if hull is None or start < hull[0] or hull[1] < end:
             _widen(self, stream, start, end)
 
     def users(self, start: int, end: int, user: Stream | None) -> list[NativeStream]:
-        """The other streams that `user` must be ordered behind before it uses these bytes.
+        """Other streams that `user` must be ordered behind before it uses these bytes.
 
         Raises
         ------
         InvalidArgumentError
-            One of them is being captured, and cannot be waited for.
+            One of them is being captured, so no stream can wait for it.
         GpuInteropError
             One of them has failed.
         """
@@ -91,7 +91,7 @@ def _widen(mapping: Mapping, stream: NativeStream, start: int, end: int) -> None
 
 
 class Mappable(Resource):
-    """Memory that is mapped once, whole; buffers are ranges of that."""
+    """Memory that is mapped once, as a whole; buffers are ranges of the mapping."""
 
     def __init__(self, lifetime: Native) -> None:
         super().__init__(lifetime)
@@ -99,14 +99,14 @@ class Mappable(Resource):
 
     @abstractmethod
     def _new_mapping(self) -> Mapping:
-        """Not mapped yet."""
+        """Make a mapping that is not mapped natively yet."""
 
     @abstractmethod
     def _map(self) -> tuple[Handle, int]:
-        """Map it natively: the handle, and the address."""
+        """Map the memory natively; return the handle and the address."""
 
     def _buffer(self, offset: int, size: int, device: Device) -> Buffer:
-        """A buffer of what is mapped, or is now; whatever other threads close meanwhile."""
+        """Make a buffer, mapping the memory if necessary, even while other threads close buffers."""
         while True:
             drain()
             self._check_open()
@@ -121,14 +121,14 @@ class Mappable(Resource):
             held = mapping.state is LEAKED or any(how is Standing.HOLDS for how in mapping.standing.copy().values())
             if held or not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
                 raise ResourceBusyError(
-                    f"{self.label} was mapped, and its buffers are closed and still in use ({mapping.what_holds()}); "
-                    "call close(timeout=...) on the last of them, or drop its arrays."
+                    f"the closed buffers of {self.label} are still in use ({mapping.what_holds()}); call "
+                    "close(timeout=...) on the last of them, or drop its arrays."
                 )
 
     def _open(self) -> Mapping:
         fresh = self._new_mapping()
         found: list[Mapping] = []
-        making = fresh.calls  # it is marked as long as somebody makes it
+        making = fresh.calls  # marked while a thread maps it
         making += MARK
         try:
             _claim_mapping(self, fresh, found)
@@ -148,7 +148,7 @@ class Mappable(Resource):
 
 @locked
 def _claim_mapping(memory: Mappable, fresh: Mapping, found: list[Mapping]) -> None:
-    """The mapping there is; else the fresh one, which whoever brings it maps."""
+    """Find the existing mapping; else take the fresh one, which the caller then maps."""
     known = memory._mapping
     if known is None or known.state is RELEASED or (known.state is BORN and not known.calls.copy()):
         known = memory._mapping = fresh
@@ -167,7 +167,7 @@ class Hold:
         self._lifetime.open()
 
     def __del__(self) -> None:
-        try:  # noqa: SIM105 - no call comes first: CPython loses what is raised in a finalizer
+        try:  # noqa: SIM105 - no call may come first: CPython loses what is raised in a finalizer
             dropped.append(self._lifetime)
         except AttributeError:
             pass
@@ -196,19 +196,19 @@ class Buffer(Resource):
 
     @property
     def ptr(self) -> int:
-        """The address of the first byte on the device."""
+        """Address of the first byte on the device."""
         self._check_open()
         self._mapping.expose()
         return self._address
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self._size
 
     @property
     def offset(self) -> int:
-        """In bytes, from the start of the memory."""
+        """Offset from the start of the memory in bytes."""
         return self._offset
 
     def view(
@@ -218,7 +218,7 @@ class Buffer(Resource):
         offset: int = 0,
         strides: Sequence[int] | None = None,
     ) -> View:
-        """A typed window, without a copy.
+        """Return a typed window on the buffer, without a copy.
 
         Parameters
         ----------
@@ -226,20 +226,20 @@ class Buffer(Resource):
         dtype : str or dtype
             ``"float32"``, a NumPy or a torch dtype.
         offset : int
-            Of the first element, in bytes from the buffer's start.
+            Offset of the first element from the buffer's start in bytes.
         strides : sequence of int, optional
-            In bytes; by default C-contiguous. A linear image's row pitch goes here.
+            Strides in bytes; by default C-contiguous. Pass the row pitch of a linear image here.
 
         Returns
         -------
         View
-            For ``numpy.from_dlpack``, ``torch.from_dlpack``, ``cupy.asarray``... It keeps the mapping alive as long
-            as the array lives.
+            Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack``, ``cupy.asarray``... The mapping lives as long as
+            the array.
 
         Raises
         ------
         InvalidArgumentError
-            The window reaches outside the buffer, or is not aligned to its element size.
+            The window exceeds the buffer, or is not aligned to its element size.
         """
         self._check_open()
         element = DType(dtype)
@@ -250,13 +250,13 @@ class Buffer(Resource):
         else:
             steps = resolve_ints(strides, "strides")
             if len(steps) != len(dims):
-                raise InvalidArgumentError("strides", f"has {len(steps)} entries, shape has {len(dims)}.")
+                raise InvalidArgumentError("strides", f"expected {len(dims)} entries, as in shape, got {len(steps)}.")
         low, high = span(dims, steps, element.itemsize)
         if start + low < 0 or start + high > self._size:
             raise InvalidArgumentError(
                 "shape",
                 f"{list(dims)} of {element.name} with strides {list(steps)} covers bytes {start + low} to "
-                f"{start + high}, the buffer has {self._size}.",
+                f"{start + high}; the buffer has {self._size}.",
             )
         if (self._address + start) % element.alignment:
             raise InvalidArgumentError(
@@ -265,11 +265,11 @@ class Buffer(Resource):
         return View(self, dims, element, start, steps)
 
     def hold(self) -> Hold:
-        """An object that keeps the bytes mapped as long as it lives, as an exported array does.
+        """Return an object that keeps the bytes mapped as long as it lives, as an exported array does.
 
-        For whoever hands `ptr` to another API: that API's use of it cannot be seen from here.
+        Use it when you hand `ptr` to another API, whose work gpuinterop cannot see.
         """
-        token = Hold(self)  # first: what is checked then stays true
+        token = Hold(self)  # first: the result of the check below then stays true
         self._check_open()
         return token
 
@@ -279,16 +279,16 @@ class Buffer(Resource):
         Parameters
         ----------
         source : array or buffer
-            Host memory. With a stream it must stay unchanged until the stream got there.
+            Host memory. If you pass a stream, leave it unchanged until the stream has copied it.
         offset : int
-            Where to, in bytes.
+            Destination offset in bytes.
         stream : Stream, optional
-            None: ordered behind every stream that used these bytes, and done on return.
+            Stream to enqueue the copy on. None: ordered behind every stream that used these bytes, done on return.
 
         Raises
         ------
         ResourceBusyError
-            Pageable memory behind a pending semaphore wait: the copy would block the host and so could deadlock.
+            The memory is pageable and the stream has a pending semaphore wait: the copy would block and could deadlock.
         """
         array = HostArray(source, argument="source", writable=False)
         start = self._range(offset, array.nbytes, "source")
@@ -301,7 +301,7 @@ class Buffer(Resource):
         )
 
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
-        """Copy from the buffer into host memory; the parameters are those of `copy_from_host`."""
+        """Copy from the buffer into host memory; `offset` is the source offset (see `copy_from_host`)."""
         array = HostArray(target, argument="target", writable=True)
         start = self._range(offset, array.nbytes, "target")
         self._on(
@@ -338,7 +338,7 @@ class Buffer(Resource):
         return start
 
     def _use(self, stream: Stream, start: int, size: int) -> None:
-        """Note that a stream is about to be given work with these bytes."""
+        """Note that a stream's next work uses these bytes."""
         native, first = stream._known_as(), self._offset + start
         if (graph := native.graph) is not None:  # its launches use them
             graph.hold(self._mapping)
@@ -351,7 +351,7 @@ class Buffer(Resource):
         return self._mapping.users(first, first + (self._size if size is None else size), user)
 
     def _wait_for_users(self) -> None:
-        """Block until all that was given work with the bytes has done it."""
+        """Block until every stream that used the bytes has finished that work."""
         for user in self._users(None):
             user.synchronize(None)
             if (failure := user.tell_failure()) is not None:
@@ -361,13 +361,13 @@ class Buffer(Resource):
         self, stream: Stream | None, start: int, size: int, enqueue: Callable[[Handle], None],
         *, array: HostArray | None,
     ) -> None:  # fmt: skip
-        """Enqueue on the given stream, or on our own and wait for it."""
+        """Enqueue on the given stream; without one, enqueue on our own and wait for it."""
         if stream is not None:
             check_stream(self._device, stream)
             if array is not None:
                 stream.check_host_copy(array)
             calls = stream._known_as().calls
-            calls += MARK  # no capture of ours begins or ends between the look at it and the call
+            calls += MARK  # our captures cannot begin or end between the check and the call
             try:
                 self._use(stream, start, size)
                 stream._enqueue(enqueue, self._lifetime, self._mapping, host=array)
@@ -386,26 +386,25 @@ class Buffer(Resource):
             forget_use(self._mapping, copier._known_as())
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once; as `Resource.close`.
+        """End use at once (see `Resource.close`).
 
-        The mapping goes with its last buffer: while others share it, nothing is released, and `timeout` is not waited
-        for.
+        Closing the last buffer of a mapping releases it. While other buffers share it, `close` ignores `timeout`.
         """
         super().close()
         if self._mapping.state is not LIVE:
             self._wait(self._mapping, timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
-        """As `Resource.on_released`, for the mapping behind the buffer."""
+        """Call `callback` once the mapping behind the buffer is released (see `Resource.on_released`)."""
         self._on_released(self._mapping, callback)
 
 
 class ExternalMemory(Mappable):
     """Memory that another API or process exported. Made by `Device.import_memory`.
 
-    Closing it closes its buffers and arrays. The native release (``cuDestroyExternalMemory`` /
-    ``hipDestroyExternalMemory``) follows when the device is done with them; the exporter may free its own memory
-    after that (`on_released`, ``close(timeout=...)``).
+    Closing it closes its buffers and arrays. When the device is done with them, the native release follows
+    (``cuDestroyExternalMemory`` / ``hipDestroyExternalMemory``). The exporter may free its own memory after that
+    (`on_released`, ``close(timeout=...)``).
     """
 
     def __init__(
@@ -425,27 +424,27 @@ class ExternalMemory(Mappable):
 
     @property
     def size(self) -> int:
-        """Of the allocation, in bytes."""
+        """Size of the allocation in bytes."""
         return self._size
 
     def map_buffer(self, offset: int = 0, size: int | None = None) -> Buffer:
         """Map bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
-        The driver maps the whole object, once; a buffer is a range of that. Ranges may overlap.
+        The driver maps the whole object once; buffers are ranges of that mapping, and may overlap.
 
         Parameters
         ----------
         offset, size : int
-            In bytes; by default everything.
+            Range in bytes; by default the whole memory.
 
         Raises
         ------
         InvalidArgumentError
-            The range reaches outside the memory.
+            The range exceeds the memory.
         ResourceBusyError
-            All buffers were closed, and pending work or arrays still use one of them.
+            All earlier buffers were closed, and pending work or arrays still use one of them.
         UnsupportedError
-            The device cannot (`Operation.MAP_BUFFER`).
+            The device cannot map buffers of this memory (`Operation.MAP_BUFFER`).
         """
         self._check_open()
         start = check_nbytes(offset, "offset", minimum=0)
@@ -476,18 +475,18 @@ class ExternalMemory(Mappable):
         format : str
             A Vulkan format without the prefix, e.g. ``R32G32B32A32_SFLOAT``; see `MipmappedArray`.
         extent : sequence of int
-            Width, height, depth in texels; 0 or left out where the image has none.
+            Width, height, depth in texels; 0 or omitted for a dimension that the image does not have.
         levels, layers : int
-            Mip levels; array layers, 0 for no array.
+            Number of mip levels; number of array layers, 0 if the image is not an array.
         offset : int
-            In bytes.
+            Offset of the image in bytes.
         usage : ArrayUsage
-            What the image is used as; must be what the exporter created it for.
+            How the image is used; the exporter must have created it for the same usage.
 
         Raises
         ------
         UnsupportedError
-            The device cannot (`Operation.MAP_MIPMAPPED_ARRAY`).
+            The device cannot map arrays of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
         """
         from .array import map_mipmapped_array
 
@@ -496,9 +495,9 @@ class ExternalMemory(Mappable):
         start = check_nbytes(offset, "offset", minimum=0)
         dims = list(resolve_ints(extent, "extent"))
         if not 1 <= len(dims) <= 3:
-            raise InvalidArgumentError("extent", f"has {len(dims)} dimensions; 1 to 3 are possible.")
+            raise InvalidArgumentError("extent", f"expected 1 to 3 dimensions, got {len(dims)}.")
         if not isinstance(usage, ArrayUsage):
-            raise ArgumentTypeError("usage", f"must be a gpuinterop.ArrayUsage, not {usage!r}.")
+            raise ArgumentTypeError("usage", f"expected a gpuinterop.ArrayUsage, got {usage!r}.")
         dims += [0] * (3 - len(dims))
         layout = ArrayLayout(
             format=format,

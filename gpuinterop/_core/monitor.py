@@ -1,8 +1,8 @@
-"""The monitor: the one lock of the process under which objects change their state; and what finalizers leave behind.
+"""The monitor: the one lock of the process under which objects change their state; and the queue of finalizers.
 
-No native call, wait, callback or I/O happens under it. CPython looks at signals after calls, at the entry of functions
-and at backward jumps, and what a handler raises there ends the function. So two writes that belong together stand
-without a call between them, and whatever a loop has done so far makes sense by itself.
+No native call, wait, callback or I/O happens under it. CPython runs signal handlers after calls, at the entry of
+functions and at backward jumps; an exception of a handler ends the function there. So two writes that belong together
+have no call between them, and each iteration of a loop leaves a valid state.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _resets: list[Callable[[], None]] = []
 _generation = 0
 
 dropped: deque[Native] = deque()
-"""What nobody has any more: a finalizer appends to it and does nothing else. The next drain retires it."""
+"""Natives without a reference: finalizers append to it and do nothing else. The next drain retires them."""
 
 
 def locked(transition: Callable[P, T]) -> Callable[P, T]:
-    """Run a function under the monitor. An interrupt behind it may take away what it returns."""
+    """Run a function under the monitor. An interrupt right after it can lose its return value."""
 
     @functools.wraps(transition)
     def entered(*arguments: P.args, **keywords: P.kwargs) -> T:
-        try:  # not `with`: on CPython 3.14 that can lose the lock to an interrupt (cpython #148874)
+        try:  # not `with`: an interrupt can then leak the lock on CPython 3.14 (cpython #148874)
             _lock.acquire()
             return transition(*arguments, **keywords)
         finally:
@@ -48,26 +48,26 @@ def locked(transition: Callable[P, T]) -> Callable[P, T]:
 
 
 def interrupted() -> bool:
-    """Whether this is a signal handler or a finalizer that has come in the middle of a transition of this thread."""
+    """Whether this is a signal handler or a finalizer that struck inside a transition of this thread."""
     return _lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
 def refuse_reentry() -> None:
-    """Raise in such a handler: what it asks for cannot be decided now, and waiting for it would never end."""
+    """Raise in such a handler: it cannot change objects now, and waiting for the transition would never end."""
     if interrupted():
         raise ResourceBusyError(
-            "expected a call outside of gpuinterop's own transitions, got one by a signal handler that came in the "
-            "middle of one; call close() there, which is queued, or set a flag and do the rest in the program."
+            "a signal handler made this call inside a gpuinterop state change: set a flag there and make the call in "
+            "the program, or call close(), which is queued."
         )
 
 
 def generation() -> int:
-    """How often this process, and those that it comes from, were forked since the library was loaded."""
+    """How often this process and its ancestors were forked since the library was loaded."""
     return _generation
 
 
 def after_fork(reset: Callable[[], None]) -> Callable[[], None]:
-    """Run `reset` in every child of a fork: the one hook of this library, for whatever a parent's thread may hold."""
+    """Run `reset` in every child of a fork, to replace what a thread of the parent may have held."""
     _resets.append(reset)
     return reset
 

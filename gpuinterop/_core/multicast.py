@@ -1,8 +1,8 @@
-"""Multicast objects: what is written to one reaches memory of every device of its team.
+"""Multicast objects: one store reaches memory of every device of the team.
 
-The drivers let much pass, or block for ever, where a rule is broken; so the rules are held to here, before they are
-called: sizes and offsets are multiples of the granularity, every device was added before anything is bound or mapped,
-nothing is bound twice, an unbind equals its bind, and releases come in order: mappings, bindings, the object.
+When a rule is broken, drivers often accept the call, or block for ever. So this module enforces the rules before it
+calls them: sizes and offsets are multiples of the granularity; every device is added before anything is bound or
+mapped; bytes are bound once; an unbind equals its bind; releases come in the order mappings, bindings, object.
 """
 
 from __future__ import annotations
@@ -41,29 +41,30 @@ Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
 def create_multicast(
     devices: int | Sequence[Device], size: int, handle_types: HandleTypes = (), *, device: Device | None = None
 ) -> MulticastObject:
-    """Make a multicast object (``cuMulticastCreate``).
+    """Create a multicast object (``cuMulticastCreate``).
 
     Parameters
     ----------
     devices : sequence of Device or int
-        The team. Devices: all of it, each added at once. A number: how many devices the team has over all processes,
-        each of which adds its own with `MulticastObject.add_device`.
+        The team. A sequence names the whole team, and this call adds each device. A number is the size of the team
+        over all processes, each of which adds its own devices with `MulticastObject.add_device`.
     size : int
-        In bytes, a multiple of the minimum granularity (`Device.multicast_granularity`).
+        Size in bytes, a multiple of the minimum granularity (`Device.multicast_granularity`).
     handle_types : type or sequence of type, optional
-        What `MulticastObject.export` gives.
+        Types of the handles that `MulticastObject.export` returns.
     device : Device, optional
-        What the driver is called through; by default the team's first, or `gpuinterop.device`.
+        Device through which the driver is called; by default the team's first, or `gpuinterop.device()`.
 
     Raises
     ------
     UnsupportedError
-        `device` or one of the team has no multicast (`Operation.CREATE_MULTICAST`), or exports none of this type.
+        `device` or one of the team does not support multicast (`Operation.CREATE_MULTICAST`), or cannot export this
+        handle type.
     InvalidArgumentError
-        `size` does not fit; the message names the next that does. The team is empty, has a device twice, or one of
-        another backend.
+        `size` does not fit; the message names the next that does. Or the team is empty, names a device twice, or has
+        a device of another backend.
     DriverError
-        The driver refused; whatever was made is gone again.
+        The driver refused; what this call created was released.
     """
     kinds = _kinds(handle_types)
     leader, count, members = _team(devices, device)
@@ -85,24 +86,24 @@ def create_multicast(
 def import_multicast(
     handle: AllocationHandle, devices: int | Sequence[Device], size: int, *, device: Device | None = None
 ) -> MulticastObject:
-    """Import a multicast object that another process has made (``cuMemImportFromShareableHandle``).
+    """Import a multicast object that another process created (``cuMemImportFromShareableHandle``).
 
     Parameters
     ----------
     handle : AllocationHandle
-        Of `MulticastObject.export`. A descriptor is consumed by success; after an error it is the caller's, open and
-        untouched. A fabric handle is only bytes, and stays the caller's.
+        Result of `MulticastObject.export`. Success consumes a descriptor; after an error the caller still owns it, open
+        and untouched. A fabric handle is only bytes, and stays the caller's.
     devices, device
-        As `create_multicast`.
+        See `create_multicast`.
     size : int
-        `MulticastObject.size`; drivers do not tell it.
+        `MulticastObject.size`; drivers do not report it.
 
     Raises
     ------
     HandleError
         `handle` is closed or consumed, or of another kind.
     ArgumentTypeError, InvalidArgumentError, UnsupportedError, DriverError
-        As `create_multicast`.
+        See `create_multicast`.
     """
     check_handle(handle, AllocationHandle, "import_multicast", "VmmFd(fd)")
     handle._check_open()
@@ -113,7 +114,7 @@ def import_multicast(
     size = check_nbytes(size)
     leader._check_origin(handle, (OriginKind.MULTICAST,), same_device=False)
     if handle.origin is not None and handle.origin.size not in (None, size):
-        raise InvalidArgumentError("size", f"is {handle.origin.size} bytes of the exported object, not {size}.")
+        raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     steps = _check_size(backend, count, size, (kind,))
     drain()
     multicast = MulticastObject(
@@ -122,7 +123,7 @@ def import_multicast(
     )  # fmt: skip
     native = leader._native
 
-    def load(lent: Handle) -> None:  # where a device cannot be added, the handle is still the caller's
+    def load(lent: Handle) -> None:  # if adding a device fails, the caller keeps the handle
         loaned = cast(AllocationHandle, lent)
         multicast._create(lambda: backend.import_multicast(native, loaned, devices=count, size=size), members)
 
@@ -150,7 +151,7 @@ def _kinds(handle_types: HandleTypes) -> tuple[type[AllocationHandle], ...]:
 
 
 def _team(devices: int | Iterable[Device], device: Device | None) -> tuple[Device, int, list[Device]]:
-    """What the driver is called through, how many devices there are, and those that are added at once."""
+    """The device through which the driver is called, the size of the team, and the devices to add at once."""
     leader = None if device is None else check_device(device, "device")
     if not isinstance(devices, Iterable):
         count = check_int(devices, "devices", minimum=1)
@@ -159,9 +160,9 @@ def _team(devices: int | Iterable[Device], device: Device | None) -> tuple[Devic
     leader = leader or check_device(next(iter(given), None), "devices")
     members = check_devices(given, "devices", leader._backend)
     if not members:
-        raise InvalidArgumentError("devices", "a team has one device or more.")
+        raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
     if twice := next((one for one in members if members.count(one) > 1), None):
-        raise InvalidArgumentError("devices", f"{twice!r} is there twice.")
+        raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
     return leader, len(members), members
 
 
@@ -184,15 +185,15 @@ def _check_size(
     if size % steps.minimum:
         raise InvalidArgumentError(
             "size",
-            f"{size} is no multiple of the granularity, {steps.minimum}: the next good size is "
-            f"{round_up(size, steps.minimum)}; recommended is a multiple of {steps.recommended}: "
-            f"{round_up(size, steps.recommended)}.",
+            f"expected a multiple of the granularity, {steps.minimum}, got {size}; pass "
+            f"{round_up(size, steps.minimum)}, or the recommended {round_up(size, steps.recommended)}, a multiple of "
+            f"{steps.recommended}.",
         )
     return steps
 
 
 def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObject:
-    """Make it; where a device cannot be added, it goes."""
+    """Make the object; close it again if adding a device fails."""
     try:
         make()
     except BaseException:
@@ -202,7 +203,7 @@ def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObje
 
 
 class _Range:
-    """Bytes of the object that are bound to one device's memory, until they are unbound natively."""
+    """Bytes of the object that are bound to one device's memory; kept until the driver has unbound them."""
 
     def __init__(self, device: Device, offset: int, size: int) -> None:
         self.device = device
@@ -221,12 +222,12 @@ class _Range:
 
 
 class _Group(Native):
-    """A multicast object."""
+    """The native multicast object."""
 
     __slots__ = ()
 
     def ending(self) -> None:
-        """Where the whole of it is closed, what is mapped goes before what is bound."""
+        """Release mappings before bindings when the whole object is closed."""
         mappings = [one for one in self.standing if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
         for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.state is LIVE]:
             for mapping in mappings:
@@ -234,7 +235,7 @@ class _Group(Native):
 
 
 class _Mapping(Native):
-    """A mapping of one."""
+    """The native mapping of a multicast object."""
 
     __slots__ = ("address",)
     address: int
@@ -244,13 +245,13 @@ class _Mapping(Native):
 
 
 class MulticastObject(Resource):
-    """What is written to it reaches memory of every device of its team.
+    """Multicast object: one store to it reaches memory of every device of the team.
 
-    Made by `create_multicast` and `import_multicast`. Its life: every device of the team is added, each device binds
-    memory of its own, and the object is mapped for kernels, whose ``multimem`` instructions alone may touch it.
+    Made by `create_multicast` and `import_multicast`. First add every device of the team, then bind memory of each
+    device, then map the object for kernels. Only ``multimem`` instructions may access it.
 
-    `close` unmaps, unbinds and releases, in this order, each when the work of `devices` so far is done. Who has made
-    it keeps it open until everybody has imported it.
+    `close` unmaps, unbinds and releases, in this order, each when the earlier work of `devices` is done. The process
+    that created the object keeps it open until every other process has imported it.
     """
 
     def __init__(
@@ -265,13 +266,13 @@ class MulticastObject(Resource):
         needs: Needs,
         exportable: bool,
     ) -> None:
-        # No stream's work touches the object itself, only what is mapped and bound: those wait.
+        # Streams use only what is mapped and bound, not the object itself: those natives wait for the streams.
         super().__init__(_Group("MulticastObject", backend.release_allocation))
         self._members: tuple[Device, ...] = ()
         self._lock = threading.Lock()
-        # The binds and maps that there were, or are under way: who makes one has said that all devices are there.
+        # Binds and maps that are done or under way: their callers have said that every device was added.
         self._seals: list[Any] = Marks()
-        self._bound: dict[_Range, Native] = {}  # until it is unbound natively
+        self._bound: dict[_Range, Native] = {}  # kept until the driver has unbound them
         self._bindings: dict[Native, MulticastBinding] = {}
         self._device = device
         self._backend = backend
@@ -286,55 +287,55 @@ class MulticastObject(Resource):
 
     @property
     def device(self) -> Device:
-        """What the driver is called through."""
+        """Device through which the driver is called."""
         return self._device
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self._size
 
     @property
     def granularity(self) -> Granularity:
-        """What offsets and sizes of bindings are multiples of."""
+        """Granularity of the offsets and sizes of bindings."""
         return self._granularity
 
     @property
     def handle_types(self) -> tuple[type[AllocationHandle], ...]:
-        """What it was created to be exported as; of an imported one, what it was imported from."""
+        """Handle types it was created to export; for an imported object, the type it was imported from."""
         return self._handle_types
 
     @property
     def device_count(self) -> int:
-        """Of the whole team, over all processes."""
+        """Number of devices in the whole team, over all processes."""
         return self._device_count
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those that were added here."""
+        """Devices that this process has added."""
         return self._members
 
     @property
     def complete(self) -> bool:
-        """Whether the whole team was added here. Of a team in several processes nobody can know it (`exchange`)."""
+        """Whether this process added the whole team. It cannot see other processes' devices (`exchange`)."""
         return len(self.devices) == self._device_count
 
     @property
     def bindings(self) -> tuple[MulticastBinding, ...]:
-        """Those that are open."""
+        """Open bindings."""
         return tuple(binding for binding in self._bindings.copy().values() if not binding.closed)
 
     # -- its life ----------------------------------------------------------------------------------------------
 
     def add_device(self, device: Device) -> None:
-        """Add a device of the team (``cuMulticastAddDevice``); before anything is bound or mapped.
+        """Add a device of the team before anything is bound or mapped (``cuMulticastAddDevice``).
 
         Raises
         ------
         InvalidArgumentError
-            It was added already, is of another backend, or is one too many; or something was bound or mapped.
+            The device was added already, is of another backend, or exceeds the team; or memory was bound or mapped.
         UnsupportedError
-            It has no multicast.
+            The device does not support multicast.
         """
         self._check_open()
         check_devices((device,), "device", self._backend)
@@ -344,11 +345,11 @@ class MulticastObject(Resource):
                 raise InvalidArgumentError("device", f"{device!r} was added already.")
             if self.complete:
                 raise InvalidArgumentError(
-                    "device", f"the team has {self._device_count} devices, and all were added: {self._added()}."
+                    "device", f"all {self._device_count} devices of the team were added already: {self._added()}."
                 )
             if self._seals:
                 raise InvalidArgumentError(
-                    "device", "devices are added before anything is bound or mapped; make a new multicast object."
+                    "device", "add devices before anything is bound or mapped; make a new multicast object."
                 )
             native = device._native
             self._lifetime.use(lambda group: self._backend.add_device(group, native))
@@ -368,35 +369,35 @@ class MulticastObject(Resource):
         Parameters
         ----------
         allocation : Allocation
-            Of a device that was added here, and on it. Closing it closes the binding. An object that is shared takes
-            none that was imported: its memory must be shareable, and the driver names no handle type for imported
-            memory. That it would refuse such a bind is inferred from that, and was not tried.
+            Memory on a device that was added here. Closing it closes the binding. A shared multicast object needs
+            shareable memory, so an imported allocation is refused: the driver reports no handle type for imported
+            memory. That it would refuse such a bind is inferred from that, not tried.
         offset : int
-            Where in this object, in bytes.
+            Offset in this object in bytes.
         start, size : int
-            Which bytes of the allocation; by default as many as both have. All three are multiples of the minimum
+            Range of the allocation in bytes; by default as much as both have. All three are multiples of the minimum
             granularity.
         assume_all_added : bool
-            The caller knows that every device of the team was added, in other processes as well. The driver blocks
-            until that is so, for ever if need be: `gpuinterop.exchange` lets the processes agree first.
+            Says that every device of the team was added, in other processes as well. Until then the driver blocks,
+            possibly for ever. `gpuinterop.exchange` lets the processes agree first.
 
         Returns
         -------
         MulticastBinding
-            Held by this object until it is closed, or unbound.
+            The binding; this object holds it until it is closed or unbound.
 
         Raises
         ------
         InvalidArgumentError
-            Not every device was added, the allocation is another device's, or the bytes do not fit or are bound.
+            Not every device was added, the allocation lies on another device, or the bytes do not fit or are bound.
         ResourceBusyError
-            The bytes were bound, and the unbind waits for pending work.
+            The bytes were bound, and their unbind waits for pending work.
         DriverError
         """
         self._check_open()
         if not isinstance(allocation, Allocation):
             raise ArgumentTypeError(
-                "allocation", f"must be an Allocation of Device.allocate, not {type(allocation).__name__}."
+                "allocation", f"expected an Allocation of Device.allocate, got {type(allocation).__name__}."
             )
         allocation._check_open()
         device = allocation.device
@@ -404,8 +405,8 @@ class MulticastObject(Resource):
         if self._handle_types and not allocation._exportable:
             raise InvalidArgumentError(
                 "allocation",
-                f"{allocation.label} was imported, so it was not allocated here to be shared, and {self.label} is: "
-                "bind it where it was made with Device.allocate.",
+                f"{self.label} is shared and needs shareable memory, but {allocation.label} was imported: bind it in "
+                "the process that made it with Device.allocate.",
             )
         at = self._offset(offset, "offset", self._size)
         first = self._offset(start, "start", allocation.size)
@@ -438,21 +439,21 @@ class MulticastObject(Resource):
         Parameters
         ----------
         device : Device
-            Whose memory it is; it was added here.
+            Device that owns the memory; it was added here.
         address : int or Buffer
-            Of the first byte; a number is a multiple of the minimum granularity. A buffer is kept alive, and closing
-            it closes the binding; memory behind a number must stay until it is unbound.
+            Address of the first byte, a multiple of the minimum granularity, or a buffer. The binding keeps a buffer
+            alive, and closing the buffer closes the binding. Keep memory behind a number until it is unbound.
         size, offset : int
-            In bytes, multiples of the minimum granularity; `offset` in this object.
+            Size, and offset in this object, in bytes; multiples of the minimum granularity.
         assume_all_added : bool
-            As in `bind_memory`.
+            See `bind_memory`.
 
         Raises
         ------
         InvalidArgumentError
-            As `bind_memory`; also memory that was not allocated here to be shared, for an object that is.
+            See `bind_memory`; also if this object is shared and the memory was not allocated here to be shared.
         ResourceBusyError, DriverError
-            As `bind_memory`.
+            See `bind_memory`.
         """
         self._check_open()
         check_devices((device,), "device", self._backend)
@@ -463,30 +464,30 @@ class MulticastObject(Resource):
         if buffer is None:
             self._check_home(device, None, "device")
             if not 0 < number < 1 << 63:
-                raise InvalidArgumentError("address", f"{number} is no address.")
+                raise InvalidArgumentError("address", f"expected an address or a Buffer, got {number}.")
             self._multiple(number, "address")
         else:
             self._check_buffer(device, buffer, bound.size)
         native = device._native
 
-        def bind() -> None:  # asked here, too: only now the buffer stays mapped
+        def bind() -> None:  # checked inside: only now the buffer stays mapped
             if self._handle_types and not self._backend.is_shareable(native, number):
                 raise InvalidArgumentError(
                     "address",
-                    f"the memory at {number:#x} was not allocated here to be shared, and {self.label} is: bind memory "
-                    "of Device.allocate.",
+                    f"{self.label} is shared, but the memory at {number:#x} was not allocated here to be shared: bind "
+                    "memory of Device.allocate.",
                 )
             self._backend.bind_address(self._native, native, at, number, bound.size)
 
         return self._bind(bound, bind, buffer, assume_all_added)
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
-        """End a binding (``cuMulticastUnbind``, when pending work is done); as `MulticastBinding.close`.
+        """End a binding as `MulticastBinding.close` does (``cuMulticastUnbind``, after pending work).
 
         Raises
         ------
         InvalidArgumentError
-            There is none of exactly these bytes of this device; the message lists those there are.
+            `device` does not have a binding of exactly these bytes; the message lists the existing bindings.
         """
         self._check_open()
         check_device(device, "device")
@@ -498,18 +499,18 @@ class MulticastObject(Resource):
         there = "; ".join(str(binding._bound) for binding in self.bindings) or "none"
         raise InvalidArgumentError(
             "offset",
-            f"{_Range(device, at, count)} was not bound like this, and an unbind equals its bind; bound: {there}.",
+            f"expected exactly the bytes of a binding, got {_Range(device, at, count)}; bound: {there}.",
         )
 
     def map(self, devices: Sequence[Device] | None = None, *, assume_all_added: bool = False) -> MulticastMapping:
-        """Map all of it for kernels (``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess``).
+        """Map the whole object for kernels (``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess``).
 
         Parameters
         ----------
         devices : sequence of Device, optional
-            Whose kernels are to use it; they were added here. All by default.
+            Devices whose kernels use the mapping; they were added here. Default: all that were.
         assume_all_added : bool
-            As in `bind_memory`.
+            See `bind_memory`.
 
         Raises
         ------
@@ -523,22 +524,22 @@ class MulticastObject(Resource):
         for device in members:
             self._check_added(device, "devices")
         if not members:
-            raise InvalidArgumentError("devices", "no device was added here that could map it; add_device() first.")
+            raise InvalidArgumentError("devices", "no device that could map it was added here; add_device() first.")
         self._check_complete("mapping", assume_all_added)
         return self._sealed(lambda: MulticastMapping(self, members))
 
     def export(self, handle_type: type[AllocationHandle] | None = None) -> AllocationHandle:
-        """A new handle that the caller owns (``cuMemExportToShareableHandle``), for `import_multicast`.
+        """Return a new handle for `import_multicast`, which the caller owns (``cuMemExportToShareableHandle``).
 
         Parameters
         ----------
         handle_type : type, optional
-            One of `handle_types`; may be left out where there is one only.
+            One of `handle_types`; optional if there is only one.
         """
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
-                "multicast", f"{self.label} was imported; duplicate() the handle before the import instead."
+                "multicast", f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
             )
         names = ", ".join(kind.__name__ for kind in self._handle_types) or "none"
         if handle_type is None and len(self._handle_types) == 1:
@@ -546,7 +547,7 @@ class MulticastObject(Resource):
         if handle_type is None or handle_type not in self._handle_types:
             raise InvalidArgumentError(
                 "handle_type",
-                f"must be one that {self.label} was created with: {names}; give handle_types= to create_multicast.",
+                f"expected one that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
             )
         kind = handle_type
         handle = self._lifetime.use(lambda group: self._backend.export_multicast(group, kind))
@@ -566,25 +567,25 @@ class MulticastObject(Resource):
     def _check_added(self, device: Device, argument: str) -> None:
         if device not in self.devices:
             raise InvalidArgumentError(
-                argument, f"{device!r} was not added to {self.label} here: add_device() first; added: {self._added()}."
+                argument, f"{device!r} was not added to {self.label} here; add_device() first; added: {self._added()}."
             )
 
     def _check_complete(self, what: str, assume_all_added: bool) -> None:
         if not (self.complete or assume_all_added):
             raise InvalidArgumentError(
                 "assume_all_added",
-                f"{len(self.devices)} of the team's {self._device_count} devices were added here, and {what} blocks "
-                "until all were. Where others add theirs in other processes, let them agree through "
-                "gpuinterop.exchange, or say assume_all_added=True when you know that they have.",
+                f"this process added {len(self.devices)} of the team's {self._device_count} devices, and {what} blocks "
+                "until all are added. If other processes add the rest, agree with them through gpuinterop.exchange, "
+                "or pass assume_all_added=True once they have.",
             )
 
     def _check_home(self, device: Device, allocation: Allocation | None, argument: str) -> None:
-        """A device binds its own memory, and was added."""
+        """Check that the device was added and binds its own memory."""
         self._check_added(device, argument)
         if allocation is not None and allocation._location not in (None, device.ordinal):
             raise InvalidArgumentError(
                 argument,
-                f"{allocation.label} lies on device {allocation._location}, and {device!r} binds its own memory only.",
+                f"expected memory of {device!r}, got {allocation.label}, which lies on device {allocation._location}.",
             )
 
     def _check_buffer(self, device: Device, buffer: Buffer, size: int) -> None:
@@ -592,29 +593,29 @@ class MulticastObject(Resource):
         (owner,) = buffer._parents
         if mapping.devices[0] is not device:
             raise InvalidArgumentError(
-                "address", f"{buffer.label} is memory of {mapping.devices[0]!r}, and {device!r} binds its own only."
+                "address", f"expected memory of {device!r}, got {buffer.label}, memory of {mapping.devices[0]!r}."
             )
         self._check_home(device, owner if isinstance(owner, Allocation) else None, "address")
         step = self._granularity.minimum
         if buffer.offset % step:
             raise InvalidArgumentError(
-                "address", f"starts at byte {buffer.offset} of its memory, no multiple of {step}."
+                "address", f"expected a buffer at a multiple of {step} in its memory, got one at byte {buffer.offset}."
             )
         if size > buffer.size:
-            raise InvalidArgumentError("size", f"{size} bytes are beyond {buffer.label}, which has {buffer.size}.")
+            raise InvalidArgumentError("size", f"{size} bytes exceed {buffer.label}, which has {buffer.size}.")
 
     def _multiple(self, value: int, argument: str) -> int:
         step = self._granularity.minimum
         if value % step:
             raise InvalidArgumentError(
-                argument, f"{value} is no multiple of the granularity, {step}; the next is {round_up(value, step)}."
+                argument, f"expected a multiple of the granularity, {step}, got {value}; pass {round_up(value, step)}."
             )
         return value
 
     def _offset(self, value: int, argument: str, end: int) -> int:
         offset = self._multiple(check_nbytes(value, argument, minimum=0), argument)
         if offset >= end:
-            raise InvalidArgumentError(argument, f"{offset} is outside: there are {end} bytes.")
+            raise InvalidArgumentError(argument, f"{offset} is outside: expected less than {end} bytes.")
         return offset
 
     def _range(self, device: Device, offset: int, size: int) -> _Range:
@@ -632,13 +633,13 @@ class MulticastObject(Resource):
         return self._sealed(lambda: MulticastBinding(self, bound, memory, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
-        """Bind or map: no device is added any more, unless it is refused."""
+        """Bind or map: afterwards devices can no longer be added, unless the call was refused."""
         seals = self._seals
         seals += MARK
         try:
-            with self._lock:  # behind a device that is being added
+            with self._lock:  # after a device that is being added
                 pass
-            # Without the lock: a driver that blocks must not hold up what would let it go on.
+            # Without the lock: while the driver blocks, another thread may make the call that it waits for.
             return make()
         except BaseException:
             del seals[-1]
@@ -654,10 +655,10 @@ class MulticastObject(Resource):
         _reserve(self, binding, taken)
         for range_, there in taken.items():
             if there.state in (BORN, LIVE):
-                raise InvalidArgumentError("offset", f"{wanted} overlaps what is bound: {range_}; unbind that first.")
+                raise InvalidArgumentError("offset", f"{wanted} overlaps the binding of {range_}; unbind that first.")
             if there.state is LEAKED:
                 raise ResourceBusyError(
-                    f"{range_} was bound, and its unbind failed: the driver may still have it so; make a new multicast "
+                    f"{range_} was bound, and its unbind failed, so the driver may still bind it; make a new multicast "
                     "object."
                 )
             raise ResourceBusyError(
@@ -675,7 +676,7 @@ def _reserve(multicast: MulticastObject, binding: MulticastBinding, taken: dict[
         if native.state is RELEASED or (native.state is BORN and not native.calls.copy()):
             del multicast._bound[there]
         if there not in multicast._bound or native.state not in (BORN, LIVE):
-            multicast._bindings.pop(native, None)  # its memory, too, may have closed it
+            multicast._bindings.pop(native, None)  # closing the memory may have closed it already
     taken.update(multicast._overlapping(binding._bound))
     if not taken:
         multicast._bound[binding._bound] = binding._lifetime
@@ -685,9 +686,9 @@ def _reserve(multicast: MulticastObject, binding: MulticastBinding, taken: dict[
 class MulticastBinding(Resource):
     """Memory of one device, bound to a multicast object. Made by `MulticastObject.bind_memory` and `bind_address`.
 
-    `close` unbinds it (``cuMulticastUnbind``) when the work so far of the object's `devices`, those that were added
-    here, is done; the memory is neither unmapped nor released before that. It waits for no mapping, and for no other
-    process: nobody stores to these bytes any more when it is closed.
+    `close` unbinds it (``cuMulticastUnbind``) when the earlier work of the object's `devices`, those added here, is
+    done; the memory is unmapped and released only after that. It does not wait for mappings or other processes: before
+    you close a binding, stop all stores to its bytes.
     """
 
     def __init__(
@@ -705,7 +706,7 @@ class MulticastBinding(Resource):
         self._bound = bound
         self._multicast = multicast
         self._memory = memory
-        making = self._lifetime.calls  # the range is taken as long as it is marked, or bound
+        making = self._lifetime.calls  # the range is taken while it is marked or bound
         making += MARK
         try:
             multicast._reserve(self)
@@ -718,7 +719,7 @@ class MulticastBinding(Resource):
             del making[-1]
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """It is dropped with its object only, which unbinds when it has unmapped."""
+        """Do nothing: it is dropped only with its object, which unbinds it after unmapping."""
 
     @property
     def multicast(self) -> MulticastObject:
@@ -726,35 +727,35 @@ class MulticastBinding(Resource):
 
     @property
     def device(self) -> Device:
-        """Whose memory is bound."""
+        """Device that owns the bound memory."""
         return self._bound.device
 
     @property
     def offset(self) -> int:
-        """In the multicast object, in bytes."""
+        """Offset in the multicast object in bytes."""
         return self._bound.offset
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self._bound.size
 
     @property
     def memory(self) -> Allocation | Buffer | None:
-        """What is bound; None where it was given as a number."""
+        """The bound memory; None if it was bound by a number."""
         return self._memory
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once; as `Resource.close`."""
+        """End use at once (see `Resource.close`)."""
         super().close(timeout)
         self._multicast._bindings.pop(self._lifetime, None)
 
 
 class MulticastMapping(Resource):
-    """A multicast object's address, for kernels. Made by `MulticastObject.map`.
+    """A multicast object's address for kernels. Made by `MulticastObject.map`.
 
-    Only ``multimem`` instructions may touch it, so no array library can have it, and it is no `Buffer`: each device's
-    own allocation is one. Unmapped when it is closed and the work so far of the devices added here is done.
+    Only ``multimem`` instructions may access it, so array libraries cannot use it, and it is not a `Buffer`; the
+    devices' own allocations have buffers. `close` unmaps it when the earlier work of the devices added here is done.
     """
 
     def __init__(self, multicast: MulticastObject, devices: Sequence[Device]) -> None:
@@ -780,29 +781,29 @@ class MulticastMapping(Resource):
 
     @property
     def ptr(self) -> int:
-        """The address of the first byte, the same on each of `devices`; for ``multimem`` instructions only."""
+        """Address of the first byte, the same on each of `devices`; for ``multimem`` instructions only."""
         self._check_open()
         return self._address
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return self._multicast.size
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those whose kernels may use it."""
+        """Devices whose kernels may use it."""
         return self._devices
 
     # -- refused -----------------------------------------------------------------------------------------------
-    # They are there to say so: without them an array library would say only that it does not know the type, and
-    # some would look for a pointer by themselves.
+    # Without these methods an array library would report only an unknown type, and some would look for a pointer
+    # themselves.
 
     def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise UnsupportedError(
             Cell(Operation.MAP_BUFFER).gap(
                 Scope.DEVICE,
-                "only multimem instructions may touch a multicast address, so no array library can have it.",
+                "only multimem instructions may access a multicast address, so array libraries cannot use it.",
                 "CUDA driver API, Multicast Object Management",
                 "pass .ptr to a kernel; each device's own allocation is an ordinary buffer (Allocation.buffer).",
             ),

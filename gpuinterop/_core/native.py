@@ -1,15 +1,15 @@
-"""Natives: the driver's objects, and what a release of one has to wait for.
+"""Natives: the driver's objects, and what the release of each has to wait for.
 
-Invariants, of this module and of those that stand on it (`native_stream`, `gate`, `drain`):
+Invariants of this module and of those that stand on it (`native_stream`, `gate`, `drain`):
 
-1. No native call is made with a released handle, and no handle is released while a call with it is under way.
-2. Released means: no marks, nothing standing on it, every use of its own passed.
+1. A call never uses a released handle, and a handle is never released while a call with it is under way.
+2. A native is released only when it has no marks, nothing stands on it, and all its uses have passed.
 3. A release that blocks the device runs only while no known wait is pending (`gate`).
 4. A pipeline that is never idle still releases.
-5. Work is ordered behind whatever touched those bytes.
-6. A native call that fails in a drain is reported, raised into nothing, and masks nothing.
-7. After an exception at any point no lock is held, no mark is left, and nothing that was made is lost.
-8. What was born before a fork is dead in the child.
+5. Work is ordered behind all earlier work on the same bytes.
+6. A native call that fails in a drain is reported; the drain does not raise it, and it does not mask other errors.
+7. After an exception at any point, no lock is held, no mark is left, and no created object is lost.
+8. Objects made before a fork are dead in the child.
 9. The exit takes two seconds in all; from then on finalizers do nothing.
 
 A call takes no lock. It marks every native that it uses, then looks at their states, then calls::
@@ -22,8 +22,9 @@ A call takes no lock. It marks every native that it uses, then looks at their st
     finally:
         del calls[-1]
 
-`retire` changes the state, and a drain looks at the marks later: a call that marked before that look is seen, one that
-marks after it sees the new state. There is no call between ``+=`` and ``try``, so no interrupt strikes there.
+`retire` changes the state, and a drain looks at the marks later: it sees a call that marked before that look, and a
+call that marks after it sees the new state. Python makes no call between ``+=`` and ``try``, so an interrupt cannot
+strike there.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ T = TypeVar("T")
 EXPORTED: Final = "exported array"
 MARK: Final = (None,)
 Marks: type[list[Any]] = list
-"""Of the calls under way."""
+"""One entry per call under way."""
 
 
 class State(Enum):
@@ -64,7 +65,7 @@ GONE: Final = frozenset({RELEASED, LEAKED, DEAD})
 
 
 class Standing(Enum):
-    """What becomes of something that stands on a native which is closed."""
+    """What happens to a native when one that it stands on is closed."""
 
     CHILD = "it is closed as well"
     HOLDS = "it keeps the native"
@@ -75,28 +76,28 @@ _serials = itertools.count(1)
 _alive: dict[Native, None] = {}
 
 waiting_for_a_look: dict[Native, None] = {}
-"""Retired, and perhaps ready to be released."""
+"""Retired natives that may be ready for release."""
 endings: dict[Native, None] = {}
-"""Gone, and whose callbacks are still to run: by the next drain, with nothing held."""
+"""Released natives whose callbacks the next drain runs, outside the monitor."""
 
 
 class Native:
-    """One object of a driver, or what this library keeps in its place.
+    """One driver object, or an object of this library in its place.
 
     Parameters
     ----------
     noun : str
-        For messages.
+        Name in messages.
     release : callable, optional
-        Given the handle. After an interrupt it is called again; it makes each native call once.
+        Called with the handle. After an interrupt it is called again; it makes each native call once.
     parents : sequence of Native
-        What it stands on, which is released later.
+        Natives that it stands on; they are released later.
     how : Standing
-        In which way it stands on them.
+        How it stands on them.
     gate : Gate, optional
-        The release blocks the device: this says when it may run.
+        Given if the release blocks the device: says when it may run.
     keep : object
-        What must live as long: another library's stream, a handle's owner.
+        Object that must live as long: another library's stream, a handle's owner.
     """
 
     __slots__ = (
@@ -105,7 +106,7 @@ class Native:
     )  # fmt: skip
 
     noted_of_closed: ClassVar[bool] = False
-    """It may be made of something that is closed, and not yet released."""
+    """Whether it may be made of a native that is closed but not yet released."""
 
     def __init__(
         self,
@@ -124,40 +125,40 @@ class Native:
         self.gate = gate
         self.keep = keep
         self.ends_with_children = False
-        """It is closed with the last of its children."""
+        """Whether it is closed with the last of its children."""
         self.state = BORN
         self.calls: list[Any] = Marks()
         self.standing: dict[Native, Standing] = {}
         self.uses: dict[NativeStream, Any] = {}
-        """What it was used for on each stream: the bytes, or the last value signalled."""
+        """How each stream used it: the bytes, or the last value signalled."""
         self.untracked: Sequence[Any] = ()
-        """The devices (`Streams`) any of whose streams may use it, because its address is out."""
+        """Devices (`Streams`) whose streams may all use it, because its address was handed out."""
         self.behind: list[Point] | None = None
-        """What its release waits for, once it was looked at."""
+        """Points that its release waits for, set once a drain has looked at it."""
         self.handle: Any = None
         self.callbacks: list[Callable[[], None]] = []
         self.problem = ""
-        """Why it could not be released."""
+        """Error of its failed release."""
         self.teller: int | None = None
-        """The thread that runs them."""
+        """Thread that runs the callbacks."""
         self.releaser: int | None = None
-        """The thread that releases it."""
+        """Thread that releases it."""
 
     def create(self, call: Callable[[], Any]) -> Any:
-        """Make it with a native call, outside the monitor; what that returns, which is the handle from now on.
+        """Make it with a native call, outside the monitor. Return the call's result, which becomes the handle.
 
-        Raises what `call` raises; and `ResourceClosedError` where it stands on something that was closed meanwhile.
+        Raises what `call` raises, and `ResourceClosedError` if one of its parents was closed meanwhile.
         """
         made: list[Any] = []
         whole = False
         try:
             _begin(self)
-            made.extend(map(operator.call, (call,)))  # stored by C: no interrupt takes it away
+            made.extend(map(operator.call, (call,)))  # C code stores the result: an interrupt cannot lose it
             whole = True
         finally:
             try:
                 _came_up(self, made, whole)
-            except BaseException:  # an interrupt has come first: nobody will have it
+            except BaseException:  # an interrupt came first: the caller does not get it
                 _came_up(self, made, False)
                 raise
         if self.state is not LIVE:
@@ -165,7 +166,7 @@ class Native:
         return self.handle
 
     def open(self) -> None:
-        """As `create`, of something that needs no native call."""
+        """Open a native that needs no native call; otherwise as `create`."""
         self.create(lambda: None)
 
     def _refuse_made(self) -> None:
@@ -175,12 +176,12 @@ class Native:
 
     @property
     def is_bare(self) -> bool:
-        """Nothing is to be released, waited for or told."""
+        """Whether it has nothing to release, to wait for or to report."""
         kept = self.release or self.keep or self.uses or self.untracked or self.standing or self.callbacks
         return not kept
 
     def ending(self) -> None:
-        """What is to change before its children are closed. Under the monitor."""
+        """Change what must change before its children are closed. Called under the monitor."""
 
     def check(self) -> None:
         """Raise unless it is open."""
@@ -195,11 +196,11 @@ class Native:
 
     @property
     def may_be_asked(self) -> bool:
-        """Whether there is a handle still, and nobody is about to release it: a mark keeps it so."""
+        """Whether the handle exists and its release has not begun; a mark keeps it so."""
         return self.state is LIVE or self.state is RETIRED
 
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
-        """Call the driver with its handle, also of what is closed; `gone` where it is released, or about to be."""
+        """Call the driver with its handle, even when closed; return `gone` once its release has begun."""
         calls = self.calls
         calls += MARK
         try:
@@ -218,17 +219,17 @@ class Native:
             del calls[-1]
 
     def streams(self) -> list[NativeStream]:
-        """Whose work the release waits for."""
+        """Streams whose work the release waits for."""
         used = self.uses.copy()
         return [*used, *(one for device in self.untracked for one in device.known() if one not in used)]
 
     @property
     def stays(self) -> bool:
-        """Whether it is never released, because of something on it that could not be."""
+        """Whether it is never released, because a native on it could not be."""
         return any(one.state is LEAKED or one.stays for one in self.standing.copy())
 
     def what_holds(self) -> str:
-        """Why it is not released, for messages."""
+        """Why it is not released yet, for messages."""
         standing = self.standing.copy()
         if arrays := sum(one.label.startswith(EXPORTED) for one in standing):
             return f"{arrays} exported array(s) are still alive"
@@ -266,23 +267,23 @@ def _begin(native: Native) -> None:
 
 @locked
 def _came_up(native: Native, made: list[Any], whole: bool) -> None:
-    if native.state is BORN:  # else of the parent process, or an interrupt has come behind the first time
+    if native.state is BORN:  # else it is the parent process's, or an interrupt struck after the first time
         if made:
             native.handle = made[0]
             native.state = LIVE
-        else:  # there is nothing to wait for, nor to release
+        else:  # nothing to wait for or to release
             native.release = native.gate = None
             native.behind = []
             waiting_for_a_look[native] = None
             native.state = RETIRED
     closed = any(parent.state is not LIVE for parent in native.parents) and not native.noted_of_closed
-    if closed or not whole:  # an interrupt has struck behind the call: nobody will have it
+    if closed or not whole:  # an interrupt struck behind the call: the caller does not get it
         retire(native)
 
 
 @locked
 def retire(native: Native) -> None:
-    """End use: of it, of its children, and of what goes with the last of these."""
+    """End use of it, of its children, and of natives that close with their last child."""
     if native.state is not LIVE:
         return
     native.ending()
@@ -297,13 +298,13 @@ def retire(native: Native) -> None:
     for parent in native.parents:
         if parent.ends_with_children and not any(
             how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
-        ):  # the latest first: they are the ones that are open
+        ):  # the latest first: those are open
             retire(parent)
 
 
 @locked
 def add_callback(native: Native, callback: Callable[[], None]) -> None:
-    """Call it when the native is gone."""
+    """Call `callback` when the native is released."""
     native.callbacks.append(callback)
     if native.state in GONE:
         endings[native] = None
@@ -311,7 +312,7 @@ def add_callback(native: Native, callback: Callable[[], None]) -> None:
 
 @locked
 def revive(native: Native) -> bool:
-    """Open what has no native half of its own, again and again; False where that is too late."""
+    """Reopen a native that has no driver object of its own; False if it is too late."""
     if native.state in (RELEASING, LEAKED, DEAD):
         return False
     native.behind = None
@@ -322,14 +323,14 @@ def revive(native: Native) -> bool:
 
 @locked
 def retire_dropped() -> None:
-    """Retire what finalizers have found."""
+    """Retire the natives that finalizers queued."""
     while dropped:
-        retire(dropped[0])  # taken out afterwards: an interrupt may come in between
+        retire(dropped[0])  # removed afterwards: an interrupt may come in between
         del dropped[0]
 
 
 def leave(native: Native) -> None:
-    """It is gone: its parents may be released. Under the monitor."""
+    """Note that it is released, so that its parents may be. Called under the monitor."""
     _alive.pop(native, None)
     for parent in native.parents:
         parent.standing.pop(native, None)
@@ -339,7 +340,7 @@ def leave(native: Native) -> None:
 
 @locked
 def hold(native: Native, user: Native) -> None:
-    """Keep an open native until its user is gone, as a graph keeps what its work uses."""
+    """Keep an open native until its user is released, as a graph keeps what its work uses."""
     if user not in native.standing:
         native.check()
         user.parents = (*user.parents, native)
@@ -348,7 +349,7 @@ def hold(native: Native, user: Native) -> None:
 
 @locked
 def note_use(native: Native, stream: NativeStream, value: Any) -> None:
-    """Note that a stream is given work with it. What is no stream's any more is forgotten."""
+    """Note that a stream's work uses it. Forget streams that are gone."""
     if stream not in native.uses:
         for known in [known for known in native.uses if known.forgotten]:
             del native.uses[known]
@@ -357,17 +358,17 @@ def note_use(native: Native, stream: NativeStream, value: Any) -> None:
 
 @locked
 def forget_use(native: Native, stream: NativeStream) -> None:
-    """A stream has done all that it was given with it."""
+    """Note that a stream has finished all its work with it."""
     native.uses.pop(stream, None)
 
 
 def count_alive() -> int:
-    """How many natives are not released."""
+    """Count the natives that are not released."""
     return len(_alive)
 
 
 def alive() -> list[Native]:
-    """All that are not released."""
+    """All natives that are not released."""
     return list(_alive)
 
 

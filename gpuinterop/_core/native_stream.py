@@ -1,7 +1,7 @@
-"""Native streams: what each was given that may still be to come, and whether it has failed.
+"""Native streams: the pending work, the failure and the capture of each.
 
-Wrappers come and go, a native stream is known once (`Streams`): what it waits for, its failure and its capture are the
-stream's, whatever wrapper is used.
+Wrappers come and go, but `Streams` knows each native stream once: all its wrappers share its waits, its failure and its
+capture.
 """
 
 from __future__ import annotations
@@ -25,25 +25,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PER_THREAD: Final = 2  # the number by which CUDA and HIP call a default stream of each thread's own
-_MANY_WAITS: Final = 64  # from so many on that may be pending, the driver is asked which are
-_POINTS: Final = 8  # so many events tell soon enough which waits have passed
-_REMEMBERED: Final = 256  # native streams that were closed
+_PER_THREAD: Final = 2  # CUDA's and HIP's number for the calling thread's own default stream
+_MANY_WAITS: Final = 64  # from this number of noted waits on, the driver is asked which have passed
+_POINTS: Final = 8  # this many events show soon enough which waits have passed
+_REMEMBERED: Final = 256  # closed native streams that are remembered
 
 order = itertools.count(1)
-"""Numbers what is enqueued where the order may matter later: which work was behind a wait that did not come."""
+"""Numbers enqueued work, to tell later which work was behind a wait that failed."""
 
 pointed: dict[NativeStream, None] = {}
 """Streams with points that may not be reached."""
 
 
 class CapturedError(InvalidArgumentError):
-    """Its work goes into a graph; a driver would refuse as well, and give the capture up."""
+    """The stream's work goes into a graph; the driver would refuse the call too, and abandon the capture."""
 
     def __init__(self, stream: NativeStream) -> None:
-        super().__init__(
-            "stream", f"{stream.label} is being captured: what is enqueued runs when the graph is launched."
-        )
+        super().__init__("stream", f"{stream.label} is being captured: its work runs when the graph is launched.")
 
 
 class Wait:
@@ -52,16 +50,16 @@ class Wait:
     Attributes
     ----------
     reached : callable or None
-        Whether the value is there already, where that can be seen: then the wait passes by itself.
+        Tells whether the semaphore has the value, so that the wait passes by itself; None if only the driver knows.
     enqueued : bool
-        The driver has it.
+        Whether the driver has it.
     covered : bool
-        A point stands behind it: when that is reached, it has passed.
+        Whether a point stands behind it: once that is reached, the wait has passed.
     passed : bool
     implied : bool
-        The stream may stand behind it, by the rules of the default stream. It does not fail with it.
+        Whether the stream stands behind it only by the default stream's rules. It does not fail with the wait.
     failure : GpuInteropError or None
-        It will not come, and who waits is let go.
+        Why the signal will not come; the waiting streams were let go on.
     """
 
     reached: Callable[[], bool] | None = None
@@ -78,11 +76,11 @@ class Wait:
 
     @property
     def origin(self) -> Wait:
-        """That of the stream which was given it."""
+        """The wait of the stream that was given it."""
         return self._origin or self
 
     def inherited(self, *, implied: bool) -> Wait:
-        """As of a stream that is ordered behind it, and goes on when it has passed there."""
+        """Make the wait of a stream that is ordered behind it, and passes when it passes there."""
         wait = Wait(self.semaphore, self.value)
         wait.implied = implied
         wait._origin = self.origin
@@ -90,7 +88,7 @@ class Wait:
         return wait
 
     def is_there(self) -> bool:
-        """Whether nobody has to do anything for it to pass; what `reached` looks at goes with the semaphore."""
+        """Whether it passes without a further signal. `reached` must not be called once the semaphore is released."""
         return self.passed or self.semaphore.ask(lambda _: self.reached is not None and self.reached(), True)
 
     def __str__(self) -> str:
@@ -100,11 +98,11 @@ class Wait:
 
 @locked
 def fail_wait(wait: Wait, error: GpuInteropError) -> None:
-    """Tell that it will not come, and that the streams which wait are let go on: they fail.
+    """Fail a wait whose signal will not come, and the streams that waited for it and were let go on.
 
-    Makes no driver call: it is the bridge's watcher that tells.
+    Makes no driver calls: the bridge's watcher calls it.
     """
-    wait.failure = error  # first: whoever notes it from now on looks at this
+    wait.failure = error  # first: a stream that notes the wait from now on checks this
     for stream in list(waiting):
         _fail_behind(stream, wait, error)
 
@@ -119,7 +117,7 @@ def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> No
 
 @locked
 def fail_stream(stream: NativeStream, error: GpuInteropError) -> None:
-    """Tell that what it was given has had no effect."""
+    """Fail a stream whose work has had no effect."""
     stream.fail(error)
 
 
@@ -127,15 +125,15 @@ class Point(Native):
     """An event behind everything that a stream was given before it."""
 
     __slots__ = ("covers", "stream", "waiters")
-    noted_of_closed = True  # the end of a closed stream is one
+    noted_of_closed = True  # the end of a closed stream is a point
 
     def __init__(self, stream: NativeStream) -> None:
-        # On AMD an event must not outlive its stream: so it keeps that stream's owner, and stands on it.
+        # On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream.
         super().__init__("event", stream.backend.destroy_event, parents=(stream,), how=Standing.HOLDS, keep=stream.keep)
         self.stream = stream
         self.covers = [wait for wait in stream.enqueued() if not wait.covered]
         self.waiters: dict[Native, None] = {}
-        """What is looked at again when it is reached."""
+        """Natives that a drain looks at again once it is reached."""
 
     def is_reached(self) -> bool:
         """Ask the driver; never blocks."""
@@ -143,7 +141,7 @@ class Point(Native):
             if not self.ask(self.stream.backend.is_done, True):
                 return False
         except GpuInteropError:
-            pass  # the stream has failed: what is left on it never runs
+            pass  # the stream has failed: the rest of its work never runs
         except Exception as error:
             report(error)
         _reached(self)
@@ -165,7 +163,7 @@ def _reached(point: Point) -> None:
     settle(stream, point.covers)
     waiting_for_a_look.update(point.waiters)
     point.waiters = {}
-    retire(point)  # first: what is not among the stream's is looked at by nobody
+    retire(point)  # first: once it is off the stream's list, no drain looks at it
     if point in stream.points:
         stream.points.remove(point)
     if not stream.points:
@@ -174,7 +172,7 @@ def _reached(point: Point) -> None:
 
 @locked
 def _note_anew(stream: NativeStream, wait: Wait) -> None:
-    """Note an inherited wait, once: the stream may have come past the event of the first time, and not of this one."""
+    """Note an inherited wait again: the stream may have passed the first event it stood behind, but not this one."""
     twin = next((entry for entry in stream.waits.copy() if entry[1].origin is wait.origin), None)
     stream.waits.append((next(order) if twin is None else twin[0], wait))
     waiting[stream] = None
@@ -192,7 +190,7 @@ def settle(stream: NativeStream, passed: list[Wait]) -> None:
         del stream.waits[0]
     if not stream.waits:
         waiting.pop(stream, None)
-        if stream.waits:  # another thread has added one, and perhaps the stream before the line above
+        if stream.waits:  # another thread added one, perhaps before the line above removed the stream
             waiting[stream] = None
 
 
@@ -202,9 +200,9 @@ class NativeStream(Native):
     Attributes
     ----------
     waits : deque of (int, Wait)
-        Those that may be pending, and when the stream was ordered behind each.
+        Waits that may be pending, and when the stream was ordered behind each.
     voids : deque of (int, int)
-        From when to when it ran on behind a wait that did not come: what it was given in between is wrong.
+        Periods in which it ran on behind a failed wait: its work from those is wrong.
     """
 
     __slots__ = (
@@ -221,32 +219,32 @@ class NativeStream(Native):
         self.key: Hashable = None
         self.pointer = 0
         self.thread: weakref.ref[_Me] | None = None
-        """The only one that can ask for it, and record: of a thread's own default stream."""
+        """The thread whose own default stream it is: only that thread can query it and record on it."""
         self.waits: deque[tuple[int, Wait]] = deque()
         self.points: list[Point] = []
-        """Those that may not be reached."""
+        """Points that may not be reached yet."""
         self.limit = _MANY_WAITS
-        """With more waits than these it is asked which have passed."""
+        """Number of waits above which the driver is asked which have passed."""
         self.kept: deque[list[Any]] = deque()
-        """Host memory of copies still to run, with the point behind each."""
+        """Host memory of pending copies, with the point behind each."""
         self.broken = False
-        """A capture of ours could not be ended: nothing that it is given will ever run."""
+        """Whether one of our captures could not be ended: its work will never run."""
         self.captured = False
-        """A capture of ours is on, or about to begin."""
+        """Whether one of our captures is on or about to begin."""
         self.graph: Graph | None = None
-        """What `Stream.capture` makes of what it is given."""
+        """The graph that `Stream.capture` makes of its work."""
         self.failure: GpuInteropError | None = None
         self.told = False
-        """Somebody was raised the failure."""
+        """Whether a caller was raised the failure."""
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     @property
     def forgotten(self) -> bool:
-        """Nobody will find it again."""
+        """Whether it can no longer be found."""
         return self.state in GONE and not self.device.remembers(self)
 
     def streams(self) -> list[NativeStream]:
-        """Its end is what its own release waits for."""
+        """Its own release waits for its end."""
         return [self] if self.owned else []
 
     def _let_go(self, handle: Handle) -> None:
@@ -260,15 +258,15 @@ class NativeStream(Native):
         """Note a wait, before the driver is given it; then look at the gate."""
         if wait.origin is wait:
             waits, entry = self.waits, (next(order), wait)
-            waits += (entry,)  # no call: no interrupt comes in between
+            waits += (entry,)  # no call: an interrupt cannot come in between
             waiting[self] = None
         else:
             _note_anew(self, wait)
-        if (failure := wait.origin.failure) is not None:  # whoever told it may have missed the stream
+        if (failure := wait.origin.failure) is not None:  # `fail_wait` may have missed the stream
             _fail_behind(self, wait.origin, failure)
 
     def before(self) -> list[NativeStream]:
-        """Those with waits that it may stand behind: itself; others' streams also for their device's default stream."""
+        """Streams whose waits it may stand behind: itself; for other libraries' streams also the default stream."""
         return [
             one
             for one in waiting.copy()
@@ -280,18 +278,18 @@ class NativeStream(Native):
         return [wait for _, wait in self.waits.copy() if not wait.passed]
 
     def inherits(self, other: NativeStream) -> list[Wait]:
-        """What it will stand behind once it is ordered behind `other`, but for waits of its own."""
+        """The waits that it will stand behind once it is ordered behind `other`, except its own."""
         own = {wait for _, wait in self.waits.copy()}
         found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
         found.update((wait.origin, wait.inherited(implied=wait.implied)) for wait in other.pending())
         return [wait for origin, wait in found.items() if origin not in own]
 
     def enqueued(self) -> list[Wait]:
-        """The waits that whatever is enqueued next stands behind."""
+        """The waits that newly enqueued work stands behind."""
         return [wait for _, wait in self.waits.copy() if wait.enqueued]
 
     def waiting_for(self) -> str:
-        """The waits that may be pending, for messages; empty when there are none."""
+        """The waits that may be pending, for messages; empty without any."""
         waits = dict.fromkeys(map(str, self.pending()))
         return f"; it may be waiting for {', '.join(list(waits)[-16:])}" if waits else ""
 
@@ -303,19 +301,19 @@ class NativeStream(Native):
         return self.thread is not None and self.thread() is not _here.me
 
     def is_capturing(self) -> bool:
-        """Whether its work goes into a graph; one that cannot say captures nothing."""
+        """Whether its work goes into a graph; False if the driver cannot tell."""
         try:
             return not self.broken and (self.captured or bool(self.ask(self.backend.is_capturing, False)))
         except GpuInteropError:
             return False
 
     def refuse_edge(self) -> None:
-        """Raise while a capture of ours begins or ends: nobody could say whether a call is the graph's. Marked."""
+        """Raise while one of our captures begins or ends: a call might or might not be captured. The caller marks."""
         if self.captured and self.graph is None:
             raise CapturedError(self)
 
     def uncaptured(self, call: Callable[[Handle], T], gone: T) -> T:
-        """As `ask`; raises `CapturedError` where its work goes into a graph, and holds a capture of ours up."""
+        """Ask as `ask`, but raise `CapturedError` if its work goes into a graph; hold our captures up meanwhile."""
         calls = self.calls
         calls += MARK  # before the look: see `graph.capture`
         try:
@@ -326,7 +324,7 @@ class NativeStream(Native):
             del calls[-1]
 
     def is_idle(self) -> bool:
-        """Whether it has done all that it was given, or has failed; False where that cannot be asked."""
+        """Whether it has finished its work, or has failed; False if the driver cannot be asked."""
         seen = self.enqueued()
         if self.elsewhere:
             return False
@@ -336,18 +334,18 @@ class NativeStream(Native):
         except CapturedError:
             return False
         except GpuInteropError:
-            if self.is_capturing():  # another library's began behind the look
+            if self.is_capturing():  # another library's capture began after the check
                 return False
-            # Else it has failed: what is left on it never runs.
+            # Else it has failed: the rest of its work never runs.
         settle(self, seen)
         return True
 
     def is_over(self) -> bool:
-        """As `is_idle`; of another thread's own default stream by the points behind its calls, also when that ended."""
+        """Whether it is idle; for another thread's own default stream, by its points, even after the thread ended."""
         return not self.points if self.elsewhere else self.is_idle()
 
     def with_event(self, use: Callable[[Handle], T]) -> T | None:
-        """What `use` gives for an event behind all that it was given so far; None where the stream is gone."""
+        """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
         if self.elsewhere:
             return self.points[-1].ask(use, None) if self.points else None
         made: list[Handle] = []
@@ -364,7 +362,7 @@ class NativeStream(Native):
                     self.backend.destroy_event(event)
             except Exception:
                 raise
-            except BaseException:  # an interrupt may have come before the native call; none is made twice
+            except BaseException:  # an interrupt may have come before the native call; each call is made once
                 for event in made:
                     self.backend.destroy_event(event)
                 raise
@@ -372,7 +370,7 @@ class NativeStream(Native):
                 del calls[-1]
 
     def synchronize(self, timeout: float | None) -> bool:
-        """Block until it has done all that it was given; False when `timeout` seconds passed. Raises its failure."""
+        """Block until it has finished its work; False if `timeout` seconds passed. Raises its failure."""
         seen, backend = self.enqueued(), self.backend
         polls = timeout is not None or backend.holds_gil or backend.synchronize_blocks_others
         if self.elsewhere:
@@ -388,9 +386,9 @@ class NativeStream(Native):
         return True
 
     def came_along(self) -> None:
-        """Do what comes behind a call, and before its marks go: too much must not pile up.
+        """Tidy up behind a call, before its marks go, so that waits do not pile up.
 
-        Nobody else can ask a thread's own default stream later, so whoever sees no mark must find an event.
+        Only its thread can query a thread's own default stream, so without a mark there must be an event.
         """
         if self.thread is not None:
             self.drop_kept()
@@ -398,12 +396,12 @@ class NativeStream(Native):
                 self.point()
         elif len(self.waits) > self.limit:
             self.look()
-            self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # what is still pending is not asked for at each call
+            self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not ask for the pending ones at each call
 
     def point(self) -> Point | None:
-        """Record an event behind all that it was given so far; None where it can record no more.
+        """Record an event behind all earlier work; None if it can no longer record.
 
-        Raises `CapturedError`: the event would go into the graph.
+        Raises `CapturedError` if the event would go into a graph.
         """
         point = Point(self)
         try:
@@ -414,13 +412,13 @@ class NativeStream(Native):
             return None
         try:
             _came_behind(point)
-        except BaseException:  # an interrupt has come first
+        except BaseException:  # an interrupt came first
             _came_behind(point)
             raise
         return point
 
     def look(self) -> None:
-        """Find out which waits have passed, as far as the driver says; never blocks."""
+        """Ask the driver which waits have passed; never blocks."""
         if self.is_idle() or self.elsewhere:
             return
         if len(self.poll()) < _POINTS and not all(wait.covered for wait in self.enqueued()):
@@ -428,19 +426,19 @@ class NativeStream(Native):
                 self.point()
 
     def poll(self) -> list[Point]:
-        """Look which points were reached; those that were not."""
+        """Look which points were reached; return those that were not."""
         points = self.points.copy()
         while points and points[0].is_reached():
             del points[0]
         return points
 
     def drop_kept(self) -> None:
-        """Let go of the host memory of copies that are done."""
+        """Drop the host memory of finished copies."""
         self.poll()
         while self.kept:
             entry = self.kept[0]
             point = entry[0]
-            if point is None:  # its copy is being enqueued, or was interrupted in that
+            if point is None:  # its copy is being enqueued, or that was interrupted
                 if self.calls.copy() or not self.is_idle():
                     return
             elif point.state is LIVE:
@@ -450,32 +448,32 @@ class NativeStream(Native):
     # -- failure -------------------------------------------------------------------------------------------------
 
     def fail(self, error: GpuInteropError) -> None:
-        """Something that it waited for will not come, and it was let go on. Under the monitor.
+        """Fail it because a signal that it waited for will not come, and it was let go on. Under the monitor.
 
-        A driver's stream cannot fail by itself. From now on its wrappers raise a copy of `error`. It stays until it was
-        raised: a wrapper that is made afterwards begins anew.
+        A driver's stream cannot fail by itself. From now on its wrappers raise a copy of `error`. The failure stays
+        until it was raised: a wrapper made afterwards starts without it.
         """
         if self.failure is None or self.told:
             fresh = cast(GpuInteropError, again(error))
             if fresh is not error:
-                fresh.__cause__ = None  # which would be kept alive
+                fresh.__cause__ = None  # not kept alive
             self.failure = fresh
             self.told = False
 
     def tell_failure(self) -> GpuInteropError | None:
-        """Why it has failed; whoever asks raises it."""
+        """Return why it has failed, for the caller to raise."""
         if self.failure is not None:
             self.told = True
         return self.failure
 
     def is_void(self, number: int) -> bool:
-        """Whether what was enqueued then ran behind a wait that did not come."""
+        """Whether work enqueued at `number` ran behind a failed wait."""
         return any(first <= number < end for first, end in self.voids.copy())
 
 
 @locked
 def _drop(stream: NativeStream, entry: list[Any]) -> None:
-    if stream.kept and stream.kept[0] is entry:  # no other thread has done so
+    if stream.kept and stream.kept[0] is entry:  # else another thread has dropped it
         del stream.kept[0]
 
 
@@ -484,7 +482,7 @@ class _Me:
 
 
 class _Here(threading.local):
-    """The calling thread, as long as it lives. Its ident would not do: another thread has that afterwards."""
+    """The calling thread, as long as it lives. Its ident does not identify it: a later thread may reuse that."""
 
     def __init__(self) -> None:
         self.me = _Me()
@@ -494,7 +492,7 @@ _here: Final = _Here()
 
 
 class Streams:
-    """The native streams that this library knows on one device, each once."""
+    """The known native streams of one device, each once."""
 
     def __init__(self, backend: Backend, gate: Gate) -> None:
         self.backend = backend
@@ -504,15 +502,15 @@ class Streams:
         gate.devices.append(self)
 
     def known(self) -> list[NativeStream]:
-        """Those that may have work."""
+        """Streams that may have work."""
         return [stream for stream in self.table.copy().values() if stream.state not in GONE]
 
     def remembers(self, stream: NativeStream) -> bool:
-        """Whether a wrapper made now may find it."""
+        """Whether a new wrapper may find it."""
         return self.table.get(stream.key) is stream
 
     def create(self, call: Callable[[], Handle]) -> NativeStream:
-        """A stream of ours, made by `call`."""
+        """Make a stream of ours with `call`."""
         stream = NativeStream(self, owned=True)
         handle = stream.create(call)
         try:
@@ -523,7 +521,7 @@ class Streams:
         return stream
 
     def adopt(self, handle: Handle, keep: object) -> tuple[NativeStream, Native]:
-        """What another library's stream is known as, and a wrapper, which keeps it open."""
+        """Return the native of another library's stream, and a wrapper that keeps it open."""
         wrapper = Native("Stream", keep=keep)
         try:
             return self._find(handle, wrapper), wrapper
@@ -564,7 +562,7 @@ def _intern(
         stream.check()
     if (
         stream is None
-        or (stream.owned and stream.state is not LIVE)  # the number may be another stream's by now
+        or (stream.owned and stream.state is not LIVE)  # the number may now be another stream's
         or (stream.thread is not None and stream.thread() is not thread)
         or not revive(stream)
     ):
@@ -576,21 +574,21 @@ def _intern(
         device.table[key] = stream
         _forget(device)
     stream.release = stream._let_go
-    if stream.told:  # somebody knows: this wrapper begins anew
+    if stream.told:  # a caller knows of the failure: this wrapper starts without it
         stream.failure = None
         stream.told = False
     if wrapper is not None:
-        revive(wrapper)  # first: an interrupt in there leaves nothing on the stream
+        revive(wrapper)  # first: an interrupt inside leaves the stream unchanged
         if not stream.owned:
             stream.keep = wrapper.keep
-        wrapper.uses[stream] = None  # its owner is kept until what it was given is done
+        wrapper.uses[stream] = None  # the owner is kept until the stream's work is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD
     found.append(stream)
 
 
 def _forget(device: Streams) -> None:
-    """Keep few that are gone; one in so many calls looks."""
+    """Keep few closed streams; only one in many calls looks."""
     if len(device.table) <= device.limit:
         return
     for key, stream in list(device.table.items()):

@@ -1,7 +1,7 @@
-"""Lending a handle to a driver, and settling afterwards who owns the descriptor.
+"""Lend a handle to a driver, and settle afterwards who owns the descriptor.
 
-Drivers close the fd of a successful import, sometimes that of a failed one, and HIP closes none. The rule here is one:
-success consumes the caller's handle, failure leaves it open and untouched. So a driver only ever sees a duplicate.
+CUDA closes the fd after a successful import and sometimes after a failed one; HIP never does. gpuinterop has one rule:
+success consumes the caller's handle, failure leaves it open and untouched. So a driver only ever gets a duplicate.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ if sys.platform != "win32":
 
 T = TypeVar("T")
 
-# From the duplicate to the check no other import may run: a driver's close could otherwise hand our number to
-# another thread's descriptor between the two.
+# No other import may run between the duplicate and the check: after a driver's close, another thread's descriptor
+# could otherwise get our number.
 _import_lock = threading.RLock()
 
 
 @after_fork
 def _forked() -> None:
-    global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it, and does not exist in the child
+    global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it; the child does not have that thread
     _import_lock = threading.RLock()
 
 
 _F_DUPFD_QUERY = 1027  # Linux 6.10: are these two descriptors the same open file?
 _KCMP_FILE = 0
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
-_DUPLICATE_BASE = 200  # away from the low numbers that other threads are given meanwhile
+_DUPLICATE_BASE = 200  # away from the low numbers that other threads get meanwhile
 
 
 def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
-    An interrupt behind the end of `call` takes away what this returns, and the handle is consumed all the same: what
-    must not be lost, `call` stores by itself.
+    An interrupt after the end of `call` loses this function's result, and the handle is consumed all the same. So
+    `call` must itself store what must not be lost.
 
     Parameters
     ----------
     handle : Handle
-        Open. NT, KMT, NvSci and fabric handles hold no descriptor and are passed as they are.
+        An open handle. NT, KMT, NvSci and fabric handles have no descriptor and are passed as they are.
     call : callable
         The native import. On success the driver owns the duplicate, or the backend has closed it.
     user : str
-        Who consumes, for the message of a second use.
+        Consumer that the error of a second use names.
     """
     if not isinstance(handle, FdHandle):
         handle._check_open()
@@ -74,7 +74,7 @@ def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
 
 
 def _lend(handle: FdHandle, call: Callable[[Handle], T], user: str, done: list[T]) -> None:
-    # An interrupt comes between two steps of Python's, and takes nothing away that C has put into a list by then.
+    # An interrupt strikes between two steps of Python code; it cannot lose what C code has put into a list.
     lock = _import_lock
     held: list[bool] = []
     lent: list[int] = []
@@ -95,7 +95,7 @@ def _lend(handle: FdHandle, call: Callable[[Handle], T], user: str, done: list[T
         finally:
             try:
                 settle()
-            except BaseException:  # the interrupt came in there
+            except BaseException:  # the interrupt struck inside
                 settle()
                 raise
             finally:
@@ -116,7 +116,7 @@ def _duplicate(fd: int, lent: list[int]) -> None:
 
 
 def _take_back(original: int, lent: list[int]) -> None:
-    """After a failed import: close the duplicate if it is certainly still ours."""
+    """Close the duplicate of a failed import if it is certainly still ours."""
     duplicate = lent[0]
     same = same_open_file(original, duplicate)
     if same:
@@ -126,15 +126,15 @@ def _take_back(original: int, lent: list[int]) -> None:
     lent.clear()
     if same is None:
         warnings.warn(
-            f"fd {duplicate}, lent to a driver whose import failed, is left open: nothing on this system can tell "
-            "whether the number is still ours",
+            f"fd {duplicate}, lent to a driver whose import failed, is left open: this system cannot tell whether the "
+            "driver closed it",
             LeakedResourceWarning,
             stacklevel=6,
         )
 
 
 def same_open_file(first: int, second: int) -> bool | None:
-    """Whether two descriptors are one open file; None where nothing can prove it."""
+    """Whether two descriptors are one open file; None if this system cannot tell."""
     try:
         os.get_inheritable(second)
     except OSError:
@@ -151,7 +151,7 @@ def same_open_file(first: int, second: int) -> bool | None:
     here = os.fstat(first)
     if not os.path.samestat(here, os.fstat(second)):
         return False
-    return True if here.st_nlink == 0 else None  # a memfd has an inode of its own; a file of tmpfs is opened twice
+    return True if here.st_nlink == 0 else None  # a memfd's inode is its own; a tmpfs file may be opened twice
 
 
 def _kcmp(first: int, second: int) -> bool | None:
@@ -164,31 +164,31 @@ def _kcmp(first: int, second: int) -> bool | None:
 
 
 def object_size(fd: int) -> int | None:
-    """The size of a memory object in bytes, where the kernel knows it by itself (memfd, dma-buf)."""
+    """The size of a memory object in bytes if the kernel knows it (memfd, dma-buf); else None."""
     if system.seals(fd) is not None:
         return os.fstat(fd).st_size
-    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf:"):  # spares what is dearer
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf:"):  # skips the dearer check
         return None
-    # Not lseek: a file that is named like a dma-buf may be anybody's. No other file has this line here.
+    # Not lseek: any file may be named like a dma-buf. Only dma-bufs have this line.
     with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8", errors="replace") as lines:
         return dmabuf_size(lines.read())
 
 
 def dmabuf_size(fdinfo: str) -> int | None:
-    """The size that the kernel notes of a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None of anything else."""
+    """The size that the kernel reports for a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None for other files."""
     found = re.search(r"^size:\t([0-9]+)\ncount:\t[0-9]+\nexp_name:\t", fdinfo, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def check_size(handle: Handle, size: int) -> None:
-    """Refuse a size beyond the object: drivers accept it and fail, or crash, later."""
+    """Refuse a size that exceeds the object: drivers accept it and fail, or crash, later."""
     origin = handle.origin
     known = [("the exporter", origin.size)] if origin is not None and origin.size is not None else []
     if isinstance(handle, FdHandle) and not (known and origin is not None and origin.trusted):
         try:
             real = handle._use(object_size)
         except OSError:
-            real = None  # no /proc, or an object that cannot seek: the driver has to tell
+            real = None  # no /proc, or an object that cannot seek: the driver must check
         if real is not None:
             known.append(("the system", real))
     for who, limit in known:

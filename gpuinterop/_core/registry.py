@@ -1,7 +1,7 @@
 """Finds backends: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
 
-Nothing is read at import. ``GPUINTEROP_BACKEND`` is read at each call that chooses a backend, ``GPUINTEROP_DISABLE``
-when a device is first made: a device is made once in a process, and its table never changes.
+Import reads nothing. ``GPUINTEROP_BACKEND`` is read at each call that chooses a backend, ``GPUINTEROP_DISABLE``
+when a device is first made: a process makes each device once, and its table never changes.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _lock = threading.RLock()
 _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
 _warned: set[str] = set()
 _chosen: tuple[list[object], dict[str | None, str]] = ([], {})
-"""Where entry points were scanned, and the names of the backends that were found there, by the name asked for."""
+"""The state in which entry points were scanned, and the name of the chosen backend for each requested name."""
 
 
 @after_fork
 def _forked() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it, and is not here to let it go
+    global _lock  # noqa: PLW0603 - a thread of the parent may hold it; the child does not have that thread
     _lock = threading.RLock()
 
 
@@ -66,7 +66,7 @@ class LoadedBackend:
     def __init__(self, native: Backend) -> None:
         self._native = native
         self._rank = -native.priority
-        self._infos()  # asked of every backend where one is chosen: one that cannot say does not work
+        self._infos()  # a backend that cannot list its devices does not work
         self._devices: dict[int, Device] = {}
 
     @property
@@ -75,7 +75,7 @@ class LoadedBackend:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of driver, runtime and bindings."""
+        """Versions of driver, runtime and bindings."""
         with _guarded(f"{self.name}: versions() failed"):
             return {str(name): str(version) for name, version in self._native.versions().items()}
 
@@ -98,16 +98,16 @@ class LoadedBackend:
         return [self.device(info.ordinal) for info in self._infos()]
 
     def device(self, ordinal: int = 0) -> Device:
-        """One device; the same object every time.
+        """Return a device, the same object every time.
 
         Raises
         ------
         DeviceNotFoundError
         ArgumentTypeError
-            `ordinal` is no int.
+            `ordinal` is not an int.
         """
         number = check_int(ordinal, "ordinal")
-        if (known_one := self._devices.get(number)) is not None:  # whatever another thread loads meanwhile
+        if (known_one := self._devices.get(number)) is not None:  # another thread may be loading more
             return known_one
         with _lock:
             device = self._devices.get(number)
@@ -125,13 +125,13 @@ class LoadedBackend:
         return Device(self._native, info, self._table(info, patterns), self.devices)
 
     def _table(self, info: DeviceInfo, patterns: str) -> Capabilities:
-        """The backend's word, made total, promoted by what runs have shown, less what the user turned off."""
+        """The backend's table, completed, promoted by recorded runs, less what the user turned off."""
         with _guarded(f"{self.name}: capabilities() failed"):
             said = {capability.cell: capability for capability in self._native.capabilities(info.ordinal)}
         if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
-                f"the backend {self.name!r} claims SUPPORTED for {', '.join(bold)}: only verified.toml can say that; "
-                "it must say UNVERIFIED."
+                f"the backend {self.name!r} must declare UNVERIFIED for {', '.join(bold)}, not SUPPORTED: only "
+                "verified.toml can say that."
             )
         cells = []
         for cell in DOMAIN:
@@ -154,22 +154,22 @@ class LoadedBackend:
         return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=info.name)
 
     def _own_gap(self, cell: Cell) -> Capability | None:
-        """What the core cannot make of stream words, where it is the core that makes the semaphores."""
+        """Why the core cannot make this semaphore of stream words, if the core makes the backend's semaphores."""
         if cell.operation is not Operation.CREATE_SEMAPHORE or isinstance(self._native, HostSemaphoreBackend):
             return None
         if cell.handle_type is not TimelineFd:
             return cell.gap(
                 Scope.BINDINGS,
-                "of words that streams write a timeline can be made, and nothing else.",
+                "only timelines can be made of words that streams write.",
                 "gpuinterop.timeline",
-                "create_semaphore(TimelineFd), where that is there.",
+                "use create_semaphore(TimelineFd), if that is supported.",
             )
         if system.SYS_FUTEX is None:
             return cell.gap(
                 Scope.PLATFORM,
-                "our own timelines stand on memfds, /proc and futexes, known here for x86-64 and aarch64 Linux.",
+                "our own timelines need memfds, /proc and futexes, implemented for x86-64 and aarch64 Linux.",
                 "gpuinterop.timeline",
-                "one that Vulkan or Direct3D has made.",
+                "import one that Vulkan or Direct3D has made.",
             )
         return None
 
@@ -192,7 +192,7 @@ class InstalledBackend:
     ----------
     name : str
     distribution : str
-        Which installed distribution brings it, with its version.
+        Name and version of the distribution that installs it.
     """
 
     def __init__(self, rivals: Sequence[EntryPoint]) -> None:
@@ -203,7 +203,7 @@ class InstalledBackend:
 
     @property
     def error(self) -> BackendUnavailableError | None:
-        """Why it does not work; None when it does. Loads it."""
+        """Why it does not work; None if it works. Loads it."""
         found = _load(self._rivals)
         return found if isinstance(found, BackendUnavailableError) else None
 
@@ -217,7 +217,7 @@ class InstalledBackend:
 
 
 def _installed() -> dict[str, list[EntryPoint]]:
-    """By name; several where distributions disagree on what it is."""
+    """Entry points by name; several if distributions disagree on one."""
     found: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=GROUP):
         rivals = found.setdefault(entry_point.name, [])
@@ -227,12 +227,12 @@ def _installed() -> dict[str, list[EntryPoint]]:
 
 
 class BrokenBackendError(BackendUnavailableError):
-    """It raised what tells nothing of this machine: the conformance kit fails for it, and does not skip."""
+    """The backend raised an unexpected error, so the conformance kit fails instead of skipping."""
 
 
 @contextmanager
 def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError) -> Iterator[None]:
-    """Turn what a third party's code raises into a `BrokenBackendError`: it ends neither the others nor the program."""
+    """Turn errors of third-party code into a `BrokenBackendError`, so that other backends can still be used."""
     try:
         yield
     except (KeyboardInterrupt, let_through):
@@ -270,36 +270,38 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
         raise ValueError("expected an entry point such as 'module:Class'")
     cls = entry_point.load()
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
-        raise BackendUnavailableError(f"{entry_point.value} must be a subclass of gpuinterop.backend.Backend.")
+        raise BackendUnavailableError(f"expected a subclass of gpuinterop.backend.Backend, got {entry_point.value}.")
     if getattr(cls, "name", None) != entry_point.name:
         raise BackendUnavailableError(
-            f"{entry_point.value} calls itself {getattr(cls, 'name', None)!r}, its entry point {entry_point.name!r}."
+            f"expected {entry_point.value}.name to equal its entry point's, {entry_point.name!r}, got "
+            f"{getattr(cls, 'name', None)!r}."
         )
     return cls
 
 
 def backends() -> Mapping[str, InstalledBackend]:
-    """Every installed backend by name; touches no driver until one is asked whether it is available."""
+    """Every installed backend by name. Drivers are called only when you ask whether one is available."""
     return {name: InstalledBackend(rivals) for name, rivals in sorted(_installed().items())}
 
 
 def get_backend(name: str | None = None) -> LoadedBackend:
-    """A backend that works.
+    """Return a backend that works.
 
     Parameters
     ----------
     name : str, optional
-        By default ``GPUINTEROP_BACKEND``; without that the one of the highest priority that works and has a device.
+        Default: ``GPUINTEROP_BACKEND``; without that, the backend of highest priority that works and has a device.
 
     Raises
     ------
     BackendNotFoundError
-        None of that name is installed; the message lists those that are.
+        A backend of that name is not installed; the message lists those that are.
     BackendUnavailableError
-        It does not work here; why, and what to install. A backend asked for by name never falls back to another.
+        The backend does not work here; the message says why and what to install. A backend requested by name never
+        falls back to another.
     """
     if name is not None and not isinstance(name, str):
-        raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
+        raise ArgumentTypeError("name", f"expected a str, got {type(name).__name__}.")
     source = "name"
     if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
         source = _BACKEND_VARIABLE
@@ -312,7 +314,7 @@ def get_backend(name: str | None = None) -> LoadedBackend:
 
 
 def _names_chosen_here() -> dict[str | None, str]:
-    """Empty where what a scan depends on has changed: a scan takes a millisecond, and few programs need two."""
+    """The cached choices, emptied when the inputs of a scan have changed. A scan takes a millisecond."""
     global _chosen  # noqa: PLW0603 - both at once, for other threads
     where: list[object] = [*sys.path, *sys.meta_path]
     if (chosen := _chosen)[0] != where:
@@ -328,7 +330,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
         )
     found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
-        # A new error each time: a kept one would collect the tracebacks of all who asked.
+        # A new error each time: a kept one would collect the tracebacks of all callers.
         raise type(found)(f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix) from (
             found.__cause__
         )
@@ -336,7 +338,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
 
 
 def _by_priority() -> LoadedBackend:
-    """The first that works and has a device; says once what it fell past."""
+    """The first backend that works and has a device; warns once of those that it skipped."""
     for loaded in _working():
         if loaded._rank > 0:
             _warn_of_failures(loaded.name)
@@ -344,7 +346,7 @@ def _by_priority() -> LoadedBackend:
             return loaded
     raise BackendUnavailableError(
         f"no installed backend works here: {_reasons() or 'none is installed'}",
-        fix="`gpuinterop info` says more.",
+        fix="Run `gpuinterop info` for details.",
     )
 
 
@@ -371,31 +373,31 @@ def devices() -> Sequence[Device]:
 
 
 def device(ordinal: int = 0) -> Device:
-    """A device of the chosen backend (`get_backend`).
+    """Return a device of the chosen backend (`get_backend`).
 
     Raises
     ------
     DeviceNotFoundError, BackendNotFoundError, BackendUnavailableError
     ArgumentTypeError
-        `ordinal` is no int.
+        `ordinal` is not an int.
     """
     return get_backend().device(ordinal)
 
 
 def match_device(identity: DeviceIdentity) -> Device:
-    """The device that another API calls `identity`: by UUID, PCI bus id or LUID; a CPU matches the host backend's.
+    """Find the device that another API reports as `identity`, by UUID, PCI bus id or LUID.
 
-    Every backend that works is looked through, in order of priority; only the chosen one where
-    ``GPUINTEROP_BACKEND`` chooses.
+    A CPU matches the host backend's device. Every working backend is searched, in order of priority; if
+    ``GPUINTEROP_BACKEND`` is set, only that one.
 
     Raises
     ------
     DeviceNotFoundError
-        None is the same; the message lists those that there are.
+        No device matches; the message lists the available devices.
     """
     if not isinstance(identity, DeviceIdentity):
         raise ArgumentTypeError(
-            "identity", f"must be a DeviceIdentity such as gpuinterop.vulkan.identity(...) gives, not "
+            "identity", f"expected a DeviceIdentity, as gpuinterop.vulkan.identity(...) returns, got "
             f"{type(identity).__name__}."
         )  # fmt: skip
     chosen = os.environ.get(_BACKEND_VARIABLE)

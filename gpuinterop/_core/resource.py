@@ -1,4 +1,4 @@
-"""What the public classes have in common: `close`, and what it means. The model is in `native`."""
+"""The base of the public classes: `close` and its meaning. See `native` for the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .native import LIVE, Native, add_callback, retire
 
 
 def undo(what: str, release: Callable[[], None]) -> None:
-    """Release what a call has made that then failed; when this fails too, the first failure is still what is raised."""
+    """Release what a failed call had made. If this fails too, warn: the caller still raises the first failure."""
     try:
         release()
     except Exception as error:
@@ -22,7 +22,7 @@ def undo(what: str, release: Callable[[], None]) -> None:
 
 
 class Resource:
-    """Something with a native half. Made by factories only; ends with `close()`."""
+    """An object with a native half. Only factories make it; `close()` ends it."""
 
     _warns: bool = True
 
@@ -32,17 +32,17 @@ class Resource:
 
     @property
     def _native(self) -> Any:
-        """What the backend knows it by."""
+        """The backend's handle of it."""
         return self._lifetime.handle
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return self._lifetime.label
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called, here or on the parent."""
+        """Whether `close` was called on it or on its parent."""
         return self._lifetime.state is not LIVE
 
     def close(self, timeout: float | None = None) -> None:
@@ -51,16 +51,16 @@ class Resource:
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for the native release; without it the release happens later, by itself.
+            Seconds to wait for the native release. Without it, the release happens later by itself.
 
         Raises
         ------
         ResourceBusyError
-            `timeout` passed, and pending work or exported arrays still use the object. It stays closed, and is
-            released later all the same.
+            `timeout` passed, and pending work or exported arrays still use the object. It stays closed, and the
+            native release still happens later.
         """
         check_timeout(timeout)
-        if interrupted():  # in a signal handler that came in the middle of a transition
+        if interrupted():  # in a signal handler that struck inside a transition
             dropped.append(self._lifetime)
             return
         retire(self._lifetime)
@@ -68,10 +68,10 @@ class Resource:
         self._wait(self._lifetime, timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when the native release has happened; at once if it has.
+        """Call `callback` once the native release has happened; at once if it already has.
 
-        For owners of the memory or semaphore on the other side, who may free theirs only afterwards. The callback
-        runs on whichever thread drains; it must not block. What it raises is shown, and raised to nobody.
+        The exporter of the memory or semaphore may free its own only then. The callback runs on the thread that
+        drains, and must not block. Its exceptions go to `sys.unraisablehook`.
         """
         self._on_released(self._lifetime, callback)
 
@@ -94,7 +94,7 @@ class Resource:
         return f"<{self.label}{' closed' if self.closed else ''}>"
 
     def _wait(self, native: Native, timeout: float | None) -> None:
-        """For a release, as `close` does."""
+        """Wait for a release, as `close` does."""
         if timeout is not None and not wait_for(native, check_timeout(timeout)):
             raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {native.what_holds()}.")
 

@@ -1,7 +1,7 @@
 """External semaphores and batches of them.
 
-`wait` and `signal` are the hot path: the driver call and little else. What can be decided at import is decided there
-(capability, kind, the batch of one); what is left is the marks, and one look that the objects fit together.
+`wait` and `signal` are the hot path: the driver call and little else. Import decides all it can (capability, kind, the
+batch of one). The calls only set marks and check once that the objects fit together.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ _VALUE_NAMES: dict[type, str] = {
 
 
 class SemaphoreCalls(ABC):
-    """What makes a semaphore's calls: the driver, stream words, or the bridge.
+    """Makes a semaphore's calls: through the driver, stream words, or the bridge.
 
-    Handles are whatever it has made; a batch is what `prepare` gives for several.
+    Handles are objects that it made; a batch is the result of `prepare` for several.
     """
 
     max_value: int = _MAX_VALUE
-    """The largest value that streams can wait for."""
+    """Largest value that a stream can wait for."""
     blocks: bool = False
-    """`destroy` waits for the whole device."""
+    """Whether `destroy` waits for the whole device."""
     in_graphs: bool = True
-    """A stream that is being captured takes them."""
+    """Whether a stream that is being captured accepts the calls."""
 
     @abstractmethod
     def prepare(self, handles: Sequence[Handle]) -> Any:
-        """A batch for `wait` and `signal`."""
+        """Prepare a batch for `wait` and `signal`."""
 
     @abstractmethod
     def wait(self, batch: Any, stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]) -> None:
@@ -94,21 +94,21 @@ class SemaphoreCalls(ABC):
 
     @abstractmethod
     def destroy(self, handle: Handle) -> None:
-        """Release; no stream uses it any more."""
+        """Release the handle, which streams no longer use."""
 
-    def abandon(self, handle: Handle) -> None:  # noqa: B027 - of a driver whose waits cannot be cancelled
-        """Cancel what streams wait for, where that can be."""
+    def abandon(self, handle: Handle) -> None:  # noqa: B027 - most drivers cannot cancel waits
+        """Cancel pending waits of streams, if that is possible."""
 
     @abstractmethod
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        """Why streams cannot signal, wait, or wait with a time-out."""
+        """Why streams cannot signal, wait, or wait with a timeout; None if they can."""
 
     def looker(self, handle: Handle, value: int) -> Callable[[], bool] | None:
-        """What tells whether a value is there; None where only the driver knows."""
+        """Return a function that tells whether the value is reached; None if only the driver knows."""
         return None
 
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
-        """Why the calling thread can neither wait nor signal."""
+        """Why the calling thread can neither wait nor signal; None if it can."""
         return None
 
     @abstractmethod
@@ -117,18 +117,18 @@ class SemaphoreCalls(ABC):
 
     @abstractmethod
     def host_wait(self, handle: Handle, value: int, timeout: float) -> bool:
-        """Block the calling thread; False when `timeout` seconds passed."""
+        """Block the calling thread; False if `timeout` seconds passed."""
 
     def export(self, handle: Handle) -> AnySemaphoreHandle:
-        """A new handle that the caller owns; asked only where semaphores are made exportable."""
+        """Return a new handle that the caller owns. Called only if its semaphores are exportable."""
         raise NotImplementedError
 
-    def know(self, semaphore: ExternalSemaphore[Any]) -> None:  # noqa: B027 - only the driver's graphs name them
-        """Remember one that was made."""
+    def know(self, semaphore: ExternalSemaphore[Any]) -> None:  # noqa: B027 - only the driver's graphs need it
+        """Remember a new semaphore."""
 
 
 class DriverSemaphores(SemaphoreCalls):
-    """The driver's own, of one device."""
+    """Calls of one device's driver."""
 
     def __init__(self, device: Device) -> None:
         backend = device._backend
@@ -175,12 +175,12 @@ class DriverSemaphores(SemaphoreCalls):
 class ExternalSemaphore(Resource, Generic[K]):
     """A semaphore that another API or process shares. Made by `Device.import_semaphore` or `create_semaphore`.
 
-    `K` is its kind: ``Binary`` calls take no value, ``Timeline`` and ``Fence`` calls one, ``Keyed`` calls a key,
-    ``SciSync`` calls the address of an ``NvSciSyncFence``.
+    `K` is its kind: calls of ``Binary`` take no value, those of ``Timeline`` and ``Fence`` a value, those of ``Keyed``
+    a key, and those of ``SciSync`` the address of an ``NvSciSyncFence``.
 
-    `close()` leaves a stream's pending waits pending, as every GPU driver does; ``close(timeout=...)`` gives them that
-    long and then cancels them where the driver can (the host backend: the stream fails with `ResourceClosedError`). A
-    thread in `host_wait` is cancelled by `close()` at once.
+    `close()` leaves a stream's pending waits pending, as every GPU driver does. ``close(timeout=...)`` waits that long
+    for them, then cancels them if the driver can (on the host backend the stream fails with `ResourceClosedError`).
+    `close()` cancels threads in `host_wait` at once.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     @property
     def takes_timeout(self) -> bool:
-        """Whether a stream's `wait` takes a time-out."""
+        """Whether a stream's `wait` takes a timeout."""
         return self._cannot_time_out is None
 
     # -- on a stream -------------------------------------------------------------------------------------------
@@ -246,27 +246,28 @@ class ExternalSemaphore(Resource, Generic[K]):
         timeout: float | None = None,
     ) -> None: ...  # fmt: skip
     def wait(self, stream: Stream, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Enqueue: what follows on `stream` runs after the semaphore is signalled. Returns at once.
+        """Make `stream` wait for the semaphore before its later work. Returns at once.
 
         ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``
 
         Parameters
         ----------
         stream : Stream
-            Of the same device.
+            Stream of the same device.
         value : int
             Timeline, fence: wait until the counter is at least this. Keyed mutex: the key to acquire with. None for
             a binary semaphore, whose signal the wait consumes.
         timeout : float, optional
-            Seconds; only where the driver has it (`Operation.WAIT_TIMEOUT`: keyed mutexes, the host backend). On
+            Seconds; only if the driver supports it (`Operation.WAIT_TIMEOUT`: keyed mutexes, the host backend). On
             expiry the stream fails with `SemaphoreTimeoutError`.
 
         Raises
         ------
         InvalidArgumentError
-            A value for a binary semaphore, none for another, one below 0, or a stream of another device.
+            A binary semaphore got a value, another kind got None or a value below 0, or the stream is of another
+            device.
         UnsupportedError
-            The device cannot wait for this kind, or not with a time-out.
+            The device cannot wait for this kind, or cannot wait with a timeout.
         """
         if type(stream) is not Stream:
             check_stream(self._device, stream)
@@ -292,7 +293,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             if not self._in_graphs:
                 _refuse_capture(native)
             ms = None if timeout is None else self._milliseconds(timeout)
-            if native not in lifetime.uses:  # before the call: whatever strikes behind it, the release waits
+            if native not in lifetime.uses:  # before the call: the release waits even if an interrupt strikes after it
                 note_use(lifetime, native, 0)
             pending = Wait(lifetime, value)
             if self._looks:
@@ -303,7 +304,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 gate = self._gate
                 if gate.crowded:
                     relieve(gate)
-                waits, entry = native.waits, (next(order), pending)  # as `NativeStream.note`
+                waits, entry = native.waits, (next(order), pending)  # as in `NativeStream.note`
                 waits += (entry,)
                 waiting[native] = None  # before the look at the gate: see there
                 if gate.shut:
@@ -331,14 +332,14 @@ class ExternalSemaphore(Resource, Generic[K]):
         value: int,
     ) -> None: ...  # fmt: skip
     def signal(self, stream: Stream, value: int | None = None) -> None:
-        """Enqueue: signal the semaphore when the work before it on `stream` is done. Returns at once.
+        """Make `stream` signal the semaphore when its earlier work is done. Returns at once.
 
         ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``
 
         Parameters
         ----------
         stream : Stream
-            Of the same device.
+            Stream of the same device.
         value : int
             Timeline, fence: the counter's new value; a timeline only grows. Keyed mutex: the key to release with.
             None for a binary semaphore.
@@ -346,8 +347,8 @@ class ExternalSemaphore(Resource, Generic[K]):
         Raises
         ------
         InvalidArgumentError
-            A value for a binary semaphore, none for another, a timeline that would not grow on this stream (drivers
-            accept that, and later waits never return), or a stream of another device.
+            A binary semaphore got a value, another kind got None, the timeline would not grow on this stream (drivers
+            accept that, and later waits never return), or the stream is of another device.
         UnsupportedError
             The device cannot signal this kind.
         """
@@ -378,7 +379,7 @@ class ExternalSemaphore(Resource, Generic[K]):
                 note_use(lifetime, native, last := 0)
             if self._grows and number <= last and not native.is_capturing():
                 self._refuse_smaller(number, last, "value")
-            if (graph := native.graph) is not None:  # signalled by its launches, not now
+            if (graph := native.graph) is not None:  # its launches signal, not this call
                 graph.hold(lifetime)
                 number_now = last
             else:
@@ -393,12 +394,12 @@ class ExternalSemaphore(Resource, Generic[K]):
     # -- on the calling thread -----------------------------------------------------------------------------------
 
     def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Block the calling thread until the semaphore is signalled; no stream is involved.
+        """Block the calling thread until the semaphore is signalled, without a stream.
 
         Raises
         ------
         UnsupportedError
-            The backend's semaphores cannot be waited for without a stream.
+            The backend cannot wait for semaphores without a stream.
         SemaphoreTimeoutError
             `timeout` seconds passed.
         """
@@ -407,7 +408,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         deadline = None if limit is None else time.monotonic() + limit
 
         def wait() -> bool:
-            while True:  # in slices: close() ends it
+            while True:  # in slices, so that close() can end it
                 left = system.SLICE if deadline is None else min(system.SLICE, max(0.0, deadline - time.monotonic()))
                 if self._calls.host_wait(self._native, number, left):
                     return True
@@ -423,12 +424,12 @@ class ExternalSemaphore(Resource, Generic[K]):
             )
 
     def host_signal(self, value: int | None = None) -> None:
-        """Signal from the calling thread, at once; no stream is involved.
+        """Signal from the calling thread at once, without a stream.
 
         Raises
         ------
         UnsupportedError
-            The backend's semaphores cannot be signalled without a stream.
+            The backend cannot signal semaphores without a stream.
         """
         number = self._check_value(value)
         self._on_host(lambda: self._calls.host_signal(self._native, number))
@@ -444,22 +445,22 @@ class ExternalSemaphore(Resource, Generic[K]):
             del calls[-1]
 
     def export(self) -> SemaphoreHandle[K]:
-        """A new handle that the caller owns; only of semaphores made by `Device.create_semaphore`."""
+        """Return a new handle that the caller owns; only `Device.create_semaphore` makes exportable semaphores."""
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
                 "semaphore",
                 f"{self.label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
-        self._lifetime.gate = self._gate if self._calls.blocks else None  # what others may have is not used again
+        self._lifetime.gate = self._gate if self._calls.blocks else None  # others may have it
         handle = self._lifetime.use(self._calls.export)
-        # One of our own lies in no device's memory: any device takes it.
+        # Our own timelines lie in host memory: any device imports them.
         device = self._device.identity if isinstance(self._calls, DriverSemaphores) else None
         handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device, trusted=True)
         return handle
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once; see the class for pending waits, and `Resource.close` for `timeout`."""
+        """End use at once. See the class for pending waits, and `Resource.close` for `timeout`."""
         try:
             super().close(timeout)
         except ResourceBusyError:
@@ -467,7 +468,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise
 
     def check_host_side(self) -> None:
-        """Raise `UnsupportedError` where `host_wait` and `host_signal` would."""
+        """Raise `UnsupportedError` if `host_wait` and `host_signal` would."""
         if (gap := self._calls.host_gap(self.handle_type)) is not None:
             raise UnsupportedError(gap, context=f"{self._device.name}, without a stream")
 
@@ -477,14 +478,14 @@ class ExternalSemaphore(Resource, Generic[K]):
         if not self._takes_value:
             if value is not None:
                 raise InvalidArgumentError(
-                    "value", f"a binary semaphore takes none, not {value!r}; is the handle a timeline's (TimelineFd)?"
+                    "value", f"expected None for a binary semaphore, got {value!r}; import timelines as TimelineFd."
                 )
             return 0
         if value is None:
             raise InvalidArgumentError(
                 "value",
-                f"a {self.kind.__name__.lower()} semaphore wants {_VALUE_NAMES[self.kind]}; "
-                "is the handle a binary one's (OpaqueFd)?",
+                f"expected {_VALUE_NAMES[self.kind]} for a {self.kind.__name__.lower()} semaphore, got None; import "
+                "binary semaphores as OpaqueFd.",
             )
         return check_int(value, "value", minimum=0, maximum=self._max_value)
 
@@ -509,11 +510,11 @@ class ExternalSemaphore(Resource, Generic[K]):
         )
 
     def _last_signalled(self) -> int:
-        """The largest value that streams were given to signal here."""
+        """The largest value that streams of this process were told to signal."""
         return max(self._lifetime.uses.copy().values(), default=0)
 
     def _forget_values(self) -> None:
-        """Begin anew with what grows: a capture noted values here that nobody has signalled."""
+        """Forget the signalled values: a capture noted some that its graph has not signalled."""
         for stream in self._lifetime.uses.copy():
             self._lifetime.uses[stream] = 0
 
@@ -522,45 +523,45 @@ def _refuse_capture(stream: NativeStream) -> None:
     if stream.is_capturing():
         raise InvalidArgumentError(
             "stream",
-            f"{stream.label} is being captured, and a semaphore of stream words has its value for one time only: "
-            "signal and wait outside of the graph, before and after its launch.",
+            f"{stream.label} is being captured, and each launch would repeat the value of this semaphore of stream "
+            "words: signal and wait outside of the graph, before and after its launch.",
         )
 
 
 def origin_kind(kind: type) -> OriginKind:
-    """What the origin of a handle of such a semaphore says."""
+    """The origin kind of handles of such a semaphore."""
     return _ORIGINS.get(kind, OriginKind.OTHER)
 
 
 class SemaphoreBatch:
-    """Several semaphores of one device in one driver call.
+    """Several semaphores of one device, waited for or signalled by one driver call.
 
     Parameters
     ----------
     *semaphores : ExternalSemaphore
-        They stay their owners': the batch has nothing to close.
+        The caller still owns them; a batch needs no `close`.
     """
 
     def __init__(self, *semaphores: ExternalSemaphore[Any]) -> None:
         if not semaphores:
-            raise InvalidArgumentError("semaphores", "a batch has one or more.")
+            raise InvalidArgumentError("semaphores", "expected one or more, got none.")
         for semaphore in semaphores:
             if not isinstance(semaphore, ExternalSemaphore):
-                raise ArgumentTypeError("semaphores", f"a {type(semaphore).__name__} is no ExternalSemaphore.")
+                raise ArgumentTypeError("semaphores", f"expected ExternalSemaphores, got {type(semaphore).__name__}.")
             semaphore._check_open()
             if semaphore._device is not semaphores[0]._device:
                 raise InvalidArgumentError("semaphores", "belong to different devices; make a batch for each.")
         if len(set(map(id, semaphores))) != len(semaphores):
-            raise InvalidArgumentError("semaphores", "one of them is given twice.")
+            raise InvalidArgumentError("semaphores", "expected each semaphore once, got one twice.")
         self._semaphores = semaphores
         self._device = semaphores[0]._device
         self._calls = semaphores[0]._calls
         if any(semaphore._calls is not self._calls for semaphore in semaphores):
             raise InvalidArgumentError(
-                "semaphores", "a driver's, the bridge's and our own go into batches of their own: make one for each."
+                "semaphores", "a driver's, the bridge's and our own need batches of their own; make one for each."
             )
         self._batch = self._calls.prepare([semaphore._native for semaphore in semaphores])
-        # One mark for all: each of them is released after it, and closing one closes it.
+        # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
         self._lifetime = Native("SemaphoreBatch", parents=[semaphore._lifetime for semaphore in semaphores])
         self._lifetime.open()
 
@@ -569,7 +570,7 @@ class SemaphoreBatch:
             dropped.append(self._lifetime)
 
     def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
-        """Wait for all; `values` in the order of the constructor, None where one is binary."""
+        """Make `stream` wait for all; `values` in the constructor's order, None for binary semaphores."""
         numbers = self._check(stream, values, Operation.WAIT_SEMAPHORE)
         ms = None
         if timeout is not None:
@@ -581,12 +582,12 @@ class SemaphoreBatch:
             waits.append(Wait(semaphore._lifetime, number if semaphore._takes_value else None))
             waits[-1].reached = self._calls.looker(semaphore._native, number)
         calls = native.calls
-        calls += MARK  # no capture of ours begins or ends between the looks at it and the call
+        calls += MARK  # our captures cannot begin or end between the checks and the call
         try:
             self._note_use(native)
             stream._call_behind(
                 native,
-                waits if native.graph is None else [],  # a graph's wait when it is launched
+                waits if native.graph is None else [],  # a graph waits when it is launched
                 lambda _: self._calls.wait(self._batch, native, numbers, ms, waits),
                 self._lifetime,
             )
@@ -594,9 +595,9 @@ class SemaphoreBatch:
             del calls[-1]
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
-        """Signal all; `values` in the order of the constructor, None where one is binary.
+        """Make `stream` signal all; `values` in the constructor's order, None for binary semaphores.
 
-        Nothing is signalled when one value is refused.
+        If one value is refused, no semaphore is signalled.
         """
         numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
         native = stream._known_as()
@@ -616,7 +617,7 @@ class SemaphoreBatch:
             del calls[-1]
 
     def _note_use(self, native: NativeStream) -> None:
-        """Before the call, which may fail half-way: the releases wait for the stream."""
+        """Note the use before the call, which may fail half-way: the releases wait for the stream."""
         for semaphore in self._semaphores:
             if native not in semaphore._lifetime.uses:
                 note_use(semaphore._lifetime, native, 0)
@@ -626,7 +627,7 @@ class SemaphoreBatch:
     def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:
         everything: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(everything, tuple | list):
-            raise ArgumentTypeError("values", f"must be a tuple or a list, one entry a semaphore, not {values!r}.")
+            raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
         given: Sequence[int | None] = everything
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")

@@ -1,4 +1,4 @@
-"""Whether what a backend calls is one of our test doubles, or stands on one: each exports a symbol that says so."""
+"""Detects whether a backend's driver is, or stands on, one of our test doubles: each exports a symbol that says so."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _EMULATOR: Final = "librocjitsu_kmd"  # AMD's, which preloads it
 
 
 def stand_in(libraries: Mapping[str, str]) -> str:
-    """What stands in for the driver that a backend calls or for the device below it; empty where nothing does.
+    """Name the test double in place of a backend's driver, or of the device below it; empty without one.
 
-    No recorded run counts for it, and no run on it is recorded. One of ours that is loaded beside another is enough.
-    A driver of ours is named by its file. AMD's own runtime is linked with the library below it, and a symbol of that
-    one is found through it.
+    Recorded runs do not count for a test double, and runs on it are not recorded. One that is loaded beside a real
+    driver is enough. The name of our drivers is their file. AMD's own runtime is linked with the library below it, so
+    a symbol of that library is found through it.
 
     Parameters
     ----------
     libraries : Mapping
-        The backend's (`LoadedBackend.libraries`).
+        Native libraries of the backend (`LoadedBackend.libraries`).
     """
     for path in _drivers(libraries):
         if _exports(path, _SIMULATED) or _exports(path, _FORWARDING):
@@ -41,30 +41,30 @@ def stand_in(libraries: Mapping[str, str]) -> str:
 
 
 def simulated_driver(libraries: Mapping[str, str]) -> str:
-    """The same of a simulated driver alone: behind it there is no hardware, whatever is called.
+    """Name a simulated driver, which has no hardware behind it; empty without one.
 
-    (A forwarding one sends its calls on to another vendor's driver.) Every driver of the name that is loaded must be
-    one: which of them is called cannot be told.
+    (A forwarding driver sends its calls on to another vendor's driver.) Every loaded driver of that name must be
+    simulated, because we cannot tell which one is called.
     """
     drivers = _drivers(libraries)
     return drivers[0] if drivers and all(_exports(path, _SIMULATED) for path in drivers) else ""
 
 
 def _drivers(libraries: Mapping[str, str]) -> list[str]:
-    """The files of the driver that a backend calls, and of every other that is loaded and has the same name."""
+    """The files of the driver that a backend calls, and of all loaded drivers of the same name."""
     names = {_name(path) for path in libraries.values()}
     loaded = (path for _, path in system.mapped_files() if _name(path) in names)
     return list(dict.fromkeys([*libraries.values(), *loaded]))
 
 
 def _name(path: str) -> str:
-    """``libcuda``, of ``/usr/lib/libcuda.so.580.159.04``."""
+    """The name ``libcuda`` of ``/usr/lib/libcuda.so.580.159.04``."""
     return PurePath(path).name.partition(".so")[0]
 
 
 def _exports(path: str, symbol: str) -> bool:
     try:
         library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
-    except OSError:  # it is not loaded, or cannot be
+    except OSError:  # it is not loaded, or cannot be loaded
         return False
     return hasattr(library, symbol)

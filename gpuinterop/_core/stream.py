@@ -1,4 +1,4 @@
-"""Streams, events, and taking over other libraries' streams."""
+"""Streams, events, and wrappers of other libraries' streams."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DEFAULT_STREAM = 0
-_POLL_S = 0.0005  # how often an awaited event is looked at
+_POLL_S = 0.0005  # how often an awaited event is polled
 
 
 class Stream(Resource):
     """Work that the device does in order. Made by `Device.create_stream` and `Device.wrap_stream`.
 
-    A stream of `create_stream` is ours: `close()` lets its work finish and then destroys it. A stream of
-    `wrap_stream` stays its owner's.
+    gpuinterop owns a stream of `create_stream`: `close()` lets its work finish, then destroys it. The other library
+    still owns a stream of `wrap_stream`.
     """
 
     def __init__(self, device: Device, native: NativeStream, lifetime: Native) -> None:
         super().__init__(lifetime)
-        self._warns = native.owned and lifetime is native  # a wrapped stream owns nothing that could leak
+        self._warns = native.owned and lifetime is native  # a wrapped stream cannot leak
         self._device = device
         self._backend = device._backend
         self._ptr = native.pointer
         self._handle = native.handle
         self._failure: GpuInteropError | None = None
         self._stream: NativeStream | None = None if native.thread is not None else native
-        """None of a thread's own default stream: then it is that of the thread that calls (`_known_as`)."""
+        """None for the per-thread default stream: each call then uses the calling thread's (`_known_as`)."""
 
     def _known_as(self) -> NativeStream:
         """The native stream that a call of this thread reaches."""
@@ -76,26 +76,26 @@ class Stream(Resource):
     def __cuda_stream__(self) -> tuple[int, int]:
         """The CUDA stream protocol: (version, stream). Only on devices whose streams are CUDA streams."""
         if self._device.info.array_interface != "__cuda_array_interface__":
-            raise InvalidArgumentError("stream", f"{self._device.name} has no CUDA streams.")
+            raise InvalidArgumentError("stream", f"{self._device.name} has no CUDA streams; pass Stream.ptr instead.")
         return (0, self.ptr)
 
     @property
     def capturing(self) -> bool:
-        """Whether work goes into a graph instead of running (``cuStreamIsCapturing``), whoever captures."""
+        """Whether any library captures the stream's work into a graph (``cuStreamIsCapturing``)."""
         self._check_open()
         return self._known_as().is_capturing()
 
     def capture(self) -> AbstractContextManager[Graph]:
-        """Capture what is enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
+        """Capture the work enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
 
-        Other libraries' work on the stream is captured with it. Nothing of it runs before `Graph.launch`. Calls that
-        other threads make on the stream have a second to end first; one that comes while the capture begins or ends
-        raises `InvalidArgumentError`.
+        Other libraries' work on the stream is captured too. Captured work runs only on `Graph.launch`. The capture
+        waits up to a second for calls of other threads on the stream; a call made while it begins or ends raises
+        `InvalidArgumentError`.
 
         Raises
         ------
         UnsupportedError
-            The device captures no graphs (`Operation.GRAPH_CAPTURE`).
+            The device cannot capture graphs (`Operation.GRAPH_CAPTURE`).
 
         Examples
         --------
@@ -112,14 +112,14 @@ class Stream(Resource):
         return capture(self)
 
     def query(self) -> bool:
-        """Whether all work enqueued so far is done; never blocks.
+        """Whether all earlier work is done; never blocks.
 
         Raises
         ------
         GpuInteropError
             An operation on the stream has failed.
         InvalidArgumentError
-            The stream is being captured: nothing that was enqueued runs.
+            The stream is being captured, so its work does not run.
         """
         self._check_open()
         stream = self._known_as()
@@ -136,7 +136,7 @@ class Stream(Resource):
         Parameters
         ----------
         timeout : float, optional
-            Seconds.
+            Seconds to wait; None sets no limit.
 
         Raises
         ------
@@ -144,10 +144,10 @@ class Stream(Resource):
             `timeout` passed; the message names the semaphores and values that the stream still waits for. The stream
             goes on.
         GpuInteropError
-            An operation on the stream has failed. On the host backend what came after it was not run, and the
-            stream stays failed.
+            An operation on the stream has failed. The host backend skips the work after it, and the stream stays
+            failed.
         InvalidArgumentError
-            The stream is being captured: nothing that was enqueued runs.
+            The stream is being captured, so its work does not run.
         """
         limit = check_timeout(timeout)
         self._check_open()
@@ -158,10 +158,10 @@ class Stream(Resource):
         self.check_failure()
 
     def wait_stream(self, other: Stream) -> None:
-        """Order what follows here behind what `other` has been given so far."""
+        """Make this stream's later work wait for all earlier work of `other`."""
         self._check_open()
         if not isinstance(other, Stream):
-            raise ArgumentTypeError("other", f"must be a gpuinterop Stream, not {type(other).__name__}.")
+            raise ArgumentTypeError("other", f"expected a gpuinterop Stream, got {type(other).__name__}.")
         other._check_open()
         if other is self:
             return
@@ -172,10 +172,10 @@ class Stream(Resource):
         other.check_failure()
         self.check_failure()
         self._follow(other._known_as())
-        other.check_failure()  # since the look above: whoever told it may have missed us
+        other.check_failure()  # it may have failed since the check above, before we stood behind it
 
     def record(self) -> Event:
-        """An event that is done when everything enqueued so far is."""
+        """Record an event that is done when all earlier work is."""
         self._check_open()
         self.check_failure()
         tidy()
@@ -184,7 +184,7 @@ class Stream(Resource):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _call(self, stream: NativeStream, call: Callable[[Handle], T], *natives: Native) -> T:
-        """Call the driver with the stream, and one or two natives that must not be released meanwhile."""
+        """Call the driver with the stream and one or two natives, none of which is released meanwhile."""
         first = natives[0] if natives else stream
         second = natives[1] if len(natives) > 1 else first
         calls, firsts, seconds = stream.calls, first.calls, second.calls
@@ -206,9 +206,9 @@ class Stream(Resource):
     def _call_behind(
         self, stream: NativeStream, waits: list[Wait], call: Callable[[Handle], None], *natives: Native
     ) -> None:
-        """As `_call`, of what makes the stream wait: noted first, then let past the gate.
+        """Call as `_call` does, for a wait: note it first, then pass the gate.
 
-        `ExternalSemaphore.wait` does the same in line.
+        `ExternalSemaphore.wait` inlines the same steps.
         """
         gate = stream.device.gate
         if waits and gate.crowded:
@@ -228,7 +228,7 @@ class Stream(Resource):
         self._call(stream, noted, *natives)
 
     def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
-        """Give it work with one or two natives, and perhaps with a caller's host memory, which is kept until then."""
+        """Enqueue work with one or two natives and perhaps a caller's host memory, which is kept until it is done."""
         stream = self._known_as()
         if host is None:
             self._call(stream, call, *natives)
@@ -236,14 +236,14 @@ class Stream(Resource):
         stream.drop_kept()
         entry: list[Any] = [None, host]
         calls = stream.calls
-        # Where the copy keeps the GIL, a wait that came behind the look at the stream would never end.
+        # If the copy keeps the GIL, a wait that is enqueued after the check would never end.
         shut: list[Any] = stream.device.gate.shut if self._backend.holds_gil else Marks()
-        calls += MARK  # first: whoever finds the entry without a point sees that a call is under way
+        calls += MARK  # first: it tells a thread that finds the entry without a point that a call is under way
         shut += MARK
         try:
             if self._backend.holds_gil:
                 self.check_host_copy(host)
-            if stream.captured:  # since the look
+            if stream.captured:  # since the check
                 raise CapturedError(stream)
             stream.kept.append(entry)
             self._call(stream, call, *natives)
@@ -252,7 +252,7 @@ class Stream(Resource):
             del calls[-1], shut[-1]
 
     def _follow(self, other: NativeStream) -> None:
-        """Order what follows behind what another native stream, which may be closed, was given so far."""
+        """Order later work behind all earlier work of another native stream, which may be closed."""
         stream = self._known_as()
         if other is stream:
             return
@@ -272,24 +272,24 @@ class Stream(Resource):
                 raise
 
         def follow(event: Handle) -> None:
-            # Behind the record: what another thread gave `other` before that is among them.
+            # After the record: it covers the waits that another thread gave `other` before it.
             self._call_behind(stream, stream.inherits(other), lambda native: self._backend.wait_event(native, event))
 
         other.with_event(wait_for)
 
     def check_failure(self) -> None:
-        """Raise why it has failed, if it has; the first failure stays."""
+        """Raise its failure, if it has failed; the first failure stays."""
         self._failure = self._failure or self._known_as().tell_failure()
         if self._failure is not None:
             raise again(self._failure)
 
     def check_host_copy(self, host: HostArray) -> None:
-        """Refuse a copy of host memory that a graph would outlive, or that would block behind a pending wait."""
+        """Refuse a copy of host memory into a graph that may outlive it, or one that would block behind a wait."""
         if self.capturing:
             raise InvalidArgumentError(
                 "stream",
-                f"{self.label} is being captured, and a graph would use the host array at every launch, when it may "
-                "be gone: copy between buffers in the capture, and to and from the host outside of it.",
+                f"{self.label} is being captured, and each launch of the graph would use the host array, which may be "
+                "gone: copy between buffers in the capture, and to and from the host outside of it.",
             )
         backend, stream = self._backend, self._known_as()
         if (
@@ -297,7 +297,7 @@ class Stream(Resource):
             and backend.pageable_copies_block
             and (waits := stream.before())
             and backend.is_pageable(self._device._native, host.ptr)
-            # Idle, and a wait noted all the same: another thread is about to enqueue it.
+            # The stream is idle, but a wait is noted: another thread is about to enqueue it.
             and (first := next((one for one in waits if not one.is_idle() or one.pending()), None)) is not None
         ):
             raise ResourceBusyError(
@@ -313,7 +313,7 @@ class Event:
         backend = stream._backend
         self._stream = stream
         self._reached = False
-        # A closed stream takes its events along, when all is done.
+        # A closed stream releases its events when its work is done.
         self._lifetime = Native(
             "Event", backend.destroy_event, parents=(native,), how=Standing.YIELDS, keep=native.keep
         )
@@ -321,11 +321,11 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether the stream got there; never blocks. Raises the stream's failure, if it failed before."""
+        """Whether the stream reached the event; never blocks. Raises the failure of a stream that failed before it."""
         return self._ask(self._stream._backend.is_done)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block the calling thread until the stream got there.
+        """Block the calling thread until the stream reaches the event.
 
         Raises
         ------
@@ -348,7 +348,7 @@ class Event:
             del calls[-1]
         if done and not self._reached:
             self._stream.check_failure()
-            self._reached = True  # what fails from now on has failed behind it
+            self._reached = True  # a later failure is behind the event
         return done
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -362,22 +362,22 @@ class Event:
 
 
 def foreign_pointer(stream: object) -> tuple[int, object]:
-    """The native pointer of another library's stream, and what must stay alive with it.
+    """The native pointer of another library's stream, and the object to keep alive with it.
 
-    Understands an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``) and CuPy (``ptr``). torch's CPU
-    stream, which has no work of its own, is the calling thread: pointer 0.
+    Accepts an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``) and CuPy (``ptr``). torch's CPU stream
+    stands for the calling thread: pointer 0.
     """
     if isinstance(stream, bool) or stream is None:
-        raise ArgumentTypeError("stream", f"must be a stream, not {stream!r}; 0 is the device's default stream.")
+        raise ArgumentTypeError("stream", f"expected a stream, got {stream!r}; pass 0 for the device's default stream.")
     if isinstance(stream, int):
         if stream < 0:
-            raise InvalidArgumentError("stream", f"{stream} is no stream pointer.")
+            raise InvalidArgumentError("stream", f"expected a stream pointer, got {stream}.")
         return stream, None
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         pair = protocol() if callable(protocol) else protocol
         if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] == 0):
-            raise InvalidArgumentError("stream", f"__cuda_stream__ gave {pair!r}; only version 0 is known.")
+            raise InvalidArgumentError("stream", f"expected version 0 of __cuda_stream__, got {pair!r}.")
         return int(pair[1]), stream
     for attribute in ("cuda_stream", "ptr"):
         pointer = getattr(stream, attribute, None)
@@ -387,15 +387,14 @@ def foreign_pointer(stream: object) -> tuple[int, object]:
         return _DEFAULT_STREAM, stream
     raise ArgumentTypeError(
         "stream",
-        f"a {type(stream).__name__} is no stream: pass an int, an object with __cuda_stream__, or a stream of torch or "
-        "CuPy.",
+        f"expected an int, an object with __cuda_stream__, or a stream of torch or CuPy, got {type(stream).__name__}.",
     )
 
 
 def check_foreign_device(device: Device, stream: object) -> None:
-    """Refuse another library's stream that says that it is another GPU's.
+    """Refuse another library's stream that names another GPU as its device.
 
-    The default streams need this: their number, 0, is the same on every GPU.
+    Default streams need this check: their number, 0, is the same on every GPU.
     """
     index = getattr(getattr(stream, "device", None), "index", None)  # torch
     if index is None:
@@ -409,11 +408,11 @@ def check_foreign_device(device: Device, stream: object) -> None:
 
 
 def check_stream(device: Device, stream: object) -> Stream:
-    """`stream` if it can be used on `device`; otherwise the error that says why not."""
+    """Return `stream` if it can be used on `device`; otherwise raise."""
     if not isinstance(stream, Stream):
         raise ArgumentTypeError(
             "stream",
-            f"must be a gpuinterop Stream, not {type(stream).__name__}; use device.wrap_stream(stream).",
+            f"expected a gpuinterop Stream, got {type(stream).__name__}; use device.wrap_stream(stream).",
         )
     stream._check_open()
     stream.check_failure()

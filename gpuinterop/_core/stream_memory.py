@@ -1,8 +1,7 @@
 """64-bit words in host memory that streams write and wait for: pinned pages, and timeline semaphores made of them.
 
-A stream's store wakes nobody and no driver knows of it, so nothing here is stream-ordered by itself: a wait is ordered
-behind whatever stores the value. What is written is a word at a time, at an address that nobody unmaps before the
-streams that use it are done.
+A stream's store does not wake host threads, and drivers do not know of it, so only the value orders a wait behind the
+store that reaches it. Each store writes one word. Its page stays mapped until all streams that use it are done.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ if TYPE_CHECKING:
 __all__ = ["OwnTimelines", "PinnedWords", "Spare", "no_timeout", "spare_words", "stream_words"]
 
 MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE
-"""Of a word that streams wait for: they compare cyclically."""
+"""Largest value that a stream can wait for; comparisons wrap around."""
 SPARE: Final = 64
-"""Pages that are kept for the next semaphores, of a device and kind."""
+"""Number of pages kept for later semaphores, per device and kind."""
 _STRIDE: Final = 64
-"""Bytes from one word to the next: a cache line each, because one is written by the CPU, another by a device."""
+"""Bytes from one word to the next: a cache line, because the CPU writes one word and a device another."""
 
 
 def stream_words(device: Device) -> StreamMemoryBackend:
-    """The backend, if its streams write and wait for words.
+    """Return the backend if its streams write and wait for words.
 
     Raises
     ------
     UnsupportedError
-        `Operation.STREAM_MEMORY_OPS` is a gap, with its reason.
+        The device does not support `Operation.STREAM_MEMORY_OPS`; the message says why.
     """
     device.capabilities.require(Operation.STREAM_MEMORY_OPS)
     backend = device._backend
@@ -58,17 +57,17 @@ def stream_words(device: Device) -> StreamMemoryBackend:
 
 
 def no_timeout() -> Capability:
-    """What `ExternalSemaphore.wait` says to a time-out where streams wait for words."""
+    """The gap that `ExternalSemaphore.wait` reports for a timeout if streams wait for words."""
     return Cell(Operation.WAIT_TIMEOUT, TimelineFd).gap(
         Scope.RUNTIME,
         "a stream that waits for a word waits until it is stored.",
         "cuStreamWaitValue64, hipStreamWaitValue64",
-        "Stream.synchronize(timeout=...) names what a stream waits for.",
+        "use Stream.synchronize(timeout=...), which names what a stream waits for.",
     )
 
 
 class PinnedWords:
-    """A page of words, all 0 at first, that the CPU and one device's streams share (``cuMemHostRegister``).
+    """A page of words, initially 0, that the CPU and one device's streams share (``cuMemHostRegister``).
 
     Parameters
     ----------
@@ -77,19 +76,19 @@ class PinnedWords:
     Raises
     ------
     UnsupportedError
-        The device has no `Operation.STREAM_MEMORY_OPS`.
+        The device does not support `Operation.STREAM_MEMORY_OPS`.
     DriverError
         The page could not be pinned.
     """
 
     COUNT: Final = system.PAGE // _STRIDE
-    """How many words a page has."""
+    """Number of words in a page."""
 
     def __init__(self, device: Device) -> None:
         self._backend = stream_words(device)
         self._memory = mmap.mmap(-1, system.PAGE)
         self._words = [ctypes.c_uint64.from_buffer(self._memory, index * _STRIDE) for index in range(self.COUNT)]
-        _pinned[self] = None  # first: whatever strikes, the driver's page is not unmapped
+        _pinned[self] = None  # first: if an interrupt strikes, the page stays mapped for the driver
         try:
             self._pin, self._address = self._backend.pin(device._native, ctypes.addressof(self._words[0]), system.PAGE)
         except BaseException:
@@ -97,32 +96,32 @@ class PinnedWords:
             raise
 
     def anew(self) -> Self:
-        """As it was made."""
+        """Reset it to its initial state."""
         for word in self._words:
             word.value = 0
         return self
 
     def load(self, index: int) -> int:
-        """A word as it stands, ahead of what the CPU does next."""
+        """Load a word, before later memory accesses of this thread."""
         value = self._words[index].value
         system.fence()
         return value
 
     def store(self, index: int, value: int) -> None:
-        """One aligned 8-byte store of the CPU's, behind whatever this thread did before."""
+        """Store a word from the CPU (one aligned 8-byte store), after earlier memory accesses of this thread."""
         system.fence()
         self._words[index].value = value
 
     def write(self, stream: NativeStream, index: int, value: int) -> None:
-        """Enqueue: the stream stores the word (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``)."""
+        """Make the stream store the word (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``)."""
         self._backend.write_value(stream.handle, self._address + index * _STRIDE, value)
 
     def wait(self, stream: NativeStream, index: int, value: int) -> None:
-        """Enqueue: the stream waits for the word (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``)."""
+        """Make the stream wait for the word (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``)."""
         self._backend.wait_value(stream.handle, self._address + index * _STRIDE, value)
 
     def close(self) -> None:
-        """Unpin and unmap; no stream uses it any more. May block as `Backend.releases_block` says."""
+        """Unpin and unmap the page, which streams no longer use. May block as `Backend.releases_block` says."""
         self._backend.unpin(self._pin)
         self._unmap()
 
@@ -133,7 +132,7 @@ class PinnedWords:
 
 
 _pinned: Final[dict[PinnedWords, None]] = {}
-"""Also what is left behind: unmapped and still registered, it would be in the way of whatever comes to lie there."""
+"""Includes pages that could not be unpinned: an unmapped but registered page would block later use of its address."""
 
 
 class _Page(Protocol):
@@ -146,15 +145,15 @@ P = TypeVar("P", bound=_Page)
 
 
 class Spare(Generic[P]):
-    """Pages of a device that nobody else ever had: they are used again, because to unpin one waits for all its work."""
+    """Pages that were never exported. They are reused, because unpinning one waits for all work of the device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._pages: list[P] = []
 
     def take(self, make: Callable[[], P]) -> P:
-        """One that stands at 0."""
-        self._device._native  # noqa: B018 - raises in a child that cannot have it
+        """Return a page that stands at 0."""
+        self._device._native  # noqa: B018 - raises in a forked child, which cannot use it
         taken: list[P] = []
         try:
             taken.extend(map(operator.call, (self._pages.pop,)))
@@ -166,7 +165,7 @@ class Spare(Generic[P]):
             raise
 
     def give(self, page: Iterator[P]) -> None:
-        """Keep the one that is left in `page`: after an interrupt nobody gives it twice."""
+        """Keep the page that `page` yields. An iterator, so that a call repeated after an interrupt keeps it once."""
         self._pages.extend(page)
         if len(self._pages) > SPARE:
             gate = self._device._gate if self._device._backend.releases_block else None
@@ -179,7 +178,7 @@ class Spare(Generic[P]):
 
 
 def spare_words(device: Device) -> Spare[PinnedWords]:
-    """The device's; in a child of a fork others, because the pages are shared with the parent."""
+    """The spare pages of a device; a forked child has its own, because it shares the parent's pages."""
     return device._once(f"spare words of {generation()}", lambda: Spare[PinnedWords](device))
 
 
@@ -198,19 +197,19 @@ class _Own:
         self.word = word
         self.label = page.label
         self.exported = exported
-        """Others may have it."""
-        # Each gives once what is to be done once, however often an interrupt makes us begin again.
+        """Whether other processes or devices may have it."""
+        # Each iterator yields once, so that a call repeated after an interrupt does each step once.
         self.once = iter((self,))
         self.pages = iter((page.address,))
         self.fds = iter((fd,))
 
     def anew(self) -> _Own:
-        """The page for another semaphore."""
+        """Reset the page for another semaphore."""
         self.page.reset()
         return _Own(self._backend, self.fd, self.page, self.pin, self.word, exported=False)
 
     def close(self) -> None:
-        """Where unpinning fails the page stays: the device may still have it."""
+        """Unpin and unmap the page. If unpinning fails the page stays: the device may still use it."""
         self._backend.unpin(self.pin)
         system.unmap_each(self.pages, system.PAGE)
         for fd in self.fds:
@@ -218,23 +217,23 @@ class _Own:
 
 
 class WordCalls(SemaphoreCalls):
-    """What semaphores of stream words have in common."""
+    """Base of the calls of semaphores made of stream words."""
 
     max_value = MAX_VALUE
-    in_graphs = False  # each launch would write, and wait for, the same value again
+    in_graphs = False  # each launch would write and wait for the same value again
 
     def prepare(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         return handles
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        """Whoever has made it has seen that streams can do both."""
+        """Return None: its factory has checked that streams can write and wait."""
         return no_timeout() if cell[0] is Operation.WAIT_TIMEOUT else None
 
 
 class OwnTimelines(WordCalls):
-    """Timeline semaphores of our own, which one device's streams use without anybody's help.
+    """Our own timeline semaphores, which one device's streams use directly.
 
-    See `gpuinterop.timeline` for what others see of them.
+    See `gpuinterop.timeline` for the page that processes and devices share.
     """
 
     def __init__(self, device: Device) -> None:
@@ -246,12 +245,12 @@ class OwnTimelines(WordCalls):
     def create(self) -> ExternalSemaphore[Timeline]:
         """A new one, at 0."""
         semaphore = ExternalSemaphore(self._device, TimelineFd, self, exportable=True)
-        semaphore._lifetime.gate = None  # nothing is unpinned before it was exported
+        semaphore._lifetime.gate = None  # a page that was not exported is not unpinned
         semaphore._create(functools.partial(self._spare.take, self._new))
         return semaphore
 
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
-        """One that another process, device or backend has made; consumes the handle."""
+        """Import one that another process, device or backend made; consumes the handle."""
         semaphore = ExternalSemaphore(self._device, TimelineFd, self)
         user = f"{self._device.backend} import_semaphore"
         lend(handle, lambda lent: semaphore._create(lambda: self._map(cast(TimelineFd, lent).fd)), user=user)
@@ -278,7 +277,7 @@ class OwnTimelines(WordCalls):
         page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
         if page.value > MAX_VALUE:
             raise HandleError(
-                f"handle: {page.label} stands at {page.value}; streams compare what is below 2**63. Make a new one."
+                f"handle: {page.label} stands at {page.value}, but streams compare values below 2**63; make a new one."
             )
         pin, there = self._backend.pin(self._device._native, address, system.PAGE)
         try:
@@ -298,7 +297,7 @@ class OwnTimelines(WordCalls):
 
     def signal(self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int]) -> None:
         for own, value in zip(batch, values, strict=True):
-            if value <= (current := own.page.value):  # it never shrinks, so by the time of the store it is no less
+            if value <= (current := own.page.value):  # it only grows, so at the time of the store it is at least this
                 raise InvalidArgumentError(
                     "value", f"{own.label} stands at {current}: a timeline only grows; signal {current + 1} or more."
                 )

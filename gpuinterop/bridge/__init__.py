@@ -1,12 +1,12 @@
-"""Semaphores for devices that have none, or none of that kind: a stream waits for a word, and a watcher sees to it.
+"""Bridged semaphores, for kinds that a device cannot import: streams use words, and a thread uses the semaphore.
 
-HIP has no external semaphores on Linux; no GPU waits for an eventfd or a DRM syncobj; lavapipe's timelines leave the
-process in no form. With a bridge the stream waits for a 64-bit word in pinned host memory and writes another
-(`Operation.STREAM_MEMORY_OPS`); one thread of the bridge, the watcher, waits for the foreign semaphore and stores the
-one, sees the other change and signals.
+HIP has no external semaphores on Linux; GPUs cannot wait for an eventfd or a DRM syncobj; lavapipe cannot export
+timelines. With a bridge, a stream waits for a 64-bit word in pinned host memory and writes another
+(`Operation.STREAM_MEMORY_OPS`). The bridge's thread, the watcher, waits for the foreign semaphore and stores the first
+word; when the second word changes, it signals.
 
-It is chosen by name, never a silent fallback, because it costs a thread, tens of microseconds a handoff, and a CPU core
-while a wait is short (docs/bridge.md).
+You choose it by name; it is never a silent fallback. It costs a thread, tens of microseconds per handoff, and a CPU
+core during short waits (docs/bridge.md).
 
 >>> with gpuinterop.bridge.Bridge(device) as bridge:
 ...     semaphore = bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, vk_semaphore))

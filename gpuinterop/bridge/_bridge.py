@@ -1,4 +1,4 @@
-"""The bridge: makes semaphores of foreign ones, which streams use as any other."""
+"""The bridge: exposes foreign semaphores as ordinary `ExternalSemaphore`s."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ _ENDPOINTS: Final[Mapping[type[FdHandle], Callable[[Any], Endpoint]]] = {
 
 
 class _Calls(WordCalls):
-    """What a bridged semaphore does in place of the driver; handles are lanes."""
+    """The calls of bridged semaphores, in place of a driver's; handles are lanes."""
 
     def wait(
         self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int], ms: int | None, waits: Sequence[Wait]
     ) -> None:
         for lane, value, wait in zip(batch, values, waits, strict=True):
             lane.wait(stream, value, wait)
-        # Whoever is let go already, as the calling thread's own stream is, must not go on with it.
+        # A stream that was let go on during the call, as the calling thread's own can be, must raise here.
         if any(lane.refusal is not None for lane in batch) and (failure := stream.tell_failure()) is not None:
             raise again(failure)
 
@@ -91,11 +91,10 @@ _CALLS: Final = _Calls()
 class BridgedSemaphore(ExternalSemaphore[K]):
     """A semaphore that streams reach through a bridge. Made by `Bridge`; used as any `ExternalSemaphore`.
 
-    Values stay below 2**63, waits take no time-out, and a stream that is being captured is refused. What goes wrong on
-    the other side (it fails, its process dies, the bridge is closed while a stream waits) lets the stream go on, so
-    that it does not hang, and makes it fail: `Stream.synchronize`, `Stream.query` and everything that is enqueued
-    from then on raise the reason, and what the stream signals is told to nobody. What the stream does after the wait
-    has run without it: discard it.
+    Values stay below 2**63, waits take no timeout, and streams that are being captured are refused. If the other side
+    fails, its process dies, or the bridge is closed while a stream waits, the stream goes on, so that it does not hang,
+    and fails: `Stream.synchronize`, `Stream.query` and all later calls that enqueue raise the reason. Signals enqueued
+    after that wait are not forwarded. Discard the results of work enqueued after it, which ran without the wait.
     """
 
     def __init__(self, bridge: Bridge, endpoint: Endpoint) -> None:
@@ -109,7 +108,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
 
     @property
     def endpoint(self) -> Endpoint:
-        """What it stands for."""
+        """The bridged endpoint."""
         return self._endpoint
 
     def close(self, timeout: float | None = None) -> None:
@@ -118,7 +117,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         Parameters
         ----------
         timeout : float, optional
-            Seconds that they get; then their streams are let go, and fail with `ResourceClosedError`.
+            Seconds to wait for pending waits; then their streams go on and fail with `ResourceClosedError`.
 
         Raises
         ------
@@ -133,16 +132,16 @@ class BridgedSemaphore(ExternalSemaphore[K]):
             raise
 
     def host_signal(self, value: int | None = None) -> None:
-        """Signal from the calling thread, at once; no stream is involved.
+        """Signal from the calling thread at once, without a stream.
 
         Raises
         ------
         UnsupportedError
             The endpoint can only be waited for (`Endpoint.cannot_signal`).
         ResourceBusyError
-            The watcher is stuck in a look at the endpoint.
+            The watcher is stuck in a call of `Endpoint.wait`.
         GpuInteropError
-            What `Endpoint.signal` raises, or why the semaphore has failed.
+            `Endpoint.signal` failed, or the semaphore has failed.
         """
         if self._cannot_signal is not None:
             raise UnsupportedError(self._cannot_signal, context=self.label)
@@ -150,7 +149,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
 
 
 class _Watch(Native):
-    """A bridge's watcher: it ends behind what is pending, and cuts that off in a while."""
+    """The watcher of a bridge: it ends after pending work, which it cancels after the grace period."""
 
     __slots__ = ("_watcher", "grace")
 
@@ -169,35 +168,35 @@ class Bridge(Resource):
     Parameters
     ----------
     device : Device
-        With `Operation.STREAM_MEMORY_OPS`.
+        Device that supports `Operation.STREAM_MEMORY_OPS`.
     grace : float
-        Seconds that pending waits get after `close`; then their streams are let go, and fail.
+        Seconds that pending waits get after `close`; then their streams go on and fail.
 
     Raises
     ------
     UnsupportedError
-        The device's streams neither write nor wait for words.
+        The device's streams cannot write and wait for words.
 
     Notes
     -----
-    `close` ends use at once and does not block: the watcher goes on with what is pending, waits for `grace` seconds
-    and no longer, so that no stream is left blocked; signals until the streams have come to them. ``close(timeout=s)``
-    waits that long, however short `grace` is, cancels what is still waited for, and raises `ResourceBusyError`. The
-    first `close` counts. Closing a bridge closes its semaphores; their endpoints are closed when the streams are done
-    with them, but for one that is stuck in a look: that is never closed.
+    `close` ends use at once and does not block. The watcher serves pending waits for up to `grace` seconds, so that
+    streams do not stay blocked, and pending signals until the streams have reached them. ``close(timeout=s)`` waits
+    that long, however short `grace` is, then cancels pending waits and raises `ResourceBusyError`. The first `close`
+    counts. Closing a bridge closes its semaphores. Each endpoint is closed when the streams are done with it; one that
+    is stuck in `wait` is never closed.
 
-    **Whose code runs on the watcher.** Endpoints' `wait` and `signal`, and whatever the collector happens to finalize
-    there. This library's finalizers make no driver call on that thread; those of other libraries, such as an array's
-    that frees device memory, may, and a call that blocks behind a bridged wait holds up its own end.
+    **Code on the watcher's thread.** Endpoints' `wait` and `signal` run there, and finalizers that the garbage
+    collector calls there. This library's finalizers make no driver calls. Those of other libraries may, such as an
+    array's that frees device memory; if such a call blocks behind a bridged wait, it deadlocks.
 
-    **What blocks.** The watcher is a Python thread: it needs the GIL for some microseconds a handoff. This library's
-    own blocking calls never keep it (`Backend.holds_gil`); calls that you make into a binding that keeps it (hip-python
-    7: ``hipStreamSynchronize``, ``hipMemcpy``...) behind a bridged wait deadlock. Use `Stream.synchronize`.
+    **Blocking calls.** The watcher is a Python thread and needs the GIL for some microseconds per handoff. This
+    library's blocking calls release it (`Backend.holds_gil`). If you call a binding that keeps it (hip-python 7:
+    ``hipStreamSynchronize``, ``hipMemcpy``...) behind a bridged wait, the program deadlocks. Use `Stream.synchronize`.
     """
 
     def __init__(self, device: Device, *, grace: float = _GRACE_S) -> None:
         if not isinstance(device, Device):
-            raise ArgumentTypeError("device", f"must be a gpuinterop Device, not {type(device).__name__}.")
+            raise ArgumentTypeError("device", f"expected a gpuinterop Device, got {type(device).__name__}.")
         seconds = check_timeout(grace)
         if seconds is None:
             raise InvalidArgumentError("grace", "must be finite: a stream would be left blocked for ever.")
@@ -211,19 +210,19 @@ class Bridge(Resource):
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_lifetime") and not self.closed and not _ending():
-            self._watcher.cancel_after(self._grace)  # who waits for a stream does not drain
+            self._watcher.cancel_after(self._grace)  # a thread that waits for a stream does not drain
         super().__del__()
 
     @property
     def device(self) -> Device:
-        """Whose streams use its semaphores."""
+        """Device whose streams use its semaphores."""
         return self._device
 
     @staticmethod
     def capabilities(device: Device) -> Mapping[type[Handle], Capability]:
-        """What `import_semaphore` takes on a device, by handle type, with the reason for every gap.
+        """Return which handle types `import_semaphore` takes on a device, with the reason for every gap.
 
-        `from_endpoint` takes more: whatever somebody has written an `Endpoint` for.
+        `from_endpoint` takes any semaphore for which you write an `Endpoint`.
         """
         words = device.capabilities.of(Operation.STREAM_MEMORY_OPS)
         return MappingProxyType({kind: _capability(kind, words) for kind in (*_ENDPOINTS, OpaqueFd)})
@@ -237,37 +236,36 @@ class Bridge(Resource):
         self, handle: SyncFd | EventFd | SemaphoreHandle[Binary], *, peer: int | None = None
     ) -> BridgedSemaphore[Binary]: ...
     def import_semaphore(self, handle: Handle, *, peer: int | None = None) -> BridgedSemaphore[Any]:
-        """Bridge what a descriptor stands for.
+        """Bridge the semaphore of a descriptor.
 
         Parameters
         ----------
         handle : DrmSyncobjFd, SyncFd, EventFd or TimelineFd
-            A `TimelineFd` is one of `Device.create_semaphore`, of whatever backend and process. Consumed by success;
-            after an error it is the caller's, open and untouched.
+            A `TimelineFd` comes from `Device.create_semaphore` of any backend and process. Success consumes the handle;
+            after an error the caller still owns it, open and untouched.
         peer : int, optional
-            The process (its pid) that is to signal: when it dies, streams that wait are let go and fail with
-            `PeerError`.
+            Pid of the process that signals: if it dies, waiting streams go on and fail with `PeerError`.
 
         Raises
         ------
         ArgumentTypeError
-            `handle` is a bare int or of a type that no bridge knows.
+            `handle` is a bare int, or bridges cannot import its type.
         HandleError
             The descriptor is not what its type says.
         InvalidArgumentError
-            `peer` is no process's number, or may not be watched.
+            `peer` is not a pid, or this process may not watch it.
         PeerError
             The process `peer` has died already.
         ResourceClosedError
-            The bridge was closed, or is the parent process's.
+            The bridge was closed, or the parent process made it.
         DriverError
-            A call of the kernel's failed, or the page with the words could not be pinned.
+            A system call failed, or the page with the words could not be pinned.
         UnsupportedError
-            The type cannot be bridged here: an `OpaqueFd` never, because nothing tells what is behind it.
+            The type cannot be bridged here. An `OpaqueFd` never can, because it does not show what is behind it.
         """
         if not isinstance(handle, Handle):
             raise ArgumentTypeError(
-                "handle", f"must be a typed handle such as gpuinterop.EventFd(fd), not {type(handle).__name__}."
+                "handle", f"expected a typed handle such as gpuinterop.EventFd(fd), got {type(handle).__name__}."
             )
         self._check_open()
         handle._check_open()
@@ -275,17 +273,17 @@ class Bridge(Resource):
         found = self.capabilities(self._device).get(kind)
         if found is None:
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
-            raise ArgumentTypeError("handle", f"a bridge takes one of {names}, not a {kind.__name__}.")
+            raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
         if not found:
             raise UnsupportedError(found, context=f"a bridge of {self._device.name}")
         if isinstance(handle, TimelineFd) and not timeline.is_ours(handle.fd):
             raise HandleError(
-                "handle: a driver's timeline semaphore cannot be waited for by the CPU through its descriptor. For one "
-                "of a Vulkan device of this process use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
-                "semaphore)); one of another process is imported on a Vulkan device of the same UUID first."
+                "handle: the CPU cannot wait for a driver's timeline semaphore through its descriptor. If a Vulkan "
+                "device of this process made it, use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
+                "semaphore)); if another process did, import it first on a Vulkan device of the same UUID."
             )
         make = _ENDPOINTS[cast("type[FdHandle]", kind)]
-        # A duplicate is the endpoint's, so that nothing has to be taken back from it when a later step fails.
+        # The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it.
         duplicate = cast(FdHandle, handle).duplicate().detach()
         try:
             endpoint = make(cast("type[FdHandle]", kind)(duplicate, origin=handle.origin))
@@ -299,7 +297,7 @@ class Bridge(Resource):
             for close in once:
                 close()
             raise
-        try:  # consumed last; another thread may have done so meanwhile
+        try:  # consumed last; another thread may have consumed it meanwhile
             lend(handle, _close, user=f"a bridge of {self._device.backend}")
         except BaseException:
             semaphore.close()
@@ -307,43 +305,43 @@ class Bridge(Resource):
         return semaphore
 
     def from_endpoint(self, endpoint: Endpoint, *, peer: int | None = None) -> BridgedSemaphore[Any]:
-        """Bridge whatever the endpoint stands for.
+        """Bridge the semaphore of an endpoint.
 
         Parameters
         ----------
         endpoint : Endpoint
-            The bridge's from now on, which closes it; after an error it stays the caller's.
+            Success gives it to the bridge, which closes it; after an error the caller still owns it.
         peer : int, optional
-            As for `import_semaphore`.
+            See `import_semaphore`.
 
         Raises
         ------
         ArgumentTypeError
-            `endpoint` is none, or `peer` no int.
+            `endpoint` is not an Endpoint, or `peer` is not an int.
         InvalidArgumentError
-            The endpoint's `kind` or `label` is none; `peer` is no process's number, or may not be watched.
+            The endpoint's `kind` or `label` is invalid; or `peer` is not a pid, or this process may not watch it.
         PeerError
             The process `peer` has died already.
         ResourceClosedError
-            The bridge was closed, or is the parent process's.
+            The bridge was closed, or the parent process made it.
         DriverError
             The page with the words could not be pinned.
         """
         if not isinstance(endpoint, Endpoint):
-            raise ArgumentTypeError("endpoint", f"must be a gpuinterop.bridge.Endpoint, not {endpoint!r}.")
+            raise ArgumentTypeError("endpoint", f"expected a gpuinterop.bridge.Endpoint, got {endpoint!r}.")
         kind = getattr(endpoint, "kind", None)
         if kind is not Timeline and kind is not Binary:
-            raise InvalidArgumentError("endpoint", f"its kind must be gpuinterop.Timeline or Binary, not {kind!r}.")
+            raise InvalidArgumentError("endpoint", f"expected kind gpuinterop.Timeline or Binary, got {kind!r}.")
         label = getattr(endpoint, "label", None)
         if not isinstance(label, str):
-            raise InvalidArgumentError("endpoint", f"its label must be a str, for messages, not {label!r}.")
+            raise InvalidArgumentError("endpoint", f"expected a str as label, for messages, got {label!r}.")
         self._check_open()
         return self._bridge(endpoint, peer, iter((endpoint.close,)))
 
     def _bridge(
         self, endpoint: Endpoint, peer: int | None, once: Iterator[Callable[[], None]]
     ) -> BridgedSemaphore[Any]:
-        """Bridge it; the semaphore closes the endpoint by `once`. After an error the endpoint is the caller's."""
+        """Bridge it; the semaphore closes the endpoint with `once`. After an error the caller still owns it."""
         self._watcher.check()
         semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint)
         semaphore._create(lambda: self._new_lane(endpoint, peer))
@@ -365,20 +363,20 @@ class Bridge(Resource):
         return lane
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once; see the class for what is pending.
+        """End use at once. See the class for pending waits and signals.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for it.
+            Seconds to wait for them.
 
         Raises
         ------
         ResourceBusyError
-            `timeout` passed. What was waited for is cancelled.
+            `timeout` passed. Pending waits were cancelled.
         """
         limit = check_timeout(timeout)
-        if timeout is not None:  # who waits here lets the streams go; the watcher does if he is interrupted
+        if timeout is not None:  # this thread lets the streams go; if interrupted, the watcher does
             self._watch.grace = self._grace + (math.inf if limit is None else limit)
         try:
             super().close(timeout)
@@ -388,7 +386,7 @@ class Bridge(Resource):
 
 
 def _close(handle: Handle) -> None:
-    """Takes a handle that is of no more use."""
+    """Close a handle that is no longer needed."""
     os.close(cast(FdHandle, handle).fd)
 
 
@@ -400,10 +398,10 @@ def _capability(kind: type[FdHandle], words: Capability) -> Capability:
     if kind is OpaqueFd:
         return cell.gap(
             Scope.RUNTIME,
-            "nothing tells what is behind an opaque descriptor: an object that only its own driver waits for, or a DRM "
-            "syncobj.",
+            "an opaque descriptor does not show what is behind it: an object that only its own driver waits for, or a "
+            "DRM syncobj.",
             "docs/bridge.md",
-            "say what it is: DrmSyncobjFd (Mesa's), gpuinterop.vulkan.TimelineEndpoint (a semaphore of this process).",
+            "use DrmSyncobjFd for Mesa's, gpuinterop.vulkan.TimelineEndpoint for a semaphore of this process.",
         )
     if sys.platform != "linux":
         return cell.gap(
@@ -417,14 +415,14 @@ def _capability(kind: type[FdHandle], words: Capability) -> Capability:
             Scope.PLATFORM,
             "there is no DRM render node (/dev/dri/renderD*) that this process may open.",
             "Linux: DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE",
-            "a Vulkan timeline of this process: gpuinterop.vulkan.TimelineEndpoint(vk, semaphore).",
+            "use gpuinterop.vulkan.TimelineEndpoint(vk, semaphore) for a Vulkan timeline of this process.",
         )
     return cell.unverified(
         Scope.PLATFORM,
         {
-            TimelineFd: "our own page, which the watcher looks at",
-            DrmSyncobjFd: "by the kernel's DRM ioctls; nobody has run it on a GPU yet",
-            SyncFd: "poll() says when it has been signalled; it cannot be signalled from here",
+            TimelineFd: "our own page, which the watcher reads",
+            DrmSyncobjFd: "by the kernel's DRM ioctls; not yet run on a GPU",
+            SyncFd: "poll() tells when it is signalled; the bridge cannot signal it",
             EventFd: "a signal adds 1, a wait takes 1",
         }[kind]
         + ".",

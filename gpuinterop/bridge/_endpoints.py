@@ -1,4 +1,4 @@
-"""Foreign semaphores as the CPU sees them: what a bridge's watcher waits for and signals."""
+"""Endpoints: foreign semaphores that a bridge's watcher waits for and signals from the CPU."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ __all__ = [
 
 
 class Endpoint(ABC):
-    """A foreign semaphore, as a thread of the CPU uses it. Subclass it for what this library does not know.
+    """A foreign semaphore for use by a CPU thread. Subclass it for semaphores that this library does not know.
 
-    The library calls `wait` with a time-out of 0 only, for as long as a stream waits, so a look should be cheap.
-    Neither that nor `signal` may block, since all semaphores of the bridge wait meanwhile, nor call into the device's
-    compute driver (HIP, CUDA). They are called by one thread at a time. An exception ends the semaphore: streams that
-    wait are let go, and fail with it.
+    The library polls: it calls `wait` only with a timeout of 0, as long as a stream waits, so the call should be cheap.
+    `wait` and `signal` must not block, since all semaphores of the bridge wait meanwhile, and must not call the
+    device's compute driver (HIP, CUDA). One thread at a time calls them. An exception ends the semaphore: waiting
+    streams go on and fail with it.
 
     Attributes
     ----------
     kind : type
         ``Timeline`` or ``Binary``.
     label : str
-        For messages.
+        Name in messages.
     cannot_signal : Capability, optional
-        The gap, where it can only be waited for.
+        The gap, if it can only be waited for.
     """
 
     kind: type
@@ -67,40 +67,40 @@ class Endpoint(ABC):
 
     @abstractmethod
     def wait(self, value: int, timeout: float) -> bool:
-        """Whether the semaphore has reached `value`; waits up to `timeout` seconds for it, with the GIL released.
+        """Wait up to `timeout` seconds, with the GIL released; return whether the semaphore has reached `value`.
 
-        The library passes 0.0. A binary one ignores `value`, and True consumes the signal.
+        The library passes 0.0. A binary semaphore ignores `value`, and True consumes the signal.
         """
 
     @abstractmethod
     def signal(self, value: int) -> None:
-        """Signal it, without blocking; a timeline to `value`."""
+        """Signal the semaphore without blocking; set a timeline to `value`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what it holds. Called once, when no stream uses it any more; never while a call is stuck in it."""
+        """Release its resources. Called once, after the streams' last use; never while a call is stuck in it."""
 
-    def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:  # noqa: B027 - for those that somebody else lends
-        """Take note of what uses it until that is released; what this raises refuses the use."""
+    def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:  # noqa: B027 - only for lent semaphores
+        """Note the semaphore that uses it until that is released; an exception refuses the use."""
 
 
 class SemaphoreEndpoint(Endpoint):
-    """A semaphore of this library that the calling thread can wait for: of the host backend, or one of our own.
+    """A gpuinterop semaphore that the calling thread can wait for: of the host backend, or our own timeline.
 
     Parameters
     ----------
     semaphore : ExternalSemaphore
-        Stays the caller's: keep it open for as long as the bridge uses it.
+        The semaphore. The caller owns it and keeps it open as long as the bridge uses it.
 
     Raises
     ------
     UnsupportedError
-        Its backend's semaphores cannot be waited for without a stream.
+        Its backend cannot wait for semaphores without a stream.
     """
 
     def __init__(self, semaphore: ExternalSemaphore[Any]) -> None:
         if not isinstance(semaphore, ExternalSemaphore):
-            raise ArgumentTypeError("semaphore", f"must be an ExternalSemaphore, not {type(semaphore).__name__}.")
+            raise ArgumentTypeError("semaphore", f"expected an ExternalSemaphore, got {type(semaphore).__name__}.")
         semaphore.check_host_side()
         self._semaphore = semaphore
         self.kind = semaphore.kind
@@ -117,7 +117,7 @@ class SemaphoreEndpoint(Endpoint):
         self._semaphore.host_signal(*self._value(value))
 
     def close(self) -> None:
-        """It is the caller's."""
+        """Do nothing: the caller owns it."""
 
     def _value(self, value: int) -> tuple[int, ...]:
         return (value,) if self.kind is Timeline else ()
@@ -129,12 +129,12 @@ class OwnTimelineEndpoint(Endpoint):
     Parameters
     ----------
     handle : TimelineFd
-        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched.
+        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched.
 
     Raises
     ------
     HandleError
-        This is no timeline of `Device.create_semaphore`.
+        `handle` is not a timeline of `Device.create_semaphore`.
     ResourceClosedError
         The handle was consumed or closed.
     DriverError
@@ -146,7 +146,7 @@ class OwnTimelineEndpoint(Endpoint):
     def __init__(self, handle: TimelineFd) -> None:
         fd = handle.fd
         if not timeline.is_ours(fd):
-            raise HandleError("handle: this is no timeline of Device.create_semaphore.")
+            raise HandleError("handle: expected a timeline of Device.create_semaphore, got another descriptor.")
         self._fd = fd
         self._address = system.map_shared(fd, system.PAGE)
         self.label = f"timeline semaphore {os.fstat(fd).st_ino}"
@@ -170,25 +170,25 @@ class OwnTimelineEndpoint(Endpoint):
 
 
 def _nothing() -> None:
-    """Nobody cancels a look."""
+    """Do nothing: a poll need not be cancelled."""
 
 
 class EventFdEndpoint(Endpoint):
     """An eventfd: a signal adds 1 to its counter, a wait takes 1 away.
 
-    Without EFD_SEMAPHORE a read takes all that there is: the endpoint keeps what is left for its next waits, and puts
-    that back when it is closed.
+    Without EFD_SEMAPHORE a read takes the whole count: the endpoint keeps the rest for its next waits, and puts it back
+    when it is closed.
 
     Parameters
     ----------
     handle : EventFd
-        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched. With EFD_SEMAPHORE others
-        may wait for it at the same time; a wait of ours and one of theirs take a signal each.
+        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched. With
+        EFD_SEMAPHORE other code may wait for it at the same time; each wait takes one signal.
 
     Raises
     ------
     HandleError
-        This is no eventfd.
+        `handle` is not an eventfd.
     ResourceClosedError
         The handle was consumed or closed.
     """
@@ -199,7 +199,7 @@ class EventFdEndpoint(Endpoint):
         self._fd = fd = handle.fd
         _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes")
         self._credits = 0
-        """Signals that a read has taken, and no wait yet."""
+        """Signals that were read, but not yet taken by a wait."""
         self.label = f"eventfd {fd}"
 
     def wait(self, value: int, timeout: float) -> bool:
@@ -208,8 +208,8 @@ class EventFdEndpoint(Endpoint):
             return True
         if not _readable(self._fd, timeout):
             return False
-        # Somebody else may take the signal between the look and the read. Whether the descriptor blocks is its owner's
-        # affair, since the flag is the open file's, which others use as well: so this read says it for itself.
+        # Other code may take the signal between the poll and the read, which then must not block. O_NONBLOCK would
+        # change the open file for its other users, so this read asks for it alone.
         counter = bytearray(8)
         try:
             os.preadv(self._fd, [counter], -1, os.RWF_NOWAIT)
@@ -240,19 +240,19 @@ class EventFdEndpoint(Endpoint):
 
 
 class SyncFdEndpoint(Endpoint):
-    """A sync file: signalled once, by whoever made it; from then on every wait passes.
+    """A sync file: the driver that made it signals it once; from then on every wait passes.
 
-    A fence that ended in error (a GPU that was reset) has not done its work: the wait raises.
+    If the fence ended in error (such as a GPU reset), its work was not done, and the wait raises.
 
     Parameters
     ----------
     handle : SyncFd
-        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched.
+        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched.
 
     Raises
     ------
     HandleError
-        This is no sync file.
+        `handle` is not a sync file.
     ResourceClosedError
         The handle was consumed or closed.
     """
@@ -260,9 +260,9 @@ class SyncFdEndpoint(Endpoint):
     kind = Binary
     cannot_signal = Cell(Operation.SIGNAL_SEMAPHORE, SyncFd).gap(
         Scope.PLATFORM,
-        "a sync file is signalled by the driver that made it, and by nobody else.",
+        "only the driver that made a sync file can signal it.",
         "Linux: Documentation/driver-api/sync_file.rst",
-        "signal by a DRM syncobj (DrmSyncobjFd) or an eventfd.",
+        "signal a DRM syncobj (DrmSyncobjFd) or an eventfd.",
     )
 
     # struct sync_file_info of linux/sync_file.h: name, status, flags, num_fences, pad, sync_fence_info
@@ -288,8 +288,8 @@ class SyncFdEndpoint(Endpoint):
         os.close(self._fd)
 
     def _check_status(self) -> None:
-        """poll() calls a fence signalled that ended in error."""
-        request = bytearray(self._INFO.size)  # of no fence: then the status is that of them all
+        """Raise if the fence ended in error, which poll() reports as signalled."""
+        request = bytearray(self._INFO.size)  # asks for no single fence, so the status covers all of them
         try:
             fcntl.ioctl(self._fd, self._FILE_INFO, request, True)
         except OSError as error:
@@ -316,37 +316,37 @@ def _polls(fd: int, wanted: int, timeout: float) -> bool:
 
 
 def _check_link(fd: int, wanted: str, what: str) -> None:
-    """Refuse a descriptor that /proc calls otherwise: any other question may go to a process that never answers."""
+    """Refuse a descriptor whose link in /proc differs: other queries may block on a process that serves the file."""
     try:
         link = os.readlink(f"/proc/self/fd/{fd}")
     except OSError as error:
         mounted = os.path.isdir("/proc/self/fd")
-        why = f"it cannot be read: {error}" if mounted else "/proc is not mounted, which alone can tell; mount it"
+        why = f"it cannot be read: {error}" if mounted else "/proc is not mounted, and only it can tell; mount it"
         raise HandleError(f"handle: expected {what}, got descriptor {fd}, of an unknown kind: {why}.") from error
     if link != wanted:
         raise HandleError(f"handle: expected {what}, got {link}.")
 
 
 class SyncobjEndpoint(Endpoint):
-    """A DRM syncobj with a timeline, which is what Mesa's drivers export a timeline semaphore as.
+    """A DRM syncobj with a timeline, as which Mesa's drivers export timeline semaphores.
 
-    Unverified: no machine with DRM has run it. The calls are the kernel's (``drm.h``): FD_TO_HANDLE, TIMELINE_WAIT with
-    WAIT_FOR_SUBMIT, TIMELINE_SIGNAL, DESTROY.
+    Unverified: it has not run on a machine with DRM. It makes the kernel's calls (``drm.h``): FD_TO_HANDLE,
+    TIMELINE_WAIT with WAIT_FOR_SUBMIT, TIMELINE_SIGNAL, DESTROY.
 
     Parameters
     ----------
     handle : DrmSyncobjFd
-        Its fd becomes the endpoint's; after an error it is the caller's, open and untouched.
+        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched.
     node : str, optional
-        The render node to use it on; by default the first of /dev/dri/renderD* that can be opened and knows syncobjs.
-        A syncobj belongs to no device, so any does.
+        Render node to use. Default: the first /dev/dri/renderD* that can be opened and supports syncobjs. A syncobj
+        does not belong to a device, so any node will do.
 
     Raises
     ------
     InvalidArgumentError
         No render node can be opened.
     DriverError
-        The descriptor is no syncobj, or no node's driver knows them (EOPNOTSUPP).
+        The descriptor is not a syncobj, or no node's driver supports them (EOPNOTSUPP).
     ResourceClosedError
         The handle was consumed or closed.
     """
@@ -377,7 +377,7 @@ class SyncobjEndpoint(Endpoint):
             else:
                 break
         else:
-            assert refusal is not None  # no node at all is an error of its own
+            assert refusal is not None  # `_open_nodes` raises if there is no node
             raise refusal
         (self._handle,) = struct.unpack_from("=I", request)
         self.label = f"DRM syncobj {self._handle}"
@@ -385,7 +385,7 @@ class SyncobjEndpoint(Endpoint):
     def wait(self, value: int, timeout: float) -> bool:
         handles = ctypes.c_uint32(self._handle)
         points = ctypes.c_uint64(value)
-        # The kernel takes the time of the monotonic clock at which to stop.
+        # The kernel takes a deadline on the monotonic clock.
         deadline = time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0
         request = struct.pack(
             "=QQqIIII",
@@ -423,12 +423,12 @@ _NODES: Final = "/dev/dri/renderD*"
 
 
 def render_nodes() -> list[str]:
-    """The DRM devices that are there, whether or not this process may open them."""
+    """The DRM render nodes of this machine, even those that this process may not open."""
     return sorted(glob.glob(_NODES))
 
 
 def _open_nodes(node: str | None) -> Iterator[int]:
-    """The render nodes that can be opened, one after the other; the caller's."""
+    """Open the render nodes that this process may open, one after the other; the caller closes each."""
     tried: list[str] = []
     opened = False
     for path in [node] if node is not None else render_nodes():

@@ -1,11 +1,11 @@
-"""The watcher: one thread a bridge, which looks at words and at foreign semaphores, and never calls a GPU's driver.
+"""The watcher: one thread per bridge, which polls words and foreign semaphores and never calls a GPU's driver.
 
-A call into HIP or CUDA may block behind whatever another thread is doing there (a synchronisation, a free), and that
-may be waiting for us. What the collector finalizes here is left to the next drain, as everywhere.
+A call into HIP or CUDA may block behind another thread's call (a synchronisation, a free), which may itself be waiting
+for the watcher. Objects that the collector finalizes here are left to the next drain, as everywhere.
 
-A lane is one bridged semaphore. Its word 0, `arrived`, is what streams wait for: the foreign value (a timeline), or how
-many waits have passed (a binary one). Each stream that signals has a word of its own, which counts its signals: a
-stream's writes are in order, those of two streams are not.
+A lane is one bridged semaphore. Streams wait for its word 0, `arrived`: the foreign value of a timeline, or the number
+of passed waits of a binary semaphore. Each signalling stream has its own word, which counts its signals: one stream's
+writes are ordered, those of two streams are not.
 """
 
 from __future__ import annotations
@@ -50,40 +50,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SPIN_S: Final = 1e-3  # a handoff of two sides that both work takes less
+_SPIN_S: Final = 1e-3  # a handoff takes less if both sides are working
 _LONGEST_PAUSE_S: Final = 2e-3
-_PAUSE_SHARE: Final = 1 / 16  # of the time that was waited so far: what a pause may add to it
+_PAUSE_SHARE: Final = 1 / 16  # longest pause, as a share of the time waited so far
 _PEER_CHECK_S: Final = 5e-3
 _RELEASED: Final = 2**63 - 1
-_LOCK_LIMIT_S: Final = 1.0  # an endpoint that takes longer than this for a look is taken to be stuck
-_HOST_SLICE_S: Final = 0.05  # after which a thread that waits for such an endpoint looks whether it is to stop
-_LAST_LOOK_S: Final = 0.01  # for which a `host_wait` whose time is over waits for the watcher's look
-_LONGEST_SLEEP_S: Final = 3600.0  # locks take no infinity
+_LOCK_LIMIT_S: Final = 1.0  # an endpoint whose poll takes longer is considered stuck
+_HOST_SLICE_S: Final = 0.05  # how often a thread that waits for such an endpoint checks whether to stop
+_LAST_LOOK_S: Final = 0.01  # how long an expired `host_wait` waits for the watcher's poll
+_LONGEST_SLEEP_S: Final = 3600.0  # locks do not accept infinity
 
 
 class _Waiting(NamedTuple):
-    """A wait that was enqueued, or is about to be."""
+    """A wait that is enqueued or about to be."""
 
     value: int
-    """What is stored for it."""
+    """The value to store for it."""
     wait: Wait
 
 
 class _Signal:
-    """A signal that a stream was given, or is about to be."""
+    """A signal that is enqueued on a stream or about to be."""
 
     __slots__ = ("number", "serial", "stream", "value")
 
     def __init__(self, value: int, number: int, stream: NativeStream) -> None:
         self.value = value
         self.number = number
-        """What the stream stores."""
+        """The count that the stream stores."""
         self.stream = stream
         self.serial = next(order)
 
     @property
     def is_void(self) -> bool:
-        """It was signalled behind a wait that did not come: nobody is told."""
+        """Whether it was enqueued after a wait that failed: it is not forwarded."""
         return self.stream.is_void(self.serial)
 
 
@@ -96,20 +96,20 @@ class _Out:
         self.index = index
         self.key = key
         self.written = 0
-        """How many signals were enqueued."""
+        """Number of signals enqueued so far."""
         self.pending: deque[_Signal] = deque()
 
     def ready(self, stored: int) -> list[_Signal]:
-        """Those that the stream has come to."""
+        """The signals that the stream has reached."""
         try:
-            most = stored - self.pending[0].number + 1  # one may be left out, and none is there twice
-        except IndexError:  # it could not be enqueued
+            most = stored - self.pending[0].number + 1  # numbers may be missing, but are not repeated
+        except IndexError:  # another thread withdrew it: it could not be enqueued
             return []
         return [pending for pending in list(itertools.islice(self.pending, max(0, most))) if pending.number <= stored]
 
 
 def _with(lock: threading.RLock, call: Callable[[bool], T], limit: float = -1) -> T:
-    """Run `call` with the lock, or after `limit` seconds without: it is told which. An interrupt does not keep it."""
+    """Run `call` with the lock, or without it after `limit` seconds, and tell it which. An interrupt releases it."""
     try:  # as in `monitor.locked`
         return call(lock.acquire(timeout=limit))
     finally:
@@ -120,10 +120,10 @@ def _with(lock: threading.RLock, call: Callable[[bool], T], limit: float = -1) -
 
 
 class Lane:
-    """One bridged semaphore: its words, its endpoint, and what is pending.
+    """One bridged semaphore: its words, its endpoint, and its pending waits and signals.
 
-    The application's threads append to what is pending and then enqueue; the watcher takes away. `lock` is held for as
-    long as a look takes, by the watcher, and by whoever ends the lane.
+    The application's threads append pending operations, then enqueue them; the watcher removes them. The watcher holds
+    `lock` during each poll, and so does the thread that ends the lane.
     """
 
     def __init__(self, watcher: Watcher, spare: Spare[PinnedWords], endpoint: Endpoint, peer: int | None) -> None:
@@ -131,26 +131,26 @@ class Lane:
         self.endpoint = endpoint
         self.lock = threading.RLock()
         self.refusal: GpuInteropError | None = None
-        """Why no more is taken: it was cancelled, or it has failed. Unless it has failed, what is signalled is told."""
+        """Why it refuses calls: it was cancelled, or has failed. Unless it has failed, signals are still forwarded."""
         self.failed = False
         self.closed = False
         self._stuck = False
-        """Somebody may store a word at any time, without the lock."""
+        """Whether an endpoint is stuck, so that a word may be stored at any time without the lock."""
         self._timeline = endpoint.kind is Timeline
         self._waits: deque[_Waiting] = deque()
         self._ordered = True
-        """Whether the first of a timeline's waits is the least."""
+        """Whether the first of a timeline's waits has the least value."""
         self._passed = 0
-        """What `arrived` was last set to."""
-        self._numbers = itertools.count(1)  # of a binary semaphore's waits
-        self._unclaimed: deque[None] = deque()  # signals that were taken for waits that could not be enqueued
+        """The last value stored in `arrived`."""
+        self._numbers = itertools.count(1)  # numbers a binary semaphore's waits
+        self._unclaimed: deque[None] = deque()  # signals taken for waits that then could not be enqueued
         self._outs: dict[NativeStream, _Out] = {}
         self._forwarded = 0
         self._enqueuing = threading.RLock()
         self._peer_number = peer
         self._peer_checked = 0.0
         self._spare = spare
-        # What is released once, however often an interrupt makes `end` begin again.
+        # Iterators, so that `end` releases each once, even if it is repeated after an interrupt.
         self._made: list[PinnedWords] = []
         self._peers: list[int] = []
         self._words_once, self._peers_once = iter(self._made), iter(self._peers)
@@ -161,7 +161,7 @@ class Lane:
         return self._made[0]
 
     def open(self, device: Device) -> None:
-        """Make what it needs; what it has made is released by `end`."""
+        """Allocate its words and its peer's pidfd, which `end` releases."""
         if self._peer_number is not None:
             self._peers.extend(map(open_peer, (self._peer_number,)))
         self._made.extend(map(self._spare.take, (functools.partial(PinnedWords, device),)))
@@ -170,12 +170,12 @@ class Lane:
     # -- the application's threads -------------------------------------------------------------------------------
 
     def adopt(self, once: Iterator[Callable[[], None]]) -> None:
-        """From now on `end` closes the endpoint, by `once`. Raises if that was called: it is still the caller's."""
+        """Let `end` close the endpoint with `once`. Raises if `end` was called: the caller then still owns it."""
         _with(self.lock, functools.partial(self._adopt, once))
 
     def _adopt(self, once: Iterator[Callable[[], None]], held: bool) -> None:
         if self.closed:
-            raise ResourceClosedError("the bridge was closed meanwhile.")
+            raise ResourceClosedError("the bridge was closed meanwhile; make a new one.")
         self._endpoint_once = once
 
     def wait(self, stream: NativeStream, value: int, wait: Wait) -> None:
@@ -185,19 +185,19 @@ class Lane:
         self.watcher.poke()
         try:
             self.words.wait(stream, 0, pending.value)
-        except Exception:  # not Ctrl-C, which may strike behind the call
+        except Exception:  # not Ctrl-C, which may strike after the call
             try:
                 self._waits.remove(pending)
-            except ValueError:  # a signal was taken for it
+            except ValueError:  # the watcher has taken a signal for it
                 if not self._timeline:
                     self._unclaimed.append(None)
             raise
-        if self.refusal is not None:  # since the look above: nobody else sees to this one
+        if self.refusal is not None:  # since the check above: only this thread can release the wait
             self.cancel(self.refusal)
 
     @locked
     def _note(self, value: int, wait: Wait) -> _Waiting:
-        """Binary waits pass in the order of their numbers."""
+        """Note a pending wait. Binary waits pass in the order of their numbers."""
         pending = _Waiting(value if self._timeline else next(self._numbers), wait)
         wait.reached = functools.partial(self._has_stored, pending.value)
         try:
@@ -208,7 +208,7 @@ class Lane:
         return pending
 
     def _has_stored(self, value: int) -> bool:
-        """Whether streams that wait for the value go on by themselves."""
+        """Whether `arrived` has the value, so that streams that wait for it go on."""
         return self._passed >= value
 
     def signal(self, stream: NativeStream, value: int) -> None:
@@ -216,18 +216,18 @@ class Lane:
         self._check()
         _with(self._enqueuing, functools.partial(self._signal, stream, value))
         self.watcher.poke()
-        if self.failed:  # since the look above
+        if self.failed:  # since the check above
             _with(self.lock, self._drop_signals, _LOCK_LIMIT_S)
 
     def _signal(self, stream: NativeStream, value: int, held: bool) -> None:
-        """The stream's word counts in the order in which it is written."""
+        """Enqueue the next count of the stream's word, in the order in which the stream writes it."""
         out = self._out(stream)
-        out.written += 1  # in this order: Ctrl-C in between leaves out a number, and that is all
+        out.written += 1  # in this order: Ctrl-C in between only skips a number
         pending = _Signal(value, out.written, stream)
-        if (failure := stream.tell_failure()) is not None:  # before it was numbered, so `is_void` would not say so
+        if (failure := stream.tell_failure()) is not None:  # it failed before the numbering, so `is_void` misses it
             raise again(failure)
         out.pending.append(pending)
-        self.watcher.poke()  # Ctrl-C may strike behind the call
+        self.watcher.poke()  # Ctrl-C may strike after the call
         try:
             self.words.write(stream, out.index, out.written)
         except Exception:
@@ -236,14 +236,14 @@ class Lane:
             raise
 
     def host_wait(self, value: int, deadline: float) -> bool:
-        """Block the calling thread; other calls of the endpoint come in between."""
+        """Block the calling thread. Other calls of the endpoint may come in between."""
         pauses = system.pauses()
         checked = time.monotonic()
         gone = False
         while True:
             self._check()
             left = deadline - time.monotonic()
-            # The watcher may be stuck in a look; wait for one that is not: a time-out of 0 is to find what is there.
+            # The watcher may be stuck in a poll. Otherwise wait for its poll: a timeout of 0 must still see a signal.
             limit = max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))
             if _with(self.lock, lambda held: held and self._take(value), limit):
                 return True
@@ -264,23 +264,23 @@ class Lane:
 
     def _host_signal(self, value: int, held: bool) -> None:
         if not held:
-            raise ResourceBusyError(f"{self.endpoint.label} is stuck in a look that was to take no time.")
+            raise ResourceBusyError(f"{self.endpoint.label} is stuck in wait(timeout=0), which must not block.")
         self.endpoint.signal(value)
 
     def cancel(self, error: GpuInteropError) -> None:
-        """Let every stream go that waits here; it fails with `error`, and so does what is done with the lane.
+        """Let the waiting streams go on; they, and later calls on the lane, fail with `error`.
 
-        What streams signal that do not fail is still told.
+        Signals of streams that do not fail are still forwarded.
         """
         _with(self.lock, functools.partial(self._cancel, error), _LOCK_LIMIT_S)
 
     def _cancel(self, error: GpuInteropError, held: bool) -> None:
-        self._stuck = self._stuck or not held  # before the look: `end` closes first
+        self._stuck = self._stuck or not held  # before the check: `end` closes first
         if not self.closed:
             self._refuse(error)
 
     def end(self) -> None:
-        """Forward what was signalled to the last, and release everything; no stream uses the words any more."""
+        """Forward the last signals and release everything. Streams no longer use the words."""
         held = _with(self.lock, self._end, _LOCK_LIMIT_S)
         self.watcher.remove(self)
         # Without the lock, which the watcher may be waiting for.
@@ -294,7 +294,7 @@ class Lane:
                 self._spare.give(self._words_once)
         if self._stuck:
             what = "a page of words is" if held else "it and a page of words are"
-            warn_leak(f"{self.endpoint.label} was stuck in a look that was to take no time; {what} left behind")
+            warn_leak(f"{self.endpoint.label} was stuck in wait(timeout=0), which must not block; {what} left behind")
 
     def _end(self, held: bool) -> bool:
         if held:
@@ -307,7 +307,7 @@ class Lane:
     def _check(self) -> None:
         if self.refusal is not None:
             raise again(self.refusal)
-        self.watcher.start()  # what cannot be is to fail here, before anything waits
+        self.watcher.start()  # a failure to start must show here, before a stream waits
 
     def _out(self, key: NativeStream) -> _Out:
         out = self._outs.get(key)
@@ -324,7 +324,7 @@ class Lane:
         return out
 
     def _idle_out(self) -> _Out:
-        """One whose stores have all been seen: another stream's may follow them."""
+        """Find a word whose stores have all been seen, so that another stream may use it."""
         for out in list(self._outs.values()):
             if not out.pending:
                 return out
@@ -338,14 +338,14 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether something is pending."""
+        """Whether waits or signals are pending."""
         return not (self.failed or self.closed) and (
             bool(self._waits) or any(out.pending for out in list(self._outs.values()))
         )
 
     def step(self, now: float) -> bool:
-        """Look once; whether anything has happened."""
-        with self.lock:  # in this thread no interrupt strikes
+        """Poll once; return whether anything has happened."""
+        with self.lock:  # interrupts do not strike in this thread
             return self._look(now)
 
     def _look(self, now: float) -> bool:
@@ -359,7 +359,7 @@ class Lane:
         except GpuInteropError as error:
             self._fail(error)
             return True
-        except BaseException as error:  # of an endpoint that is not ours; and nothing may end this thread
+        except BaseException as error:  # a user's endpoint may raise anything, which must not end this thread
             failure = PeerError(f"{self.endpoint.label} failed in the bridge's watcher: {error!r}.")
             failure.__cause__ = error
             self._fail(failure)
@@ -367,7 +367,7 @@ class Lane:
         return moved or arrived
 
     def _arrive(self) -> bool:
-        """Store what the foreign semaphore has reached."""
+        """Store the foreign semaphore's state in `arrived`."""
         moved = False
         while (pending := self._next()) is not None:
             if pending.value > self._passed:
@@ -375,7 +375,7 @@ class Lane:
                     return moved
                 self.words.store(0, pending.value)
                 self._passed = pending.value
-                if self.refusal is not None:  # `cancel` did not wait for us
+                if self.refusal is not None:  # `cancel` did not wait for this thread
                     self._let_go(self.refusal)
                     return True
             with contextlib.suppress(ValueError):
@@ -384,8 +384,8 @@ class Lane:
         return moved
 
     def _next(self) -> _Waiting | None:
-        """The wait that is to pass first. Other threads add to them, and take away what could not be enqueued."""
-        # Streams may wait out of order: the least comes first, or the one behind it would hold it up.
+        """The wait that must pass first. Other threads add waits, and remove those that could not be enqueued."""
+        # Streams may wait out of order: the least value comes first, or an earlier wait would hold it up.
         if self._timeline and not self._ordered:
             return min(list(self._waits), key=_value_of, default=None)
         try:
@@ -403,16 +403,16 @@ class Lane:
         return self.endpoint.wait(0, 0.0)
 
     def _forward(self) -> bool:
-        """Signal what streams have signalled."""
+        """Forward the signals of streams to the endpoint."""
         done = [(out, out.ready(self.words.load(out.index))) for out in list(self._outs.values()) if out.pending]
-        if self._timeline:  # several at once: the largest says it all
+        if self._timeline:  # the largest of several covers the others
             told = [pending.value for _, ready in done for pending in ready if not pending.is_void]
             if told and (value := max(told)) > self._forwarded:
                 self.endpoint.signal(value)
                 self._forwarded = value
         for out, ready in done:
             for pending in ready:
-                # What a failed stream does is not told.
+                # Signals of a failed stream are not forwarded.
                 if not self._timeline and not pending.is_void:
                     self.endpoint.signal(0)
                 out.pending.popleft()
@@ -429,13 +429,13 @@ class Lane:
         return PeerError(f"process {self._peer_number}, which was to signal {self.endpoint.label}, has died.")
 
     def _fail(self, error: GpuInteropError) -> None:
-        """The endpoint is of no use any more."""
+        """Fail the lane: its endpoint is unusable."""
         self.failed = True
         self._refuse(error)
         self._drop_signals(True)
 
     def _drop_signals(self, held: bool) -> None:
-        """What streams have signalled, and have yet to, reaches nobody: they are told."""
+        """Fail the streams whose signals, enqueued or pending, can no longer be forwarded."""
         assert self.refusal is not None
         for out in list(self._outs.values()):
             while out.pending:
@@ -447,7 +447,7 @@ class Lane:
         self._let_go(self.refusal)
 
     def _let_go(self, error: GpuInteropError) -> None:
-        """Release the streams that wait; first they are told, so that nobody takes what follows for right."""
+        """Fail the waiting streams, then release them: in this order, later results are never taken as valid."""
         while self._waits:
             try:
                 pending = self._waits.popleft()
@@ -463,7 +463,7 @@ def _value_of(pending: _Waiting) -> int:
 
 
 def open_peer(pid: int) -> int:
-    """A pidfd of the process whose death is to be noticed; the caller's."""
+    """Open a pidfd of the process to watch; the caller closes it."""
     if sys.platform != "linux":
         raise InvalidArgumentError("peer", "a process can be watched on Linux only.")
     number = check_int(pid, "peer", minimum=1, maximum=2**31 - 1)
@@ -476,20 +476,20 @@ def open_peer(pid: int) -> int:
 
 
 def ended(process: int) -> bool:
-    """Whether a pidfd's process has."""
+    """Whether the process of a pidfd has ended."""
     poller = select.poll()  # not select(): descriptors may be large
     poller.register(process, select.POLLIN)
     return bool(poller.poll(0))
 
 
 class Watcher:
-    """The thread, started when something is first pending."""
+    """The watcher's thread, started when the first operation is pending."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lanes: dict[Lane, None] = {}
-        # No Event: the collector may end a bridge in this very thread, in the middle of its wait(), and its lock is not
-        # reentrant. A SimpleQueue's put() is.
+        # Not an Event: the collector may end a bridge in this very thread, inside Event.wait(), whose lock is not
+        # reentrant. SimpleQueue.put() is.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._sleeping = False
         self._stopping = False
@@ -509,17 +509,17 @@ class Watcher:
         self.poke()
 
     def poke(self) -> None:
-        """Something is pending, or has changed."""
+        """Wake the thread: an operation is pending, or something has changed."""
         if self._sleeping:
             self._wake.put(None)
 
     def check(self) -> None:
-        """Raise if it looks at nothing any more."""
+        """Raise if the thread has stopped polling."""
         if self._failure is not None:
             raise again(self._failure)
 
     def start(self) -> None:
-        """Start the thread, if that was not done."""
+        """Start the thread, if it is not running."""
         self.check()
         if self._thread is not None or self._stopping:
             return
@@ -532,15 +532,15 @@ class Watcher:
                 thread.start()
             except RuntimeError as error:  # "can't start new thread"
                 raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
-            self._thread = thread  # an interrupt before this: then there are two, which is harmless
+            self._thread = thread  # an interrupt before this line leaves two threads, which is harmless
 
     def cancel_after(self, seconds: float) -> None:
-        """What is still pending then is let go."""
+        """Cancel operations that are still pending after `seconds`."""
         self._cancel_at = time.monotonic() + seconds
         self._wake.put(None)
 
     def stop(self, limit: float | None = None) -> None:
-        """End the thread; from any thread but itself. Waits up to `limit` seconds for it."""
+        """End the thread and wait up to `limit` seconds for it. Any thread but itself may call this."""
         self._stopping = True
         self._wake.put(None)
         thread = self._thread
@@ -552,7 +552,7 @@ class Watcher:
             lane.cancel(error)
 
     def exiting(self) -> None:
-        """The interpreter ends: what waits is let go, and nothing more is taken."""
+        """Let waiting streams go on and refuse further calls, because the interpreter is exiting."""
         self._failure = ResourceClosedError("the interpreter is exiting while a stream still waits.")
         self.cancel(self._failure)
         self.stop()
@@ -562,7 +562,7 @@ class Watcher:
     def _run(self) -> None:
         try:
             self._watch()
-        except BaseException as error:  # a mistake of ours; no stream is to pay for it with its life
+        except BaseException as error:  # a mistake of ours, which must not leave streams blocked
             failure = PeerError(f"the bridge's watcher has failed: {error!r}.")
             failure.__cause__ = error
             self._failure = failure
@@ -570,7 +570,7 @@ class Watcher:
             raise
 
     def _watch(self) -> None:
-        since = time.monotonic()  # when something has last happened
+        since = time.monotonic()  # the time of the last event
         while not self._stopping:
             now = time.monotonic()
             if self._cancel_at is not None and now >= self._cancel_at:
@@ -589,19 +589,19 @@ class Watcher:
                 self._sleep(None if self._cancel_at is None else max(0.0, self._cancel_at - now), idle=True)
                 since = time.monotonic()
             elif now - since < _SPIN_S:
-                time.sleep(0)  # lets go of the GIL
+                time.sleep(0)  # releases the GIL
             elif self._sleep(min((now - since) * _PAUSE_SHARE, _LONGEST_PAUSE_S)):
                 since = time.monotonic()
 
     def _sleep(self, seconds: float | None, *, idle: bool = False) -> bool:
-        """Until something new is pending, or for that long; whether it was the former."""
+        """Sleep until something new is pending, at most `seconds`; return whether something is."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._wake.get_nowait()
         self._sleeping = True
         try:
             if self._stopping or (idle and any(lane.busy for lane in list(self._lanes))):
-                return True  # it came before we could be poked
+                return True  # it came before `poke` could wake us
             self._wake.get(timeout=None if seconds is None else min(seconds, _LONGEST_SLEEP_S))
         except queue.Empty:
             return False
@@ -621,5 +621,5 @@ def _exit() -> None:
         watcher.stop(system.left_of_exit())
 
 
-after_fork(_live.clear)  # in a child there is no thread, and its exit stores nothing in the parent's words
-atexit.register(_exit)  # before the core's drain: what is registered last runs first
+after_fork(_live.clear)  # a child lacks the threads, and must not store into the parent's words on exit
+atexit.register(_exit)  # registered last, so it runs before the core's drain

@@ -1,8 +1,8 @@
-"""The one door to Vulkan: cffi types of PyPI's `vulkan`, function pointers looked up by ourselves.
+"""All calls to Vulkan: cffi types of PyPI's `vulkan`, function pointers that this module looks up.
 
-PyPI's own wrappers raise ``KeyError`` for results that they do not know (``VK_ERROR_INVALID_EXTERNAL_HANDLE`` is one)
-and know nothing of raw handles. Here a VkResult is an int, and a handle is whatever can be cast to one, unless its
-type says that it is of another kind. `Any` ends in this package: cffi has no types.
+PyPI's own wrappers raise ``KeyError`` for unknown results (such as ``VK_ERROR_INVALID_EXTERNAL_HANDLE``), and do not
+accept raw handles. Here a VkResult is an int, and a handle is any value that can be cast to one, unless its type shows
+another kind. `Any` does not leave this package: cffi has no static types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, In
 
 __all__ = ["Api", "Functions", "check", "check_call", "result_name"]
 
-# -- numbers of the API; spelled here because `vulkan` is imported late, and default arguments are not ---------------
+# -- numbers of the API; repeated here for default arguments, because `vulkan` is imported late ----------------------
 
 QUEUE_FAMILY_EXTERNAL: Final = 0xFFFFFFFE
 QUEUE_FAMILY_FOREIGN: Final = 0xFFFFFFFD
@@ -28,7 +28,7 @@ MEMORY_HANDLE_HOST_ALLOCATION: Final = 0x80
 MEMORY_HANDLE_DMA_BUF: Final = 0x200
 SEMAPHORE_HANDLE_OPAQUE_FD: Final = 0x1
 
-FEATURE_DEDICATED_ONLY: Final = 0x1  # of memory; semaphores have no such bit, theirs begin with exportable
+FEATURE_DEDICATED_ONLY: Final = 0x1  # only for memory; the bits of semaphores begin with exportable
 MEMORY_EXPORTABLE: Final = 0x2
 MEMORY_IMPORTABLE: Final = 0x4
 SEMAPHORE_EXPORTABLE: Final = 0x1
@@ -90,11 +90,11 @@ _RESULTS: Final = {
     -1: ("VK_ERROR_OUT_OF_HOST_MEMORY", "the driver could not allocate host memory"),
     -2: ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "the driver could not allocate device memory"),
     -3: ("VK_ERROR_INITIALIZATION_FAILED", "the driver could not be initialised"),
-    -4: ("VK_ERROR_DEVICE_LOST", "the device is lost; destroy it and begin anew"),
+    -4: ("VK_ERROR_DEVICE_LOST", "the device is lost; destroy it and create a new one"),
     -5: ("VK_ERROR_MEMORY_MAP_FAILED", "the memory could not be mapped"),
-    -6: ("VK_ERROR_LAYER_NOT_PRESENT", "a layer that was asked for is not installed"),
-    -7: ("VK_ERROR_EXTENSION_NOT_PRESENT", "an extension that was asked for is not offered"),
-    -8: ("VK_ERROR_FEATURE_NOT_PRESENT", "a feature that was asked for is not offered"),
+    -6: ("VK_ERROR_LAYER_NOT_PRESENT", "a requested layer is not installed"),
+    -7: ("VK_ERROR_EXTENSION_NOT_PRESENT", "the driver does not offer a requested extension"),
+    -8: ("VK_ERROR_FEATURE_NOT_PRESENT", "the driver does not offer a requested feature"),
     -9: ("VK_ERROR_INCOMPATIBLE_DRIVER", "the loader found no usable driver"),
     -10: ("VK_ERROR_TOO_MANY_OBJECTS", "the driver allows no more objects of this kind"),
     -11: ("VK_ERROR_FORMAT_NOT_SUPPORTED", "the driver does not support this format for this use"),
@@ -103,7 +103,7 @@ _RESULTS: Final = {
     -1000069000: ("VK_ERROR_OUT_OF_POOL_MEMORY", ""),
     -1000072003: ("VK_ERROR_INVALID_EXTERNAL_HANDLE", "the handle is not one of the stated type, or of another driver"),
     -1000161000: ("VK_ERROR_FRAGMENTATION", ""),
-    -1000257000: ("VK_ERROR_INVALID_OPAQUE_CAPTURE_ADDRESS", "the address cannot be had"),
+    -1000257000: ("VK_ERROR_INVALID_OPAQUE_CAPTURE_ADDRESS", "the requested address is not available"),
 }
 
 _NEEDED_BY: Final = {
@@ -129,19 +129,19 @@ _OUT_OF_MEMORY: Final = (-1, -2)
 
 
 def result_name(code: int) -> str:
-    """The name of a VkResult; its number where nobody named it."""
+    """The name of a VkResult; its number if it has no known name."""
     return _RESULTS.get(code, (f"VkResult {code}", ""))[0]
 
 
 def check(call: str, code: int) -> int:
-    """Raise for a negative VkResult; return the others, which are statuses.
+    """Raise for a negative VkResult; return any other, which is a status.
 
     Raises
     ------
     OutOfMemoryError
         Host or device memory ran out.
     DriverError
-        Everything else.
+        Any other negative result.
     """
     if code >= 0:
         return code
@@ -151,8 +151,8 @@ def check(call: str, code: int) -> int:
 
 
 def check_call(functions: Functions, call: str, *arguments: Any) -> int:
-    """Call and :func:`check`."""
-    return check(call, getattr(functions, call)(*arguments) or 0)  # None, of those without a result
+    """Call a function and :func:`check` its result."""
+    return check(call, getattr(functions, call)(*arguments) or 0)  # void functions return None
 
 
 def load() -> tuple[Any, Any]:
@@ -161,7 +161,7 @@ def load() -> tuple[Any, Any]:
     Raises
     ------
     BackendUnavailableError
-        It is not installed, or it found no Vulkan loader.
+        The module is not installed, or does not find a Vulkan loader.
     """
     try:
         import vulkan
@@ -169,7 +169,7 @@ def load() -> tuple[Any, Any]:
         raise BackendUnavailableError(
             "the Python package 'vulkan' is not installed.", fix="pip install gpuinterop[vulkan]"
         ) from None
-    except OSError as error:  # it opens the loader when imported
+    except OSError as error:  # the import opens the loader
         raise BackendUnavailableError(
             f"the Vulkan loader could not be opened ({error}).",
             fix="Install a Vulkan loader: libvulkan1 (Debian, Ubuntu), vulkan-loader (Fedora), or the GPU's driver.",
@@ -177,19 +177,19 @@ def load() -> tuple[Any, Any]:
     return vulkan, vulkan.ffi
 
 
-# What a struct points to has to live as long as the struct: cffi itself keeps nothing alive through a pointer field.
+# Objects that a struct points to must live as long as the struct: cffi does not keep them alive.
 _kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 _stypes: dict[str, int] = {}
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])")
 
 
 _INTEGER: Final = re.compile(r"u?int\w*_t|s?size_t|(unsigned )?(short|int|long|long long)")
-"""cffi's primitive types that hold an address, or a handle of 64 bits."""
+"""cffi's primitive types that hold an address or a 64-bit handle."""
 
 
 @cache
 def _spelling(kind: Any) -> str:
-    """A C type, its handles named as Vulkan names them: ``struct VkQueue_T *`` is a ``VkQueue``."""
+    """Spell a C type with Vulkan's names of handles: ``struct VkQueue_T *`` is a ``VkQueue``."""
     return str(re.sub(r"\b(Vk\w+?)_T \*", r"\1", kind.cname.replace("struct ", "")))
 
 
@@ -199,7 +199,7 @@ class Functions:
     Parameters
     ----------
     lookup : callable
-        Name -> function, or None.
+        Maps a name to the function, or to None.
     owner : str
         ``VkInstance`` or ``VkDevice``, for messages.
     """
@@ -209,11 +209,11 @@ class Functions:
         self._owner = owner
 
     def _find(self, name: str) -> Any:
-        # A promoted function has its extension's name where the version it was promoted to is not enabled.
+        # A promoted function has only its extension's name if the version that has it in core is not enabled.
         return self._lookup(name) or (None if name.endswith(("KHR", "EXT")) else self._lookup(name + "KHR"))
 
     def has(self, *names: str) -> bool:
-        """Whether all of these can be called."""
+        """Whether all these functions can be called."""
         return all(name in self.__dict__ or self._find(name) is not None for name in names)
 
     def __getattr__(self, name: str) -> Any:
@@ -228,11 +228,11 @@ class Functions:
     def _missing(self, name: str) -> InvalidArgumentError:
         extension = _NEEDED_BY.get(name)
         if extension is None:
-            return InvalidArgumentError("vk", f"the {self._owner} has no {name}: is its Vulkan version too old?")
+            return InvalidArgumentError("vk", f"the {self._owner} has no {name}; create it for a newer Vulkan.")
         return InvalidArgumentError(
             "vk",
-            f"the {self._owner} was created without {extension}, which {name} needs. Enable it: "
-            "gpuinterop.vulkan.required_extensions(physical_device) lists what to enable.",
+            f"the {self._owner} was created without {extension}, which {name} needs; enable the extensions of "
+            "gpuinterop.vulkan.required_extensions(physical_device).",
         )
 
 
@@ -242,7 +242,7 @@ class Api:
     Parameters
     ----------
     get_instance_proc_addr : int or cffi pointer, optional
-        The address of ``vkGetInstanceProcAddr``. Default: that of the loader which PyPI's `vulkan` opened.
+        The address of ``vkGetInstanceProcAddr``. Default: that of the loader that PyPI's `vulkan` opened.
 
     Raises
     ------
@@ -260,18 +260,18 @@ class Api:
             )
 
     def handle(self, kind: str, handle: Any, argument: str = "") -> Any:
-        """As `cast`, for a handle that has to be one: drivers dereference a null without looking."""
+        """Cast a handle and refuse null, which drivers dereference without a check."""
         found = self.cast(kind, handle, argument)
         if not self.address(found):
-            raise InvalidArgumentError(argument or kind, f"the {kind} is null; did the call that made it fail?")
+            raise InvalidArgumentError(argument or kind, f"the {kind} is null; check the call that created it.")
         return found
 
     def cast(self, kind: str, handle: Any, argument: str = "") -> Any:
-        """A handle or pointer of `kind` from an int, a ctypes value, or cffi's `kind`, ``void *`` or integer.
+        """Make a handle or pointer of `kind` from an int, a ctypes value, or cffi's `kind`, ``void *`` or integer.
 
-        The cffi may be another one. None and 0 are null. `argument` is what the caller calls it, for messages. A driver
-        looks at no handle's kind: it crashes over a wrong one, or hands out rubbish. So a kind that cffi knows is
-        checked here; an integer and a ``void *`` have none.
+        The value may come from another cffi. None and 0 are null. `argument` is the caller's name for it, for messages.
+        Drivers do not check a handle's kind: a wrong one crashes them or gives wrong results. So this checks the kind
+        that cffi knows; an integer and a ``void *`` have none.
         """
         argument = argument or kind
         if isinstance(handle, self.ffi.CData):
@@ -294,15 +294,15 @@ class Api:
             return self.ffi.cast(kind, value)
         except TypeError:
             raise ArgumentTypeError(
-                argument, f"must be PyPI vulkan's {kind}, or its value as an int; not {type(handle).__name__}."
+                argument, f"expected PyPI vulkan's {kind}, or its value as an int, got {type(handle).__name__}."
             ) from None
 
     def address(self, handle: Any) -> int:
-        """A handle's value."""
+        """The value of a handle."""
         return int(self.ffi.cast("uintptr_t", handle))
 
     def new(self, kind: str, **fields: Any) -> Any:
-        """A struct, with sType set; what it points to stays alive with it."""
+        """Make a struct with sType set; it keeps the objects that it points to alive."""
         if kind not in _stypes and kind.startswith("Vk"):
             constant = "VK_STRUCTURE_TYPE_" + _WORDS.sub("_", kind[2:]).upper()
             _stypes[kind] = getattr(self.module, constant, -1)
@@ -314,18 +314,18 @@ class Api:
         return struct
 
     def array(self, kind: str, items: Iterable[Any]) -> Any:
-        """A C array; keeps its items alive."""
+        """Make a C array; it keeps its items alive."""
         values = list(items)
         array = self.ffi.new(f"{kind}[]", values)
         _kept[array] = tuple(value for value in values if isinstance(value, self.ffi.CData))
         return array
 
     def strings(self, names: Iterable[str]) -> Any:
-        """A ``const char *const[]``."""
+        """Make a ``const char *const[]``."""
         return self.array("char *", [self.ffi.new("char[]", name.encode()) for name in names])
 
     def text(self, chars: Any) -> str:
-        """A C string."""
+        """Decode a C string."""
         return str(self.ffi.string(chars).decode("utf-8", "replace"))
 
     def _functions(self, lookup: Callable[[bytes], Any], owner: str) -> Functions:
@@ -337,25 +337,25 @@ class Api:
                 return None
             try:
                 return ffi.cast("PFN_" + name, pointer)
-            except ffi.error:  # a name with a suffix that never was
+            except ffi.error:  # an unknown name with a suffix
                 return None
 
         return Functions(find, owner)
 
     def global_functions(self) -> Functions:
-        """What can be called before there is an instance."""
+        """Functions that can be called without an instance."""
         return self._functions(lambda name: self._get_instance_proc_addr(self.ffi.NULL, name), "loader")
 
     def exported_functions(self) -> Functions:
-        """The symbols of the loader that PyPI's `vulkan` opened: they work for every instance of that loader."""
+        """Symbols of the loader that PyPI's `vulkan` opened, which work for every instance of that loader."""
         library = self.module.lib
         return Functions(lambda name: getattr(library, name, None), "loader")
 
     def instance_functions(self, instance: Any) -> Functions:
-        """The functions of a ``VkInstance`` and of its physical devices."""
+        """Functions of a ``VkInstance`` and of its physical devices."""
         return self._functions(lambda name: self._get_instance_proc_addr(instance, name), "VkInstance")
 
     def device_functions(self, instance_functions: Functions, device: Any) -> Functions:
-        """The functions of a ``VkDevice``, its queues and command buffers, without the loader in between."""
+        """Functions of a ``VkDevice``, its queues and command buffers, which bypass the loader."""
         get_device_proc_addr = instance_functions.vkGetDeviceProcAddr
         return self._functions(lambda name: get_device_proc_addr(device, name), "VkDevice")

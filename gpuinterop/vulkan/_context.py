@@ -32,15 +32,15 @@ __all__ = ["Native", "VulkanContext", "Watched", "check_context"]
 T = TypeVar("T")
 
 _GRACE_S = 1.0
-"""Seconds that Vulkan's work gets where an exception leaves the block. A frame ends in that time; what waits for a
-signal that the exception has prevented never does."""
+"""Seconds to wait for Vulkan's work after an exception leaves the block. A frame ends in that time; work that waits for
+a signal that the exception has prevented never ends."""
 
 
 class Native(lifetime.Native):
     """Vulkan objects that were made to be shared. They stand on the context, which holds them.
 
-    A finalizer may not destroy them, because a queue may still be at work with them. The compute side may be: what it
-    has imported keeps the payload, on every driver (docs/vulkan.md).
+    A finalizer must not destroy them, because a queue may still use them. The compute side may still use its import,
+    which keeps the payload on every driver (docs/vulkan.md).
     """
 
     def __init__(self, vk: VulkanContext, noun: str) -> None:
@@ -51,12 +51,12 @@ class Native(lifetime.Native):
         self._other: ref[Resource] | None = None
 
     def make(self, call: Callable[[], T]) -> T:
-        """Make them: `call` does, with `new`. Where it raises, or the context is closed meanwhile, they go."""
+        """Have `call` make them with `new`. If it raises, or the context was closed meanwhile, they are destroyed."""
         made: T = self.create(lambda: self.whole(call))
         return made
 
     def whole(self, call: Callable[[], T]) -> T:
-        """Make them, or a part; where that raises, they go."""
+        """Make them, or some of them; if that raises, destroy them."""
         try:
             return call()
         except BaseException:
@@ -64,21 +64,21 @@ class Native(lifetime.Native):
             raise
 
     def new(self, call: str, kind: str, info: Any) -> Any:
-        """As `VulkanContext.create`, for one of them."""
+        """Create one of them, as `VulkanContext.create` does."""
         return self._vk.create(call, kind, info, self._made)
 
     def call(self, name: str, *arguments: Any) -> int:
-        """As `VulkanContext.call`, with one of them."""
+        """Call a function with one of them, as `VulkanContext.call` does."""
         return self.use(lambda _: self._vk.call(name, *arguments))
 
     def status(self, name: str, *arguments: Any) -> int:
-        """As `call`, but unchecked, and also after `close`; 0 where they are destroyed, or left to the VkDevice."""
+        """Call without a check, even after `close`; 0 if they are destroyed, or left to the VkDevice."""
         vk = self._vk
         code = vk._lifetime.ask(lambda _: self.ask(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
         return int(code)
 
     def pair(self, other: Resource) -> None:
-        """Name the compute side's half. Its use ends with the context; raises where that is closed already."""
+        """Set the compute side's half, whose use ends with the context. Raises if that is closed already."""
         self.label = other.label
         self._other = ref(other)
         self._vk.check_open()
@@ -95,54 +95,54 @@ class Native(lifetime.Native):
         return self.state is not LIVE
 
     def close(self) -> None:
-        """Destroy them; idempotent. Vulkan's own work with them must be done."""
+        """Destroy them. Idempotent. Vulkan's own work with them must be done."""
         retire(self)
         drain()
 
     def _destroy(self) -> None:
-        self._vk._lifetime.ask(self._destroy_each, None)  # nothing, once the VkDevice may be gone
+        self._vk._lifetime.ask(self._destroy_each, None)  # does nothing once the VkDevice may be gone
 
     def _destroy_each(self, _: Any) -> None:
-        """Each once, however often it is called."""
+        """Destroy each once, even if this is called again."""
         vk = self._vk
         if self._pending is None:
             made = [(name.replace("Create", "Destroy").replace("Allocate", "Free"), out[0]) for name, out in self._made]
             calls = [partial(getattr(vk.functions, name), vk.device, one, vk.api.ffi.NULL) for name, one in made if one]
             self._pending = iter(calls)
-        deque(map(operator.call, self._pending), 0)  # taken and called by C: no interrupt comes in between
+        deque(map(operator.call, self._pending), 0)  # C code pops and calls: an interrupt cannot come in between
 
 
 class Watched(Native):
-    """What a bridge calls Vulkan for."""
+    """A Vulkan semaphore that a bridge polls and signals."""
 
 
 class VulkanContext:
-    """The application's Vulkan objects, as everything in :mod:`gpuinterop.vulkan` takes them.
+    """The application's Vulkan objects, which the functions of :mod:`gpuinterop.vulkan` take.
 
-    It owns none of them. Call `close` here, or leave its ``with`` block, before the VkDevice is destroyed: that
-    destroys what was made through it to be shared. Arrays, and work that is pending on the compute side, stay.
+    The application still owns them. Call `close`, or leave the ``with`` block, before you destroy the VkDevice: that
+    destroys the objects made through the context to be shared. Exported arrays and pending compute work live on.
 
     Parameters
     ----------
     instance, physical_device, device : VkInstance, VkPhysicalDevice, VkDevice
         PyPI vulkan's handles, or their values as ints.
     queue : VkQueue, optional
-        For ``submit`` of a shared handoff; and `close` waits for its work. It must not be used by another thread
-        during either.
+        Queue for ``submit`` of a shared handoff; `close` waits for its work. Other threads must not use it during
+        either call.
     queue_family_index : int, optional
-        Of the queue that uses what is shared: ownership is transferred from and to this family. A transfer-only
-        family makes a handoff to CUDA a fortieth as dear as a graphics or compute family, on NVIDIA.
+        Family of the queue that uses the shared objects: ownership is transferred from and to this family. On NVIDIA a
+        handoff to CUDA costs a fortieth on a transfer-only family, compared with a graphics or compute family.
     get_instance_proc_addr : int, optional
-        The address of ``vkGetInstanceProcAddr``, when the handles are not of the loader that PyPI's `vulkan` opened.
+        Address of ``vkGetInstanceProcAddr``, if another loader than that of PyPI's `vulkan` made the handles.
 
     Raises
     ------
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
     ArgumentTypeError
-        A handle of another kind, where its type tells, or something that is no handle.
+        A value is not a handle, or its type shows another kind of handle.
     InvalidArgumentError
-        A handle is null, or the physical device has no such queue family.
+        A handle is null, or the physical device does not have this queue family.
     """
 
     def __init__(
@@ -168,53 +168,53 @@ class VulkanContext:
                 raise InvalidArgumentError(
                     "queue_family_index",
                     f"expected one of 0 to {count - 1}, got {queue_family_index}: {self._physical.name} has {count}; "
-                    "pass the family that the queue was got from.",
+                    "pass the family of the queue.",
                 )
         self.queue_family_index = queue_family_index
-        self._submitting = threading.RLock()  # the queue is one thread's at a time
+        self._submitting = threading.RLock()  # one thread at a time may use the queue
         self._fences: list[Native] = []  # behind the queue's work, once `close` was called
         self._lifetime = lifetime.Native("VulkanContext")
         self._lifetime.open()
 
     @property
     def identity(self) -> DeviceIdentity:
-        """As :func:`gpuinterop.vulkan.identity`."""
+        """Identity of the physical device (:func:`gpuinterop.vulkan.identity`)."""
         self.check_open()
         return self._physical.identity
 
     @property
     def capabilities(self) -> Capabilities:
-        """As :func:`gpuinterop.vulkan.capabilities`."""
+        """Capabilities of its driver (:func:`gpuinterop.vulkan.capabilities`)."""
         self.check_open()
         return self._physical.capabilities
 
     @property
     def is_cpu(self) -> bool:
-        """A software device."""
+        """Whether it is a software device."""
         self.check_open()
         return self._physical.is_cpu
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Close whatever was shared or bridged through it, and destroy Vulkan's half. Idempotent.
+        """Close all objects that were shared or bridged through it, and destroy Vulkan's half. Idempotent.
 
-        Waits for what Vulkan needs: for the work of the context's queue, and for streams whose waits and signals a
-        bridge carries, because it calls Vulkan. Not for exported arrays, nor for other work of the compute side: an
-        import keeps the payload by itself. Work that other queues do with what was shared must be done before.
+        It waits for the work of the context's queue, and for streams with bridged waits and signals, because the bridge
+        calls Vulkan. It does not wait for exported arrays or other work of the compute side: an import keeps the
+        payload. Other queues must have finished their work with the shared objects before.
 
-        Afterwards this library calls nothing of the VkDevice any more; the application may destroy it.
+        Afterwards this library does not call the VkDevice any more; the application may destroy it.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait; None for no limit. A ``with`` block that an exception ends waits for one second.
+            Seconds to wait; None sets no limit. A ``with`` block that an exception ends waits for one second.
 
         Raises
         ------
         ArgumentTypeError
-            `timeout` is no number.
+            `timeout` is not a number.
         ResourceBusyError
-            `timeout` passed. What the queue may still use is left undestroyed to the VkDevice; streams that wait
-            through a bridge are let go, and fail.
+            `timeout` passed. Objects that the queue may still use are left to the VkDevice; streams that wait through a
+            bridge go on and fail.
         """
         limit = check_timeout(timeout)
         refuse_reentry()
@@ -229,21 +229,21 @@ class VulkanContext:
             retire(context)
         else:
             _leave(context, LIVE, "Vulkan's queue is still at work", left)
-        # A call that is under way takes a moment, however little time there is for the queue.
+        # A call that is under way needs a moment, even if `timeout` leaves the queue less.
         if not system.until(self._is_over, None if limit is None else max(limit, _GRACE_S)):
             _leave(context, lifetime.RETIRED, context.what_holds(), left)
         if left:
             raise ResourceBusyError(
-                f"{left[0]} {timeout:g} s after close(): what was shared through the context is not destroyed. Wait "
-                "for that before the context is closed."
+                f"{left[0]} {timeout:g} s after close(), so the objects shared through the context are not destroyed; "
+                "wait for that work before you close the context."
             )
         if streams:
             raise ResourceBusyError(
-                f"a stream still uses {', '.join(streams)} {timeout:g} s after close(): it is let go, and fails."
+                f"a stream still uses {', '.join(streams)} {timeout:g} s after close(): it goes on and fails."
             )
 
     def _fence_queue(self) -> None:
-        """Put a fence behind the queue's work, unless there is no queue, or nothing that it could be at work with."""
+        """Put a fence behind the queue's work, unless there is no queue, or no object that it could be using."""
         try:
             self._submitting.acquire()
             if self.queue is not None and self._lifetime.standing:
@@ -259,17 +259,17 @@ class VulkanContext:
                 pass
 
     def _submit(self, fence: Native) -> None:
-        # A queue that takes nothing any more is a lost device's, and does nothing any more.
+        # A queue that refuses submissions belongs to a lost device, and does no more work.
         if fence.status("vkQueueSubmit", self.queue, 0, self.api.ffi.NULL, fence.handle) >= 0:
             self._fences.append(fence)
 
     def _is_idle(self) -> bool:
-        """Whether the queue has come to its fences, or never will."""
+        """Whether the queue has reached its fences, or never will."""
         fences = self._fences.copy()
         return all(fence.status("vkGetFenceStatus", self.device, fence.handle) != NOT_READY for fence in fences)
 
     def _is_unused(self) -> bool:
-        """End use on the compute side, also of what another thread has shared meanwhile; and look at the queue."""
+        """End use on the compute side, including objects that another thread shared meanwhile; then check the queue."""
         if self._lifetime.state is not LIVE:
             return True
         for native in self._shared():
@@ -278,7 +278,7 @@ class VulkanContext:
         return not any(isinstance(native, Watched) for native in self._shared()) and self._is_idle()
 
     def _is_over(self) -> bool:
-        """Whether nobody calls the VkDevice any more. What was shared goes once no call, nor a fence, is under way."""
+        """Whether calls to the VkDevice have ended. Shared objects are destroyed once no call or fence is pending."""
         context = self._lifetime
         if context.calls.copy():
             return False
@@ -302,7 +302,7 @@ class VulkanContext:
         if error is None:
             self.close()
             return
-        with suppress(GpuInteropError):  # never hide what went wrong first
+        with suppress(GpuInteropError):  # never hide the first exception
             self.close(_GRACE_S)
 
     # -- for the rest of the package ---------------------------------------------------------------------------------
@@ -312,9 +312,9 @@ class VulkanContext:
         return self._lifetime.use(lambda _: check_call(self.functions, name, *arguments))
 
     def create(self, name: str, kind: str, info: Any, made: list[tuple[str, Any]] | None = None) -> Any:
-        """A ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; returns the handle, and notes it in `made`."""
+        """Call a ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; return the handle, and note it in `made`."""
         out, made = self.api.ffi.new(f"{kind} *"), [] if made is None else made
-        made.append((name, out))  # first: an interrupt may strike behind the call
+        made.append((name, out))  # first: an interrupt may strike after the call
         try:
             self.call(name, self.device, info, self.api.ffi.NULL, out)
         except GpuInteropError:
@@ -327,11 +327,11 @@ class VulkanContext:
         self._lifetime.check()
 
     def destroy(self, name: str, handle: Any) -> None:
-        """A ``vkDestroy*`` or ``vkFreeMemory`` of the usual form; nothing once the VkDevice may be gone."""
+        """Call a ``vkDestroy*`` or ``vkFreeMemory`` of the usual form, unless the VkDevice may be gone."""
         self._lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
 
     def memory_type(self, bits: int, *preferences: int) -> int:
-        """The first memory type of `bits` that has all flags of the earliest preference; then any of them."""
+        """The first memory type of `bits` that has all flags of the earliest preference; else any of `bits`."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
         self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
         for flags in (*preferences, 0):
@@ -341,35 +341,35 @@ class VulkanContext:
         raise InvalidArgumentError("memory", f"the device has no memory type among {bits:#x}.")
 
     def memory_flags(self, index: int) -> int:
-        """The property flags of a memory type."""
+        """Property flags of a memory type."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
         self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
         return int(properties.memoryTypes[index].propertyFlags)
 
     def family(self) -> int:
-        """The queue family, which ownership transfers need."""
+        """Queue family for ownership transfers."""
         if self.queue_family_index is None:
             raise InvalidArgumentError(
-                "queue_family_index", "give VulkanContext the queue family that uses what is shared."
+                "queue_family_index", "pass the family of the queue that uses the shared objects to VulkanContext."
             )
         return self.queue_family_index
 
     def address(self, handle: Any) -> int:
-        """A handle's value, for those who pass it on."""
+        """The value of a handle."""
         return self.api.address(handle)
 
 
 @locked
 def _leave(context: lifetime.Native, state: lifetime.State, why: str, left: list[str]) -> None:
-    """Call nothing of the VkDevice any more, and leave to it what is not destroyed."""
+    """Stop calling the VkDevice, and leave the objects that are not destroyed to it."""
     if context.state is state:
         context.state = lifetime.LEAKED
         left.append(why)
 
 
 def check_context(vk: Any) -> VulkanContext:
-    """Refuse what is no open context, before a function of a VkDevice is looked up that may be gone."""
+    """Refuse anything but an open context, before a lookup of functions on a VkDevice that may be gone."""
     if not isinstance(vk, VulkanContext):
-        raise ArgumentTypeError("vk", f"must be a gpuinterop.vulkan.VulkanContext, not {type(vk).__name__}.")
+        raise ArgumentTypeError("vk", f"expected a gpuinterop.vulkan.VulkanContext, got {type(vk).__name__}.")
     vk.check_open()
     return vk

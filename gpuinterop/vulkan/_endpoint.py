@@ -1,4 +1,4 @@
-"""A timeline semaphore of the application, as a bridge's watcher uses it."""
+"""A timeline semaphore of the application, for use by a bridge's watcher."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["TimelineEndpoint"]
 
 
 class TimelineEndpoint(Endpoint):
-    """A ``VkSemaphore`` with a counter, of a Vulkan device in this process, for :class:`gpuinterop.bridge.Bridge`.
+    """A timeline ``VkSemaphore`` of a Vulkan device in this process, for :class:`gpuinterop.bridge.Bridge`.
 
-    It is looked at (``vkGetSemaphoreCounterValue``) and signalled from the host (``vkSignalSemaphore``), so the driver
-    need not export it: every driver with timeline semaphores will do, lavapipe and SwiftShader among them. Not waited
-    for with ``vkWaitSemaphores``, which some drivers do in steps of 10 ms.
+    The host polls it (``vkGetSemaphoreCounterValue``) and signals it (``vkSignalSemaphore``), so the driver need not
+    export it: every driver with timeline semaphores works, including lavapipe and SwiftShader. ``vkWaitSemaphores`` is
+    not used, because some drivers wait in steps of 10 ms.
 
     Parameters
     ----------
     vk : VulkanContext
-        The application has enabled ``VkPhysicalDeviceTimelineSemaphoreFeatures::timelineSemaphore``.
+        Context with ``VkPhysicalDeviceTimelineSemaphoreFeatures::timelineSemaphore`` enabled by the application.
     vk_semaphore : VkSemaphore
-        Of type ``VK_SEMAPHORE_TYPE_TIMELINE``, which nobody checks. It stays the caller's: destroy it when the bridged
-        semaphore is released (`ExternalSemaphore.on_released`), or let :func:`share_semaphore` see to that.
-        :meth:`VulkanContext.close` closes what was bridged of it, and waits for that.
+        Semaphore of type ``VK_SEMAPHORE_TYPE_TIMELINE``, which is not checked. The caller owns it: destroy it when the
+        bridged semaphore is released (`ExternalSemaphore.on_released`), or use :func:`share_semaphore`, which does
+        that. :meth:`VulkanContext.close` closes its bridged semaphores, and waits for that.
 
     Raises
     ------
     ArgumentTypeError
-        `vk` is no context, or `vk_semaphore` no handle.
+        `vk` is not a context, or `vk_semaphore` is not a handle.
     ResourceClosedError
         The context was closed.
     InvalidArgumentError
@@ -47,12 +47,12 @@ class TimelineEndpoint(Endpoint):
         self._vk = check_context(vk)
         self._semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
         self._through: VulkanContext | Native = vk
-        """Whose calls with it keep it: what it is the context's, or the native's that owns it."""
-        _ = vk.functions.vkGetSemaphoreCounterValue  # says that the application has enabled none
+        """The native whose calls keep it alive: the context's, or the one that owns the semaphore."""
+        _ = vk.functions.vkGetSemaphoreCounterValue  # raises if the application has not enabled timelines
         self.label = f"Vulkan timeline {vk.address(self._semaphore):#x}"
 
     def counter(self) -> int:
-        """The semaphore's value now."""
+        """Return the semaphore's current value."""
         value = self._vk.api.ffi.new("uint64_t *")
         self._through.call("vkGetSemaphoreCounterValue", self._vk.device, self._semaphore, value)
         return int(value[0])
@@ -70,13 +70,13 @@ class TimelineEndpoint(Endpoint):
 
     def signal(self, value: int) -> None:
         check_int(value, "value", minimum=0, maximum=MAX_64)
-        if (now := self.counter()) >= value:  # drivers take it, and later waits never return
-            raise InvalidArgumentError("value", f"{self.label} stands at {now}: it cannot be signalled to {value}.")
+        if (now := self.counter()) >= value:  # drivers accept it, and later waits never return
+            raise InvalidArgumentError("value", f"{self.label} stands at {now}: a timeline only grows; got {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)
         self._through.call("vkSignalSemaphore", self._vk.device, info)
 
     def close(self) -> None:
-        """The semaphore is the caller's."""
+        """Do nothing: the caller owns the semaphore."""
 
     def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
         native = Watched(self._vk, semaphore.label)

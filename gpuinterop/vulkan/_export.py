@@ -1,4 +1,4 @@
-"""Vulkan objects that can be exported, and their export."""
+"""Exportable Vulkan objects, and their export."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 __all__ = ["Bound", "create_buffer", "create_image", "create_semaphore", "export_memory", "export_semaphore"]
 
 Create: TypeAlias = Callable[[str, str, Any], Any]
-"""`VulkanContext.create`, or `Native.new` of what the object is to be part of."""
+"""`VulkanContext.create`, or `Native.new` of the native that the object becomes part of."""
 
 
 def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
-    """The handle type in which a kind of semaphore is exported."""
+    """The handle type as which a kind of semaphore is exported."""
     if kind is Binary:
         return OpaqueFd
     if kind is Timeline:
         return TimelineFd
-    raise ArgumentTypeError("kind", f"must be gpuinterop.handles.Binary or Timeline, not {kind!r}.")
+    raise ArgumentTypeError("kind", f"expected gpuinterop.handles.Binary or Timeline, got {kind!r}.")
 
 
 class Bound(Native):
-    """A VkBuffer or a VkImage, which is its `handle`, with memory of its own.
+    """A VkBuffer or a VkImage (its `handle`) with its own memory.
 
     Attributes
     ----------
     memory
         VkDeviceMemory, owned.
     size : int
-        Of the memory, in bytes: what an importer has to state.
+        Size of the memory in bytes, which an importer must state.
     dedicated : bool
     flags : int
         ``VkMemoryPropertyFlags`` of the memory's type.
     kind : str
         ``Buffer`` or ``Image``.
     handle_type : type
-        In which it is exported.
+        Handle type as which it is exported.
     """
 
     memory: Any
@@ -81,7 +81,7 @@ class Bound(Native):
         vk.call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, 0)
 
     def export(self) -> MemoryHandle:
-        """A new handle that the caller owns."""
+        """Return a new handle that the caller owns."""
         return self.use(
             lambda _: export_memory(
                 self._vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
@@ -90,18 +90,18 @@ class Bound(Native):
 
 
 def require_exportable(vk: VulkanContext, features: int, operation: Operation, handle_type: type[MemoryHandle]) -> None:
-    """Refuse before anything is created."""
+    """Raise before anything is created."""
     if not features & c.MEMORY_EXPORTABLE:
         found = vk.capabilities.of((operation, handle_type))
         if not found:
             raise UnsupportedError(found, context=vk.identity.name)
         raise InvalidArgumentError(
-            "usage", f"{vk.identity.name} does not export objects of this format and usage as {handle_type.__name__}."
+            "usage", f"{vk.identity.name} cannot export objects of this format and usage as {handle_type.__name__}."
         )
 
 
 def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> Bound:
-    """Create a buffer whose memory can be exported, after having asked whether it can be."""
+    """Create a buffer whose memory can be exported, after checking that the driver can export it."""
     size = check_nbytes(size)
     usage = check_flags(usage, "usage")
     features = vk._physical.buffer_features(handle_type, usage)
@@ -167,9 +167,9 @@ def export_memory(
     ----------
     vk : VulkanContext
     vk_memory : VkDeviceMemory
-        Allocated with ``VkExportMemoryAllocateInfo`` for this handle type.
+        Memory that was allocated with ``VkExportMemoryAllocateInfo`` for this handle type.
     size : int
-        The whole allocation's, in bytes (``VkMemoryAllocateInfo::allocationSize``).
+        Size of the whole allocation in bytes (``VkMemoryAllocateInfo::allocationSize``).
     dedicated : bool
         Whether it was allocated with ``VkMemoryDedicatedAllocateInfo``.
     handle_type : type
@@ -178,7 +178,7 @@ def export_memory(
     Returns
     -------
     MemoryHandle
-        The caller's, with its origin filled in; an import consumes it.
+        Handle with its origin, owned by the caller; an import consumes it.
 
     Raises
     ------
@@ -190,9 +190,9 @@ def export_memory(
     check_context(vk)
     size = check_nbytes(size)
     if not isinstance(dedicated, bool):
-        raise ArgumentTypeError("dedicated", f"must be True or False, not {dedicated!r}.")
+        raise ArgumentTypeError("dedicated", f"expected True or False, got {dedicated!r}.")
     if handle_type not in (OpaqueFd, DmaBufFd):
-        raise InvalidArgumentError("handle_type", f"must be OpaqueFd or DmaBufFd, not {handle_type!r}.")
+        raise InvalidArgumentError("handle_type", f"expected OpaqueFd or DmaBufFd, got {handle_type!r}.")
     memory = vk.api.handle("VkDeviceMemory", vk_memory, "vk_memory")
     info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
     origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated, trusted=True)
@@ -201,7 +201,7 @@ def export_memory(
 
 
 def create_semaphore(vk: VulkanContext, kind: type, create: Create, *, exportable: bool = True) -> Any:
-    """A VkSemaphore; refused before the driver is called where it cannot be exported."""
+    """Create a VkSemaphore; raise before the driver is called if it cannot be exported."""
     handle_type = semaphore_handle_type(kind)
     new, ffi = vk.api.new, vk.api.ffi
     chain = ffi.NULL
@@ -214,9 +214,9 @@ def create_semaphore(vk: VulkanContext, kind: type, create: Create, *, exportabl
 
 
 def require_exportable_semaphore(vk: VulkanContext, handle_type: type[OpaqueFd | TimelineFd]) -> None:
-    """Ask first: a driver that exports none may crash when asked to (SwiftShader, timelines)."""
+    """Raise if the driver cannot export this kind: the export call may crash then (SwiftShader, timelines)."""
     vk.capabilities.require((Operation.IMPORT_SEMAPHORE, handle_type))
-    _ = vk.functions.vkGetSemaphoreFdKHR  # says which extension the application forgot
+    _ = vk.functions.vkGetSemaphoreFdKHR  # raises and names the extension that the application did not enable
 
 
 @overload
@@ -232,19 +232,19 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
     ----------
     vk : VulkanContext
     vk_semaphore : VkSemaphore
-        Created with ``VkExportSemaphoreCreateInfo`` for ``OPAQUE_FD``.
+        Semaphore that was created with ``VkExportSemaphoreCreateInfo`` for ``OPAQUE_FD``.
     kind : type
-        ``gpuinterop.handles.Binary`` or ``Timeline``: what the semaphore is. No driver tells.
+        ``gpuinterop.handles.Binary`` or ``Timeline``, the kind of the semaphore, which drivers do not report.
 
     Returns
     -------
     OpaqueFd or TimelineFd
-        The caller's, with its origin filled in; an import consumes it.
+        Handle with its origin, owned by the caller; an import consumes it.
 
     Raises
     ------
     UnsupportedError
-        The driver reports that it exports none of this kind; it was not called.
+        The driver reports that it cannot export this kind; it was not called.
     InvalidArgumentError
         The application did not enable the extension, or `vk_semaphore` is null.
     DriverError
@@ -261,7 +261,7 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
 
 
 def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], origin: HandleOrigin) -> _FdHandle:
-    """What the driver exports; no interrupt loses it."""
+    """Export a descriptor so that an interrupt cannot lose it."""
     fd, made = vk.api.ffi.new("int *", -1), list[int]()
     try:
         vk.call(call, vk.device, info, fd)
@@ -277,7 +277,7 @@ def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], 
 
 
 def import_semaphore_fd(vk: VulkanContext, kind: type, fd: int) -> Any:
-    """A VkSemaphore on the payload of `fd`, which is the driver's afterwards."""
+    """Make a VkSemaphore on the payload of `fd`, which the driver then owns."""
     semaphore = create_semaphore(vk, kind, vk.create, exportable=False)
     info = vk.api.new("VkImportSemaphoreFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD, fd=fd)
     try:

@@ -1,4 +1,4 @@
-"""Handing over between Vulkan's queue and the compute side's streams, frame by frame."""
+"""Handoffs between Vulkan's queue and the compute side's streams, frame by frame."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _BRIDGED = "bridged"
 
 
 class VulkanSubmit(TypedDict):
-    """What one submission waits for and signals. The lists run in parallel.
+    """The semaphores that one submission waits for and signals, in parallel lists.
 
-    The values belong into ``VkTimelineSemaphoreSubmitInfo``; binary semaphores' are 0 and mean nothing.
+    The values go into ``VkTimelineSemaphoreSubmitInfo``; those of binary semaphores are 0 and ignored.
     """
 
     wait_semaphores: list[Any]
@@ -49,7 +49,7 @@ class VulkanSubmit(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFamily:
-    """A queue family.
+    """A Vulkan queue family.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ class QueueFamily:
     flags : int
         ``VkQueueFlags``.
     transfer_only : bool
-        It copies and nothing else. On NVIDIA a handoff to CUDA through such a family costs a fortieth, because the
-        GPU need not switch from graphics to compute: give it the copies.
+        Whether it supports only transfers. On NVIDIA a handoff to CUDA through such a family costs a fortieth, because
+        the GPU need not switch from graphics to compute: submit copies to it.
     """
 
     index: int
@@ -69,8 +69,8 @@ class QueueFamily:
 class SharedHandoff(Shared):
     """Both directions between Vulkan's queue and one device's streams. Made by :func:`share_handoff`.
 
-    Each frame, in this order: `submit` (or a submission of your own with what `vulkan_submit` says), `acquire`,
-    compute work on the stream, `release`. Out of order they raise, instead of a wait that never returns.
+    Each frame, in this order: `submit` (or your own submission with the semaphores of `vulkan_submit`), `acquire`,
+    compute work on the stream, `release`. A call out of turn raises, instead of waiting for ever.
 
     Attributes
     ----------
@@ -94,19 +94,19 @@ class SharedHandoff(Shared):
         self._handoff = Handoff(to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
         self._stream: Stream | None = None
         self._bridge = bridge
-        if bridge is not None:  # ours, for this one semaphore, which the context closes too
+        if bridge is not None:  # our own, for this semaphore only; the context closes it too
             to_compute.semaphore.on_released(bridge.close)
         self._timeline = self._handoff.mode == "timeline"
         self.mode = self._handoff.mode if not isinstance(to_compute.semaphore, BridgedSemaphore) else "bridged"
 
     @property
     def frame(self) -> int:
-        """The frame that is under way, from 0."""
+        """Number of the frame that is under way, from 0."""
         return self._handoff.frame
 
     @property
     def queue_family(self) -> QueueFamily | None:
-        """The family that the context was given; None when it was given none."""
+        """Queue family of the context; None if you did not pass one."""
         self._vk.check_open()
         index = self._vk.queue_family_index
         if index is None:
@@ -116,30 +116,30 @@ class SharedHandoff(Shared):
         return QueueFamily(index=index, flags=flags, transfer_only=flags & kinds == c.QUEUE_TRANSFER)
 
     def vulkan_submit(self, *, stage: int = c.STAGE_ALL_COMMANDS) -> VulkanSubmit:
-        """Say what this frame's submission waits for and signals. Call it once a frame, and submit with it.
+        """Return the semaphores that this frame's submission waits for and signals. Call it once per frame.
 
-        When the submission fails, say so with `undo_submit`.
+        If the submission fails, call `undo_submit`.
 
         Parameters
         ----------
         stage : int
-            ``VkPipelineStageFlags`` that wait for the compute side; by default all.
+            ``VkPipelineStageFlags`` of the stages that wait for the compute side; by default all.
 
         Returns
         -------
         VulkanSubmit
             ``wait_semaphores``, ``wait_values``, ``wait_stages``, ``signal_semaphores``, ``signal_values``. The first
-            frame waits for nothing.
+            frame has no wait.
 
         Raises
         ------
         InvalidArgumentError
-            The frame before was not released yet.
+            The previous frame was not released yet.
         ResourceClosedError
-            The handoff was closed, or the context.
+            The handoff or the context was closed.
         """
         check_flags(stage, "stage")
-        # Both before the turn is taken: whoever is refused here has submitted nothing.
+        # Both before the turn is taken: a refused call has not submitted anything.
         forth = self._to_compute.vk_semaphore
         back = (self._to_graphics or self._to_compute).vk_semaphore
         step = self._handoff.next_submit()
@@ -153,12 +153,12 @@ class SharedHandoff(Shared):
         )
 
     def undo_submit(self) -> None:
-        """Take `vulkan_submit` back: the submission failed, and nothing of it was queued. Then it can be retried.
+        """Take `vulkan_submit` back, because the submission failed and was not queued. It can then be retried.
 
         Raises
         ------
         InvalidArgumentError
-            No submission is under way: none was asked for, or it was acquired already.
+            No submission is under way: `vulkan_submit` was not called, or its frame was acquired already.
         """
         self._handoff.undo_submit()
 
@@ -166,24 +166,24 @@ class SharedHandoff(Shared):
         self, queue: Any = None, command_buffers: Sequence[Any] = (), fence: Any = None, *,
         stage: int = c.STAGE_ALL_COMMANDS,
     ) -> None:  # fmt: skip
-        """Submit this frame's commands: ``vkQueueSubmit`` with what `vulkan_submit` says.
+        """Submit this frame's commands: ``vkQueueSubmit`` with the semaphores of `vulkan_submit`.
 
         Parameters
         ----------
         queue : VkQueue, optional
-            By default the context's. It must not be used by another thread meanwhile.
+            Queue to submit to; by default the context's. Other threads must not use it meanwhile.
         command_buffers : sequence of VkCommandBuffer
         fence : VkFence, optional
-            Signalled when the commands are done.
+            Fence that is signalled when the commands are done.
         stage : int
-            As for `vulkan_submit`.
+            See `vulkan_submit`.
 
         Raises
         ------
         InvalidArgumentError
-            The frame before was not released yet, or there is no queue.
+            The previous frame was not released yet, or there is no queue.
         ResourceClosedError
-            The handoff was closed, or the context.
+            The handoff or the context was closed.
         DriverError
             ``vkQueueSubmit`` failed. The frame can be submitted again.
         """
@@ -191,7 +191,7 @@ class SharedHandoff(Shared):
         api, null = vk.api, vk.api.ffi.NULL
         target = vk.queue if queue is None else api.handle("VkQueue", queue, "queue")
         if target is None:
-            raise InvalidArgumentError("queue", "give one here, or to VulkanContext.")
+            raise InvalidArgumentError("queue", "expected a queue, got none; pass one here or to VulkanContext.")
         check_sequence(command_buffers, "command_buffers", "a sequence of command buffers")
         commands = [api.handle("VkCommandBuffer", each, "command_buffers") for each in command_buffers]
         signalled = null if fence is None else api.cast("VkFence", fence, "fence")
@@ -220,42 +220,42 @@ class SharedHandoff(Shared):
             back, forth = (self._to_graphics or self._to_compute)._native, self._to_compute._native
             back.use(lambda _: forth.call("vkQueueSubmit", target, 1, info, signalled))
         except GpuInteropError:
-            # Nothing was queued. After anything else, Ctrl-C above all, it may have been: then the turn stays taken.
+            # The submission was not queued. After other exceptions, such as Ctrl-C, it may be: the turn stays taken.
             self.undo_submit()
             raise
 
     def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
-        """Enqueue: `stream` waits for Vulkan. Returns at once. As `Handoff.acquire`."""
+        """Make `stream` wait for Vulkan. Returns at once. See `Handoff.acquire`."""
         self._handoff.acquire(stream, timeout=timeout)
 
     def release(self, stream: Stream) -> None:
-        """Enqueue: `stream` signals Vulkan. Returns at once. As `Handoff.release`."""
+        """Make `stream` signal Vulkan. Returns at once. See `Handoff.release`."""
         self._handoff.release(stream)
         self._stream = stream
 
     def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
 
-        A timeline's counter is polled (``vkGetSemaphoreCounterValue``): ``vkWaitSemaphores`` sleeps in steps of 10 ms
-        on what CUDA signals. A binary semaphore cannot be looked at without consuming it: there the stream that
-        released is waited for, with whatever was enqueued on it since.
+        It polls a timeline's counter (``vkGetSemaphoreCounterValue``): ``vkWaitSemaphores`` waits for CUDA's signals in
+        steps of 10 ms. A binary semaphore cannot be read without consuming it: in that mode, it waits for all work of
+        the stream that released.
 
         Parameters
         ----------
         timeout : float
-            Seconds; None for no limit.
+            Seconds to wait; None sets no limit.
 
         Raises
         ------
         SemaphoreTimeoutError
             `timeout` passed.
         ArgumentTypeError
-            `timeout` is no number.
+            `timeout` is not a number.
         ResourceClosedError
-            The handoff was closed, or the context.
+            The handoff or the context was closed.
         """
         limit = check_timeout(timeout)
-        _ = self._to_compute.vk_semaphore  # raises when closed, also where nothing is to be waited for
+        _ = self._to_compute.vk_semaphore  # raises if closed, even if there is nothing to wait for
         wanted = 2 * self._handoff.frame
         if not wanted:
             return
@@ -266,13 +266,13 @@ class SharedHandoff(Shared):
         if not system.until(lambda: self._to_compute.counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
                 f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: "
-                f"the timeline is at {self._to_compute.counter()}, and {wanted} is awaited."
+                f"expected the timeline at {wanted}, got {self._to_compute.counter()}."
             )
 
     def close(self, timeout: float | None = None) -> None:
-        """End use on both sides; as `SharedBuffer.close`. Vulkan's queue must be done with the semaphores.
+        """End use on both sides (see `SharedBuffer.close`). Vulkan's queue must be done with the semaphores.
 
-        Each part is closed whatever becomes of the others.
+        Each part is closed even if closing another one fails.
         """
         with ExitStack() as parts:  # the last first
             for part in (self._bridge, self._to_graphics, self._to_compute):
@@ -287,39 +287,39 @@ def share_handoff(
     allow: Sequence[str] = ("timeline", "binary"),
     bridge: Bridge | None = None,
 ) -> SharedHandoff:
-    """Make the semaphores for handing over between Vulkan and the device, both ways.
+    """Create the semaphores for handoffs between Vulkan and the device, in both directions.
 
-    One timeline where both sides have timelines, else two binary semaphores. Or, only where that is allowed, a bridged
-    timeline, which asks nothing of Vulkan's driver but timelines of its own, and of the device that its streams wait
-    for words (`Operation.STREAM_MEMORY_OPS`): AMD GPUs on Linux, lavapipe.
+    It creates one timeline if both sides support timelines, else two binary semaphores. Only if `allow` names it, it
+    creates a bridged timeline, for which Vulkan's driver needs timelines and the device needs streams that wait for
+    words (`Operation.STREAM_MEMORY_OPS`): AMD GPUs on Linux, lavapipe.
 
     Parameters
     ----------
     vk : VulkanContext
-        With `queue_family_index` and, for `SharedHandoff.submit`, a `queue`.
+        Context with `queue_family_index` and, for `SharedHandoff.submit`, a `queue`.
     device : Device
     allow : sequence of str
-        In order of preference: ``timeline``, ``binary``, ``bridged``.
+        Modes in order of preference: ``timeline``, ``binary``, ``bridged``.
     bridge : Bridge, optional
-        For a bridged handoff; it stays the caller's. By default the handoff makes its own.
+        Bridge for a bridged handoff; the caller still owns it. By default the handoff makes its own.
 
     Returns
     -------
     SharedHandoff
-        Owns both sides; close it. `SharedHandoff.mode` says which it is.
+        Handoff that owns both sides; close it. `SharedHandoff.mode` names the chosen mode.
 
     Raises
     ------
     UnsupportedError
-        The two sides have nothing in common of what is allowed; nothing was created.
+        The two sides do not have an allowed mode in common; nothing was created.
     InvalidArgumentError
-        `device` is another GPU, `allow` names something else, or the application did not enable an extension.
+        `device` is another GPU, `allow` names an unknown mode, or the application did not enable an extension.
     DriverError
         A native call failed.
 
     Examples
     --------
-    One source for every machine:
+    The same code for every machine:
 
     >>> handoff = gi.vulkan.share_handoff(vk, device, allow=("timeline", "binary", "bridged"))
     >>> log(handoff.mode)
@@ -327,9 +327,9 @@ def share_handoff(
     check_device(vk, device)
     check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
     if not allow:
-        raise InvalidArgumentError("allow", "must name one mode or more: 'timeline', 'binary', 'bridged'.")
+        raise InvalidArgumentError("allow", "expected one mode or more of 'timeline', 'binary', 'bridged', got none.")
     if unknown := [mode for mode in allow if mode not in (*_MODES, _BRIDGED)]:
-        raise InvalidArgumentError("allow", f"{unknown[0]!r} is none of 'timeline', 'binary' and 'bridged'.")
+        raise InvalidArgumentError("allow", f"expected 'timeline', 'binary' or 'bridged', got {unknown[0]!r}.")
     mode = _agree_on_mode(vk, device, allow)
     with ExitStack() as undo:
         own = None
@@ -351,7 +351,7 @@ def share_handoff(
 
 
 def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
-    """The first that both sides can do; else the first gap, with those of the others beside it."""
+    """Return the first mode that both sides support; else raise the first gap, with notes on the others."""
     gaps = []
     for mode in allow:
         try:

@@ -1,4 +1,4 @@
-"""What a physical device is, and what its driver can share. Asked of the driver's properties, never of versions."""
+"""Physical devices and what their drivers can share, by the driver's properties, never by versions."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, Timel
 
 @dataclass(frozen=True, slots=True)
 class ImageSupport:
-    """What a driver does for images of one format, tiling, usage and handle type.
+    """Limits of a driver for images of one format, tiling, usage and handle type.
 
     Attributes
     ----------
     features : int
-        ``VkExternalMemoryFeatureFlags``; 0 where such images cannot be shared.
+        ``VkExternalMemoryFeatureFlags``; 0 if such images cannot be shared.
     extent : tuple of int
-        The largest width, height and depth.
+        Largest width, height and depth.
     levels, layers : int
-        The most of them.
+        Largest numbers of mip levels and layers.
     size : int
-        The largest image, in bytes.
+        Largest size of an image in bytes.
     """
 
     features: int = 0
@@ -70,7 +70,7 @@ def image_type(extent: tuple[int, int, int]) -> int:
 
 
 class PhysicalDevice:
-    """A physical device and the functions to ask it with."""
+    """A physical device and the functions to query it."""
 
     def __init__(self, api: Api, functions: Functions, handle: Any) -> None:
         self.api = api
@@ -79,7 +79,7 @@ class PhysicalDevice:
 
     @classmethod
     def of(cls, physical_device: Any, instance: Any = None, get_instance_proc_addr: Any = None) -> PhysicalDevice:
-        """From a VulkanContext, or from a handle with or without its instance."""
+        """Make it from a VulkanContext, or from a handle with or without its instance."""
         found = getattr(physical_device, "_physical", None)
         if isinstance(found, PhysicalDevice):
             physical_device.check_open()
@@ -92,7 +92,7 @@ class PhysicalDevice:
 
     @cached_property
     def extensions(self) -> frozenset[str]:
-        """The device extensions that the driver offers."""
+        """Device extensions that the driver offers."""
         ffi, functions = self.api.ffi, self.functions
         count = ffi.new("uint32_t *")
         name = "vkEnumerateDeviceExtensionProperties"
@@ -103,7 +103,7 @@ class PhysicalDevice:
 
     @cached_property
     def api_version(self) -> tuple[int, int]:
-        """The Vulkan version that the device speaks."""
+        """Vulkan version that the device supports."""
         version: int = self._properties.properties.apiVersion
         return version >> 22 & 0x7F, version >> 12 & 0x3FF
 
@@ -114,7 +114,7 @@ class PhysicalDevice:
         return properties
 
     def _extended(self, kind: str) -> Any:
-        """The properties of an extension, filled in."""
+        """Query a properties struct of an extension."""
         extended = self.api.new(kind)
         properties = self.api.new("VkPhysicalDeviceProperties2", pNext=extended)
         self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
@@ -127,7 +127,7 @@ class PhysicalDevice:
 
     @cached_property
     def is_cpu(self) -> bool:
-        """A software device."""
+        """Whether it is a software device."""
         return bool(self._properties.properties.deviceType == c.DEVICE_TYPE_CPU)
 
     @cached_property
@@ -138,24 +138,24 @@ class PhysicalDevice:
 
     @cached_property
     def driver_name(self) -> str:
-        """``driverName``; the device's name where the driver does not say."""
+        """``driverName``; the device's name if the driver does not say."""
         return self.api.text(self._driver.driverName) if self._driver else self.name
 
     @cached_property
     def driver_version(self) -> str:
-        """``driverInfo``; ``driverVersion``, read as Vulkan's own are, where the driver does not say."""
+        """``driverInfo``; if the driver does not say, ``driverVersion`` in Vulkan's format of versions."""
         info = self.api.text(self._driver.driverInfo) if self._driver else ""
         packed: int = self._properties.properties.driverVersion
         return info or f"{packed >> 22}.{packed >> 12 & 0x3FF}.{packed & 0xFFF}"
 
     @cached_property
     def is_lavapipe(self) -> bool:
-        """Its memory fds begin with a header, which no property tells."""
+        """Whether it is lavapipe, whose memory fds begin with a header that no property reports."""
         return bool(self._driver and self._driver.driverID == c.DRIVER_ID_MESA_LLVMPIPE)
 
     @cached_property
     def identity(self) -> DeviceIdentity:
-        """Every mark that the driver reports."""
+        """Identity with every identifier that the driver reports."""
         ids = self._extended("VkPhysicalDeviceIDProperties")
         uuid, driver_uuid = bytes(ids.deviceUUID), bytes(ids.driverUUID)
         pci = None
@@ -173,7 +173,7 @@ class PhysicalDevice:
 
     @cached_property
     def queue_families(self) -> list[tuple[int, int]]:
-        """``VkQueueFlags`` and the number of queues of each family."""
+        """``VkQueueFlags`` and number of queues of each family."""
         ffi, query = self.api.ffi, self.functions.vkGetPhysicalDeviceQueueFamilyProperties
         count = ffi.new("uint32_t *")
         query(self.handle, count, ffi.NULL)
@@ -184,7 +184,7 @@ class PhysicalDevice:
     # -- what can be shared ------------------------------------------------------------------------------------------
 
     def buffer_features(self, handle_type: type[Handle], usage: int = BUFFER_USAGE) -> int:
-        """``VkExternalMemoryFeatureFlags`` of buffers; 0 where the extension is missing."""
+        """``VkExternalMemoryFeatureFlags`` of buffers; 0 if the extension is missing."""
         if _MEMORY_EXTENSION[handle_type] not in self.extensions:
             return 0
         return self._buffer_features(MEMORY_BITS[handle_type], usage)
@@ -196,7 +196,7 @@ class PhysicalDevice:
         return int(found.externalMemoryProperties.externalMemoryFeatures)
 
     def imports_host_pointers(self, usage: int = BUFFER_USAGE) -> bool:
-        """Whether buffers can lie on memory that the process has mapped."""
+        """Whether buffers can use memory that the process has mapped."""
         return "VK_EXT_external_memory_host" in self.extensions and bool(
             self._buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
         )
@@ -210,7 +210,7 @@ class PhysicalDevice:
         kind: int = c.IMAGE_TYPE_2D,
         flags: int = 0,
     ) -> ImageSupport:
-        """What images can be and be shared as."""
+        """Query the limits of shared images."""
         if _MEMORY_EXTENSION[handle_type] not in self.extensions:
             return ImageSupport()
         external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=MEMORY_BITS[handle_type])
@@ -225,7 +225,7 @@ class PhysicalDevice:
         )
         found = self.api.new("VkExternalImageFormatProperties")
         properties = self.api.new("VkImageFormatProperties2", pNext=found)
-        # An error is the answer "no": VK_ERROR_FORMAT_NOT_SUPPORTED is how a driver refuses a handle type.
+        # An error means "no": drivers refuse a handle type with VK_ERROR_FORMAT_NOT_SUPPORTED.
         if self.functions.vkGetPhysicalDeviceImageFormatProperties2(self.handle, info, properties) < 0:
             return ImageSupport()
         limits = properties.imageFormatProperties
@@ -240,8 +240,8 @@ class PhysicalDevice:
     def semaphore_features(self, handle_type: type[Handle]) -> int:
         """``VkExternalSemaphoreFeatureFlags``.
 
-        Always ask before exporting: SwiftShader crashes in vkGetSemaphoreFdKHR for a timeline, which it reports as
-        not exportable.
+        Check them before every export: SwiftShader reports timelines as not exportable, and crashes in
+        vkGetSemaphoreFdKHR for one.
         """
         if "VK_KHR_external_semaphore_fd" not in self.extensions:
             return 0
@@ -258,7 +258,7 @@ class PhysicalDevice:
 
     @cached_property
     def has_timelines(self) -> bool:
-        """Whether the driver offers timeline semaphores at all."""
+        """Whether the driver offers timeline semaphores."""
         if self.api_version < (1, 2) and "VK_KHR_timeline_semaphore" not in self.extensions:
             return False
         timeline = self.api.new("VkPhysicalDeviceTimelineSemaphoreFeatures")
@@ -268,7 +268,7 @@ class PhysicalDevice:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """The table; see :func:`capabilities`."""
+        """The capability table (see :func:`capabilities`)."""
         runs = recorded(files("gpuinterop") / "exporters" / "verified.toml")
         cells = promote(map(self._capability, DOMAIN), runs, device=self.driver_name)
         return Capabilities(cells, owner=self.name)
@@ -326,7 +326,7 @@ class PhysicalDevice:
             if self.imports_host_pointers():
                 reason = "through VK_EXT_external_memory_host, for allocations mapped in this process."
                 return cell.unverified(Scope.DRIVER, reason, query)
-            return cell.gap(Scope.DRIVER, "lavapipe's memory fds have a header of its own.", query)
+            return cell.gap(Scope.DRIVER, "lavapipe's memory fds have their own header.", query)
         if self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE:
             return cell.unverified(Scope.DRIVER, "the driver reports buffers as importable.", query)
         return cell.gap(Scope.DRIVER, f"{self.driver_name} reports buffers as not importable ({query}).", query)
@@ -344,18 +344,18 @@ _COMPUTE_ONLY = (
 
 
 def _reason(cell: Cell) -> tuple[str, str, Scope]:
-    """Why a cell that no property is asked for is a gap: reason, reference, scope."""
+    """Why a cell without a property to query is a gap: reason, reference, scope."""
     if cell.operation in _COMPUTE_ONLY:
-        return "the compute side does this alone: there is no other part to play.", "gpuinterop.vulkan", Scope.BINDINGS
+        return "the compute side does this alone; Vulkan takes no part in it.", "gpuinterop.vulkan", Scope.BINDINGS
     if cell.operation is Operation.CREATE_SEMAPHORE:
         return (
-            "gpuinterop.vulkan exports semaphores and imports none: create it with share_semaphore.",
+            "gpuinterop.vulkan exports semaphores but cannot import them: create it with share_semaphore.",
             "gpuinterop.vulkan.share_semaphore",
             Scope.BINDINGS,
         )
     if cell.operation is Operation.IMPORT_ALLOCATION:
         return (
-            "Vulkan exports no virtual-memory allocations; its memory is imported with import_memory.",
+            "Vulkan cannot export virtual-memory allocations; import its memory with import_memory.",
             "VkExternalMemoryHandleTypeFlagBits",
             Scope.PLATFORM,
         )
@@ -364,7 +364,7 @@ def _reason(cell: Cell) -> tuple[str, str, Scope]:
         return "Vulkan exports NvSci objects on Tegra only.", "VK_NV_external_memory_sci_buf", Scope.PLATFORM
     if name.startswith(("d3d", "keyed")):
         return (
-            "this is exported by Direct3D; Vulkan can only import it.",
+            "Direct3D exports this; Vulkan can only import it.",
             "VkExternalMemoryHandleTypeFlagBits",
             Scope.PLATFORM,
         )
@@ -378,7 +378,7 @@ def _reason(cell: Cell) -> tuple[str, str, Scope]:
 def identity(
     physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> DeviceIdentity:
-    """Identify a physical device, for ``gpuinterop.match_device``.
+    """Identify a physical device for ``gpuinterop.match_device``.
 
     Calls ``vkGetPhysicalDeviceProperties2``, and ``vkEnumerateDeviceExtensionProperties`` for the PCI bus id, which
     needs ``VK_EXT_pci_bus_info``.
@@ -388,9 +388,9 @@ def identity(
     physical_device : VulkanContext or VkPhysicalDevice
         A context, PyPI vulkan's handle, or the handle's value as an int.
     instance : VkInstance, optional
-        Needed when the handle is not of the loader that PyPI's `vulkan` opened.
+        Needed if another loader than that of PyPI's `vulkan` made the handle.
     get_instance_proc_addr : int, optional
-        The address of that loader's ``vkGetInstanceProcAddr``.
+        Address of that loader's ``vkGetInstanceProcAddr``.
 
     Returns
     -------
@@ -401,7 +401,7 @@ def identity(
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
     ArgumentTypeError
-        A handle of another kind, or something that is no handle.
+        A value is not a handle, or is a handle of another kind.
     ResourceClosedError
         The context was closed.
     """
@@ -411,13 +411,13 @@ def identity(
 def capabilities(
     physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> Capabilities:
-    """What this driver can do as the *other* side of a ``gpuinterop`` device.
+    """Return the capabilities of this driver as the *other* side of a ``gpuinterop`` device.
 
-    A cell is usable when the driver can play the other part in it: ``import_memory:opaque_fd`` and
-    ``map_buffer:opaque_fd`` when it exports buffers so, ``map_mipmapped_array:opaque_fd`` when it exports images of
-    optimal tiling, ``import_semaphore:timeline_fd`` when it exports timelines, ``export_allocation:vmm_fd`` when it
-    imports what a device exports. Everything else is a gap with its reason. What a driver reports is UNVERIFIED until
-    a run has shown it.
+    A cell is usable if the driver supports its counterpart: ``import_memory:opaque_fd`` and ``map_buffer:opaque_fd`` if
+    it exports such buffers, ``map_mipmapped_array:opaque_fd`` if it exports images of optimal tiling,
+    ``import_semaphore:timeline_fd`` if it exports timelines, ``export_allocation:vmm_fd`` if it imports a device's
+    allocations. All other cells are gaps with a reason. Cells that a driver reports are UNVERIFIED until a run has
+    shown them.
 
     Calls ``vkGetPhysicalDeviceExternalBufferProperties``, ``vkGetPhysicalDeviceExternalSemaphoreProperties`` and
     ``vkGetPhysicalDeviceImageFormatProperties2``.
@@ -425,7 +425,7 @@ def capabilities(
     Parameters
     ----------
     physical_device, instance, get_instance_proc_addr
-        As for :func:`identity`.
+        See :func:`identity`.
 
     Returns
     -------
@@ -436,7 +436,7 @@ def capabilities(
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
     ArgumentTypeError
-        A handle of another kind, or something that is no handle.
+        A value is not a handle, or is a handle of another kind.
     ResourceClosedError
         The context was closed.
     """
@@ -446,27 +446,27 @@ def capabilities(
 def required_extensions(
     physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> tuple[list[str], list[str]]:
-    """List what the application has to enable to share all that this driver offers.
+    """List the extensions that the application must enable to share all that this driver offers.
 
     The instance extensions are part of Vulkan 1.1, ``VK_KHR_timeline_semaphore`` is part of 1.2; enabling them there
-    again is allowed. The timeline feature (``VkPhysicalDeviceTimelineSemaphoreFeatures``) has to be enabled besides.
+    again is allowed. Also enable the timeline feature (``VkPhysicalDeviceTimelineSemaphoreFeatures``).
 
     Parameters
     ----------
     physical_device, instance, get_instance_proc_addr
-        As for :func:`identity`.
+        See :func:`identity`.
 
     Returns
     -------
     instance_extensions, device_extensions : list of str
-        For ``VkInstanceCreateInfo`` and ``VkDeviceCreateInfo``.
+        Names for ``VkInstanceCreateInfo`` and ``VkDeviceCreateInfo``.
 
     Raises
     ------
     BackendUnavailableError
         PyPI's `vulkan` or the loader is missing.
     ArgumentTypeError
-        A handle of another kind, or something that is no handle.
+        A value is not a handle, or is a handle of another kind.
     ResourceClosedError
         The context was closed.
     """
@@ -475,7 +475,7 @@ def required_extensions(
 
 
 def device_extensions(physical: PhysicalDevice) -> list[str]:
-    """The device extensions that sharing takes, of those the driver offers."""
+    """The device extensions that sharing needs, among those that the driver offers."""
     wanted: Sequence[str] = (
         "VK_KHR_external_memory",
         "VK_KHR_external_memory_fd",

@@ -96,7 +96,7 @@ def _last(error: Failed) -> str:
 
 
 _NOTE = (
-    "            waits, entry = native.waits, (next(order), pending)  # as `NativeStream.note`\n"
+    "            waits, entry = native.waits, (next(order), pending)  # as in `NativeStream.note`\n"
     "            waits += (entry,)\n"
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )

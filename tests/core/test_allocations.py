@@ -74,7 +74,7 @@ def test_sizes_are_rounded_up_to_the_minimum(team: Team) -> None:
             assert allocation.size == rounded
         assert called(backend, "allocate")[-1] == ("allocate", 1, rounded, gi.VmmFd)
     with handle_of() as handle:
-        refused(backend, lambda: devices[0].import_allocation(handle, STEP + 1), f"granularity, {STEP};")
+        refused(backend, lambda: devices[0].import_allocation(handle, STEP + 1), f"granularity, {STEP}, got")
         assert not handle.closed
 
 

@@ -81,7 +81,7 @@ def test_a_pair_without_meaning_is_a_gap_and_a_non_pair_an_error() -> None:
 def test_the_handle_type_is_a_handles_type(kind: Any) -> None:
     for requirement in ((Operation.MAP_BUFFER, kind), Cell(Operation.MAP_BUFFER, kind)):
         for ask in (table().of, table().missing, table().supports, table().require):
-            with pytest.raises(gi.ArgumentTypeError, match="handle type must be") as caught:
+            with pytest.raises(gi.ArgumentTypeError, match="expected a handle type") as caught:
                 ask(requirement)
             assert caught.value.argument == "requirement"
 

@@ -390,7 +390,7 @@ def test_a_failed_import_leaves_the_handle(device: Device, backend: FakeWords) -
             device.import_semaphore(handle)
         handle.origin = None
         store(handle.fd, 2**63)
-        with pytest.raises(gi.HandleError, match=r"stands at 9223372036854775808; .* below 2\*\*63"):
+        with pytest.raises(gi.HandleError, match=r"stands at 9223372036854775808, .* below 2\*\*63"):
             device.import_semaphore(handle)
         assert (mapped(handle.fd), descriptors(handle.fd)) == (0, 1)
         store(handle.fd, MAX)

@@ -353,7 +353,7 @@ def test_a_timeline_lock_held_by_the_living(
     semaphore = create(TimelineFd)
     with open(f"/proc/self/fd/{export(semaphore).fd}", "rb+", buffering=0) as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        with pytest.raises(PeerError, match="another process holds it"):
+        with pytest.raises(PeerError, match="another process held the signallers' lock"):
             backend.host_signal(semaphore, 1)
         assert semaphore.value == 0
     backend.host_signal(semaphore, 1)
@@ -421,17 +421,17 @@ def test_no_timeline(
 
 def test_one_kind_given_as_the_other(backend: HostBackend, device: Device, create: Any, export: Any) -> None:
     binary, counter = export(create(OpaqueFd)), export(create(TimelineFd))
-    with pytest.raises(HandleError, match="no timeline semaphore"):
+    with pytest.raises(HandleError, match="expected our own timeline semaphore"):
         backend.import_semaphore(device, TimelineFd(binary.fd))
-    with pytest.raises(HandleError, match="no binary semaphore"):
+    with pytest.raises(HandleError, match="expected a binary semaphore"):
         backend.import_semaphore(device, OpaqueFd(counter.fd))
 
 
 def test_an_allocation_is_no_semaphore(backend: HostBackend, device: Device) -> None:
     fd = system.create_memfd("memory", system.PAGE)
-    with pytest.raises(HandleError, match="no binary semaphore"):
+    with pytest.raises(HandleError, match="expected a binary semaphore"):
         backend.import_semaphore(device, OpaqueFd(fd))
-    with pytest.raises(HandleError, match="no timeline semaphore"):
+    with pytest.raises(HandleError, match="expected our own timeline semaphore"):
         backend.import_semaphore(device, TimelineFd(fd))
     os.close(fd)
 

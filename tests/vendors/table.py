@@ -118,7 +118,7 @@ VENDORS: Final = {
         without_channel=800,
         without_channel_says=("CUDA_ERROR_NOT_PERMITTED", "IMEX channel"),
         needs=("libcuda.so.1", "Install the NVIDIA driver"),
-        missing=("no NVIDIA driver", "--gpus all"),
+        missing=("the NVIDIA driver is not installed", "--gpus all"),
         no_bindings=("pip install 'gpuinterop[cuda]'",),
         broken=(
             ({"GPUINTEROP_SIM_DEVICES": "0"}, ("no device", "CUDA_VISIBLE_DEVICES")),
@@ -163,7 +163,7 @@ VENDORS: Final = {
         without_channel=NOT_SUPPORTED,
         without_channel_says=(),
         needs=("libamdhip64.so", "Install ROCm"),
-        missing=("no HIP runtime",),
+        missing=("the HIP runtime is not installed",),
         no_bindings=("pip install 'gpuinterop[hip]'", "is not hip-python"),
         broken=(
             ({"GPUINTEROP_SIM_INIT": "100"}, ("no device", "HIP_VISIBLE_DEVICES", "/dev/kfd")),

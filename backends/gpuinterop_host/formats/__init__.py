@@ -1,1 +1,1 @@
-"""What lies in the shared memory: two drivers' private layouts, and one of our own."""
+"""Layouts of shared memory: the private ones of two drivers, and our own."""

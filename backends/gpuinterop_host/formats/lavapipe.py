@@ -1,4 +1,4 @@
-"""lavapipe's memory, as its OPAQUE_FD hands it out (Mesa's ``os_memory_fd.c``).
+"""Layout of lavapipe's memory, exported as OPAQUE_FD (Mesa's ``os_memory_fd.c``).
 
 A memfd named ``llvmpipe memory fd``, sealed against shrinking and growing, with a header before the data:
 
@@ -6,7 +6,7 @@ A memfd named ``llvmpipe memory fd``, sealed against shrinking and growing, with
 offset           content
 ===============  ==================================================================================================
 0                size_t total: the object's size, header included
-8                size_t data: where the data begins (4096 where pages are that long; read it, do not assume it)
+8                size_t data: offset of the data (4096 for pages of that size; read it, do not assume it)
 16               16 bytes: SHA-1 of ``llvmpipe`` and Mesa's revision; it differs between builds
 data - 8         size_t data, again
 ===============  ==================================================================================================
@@ -27,14 +27,14 @@ _HEADER = struct.Struct("=QQ16s")
 
 
 def data_offset(fd: int, total: int) -> int:
-    """Where the data begins in an object of `total` bytes.
+    """Return the offset of the data in an object of `total` bytes.
 
     Raises
     ------
     HandleError
-        The object has lavapipe's name, but not the header that is known: another version of Mesa, or no lavapipe.
+        The object has lavapipe's name, but not its known header: another version of Mesa, or not lavapipe's.
     """
-    header = os.pread(fd, _HEADER.size, 0)  # pread: the file position is shared with the exporter, who reads there
+    header = os.pread(fd, _HEADER.size, 0)  # pread: the exporter shares the file position
     if len(header) == _HEADER.size:
         size, offset, _ = _HEADER.unpack(header)
         if size == total and _HEADER.size + 8 <= offset <= total:
@@ -42,6 +42,6 @@ def data_offset(fd: int, total: int) -> int:
             if again == offset:
                 return int(offset)
     raise HandleError(
-        f"handle: a memfd named {NAME!r} without the header that lavapipe is known to write (Mesa 22.3 to 25.0); "
-        "this version of Mesa may lay its memory out differently."
+        f"handle: expected the header of lavapipe (Mesa 22.3 to 25.0) in the memfd {NAME!r}, got a memfd without the "
+        "header; this version of Mesa may lay its memory out differently."
     )

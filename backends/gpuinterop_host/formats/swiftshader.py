@@ -1,4 +1,4 @@
-"""SwiftShader's memory and binary semaphores, as its OPAQUE_FD hands them out on Linux.
+"""Layout of SwiftShader's memory and binary semaphores, exported as OPAQUE_FD on Linux.
 
 Memory is a memfd named ``SwiftShader.Memory.<n>``: the data lies at 0, and the size is the allocation's plus 15 bytes.
 
@@ -9,20 +9,20 @@ offset             content
 =================  ==========================================================================================
 0                  ``pthread_mutex_t``, process-shared, not robust (40 bytes on x86-64, 48 on aarch64)
 40 (48)            ``pthread_cond_t``, process-shared, CLOCK_REALTIME (48 bytes)
-88 (96)            int ref_count: how many objects, in all processes, have the page mapped
+88 (96)            int ref_count: number of objects, in all processes, that have the page mapped
 92 (100)           bool signaled
 =================  ==========================================================================================
 
-SwiftShader makes both without MFD_ALLOW_SEALING, so nobody can seal them: see :mod:`..memory` for what follows.
+SwiftShader makes both without MFD_ALLOW_SEALING, so they cannot be sealed: see :mod:`..memory` for the consequences.
 
-The object that brings ref_count to 0 destroys mutex and condition: glibc then marks the mutex as kind -1, and who
-imports a descriptor that was still under way finds a dead semaphore. A semaphore made here therefore counts one
-reference more, for the descriptors under way, which nobody gives back: the memory goes with its last mapping anyway.
+The object that brings ref_count to 0 destroys mutex and condition. glibc then marks the mutex as kind -1, and a process
+that imports a descriptor that was still in flight finds a dead semaphore. So a semaphore made here counts one more
+reference, for descriptors in flight. It is never given back: the memory goes with its last mapping anyway.
 
 **Why libc's mutex functions are not called on it.** They follow the mutex's kind, which every peer can change at any
-moment, and in some kinds its list pointers: then a lock writes wherever the peer says. What a mutex of kind 0x80 is, is
-one word, and that is locked here: 0 free, 1 held, more: held, and waked for. The condition has no pointers; libc's
-broadcast on it can block for ever, though, and write nothing else.
+moment, and for some kinds its list pointers: a lock then writes to any address that the peer chooses. A mutex of kind
+0x80 is one word, which this module locks itself: 0 free, 1 held, more: held with waiters. The condition has no
+pointers; libc's broadcast on it can block for ever, but cannot write elsewhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SEMAPHORE_NAME: Final = "SwiftShader.Semaphore."
 _MUTEX_SIZES: Final = {"x86_64": 40, "aarch64": 48}
 MUTEX_SIZE: Final = _MUTEX_SIZES.get(platform.machine(), 0)
 _COND_SIZE: Final = 48
-_OWNER, _KIND = 8, 16  # in the mutex: i32, the holder's thread id; i32
+_OWNER, _KIND = 8, 16  # offsets in the mutex: i32, the holder's thread id; i32
 REFERENCES: Final = MUTEX_SIZE + _COND_SIZE
 SIGNALED: Final = REFERENCES + 4
 
@@ -58,7 +58,7 @@ _libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _fetch_and_add() -> Any:
-    """An atomic ``old = *word; *word += n``: Python has none; the C++ library, on which NumPy stands, exports one."""
+    """An atomic ``old = *word; *word += n``, which Python lacks; the C++ library, which NumPy needs, exports one."""
     try:
         function = ctypes.CDLL("libstdc++.so.6")._ZN9__gnu_cxx18__exchange_and_addEPVii
     except (OSError, AttributeError):
@@ -71,7 +71,7 @@ _add: Final = _fetch_and_add()
 
 
 def gap() -> str | None:
-    """Why this machine cannot use the layout, or None."""
+    """Why this machine cannot use the layout; None if it can."""
     if system.SYS_FUTEX is None or not MUTEX_SIZE or system.libc_version()[0] != "glibc":
         return "the layout is known for glibc on x86-64 and aarch64 Linux; this is another machine or C library."
     if _add is None:
@@ -90,12 +90,12 @@ class Mutex:
 
     @property
     def held(self) -> bool:
-        """Whether anybody holds it just now; a glance, not a lock."""
+        """Whether it is held now; does not lock it."""
         return self._word.value != 0
 
     @property
     def owner(self) -> int:
-        """The thread id of the holder, as its own process sees it; 0 when it is free."""
+        """The holder's thread id in its own process; 0 if it is free."""
         return self._owner.value
 
     def run(self, action: Callable[[], T], limit: float) -> T:
@@ -104,32 +104,32 @@ class Mutex:
         Parameters
         ----------
         action : callable
-            Short: other processes wait.
+            Must be short: other processes wait.
         limit : float
-            In seconds; 0 tries once.
+            Seconds to try; 0 tries once.
 
         Raises
         ------
         TimeoutError
-            Somebody else held the lock all the time.
+            Another thread or process held the lock all the time.
         """
         before: list[int] = []
 
         def take() -> bool:
             if self.held:
                 return False
-            # Stored by C: no interrupt comes between the call and the store. One that came too late has added to a
-            # word that was not 0, which only makes the holder wake somebody.
+            # C code stores it: an interrupt cannot come between the call and the store. A late attempt has added to a
+            # word that was not 0, which only makes the holder wake a waiter.
             before.extend(map(_add, (self._address,), (1,)))
             return before[-1] == 0
 
         try:
             if not system.until(take, limit):
                 raise TimeoutError
-            self._owner.value = threading.get_native_id()  # for those who find it held
+            self._owner.value = threading.get_native_id()  # for processes that find it held
             return action()
         finally:
-            if 0 in before:  # whatever interrupts one step, those after it are done
+            if 0 in before:  # an interrupted step does not skip the later ones
                 try:
                     self._owner.value = 0
                     system.fence()
@@ -137,11 +137,11 @@ class Mutex:
                     try:
                         self._word.value = 0
                     finally:
-                        self._wake()  # libc's waiters set the word to 2 and sleep; they look again
+                        self._wake()  # libc's waiters have set the word to 2 and sleep; they check it again
 
 
 class Page:
-    """A semaphore's page by fields. Only touch `ref_count`, and clear or set `signaled`, with the lock held."""
+    """The fields of a semaphore's page. Access `ref_count`, and clear or set `signaled`, only with the lock held."""
 
     def __init__(self, address: int) -> None:
         self.mutex = Mutex(address)
@@ -169,15 +169,15 @@ class Page:
 
     @property
     def slept_on(self) -> bool:
-        """Whether anybody has ever waited on the condition: with the lock held, who has not will see `signaled`."""
+        """Whether a thread has ever waited on the condition. With the lock held, later ones will see `signaled`."""
         return ctypes.string_at(self._cond, _COND_SIZE) != _FRESH_COND
 
     def broadcast(self) -> None:
-        """``pthread_cond_broadcast``: for ever, where a process was killed in its wait (glibc before 2.41)."""
+        """Call ``pthread_cond_broadcast``, which blocks for ever if a process was killed in its wait (glibc < 2.41)."""
         _libc.pthread_cond_broadcast(ctypes.c_void_p(self._cond))
 
     def lock_problem(self) -> str | None:
-        """Why the mutex must not be locked, or None."""
+        """Why the mutex must not be locked; None if it may be."""
         return _lock_problem(self._kind.value)
 
 
@@ -190,7 +190,7 @@ def _lock_problem(kind: int) -> str | None:
 
 
 def problem(page: bytes) -> str | None:
-    """Why a page is no live semaphore of SwiftShader's, or None."""
+    """Why a page is not a live semaphore of SwiftShader; None if it is."""
     (kind,) = struct.unpack_from("i", page, _KIND)
     references, signaled = struct.unpack_from("iB", page, REFERENCES)
     if found := _lock_problem(kind):
@@ -201,14 +201,14 @@ def problem(page: bytes) -> str | None:
 
 
 def initialise(address: int) -> None:
-    """Make an unsignaled semaphore of a zeroed page: one reference for the maker, one for descriptors under way."""
-    ctypes.c_int32.from_address(address + _KIND).value = _SHARED  # all else of a free mutex is 0
+    """Make an unsignaled semaphore of a zeroed page: one reference for the maker, one for descriptors in flight."""
+    ctypes.c_int32.from_address(address + _KIND).value = _SHARED  # all other fields of a free mutex are 0
     ctypes.memmove(address + MUTEX_SIZE, _FRESH_COND, _COND_SIZE)
     Page(address).ref_count = 2
 
 
 def _fresh_cond() -> bytes:
-    """What ``pthread_cond_init`` with PTHREAD_PROCESS_SHARED writes."""
+    """The bytes that ``pthread_cond_init`` with PTHREAD_PROCESS_SHARED writes."""
     attributes, cond = ctypes.create_string_buffer(64), ctypes.create_string_buffer(_COND_SIZE)
     _libc.pthread_condattr_init(attributes)
     _libc.pthread_condattr_setpshared(attributes, _PROCESS_SHARED)

@@ -88,7 +88,7 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, scope: Exi
     behind = stream.record()
     with pytest.raises(gi.SemaphoreTimeoutError):
         semaphore.host_wait(1, timeout=0.01)
-    with pytest.raises(gi.ResourceBusyError, match="stuck in a look"):
+    with pytest.raises(gi.ResourceBusyError, match="must not block"):
         semaphore.host_signal(1)
     with pytest.raises(gi.ResourceBusyError):
         bridge.close(timeout=0.01)
@@ -96,7 +96,7 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, scope: Exi
     with pytest.raises(gi.ResourceClosedError, match="bridge was closed"):
         behind.wait(LIMIT)
     endpoint.reached = 1  # the look ends late, and with a yes: it must not take the release back
-    with pytest.warns(gi.LeakedResourceWarning, match="stuck in a look"):
+    with pytest.warns(gi.LeakedResourceWarning, match="must not block"):
         host.drain()
     thread = bridge._watcher._thread
     assert thread is not None
@@ -116,11 +116,11 @@ def test_what_is_no_endpoint_is_refused(host: Device, scope: ExitStack) -> None:
             bridge.from_endpoint(wrong)  # type: ignore[arg-type]
     for kind in ("timeline", gi.Fence, None):
         strange = Scripted(kind)  # type: ignore[arg-type]
-        with pytest.raises(gi.InvalidArgumentError, match="kind must be"):
+        with pytest.raises(gi.InvalidArgumentError, match="expected kind"):
             bridge.from_endpoint(strange)
     nameless = Scripted()
     nameless.label = None  # type: ignore[assignment]
-    with pytest.raises(gi.InvalidArgumentError, match="label must be"):
+    with pytest.raises(gi.InvalidArgumentError, match="as label"):
         bridge.from_endpoint(nameless)
     others: list[Any] = [5, "fd", None, gi.OpaqueWin32(handle=8)]
     for other in others:

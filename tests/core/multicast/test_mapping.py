@@ -44,7 +44,7 @@ def test_mapping_for_devices(team: Team) -> None:
     with pytest.raises(gi.ResourceClosedError):
         multicast.map()
     with gi.create_multicast(2, SIZE, device=devices[0]) as multicast:
-        refused(backend, lambda: multicast.map(assume_all_added=True), "devices", "no device was added here")
+        refused(backend, lambda: multicast.map(assume_all_added=True), "devices", "no device that could map it")
 
 
 def test_a_failed_map_leaves_nothing(team: Team) -> None:
@@ -102,7 +102,7 @@ def test_export(team: Team) -> None:
         refused(backend, multicast.export, "handle_type", "VmmFd, FabricHandle")
         assert isinstance(multicast.export(gi.FabricHandle), gi.FabricHandle)
     with gi.create_multicast(devices, SIZE) as multicast:
-        refused(backend, multicast.export, "handle_type", "none; give handle_types= to create_multicast")
+        refused(backend, multicast.export, "handle_type", "none; pass handle_types= to create_multicast")
 
 
 def test_import_consumes_the_handle(team: Team) -> None:
@@ -116,7 +116,7 @@ def test_import_consumes_the_handle(team: Team) -> None:
         assert (imported.device, imported.device_count, imported.devices) == (devices[1], 3, ())
         assert imported.handle_types == (gi.VmmFd,)
         imported.add_device(devices[1])
-        refused(backend, imported.export, "multicast", r"was imported; duplicate\(\)")
+        refused(backend, imported.export, "multicast", r"was imported.*; duplicate\(\)")
     assert not backend.live
     with pytest.raises(gi.HandleError):
         gi.import_multicast(handle, 3, SIZE, device=devices[1])
@@ -132,7 +132,7 @@ def test_what_was_exported_is_not_taken_for_another_thing(team: Team) -> None:
     with pytest.raises(gi.HandleError, match="exported from a multicast object"):
         devices[0].import_allocation(group, SIZE)
     for size in (SIZE - STEP, SIZE + STEP, SIZE + 1):
-        refused(backend, partial(gi.import_multicast, group, devices, size), "size", f"is {SIZE} bytes")
+        refused(backend, partial(gi.import_multicast, group, devices, size), "size", f"{SIZE} bytes")
     bad: list[Any] = [3, "fd", gi.VmmFd, None, gi.SyncFd(3)]
     for wrong in bad:
         refused(backend, partial(gi.import_multicast, wrong, devices, SIZE), "handle", error=gi.ArgumentTypeError)
@@ -142,7 +142,7 @@ def test_what_was_exported_is_not_taken_for_another_thing(team: Team) -> None:
         assert not memory.closed
     bare = gi.VmmFd.adopt(os.memfd_create("bare"))
     with bare:
-        refused(backend, lambda: gi.import_multicast(bare, devices, SIZE + 1), "size", "no multiple")
+        refused(backend, lambda: gi.import_multicast(bare, devices, SIZE + 1), "size", "a multiple")
 
 
 @pytest.mark.parametrize("call", ["import_multicast", "add_device"])

@@ -265,7 +265,7 @@ def test_a_device_is_added_once_and_none_is_too_many(
     group = scope.enter_context(gi.create_multicast(1, SIZE, device=devices[0]))
     group.add_device(devices[0])
     refused(simulator, "device", lambda: group.add_device(devices[0]), "already")
-    refused(simulator, "device", lambda: group.add_device(devices[1]), "all were added")
+    refused(simulator, "device", lambda: group.add_device(devices[1]), "were added already")
 
 
 def test_an_unbind_equals_its_bind(
@@ -559,7 +559,7 @@ DOCUMENTED: dict[str, dict[int, tuple[str, ...]]] = {
         **EVERYWHERE,
         1: ("multiple of the minimum granularity", "Device.multicast_granularity"),
         2: ("close other multicast objects",),
-        101: ("more devices than the fabric has",),
+        101: ("the fabric has fewer devices",),
         800: NOT_PERMITTED,
         801: NOT_HERE,
     },
@@ -576,7 +576,7 @@ DOCUMENTED: dict[str, dict[int, tuple[str, ...]]] = {
     "cuMemMap": {
         **EVERYWHERE,
         1: ("minimum granularity", "multicast object", "nvidia-fabricmanager"),
-        2: ("resources, to map it",),
+        2: ("driver resources to map it",),
         101: ("multicast object", "clique", "partition"),
         401: ("fabric manager", "NVSwitch"),
         800: ("multicast object", *NOT_PERMITTED[1:]),
@@ -589,14 +589,14 @@ DOCUMENTED: dict[str, dict[int, tuple[str, ...]]] = {
         801: ("no peer access",),
     },
     "cuMemExportToShareableHandle": {
-        1: ("not made for handles",),
-        801: ("not made for handles",),
+        1: ("not created for handles",),
+        801: ("not created for handles",),
         800: ("no permission: fabric handles", *CHANNEL),
     },
     "cuMemImportFromShareableHandle": {
         1: ("multicast object",),
         800: ("no permission: fabric handles", *CHANNEL),
-        801: ("imports no handles of this type",),
+        801: ("does not import handles of this type",),
     },
 }
 """By call, the codes that the driver's documentation names, and what the error must tell of the cause and the cure.

@@ -27,7 +27,7 @@ def test_what_is_no_memory_is_said_so(device: gi.Device) -> None:
     """By the runtime's own rule: out of memory, which is not what it means."""
     read, write = os.pipe()
     before = fds()
-    with pytest.raises(gi.DriverError, match="no memory that the driver of this GPU has exported") as caught:
+    with pytest.raises(gi.DriverError, match="this GPU's driver has not exported the descriptor") as caught:
         device.import_memory(gi.OpaqueFd(read), size=4096)
     assert caught.value.symbol == "hipErrorOutOfMemory"
     assert fds() == before
