@@ -59,7 +59,7 @@ help:
 	@echo "make explore      the core's threads in more orders than test-main tries, and struck twice by Ctrl-C; takes long"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
-	@echo "make lint         ruff, and import-linter's contracts"
+	@echo "make lint         ruff, import-linter's contracts, and English that readers stumble over"
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make shaders      compile the demo's shader"
@@ -165,6 +165,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/plain_english.py README.md docs gpuinterop backends
 
 types: $(VENV)/.dev
 	@$(BIN)/mypy
