@@ -348,6 +348,7 @@ class Rule:
     but: Sequence[str] = ()
     when: Sequence[str] = ()
     gap: str = ""
+    scope: str = "platform"
     reason: str
     reference: str
     workaround: str = ""
@@ -367,7 +368,7 @@ class Rule:
         )
         if self.gap:
             return cell.gap(Scope(self.gap), reason, reference, workaround)
-        return cell.unverified(Scope.PLATFORM, reason, reference)
+        return cell.unverified(Scope(self.scope), reason, reference)
 
 
 class Rules:
@@ -375,8 +376,9 @@ class Rules:
 
     A rule names its cells, and those among them that it leaves out (``but``), by globs over ``operation`` or
     ``operation:handle_type``, as ``GPUINTEROP_DISABLE`` does. It fits while every fact in ``when`` holds; ``not X``
-    holds while X does not. With ``gap``, a `Scope`, the cell is a gap; without it, the cell is usable. The texts
-    ``reason``, ``reference`` and ``workaround`` may contain ``{name}``: a text of the table ``[texts]``, or a fact.
+    holds while X does not. With ``gap``, a `Scope`, the cell is a gap; without it, the cell is usable, by what
+    ``scope`` says. The texts ``reason``, ``reference`` and ``workaround`` may contain ``{name}``: a text of the table
+    ``[texts]``, or a fact.
 
     The table ``[symbols]`` lists, by the same globs, the functions that a driver must have for an operation. The fact
     ``missing`` names those of a cell that it lacks.

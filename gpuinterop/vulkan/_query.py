@@ -8,8 +8,8 @@ from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, promote, recorded
-from ..handles import DeviceIdentity, DmaBufFd, Handle, OpaqueFd, TimelineFd, VmmFd
+from ..capabilities import Capabilities, Rules, promote, recorded
+from ..handles import DeviceIdentity, DmaBufFd, Handle, OpaqueFd, TimelineFd
 from . import _api as c
 from ._api import Api, Functions, check_call
 
@@ -25,7 +25,7 @@ _INSTANCE_EXTENSIONS = (
 )
 _FORMAT_R32G32B32A32_SFLOAT = 109
 
-_BRIDGE = "wait for the fence on the host, and hand over without a semaphore."
+RULES = Rules(files(__package__) / "capabilities.toml")
 
 BUFFER_USAGE = c.BUFFER_STORAGE | c.BUFFER_TRANSFER_SRC | c.BUFFER_TRANSFER_DST
 IMAGE_USAGE = c.IMAGE_STORAGE | c.IMAGE_SAMPLED | c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST
@@ -270,109 +270,27 @@ class PhysicalDevice:
     def capabilities(self) -> Capabilities:
         """The capability table (see :func:`capabilities`)."""
         runs = recorded(files("gpuinterop") / "exporters" / "verified.toml")
-        cells = promote(map(self._capability, DOMAIN), runs, device=self.driver_name)
-        return Capabilities(cells, owner=self.name)
-
-    def _capability(self, cell: Cell) -> Capability:
-        operation, kind = cell.operation, cell.handle_type
-        if kind in MEMORY_BITS and operation in (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER):
-            return self._memory_cell(cell, "vkGetPhysicalDeviceExternalBufferProperties")
-        if kind in MEMORY_BITS and operation is Operation.MAP_MIPMAPPED_ARRAY:
-            return self._memory_cell(cell, "vkGetPhysicalDeviceImageFormatProperties2")
-        if kind in _SEMAPHORE_TYPES and operation in _SEMAPHORE_OPERATIONS:
-            return self._semaphore_cell(cell)
-        if operation is Operation.EXPORT_ALLOCATION and kind is VmmFd:
-            return self._allocation_cell(cell)
-        reason, reference, scope = _reason(cell)
-        return cell.gap(scope, reason, reference)
-
-    def _memory_cell(self, cell: Cell, query: str) -> Capability:
-        kind = cell.handle_type
-        assert kind is not None  # a memory cell has one
-        if (extension := _MEMORY_EXTENSION[kind]) not in self.extensions:
-            return cell.gap(Scope.DRIVER, f"{self.driver_name} does not offer {extension}.", query)
-        if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
-            what = "images of optimal tiling"
-            features = self.image_support(kind, _FORMAT_R32G32B32A32_SFLOAT, c.TILING_OPTIMAL, IMAGE_USAGE).features
-        else:
-            what = "buffers"
-            features = self.buffer_features(kind)
-        if features & c.MEMORY_EXPORTABLE:
-            return cell.unverified(Scope.DRIVER, f"the driver reports {what} as exportable.", query)
-        return cell.gap(Scope.DRIVER, f"{self.driver_name} reports {what} as not exportable ({query}).", query)
-
-    def _semaphore_cell(self, cell: Cell) -> Capability:
-        query = "vkGetPhysicalDeviceExternalSemaphoreProperties"
-        kind = cell.handle_type
-        assert kind is not None  # a semaphore cell has one
-        what = "timeline semaphores" if kind is TimelineFd else "binary semaphores"
-        if "VK_KHR_external_semaphore_fd" not in self.extensions:
-            reason = f"{self.driver_name} does not offer VK_KHR_external_semaphore_fd."
-            return cell.gap(Scope.DRIVER, reason, query, _BRIDGE)
-        if kind is TimelineFd and not self.has_timelines:
-            return cell.gap(Scope.DRIVER, f"{self.driver_name} has no timeline semaphores.", query, _BRIDGE)
-        if self.semaphore_features(kind) & c.SEMAPHORE_EXPORTABLE:
-            return cell.unverified(Scope.DRIVER, f"the driver reports {what} as exportable.", query)
-        return cell.gap(
-            Scope.DRIVER,
-            f"{self.driver_name} reports no exportable handle types for {what} ({query}).",
-            query,
-            _BRIDGE,
+        found = RULES.table(
+            {
+                "driver": self.driver_name,
+                **{extension: extension in self.extensions for extension in RULES.facts if extension.startswith("VK_")},
+                "exports buffers as opaque_fd": self.buffer_features(OpaqueFd) & c.MEMORY_EXPORTABLE,
+                "exports buffers as dma_buf_fd": self.buffer_features(DmaBufFd) & c.MEMORY_EXPORTABLE,
+                "exports images as opaque_fd": self._image_features(OpaqueFd) & c.MEMORY_EXPORTABLE,
+                "exports images as dma_buf_fd": self._image_features(DmaBufFd) & c.MEMORY_EXPORTABLE,
+                "imports buffers": self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE,
+                "imports host pointers": self.imports_host_pointers(),
+                "has timelines": self.has_timelines,
+                "exports timelines": self.semaphore_features(TimelineFd) & c.SEMAPHORE_EXPORTABLE,
+                "exports binary semaphores": self.semaphore_features(OpaqueFd) & c.SEMAPHORE_EXPORTABLE,
+                "lavapipe": self.is_lavapipe,
+            }
         )
+        return Capabilities(promote(found, runs, device=self.driver_name), owner=self.name)
 
-    def _allocation_cell(self, cell: Cell) -> Capability:
-        query = "vkGetPhysicalDeviceExternalBufferProperties"
-        if self.is_lavapipe:
-            if self.imports_host_pointers():
-                reason = "through VK_EXT_external_memory_host, for allocations mapped in this process."
-                return cell.unverified(Scope.DRIVER, reason, query)
-            return cell.gap(Scope.DRIVER, "lavapipe's memory fds have their own header.", query)
-        if self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE:
-            return cell.unverified(Scope.DRIVER, "the driver reports buffers as importable.", query)
-        return cell.gap(Scope.DRIVER, f"{self.driver_name} reports buffers as not importable ({query}).", query)
-
-
-_SEMAPHORE_OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE)
-_COMPUTE_ONLY = (
-    Operation.WAIT_TIMEOUT,
-    Operation.CREATE_MULTICAST,
-    Operation.EXPORT_MULTICAST,
-    Operation.IMPORT_MULTICAST,
-    Operation.STREAM_MEMORY_OPS,
-    Operation.GRAPH_CAPTURE,
-)
-
-
-def _reason(cell: Cell) -> tuple[str, str, Scope]:
-    """Why a cell without a property to query is a gap: reason, reference, scope."""
-    if cell.operation in _COMPUTE_ONLY:
-        return "the compute side does this alone; Vulkan takes no part in it.", "gpuinterop.vulkan", Scope.BINDINGS
-    if cell.operation is Operation.CREATE_SEMAPHORE:
-        return (
-            "gpuinterop.vulkan exports semaphores but cannot import them: create it with share_semaphore.",
-            "gpuinterop.vulkan.share_semaphore",
-            Scope.BINDINGS,
-        )
-    if cell.operation is Operation.IMPORT_ALLOCATION:
-        return (
-            "Vulkan cannot export virtual-memory allocations; import its memory with import_memory.",
-            "VkExternalMemoryHandleTypeFlagBits",
-            Scope.PLATFORM,
-        )
-    name = cell.handle_type.type_name if cell.handle_type else cell.operation.value
-    if name.startswith("nvsci"):
-        return "Vulkan exports NvSci objects on Tegra only.", "VK_NV_external_memory_sci_buf", Scope.PLATFORM
-    if name.startswith(("d3d", "keyed")):
-        return (
-            "Direct3D exports this; Vulkan can only import it.",
-            "VkExternalMemoryHandleTypeFlagBits",
-            Scope.PLATFORM,
-        )
-    return (
-        "gpuinterop.vulkan exports file descriptors; Windows handles are not implemented.",
-        "gpuinterop.vulkan",
-        Scope.BINDINGS,
-    )
+    def _image_features(self, handle_type: type[Handle]) -> int:
+        """``VkExternalMemoryFeatureFlags`` of images that compute can use."""
+        return self.image_support(handle_type, _FORMAT_R32G32B32A32_SFLOAT, c.TILING_OPTIMAL, IMAGE_USAGE).features
 
 
 def identity(
