@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "mpi.py"
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "mpi.py"
 RANKS = range(4)
 VOTES = 22
 """In a life in which all goes well; each has three rounds of messages."""
