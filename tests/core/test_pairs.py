@@ -22,6 +22,7 @@ ACTIONS = pairs.actions()
 
 
 def test_every_public_method_is_in_a_pair_or_has_a_reason() -> None:
+    """METHODS in pairs.py says of each which actions call it, or why none does."""
     assert set(pairs.public_methods()) == set(pairs.METHODS)
 
 

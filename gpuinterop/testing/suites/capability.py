@@ -223,8 +223,11 @@ class _Attempt:
                 import_multicast(self._make(), [device], 4096)
             case Operation.STREAM_MEMORY_OPS:
                 PinnedWords(device)
+            case Operation.GRAPH_CAPTURE:
+                with self._stream.capture():
+                    pass
             case _:
-                device.capabilities.require(self._cell)
+                raise AssertionError(f"say here how a user attempts {operation}")
 
     def close(self) -> None:
         if self.handle is not None:
