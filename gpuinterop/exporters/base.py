@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from .._arguments import check_int
+from .._arguments import MAX_32, check_int
 from ..bridge import Endpoint
 from ..capabilities import Capabilities, Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -118,9 +118,10 @@ class ImageParameters:
     def __post_init__(self) -> None:
         texel_of(self.format)
         for name, least in (("width", 1), ("height", 1), ("depth", 0), ("levels", 1), ("layers", 0)):
-            check_int(getattr(self, name), name, minimum=least, maximum=2**31 - 1)
+            number = check_int(getattr(self, name), name, minimum=least, maximum=2**31 - 1)
+            object.__setattr__(self, name, number)  # NumPy's are Python's from now on
         if not isinstance(self.cube, bool):
-            raise ArgumentTypeError("cube", f"must be True or False, not {self.cube!r}.")
+            raise ArgumentTypeError("cube", f"expected True or False, got {self.cube!r}.")
         if self.depth and self.layers:
             raise InvalidArgumentError("layers", "a 3D image has none.")
         if self.cube and (self.layers == 0 or self.layers % 6 or self.width != self.height):
@@ -247,15 +248,17 @@ class Fill:
 class Kernel:
     """Work for a submission: a program of the caller's that changes `memory`, in the form that the party can run.
 
+    Programs are named, and imported where they run: by the party's process, from its own ``sys.path``.
+
     Attributes
     ----------
     memory : ExporterMemory
     function : str
-        ``module:name``, for a party on the CPU. It is called with a memoryview of the bytes and with `arguments`, and
-        keeps nothing of the view.
+        ``module:name``, which a party on the CPU calls with a memoryview of the bytes and with `arguments`. The
+        function keeps nothing of the view.
     shader : str
-        ``package:file``, for Vulkan: SPIR-V, whose ``main`` finds the memory as the storage buffer at binding 0 of set
-        0, and `arguments` as push constants.
+        ``package:file``, which Vulkan dispatches: SPIR-V, whose ``main`` finds the memory as the storage buffer at
+        binding 0 of set 0, and `arguments` as push constants.
     groups : tuple of int
         Work groups of the shader in each of three dimensions.
     arguments : tuple of int or float
@@ -263,14 +266,38 @@ class Kernel:
     """
 
     memory: Any
-    function: str
-    shader: str
+    function: str = ""
+    shader: str = ""
     groups: Sequence[int] = (1, 1, 1)
     arguments: Sequence[int | float] = ()
 
     def __post_init__(self) -> None:
+        for name, form in (("function", "module:name"), ("shader", "package:file")):
+            given = getattr(self, name)
+            if given and not all(given.partition(":")):
+                raise InvalidArgumentError(name, f"expected {form}, got {given!r}.")
+        if len(self.groups) != 3:
+            raise InvalidArgumentError("groups", f"expected three numbers, got {self.groups!r}.")
+        for count in self.groups:
+            check_int(count, "groups", minimum=1, maximum=MAX_32)
         if len(self.arguments) > 32:  # what every Vulkan driver has room for
             raise InvalidArgumentError("arguments", f"expected 32 or fewer, got {len(self.arguments)}.")
+        for number in self.arguments:
+            if not isinstance(number, float):
+                check_int(number, "arguments", minimum=0, maximum=MAX_32)
+
+    def program(self, form: str) -> str:
+        """The name in one form, ``function`` or ``shader``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The kernel has no program in that form.
+        """
+        name: str = getattr(self, form)
+        if not name:
+            raise InvalidArgumentError("run", f"expected a kernel with a {form}, which this party runs; got {self!r}.")
+        return name
 
 
 class Submission(_Closing):

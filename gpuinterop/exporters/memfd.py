@@ -532,7 +532,8 @@ class MemfdExporter(Exporter):
                 )
             self._own(item.memory, MemfdMemory)._check(item.offset, item.size)
         kernels = [
-            (self._own(kernel.memory, MemfdMemory), resolve_name(kernel.function), kernel.arguments) for kernel in run
+            (self._own(kernel.memory, MemfdMemory), _imported(kernel.program("function")), kernel.arguments)
+            for kernel in run
         ]
 
         def work(pending: _Pending) -> None:
@@ -629,3 +630,11 @@ def _capability(cell: Cell) -> Capability:
     if yes:
         return cell.unverified(Scope.PLATFORM, "the other side of it is made with plain memfds.", home)
     return cell.gap(Scope.PLATFORM, "plain memfds have nothing of this kind.", home)
+
+
+def _imported(name: str) -> Callable[..., object]:
+    try:
+        found: Callable[..., object] = resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError("function", f"expected one to import here, got {name!r}: {error}.") from error
+    return found

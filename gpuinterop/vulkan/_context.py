@@ -163,7 +163,7 @@ class VulkanContext:
         self.functions = self.api.device_functions(self.instance_functions, self.device)
         self._physical = PhysicalDevice(self.api, self.instance_functions, self.physical_device)
         if queue_family_index is not None:
-            check_int(queue_family_index, "queue_family_index", minimum=0, maximum=MAX_32)
+            queue_family_index = check_int(queue_family_index, "queue_family_index", minimum=0, maximum=MAX_32)
             if queue_family_index >= (count := len(self._physical.queue_families)):
                 raise InvalidArgumentError(
                     "queue_family_index",

@@ -69,7 +69,7 @@ class TimelineEndpoint(Endpoint):
         return False
 
     def signal(self, value: int) -> None:
-        check_int(value, "value", minimum=0, maximum=MAX_64)
+        value = check_int(value, "value", minimum=0, maximum=MAX_64)
         if (now := self.counter()) >= value:  # drivers accept it, and later waits never return
             raise InvalidArgumentError("value", f"{self.label} stands at {now}: a timeline only grows; got {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)

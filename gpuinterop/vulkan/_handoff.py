@@ -138,7 +138,7 @@ class SharedHandoff(Shared):
         ResourceClosedError
             The handoff or the context was closed.
         """
-        check_flags(stage, "stage")
+        stage = check_flags(stage, "stage")
         # Both before the turn is taken: a refused call has not submitted anything.
         forth = self._to_compute.vk_semaphore
         back = (self._to_graphics or self._to_compute).vk_semaphore

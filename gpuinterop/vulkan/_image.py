@@ -240,14 +240,13 @@ class _ImagePlan:
         usage: int | None,
     ) -> None:  # fmt: skip
         if tiling not in ("linear", "optimal"):
-            raise InvalidArgumentError("tiling", f"must be 'linear' or 'optimal', not {tiling!r}.")
+            raise InvalidArgumentError("tiling", f"expected 'linear' or 'optimal', got {tiling!r}.")
         check_sequence(extent, "extent", "(width, height)")
         if len(extent) != 2:
-            raise InvalidArgumentError("extent", f"must be (width, height), not {extent!r}.")
-        for length in extent:
-            check_int(length, "extent", minimum=1, maximum=MAX_32)
-        check_int(levels, "levels", minimum=1, maximum=MAX_32)
-        check_int(layers, "layers", minimum=1, maximum=MAX_32)
+            raise InvalidArgumentError("extent", f"expected (width, height), got {extent!r}.")
+        width, height = (check_int(length, "extent", minimum=1, maximum=MAX_32) for length in extent)
+        levels = check_int(levels, "levels", minimum=1, maximum=MAX_32)
+        layers = check_int(layers, "layers", minimum=1, maximum=MAX_32)
         self.linear = tiling == "linear"
         for argument, number in (("levels", levels), ("layers", layers)):
             if self.linear and number != 1:
@@ -255,7 +254,7 @@ class _ImagePlan:
         self.format, self.name = _format(vk, format)
         if self.linear:
             _texel(self.name)
-        self.extent = extent[0], extent[1]
+        self.extent = width, height
         self.levels, self.layers = levels, layers
         if usage is None:
             # A linear image can be copied to and from on every driver; few can do more with it.

@@ -7,11 +7,13 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.cli.demo import producer
 from gpuinterop.cli.demo.consumer import ArrayConsumer, CopyConsumer
 from gpuinterop.cli.demo.picture import render
 from gpuinterop.cli.demo.producer import Producer
@@ -48,6 +50,20 @@ def test_the_simulation_by_hand() -> None:
     slots = simulate(parameters, 6, sources)
     np.testing.assert_allclose(slots[0], now, atol=1e-5)  # frame 5 leaves its field in slot 0
     np.testing.assert_allclose(slots[1], before, atol=1e-5)
+
+
+def test_a_step_of_the_party_that_is_wrong_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation, which checks the run, does not step with the party's own function."""
+    with open_exporter("memfd") as exporter:
+        device = gi.match_device(exporter.identity)
+        assert run_wave(exporter, device, SMALL, 4).correct
+
+        def stiffer(slots: object, width: int, height: int, courant2: float, *rest: Any) -> None:
+            real(slots, width, height, 0.75 * courant2, *rest)
+
+        real = producer.step
+        monkeypatch.setattr(producer, "step", stiffer)
+        assert not run_wave(exporter, device, SMALL, 4).correct
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 400), (512, 512), (1024, 256)])

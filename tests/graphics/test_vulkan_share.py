@@ -196,6 +196,11 @@ def test_linear_images_of_other_formats(application: Application, device: gi.Dev
             assert tuple(view.shape) == (5, 33, channels)
             assert np.dtype(getattr(view, device.info.array_interface)["typestr"]).name == dtype
             del view
+    one: Any = np.int64(1)
+    with gi.vulkan.share_image(
+        application.vk, device, (33 * one, 5 * one), "R8_UNORM", tiling="linear", levels=one, layers=one
+    ) as shared:
+        assert shared.extent == (33, 5)
     for arguments, complaint in (
         (((8,), "R8_UNORM"), "extent"),
         (((8, 0), "R8_UNORM"), "extent"),

@@ -51,7 +51,7 @@ def exporter(request: pytest.FixtureRequest) -> Iterator[Exporter]:
 
 
 def store(memory: ExporterMemory, index: int, byte: int) -> Kernel:
-    return Kernel(memory=memory, function="operator:setitem", shader="", arguments=(index, byte))
+    return Kernel(memory=memory, function="operator:setitem", arguments=(index, byte))
 
 
 @KINDS
@@ -80,13 +80,41 @@ def test_a_kernel_that_fails_is_told(exporter: Exporter) -> None:
     with exporter.create_memory(4096) as memory, open_exporter("memfd") as other, other.create_memory(4096) as theirs:
         with pytest.raises((IndexError, PeerError), match="index out of bounds"):
             exporter.submit(run=[store(memory, memory.size, 1)]).done(LIMIT)
-        with pytest.raises((ImportError, PeerError), match="no_such_module"):
-            exporter.submit(run=[Kernel(memory=memory, function="no_such_module:function", shader="")])
+        for name in ("no_such_module:function", "operator:no_such_function"):
+            with pytest.raises(InvalidArgumentError, match=f"^function: .*{name}"):
+                exporter.submit(run=[Kernel(memory=memory, function=name)])
+        with pytest.raises(InvalidArgumentError, match=r"^run: expected a kernel with a function"):
+            exporter.submit(run=[Kernel(memory=memory, shader="gpuinterop.cli.demo:wave.spv")])
         with pytest.raises(ArgumentTypeError):
             exporter.submit(run=[store(theirs, 0, 1)])
-        with pytest.raises(InvalidArgumentError, match="arguments"):
-            Kernel(memory=memory, function="", shader="", arguments=range(33))
         assert exporter.submit(run=[store(memory, 0, 1)]).done(LIMIT)
+
+
+def test_numpys_ints_become_pythons() -> None:
+    numbers: Any = {"width": np.int64(8), "height": np.uint16(4), "levels": np.int8(2)}
+    parameters = ImageParameters(format="R8_UNORM", **numbers)
+    assert parameters == ImageParameters(format="R8_UNORM", width=8, height=4, levels=2)
+    assert {type(edge) for edge in parameters.extent} == {int}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("function", "setitem"),
+        ("function", "operator:"),
+        ("shader", "wave.spv"),
+        ("groups", (1, 1)),
+        ("groups", (1, 0, 1)),
+        ("arguments", range(33)),
+        ("arguments", (-1,)),
+        ("arguments", (1 << 32,)),
+        ("arguments", ("1",)),
+    ],
+)
+def test_a_bad_kernel_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Kernel(memory=None, **{argument: value})
+    assert caught.value.argument == argument
 
 
 @KINDS

@@ -1,7 +1,8 @@
 """What the demo computes: a step of the wave, the sources that the consumer writes, and the whole run in NumPy alone.
 
-The simulation has a memory of its own. A step rounds as the shader does, operation by operation in float32, so that a
-correct run differs from the simulation by nothing at all.
+The simulation has a memory and a step of its own: it is the oracle, and shares no code with what it checks. A step
+rounds as the shader does, operation by operation in float32, so that a correct run differs from the simulation by
+nothing at all.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Field", "Patch", "Sources", "WaveParameters", "simulate", "step"]
+__all__ = ["Field", "Patch", "Sources", "WaveParameters", "simulate"]
 
 Field: TypeAlias = NDArray[np.float32]
 
@@ -43,21 +44,8 @@ class WaveParameters:
         return 2 * self.slot_bytes
 
     def step(self, frame: int) -> tuple[int, int, float, float, int, int]:
-        """The arguments of a frame's step: of :func:`step`, and of the shader."""
+        """The arguments of a frame's step, as the producer's shader and function take them."""
         return self.width, self.height, self.courant2, self.damping, frame % 2, (frame + 1) % 2
-
-
-def step(slots: Any, width: int, height: int, courant2: float, damping: float, current: int, following: int) -> None:
-    """Step slot `current` of a buffer into slot `following`, which holds the frame before, as `WaveParameters` says.
-
-    The border stays as it is: zero.
-    """
-    fields = np.frombuffer(slots, np.float32, 2 * width * height).reshape(2, height, width)
-    now, after = fields[current], fields[following, 1:-1, 1:-1]
-    u = now[1:-1, 1:-1]
-    around = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]
-    laplacian = around - np.float32(4) * u
-    after[:] = np.float32(damping) * (np.float32(2) * u - after + np.float32(courant2) * laplacian)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +163,7 @@ def simulate(
     """
     slots = np.zeros((2, parameters.height, parameters.width), np.float32)
     for frame in range(frames):
-        step(slots, *parameters.step(frame))
+        _step(parameters, slots[frame % 2], slots[(frame + 1) % 2])
         for patch in sources.patches(frame):
             rows, columns = slice(patch.top, patch.top + patch.size), slice(patch.left, patch.left + patch.size)
             cells = slots[(frame + 1) % 2, rows, columns]
@@ -183,3 +171,11 @@ def simulate(
         if tick is not None:
             tick()
     return slots
+
+
+def _step(p: WaveParameters, now: Field, after: Field) -> None:
+    """Step the field `now` into `after`, which holds the frame before. The border stays as it is: zero."""
+    u, previous = now[1:-1, 1:-1], after[1:-1, 1:-1]
+    around = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]
+    laplacian = around - np.float32(4) * u
+    after[1:-1, 1:-1] = np.float32(p.damping) * (np.float32(2) * u - previous + np.float32(p.courant2) * laplacian)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..._arguments import check_int
 from ...capabilities import Capabilities, Operation
 from ...errors import (
     ArgumentTypeError,
@@ -207,12 +208,12 @@ def _layers(api: Api, loader: Functions) -> set[str]:
 def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:
     """The physical device that `VulkanExporter` is asked for."""
     if driver is not None and not isinstance(driver, str):
-        raise ArgumentTypeError("driver", f"must be a str, not {type(driver).__name__}.")
-    if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
-        raise ArgumentTypeError("device_index", f"must be an int, not {type(index).__name__}.")
+        raise ArgumentTypeError("driver", f"expected a str, got {type(driver).__name__}.")
+    if index is not None:
+        index = check_int(index, "device_index")
     matching = devices
     if driver is not None:
-        # "lavapipe" is what everybody calls it; it calls itself llvmpipe.
+        # "lavapipe" is its common name; it calls itself llvmpipe.
         wanted = driver.lower().replace("lavapipe", "llvmpipe")
         matching = [d for d in devices if wanted in f"{d.name}\n{d.driver_name}".lower()]
     elif index is None:

@@ -228,7 +228,7 @@ class VulkanExporter(Exporter):
         waits = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in wait]
         signals = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in signal]
         with self._lock:
-            shaders = [kernel.memory._shader(kernel.shader) for kernel in run]
+            shaders = [kernel.memory._shader(kernel.program("shader")) for kernel in run]
 
         def record(commands: Any) -> None:
             for item in fill:
@@ -323,10 +323,14 @@ class VulkanExporter(Exporter):
         with self._lock:
             if record is not None:
                 commands = self._allocate()
-                begin = api.new("VkCommandBufferBeginInfo", flags=0x1)  # one time
-                vk.call("vkBeginCommandBuffer", commands, begin)
-                record(commands)
-                vk.call("vkEndCommandBuffer", commands)
+                try:
+                    begin = api.new("VkCommandBufferBeginInfo", flags=0x1)  # one time
+                    vk.call("vkBeginCommandBuffer", commands, begin)
+                    record(commands)
+                    vk.call("vkEndCommandBuffer", commands)
+                except BaseException:
+                    self._free(commands)
+                    raise
             info = api.new(
                 "VkSubmitInfo",
                 pNext=chain,

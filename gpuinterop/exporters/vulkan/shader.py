@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from importlib.resources import files
 from typing import Any
 
+from ...errors import InvalidArgumentError
 from ...vulkan import _api as c
 from ...vulkan._context import VulkanContext
 
@@ -32,7 +33,10 @@ class Shader:
 
     def __init__(self, vk: VulkanContext, name: str, buffer: Any) -> None:
         package, _, file = name.partition(":")
-        code = (files(package) / file).read_bytes()
+        try:
+            code = (files(package) / file).read_bytes()
+        except (ImportError, OSError) as error:
+            raise InvalidArgumentError("shader", f"expected one to read here, got {name!r}: {error}.") from error
         self._vk = vk
         with ExitStack() as undo:
             self._create(vk, code, buffer, undo)
