@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +149,7 @@ def test_without_vulkan_the_reason_is_told() -> None:
 
 _LIGHT = """
 import sys
+
 from gpuinterop.cli.app import run
 assert run(["info", "--json"]) == 0
 heavy = {"click", "rich", "PIL"} & set(sys.modules)
@@ -171,3 +173,15 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.endswith(f"needs {lacks}. pip install 'gpuinterop[cli]'.")
+
+
+@pytest.mark.parametrize("lacks", ["rich", "PIL"])
+def test_the_demo_in_json_needs_no_extra(lacks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == lacks else find(name, *more))
+    monkeypatch.setitem(sys.modules, lacks, None)
+    picture = tmp_path / "wave.png"
+    done = invoke("demo", "--json", "--exporter", "process", "--frames", "2", "--output", str(picture))
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["output"] == (str(picture) if lacks == "rich" else None)
+    assert picture.exists() == (lacks == "rich")

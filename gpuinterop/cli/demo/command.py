@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from .simulation import WaveParameters
 from .wave import Sabotage, WaveRun, choose_sync, run_wave
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
     from rich.table import Table
 
 __all__ = ["add_arguments", "command"]
@@ -89,19 +89,18 @@ def command(given: argparse.Namespace) -> int:
     view without a copy, writes a disturbance that depends on it, and signals back. The final field is compared with a
     NumPy simulation of the same frames: the exit status is 0 only when they agree.
     """
-    for module in ("rich", "PIL"):
-        need(module, "`gpuinterop demo`", "cli")
-    from ..tables import stdout
-    from .picture import render
-
+    draws = not given.json or importlib.util.find_spec("PIL") is not None
+    if not given.json:
+        for module in ("rich", "PIL"):
+            need(module, "`gpuinterop demo` without --json", "cli")
+    elif not draws:
+        note("no picture is drawn, which needs PIL. pip install 'gpuinterop[cli]'.")
     _check_target(given.output)
     with ExitStack() as cleanup:
         with _noted_warnings():
             party = cleanup.enter_context(open_party(given.exporter, given.driver, given.backend))
             device = find_device(party.identity, given.backend)
         chosen = choose_sync(party, device, given.sync)
-        progress = cleanup.enter_context(_progress(show=not given.json))
-        task = progress.add_task("frames", total=given.frames)
         run = run_wave(
             party,
             device,
@@ -109,18 +108,23 @@ def command(given: argparse.Namespace) -> int:
             given.frames,
             sync=chosen,
             timeout=given.timeout,
-            tick=lambda: progress.advance(task),
+            tick=None if given.json else cleanup.enter_context(_progress(given.frames)),
             sabotage=Sabotage(given.sabotage) if given.sabotage else None,
         )
     failure = ""
     try:
-        render(run.field).save(given.output, format="PNG", optimize=True)
+        if draws:
+            from .picture import render
+
+            render(run.field).save(given.output, format="PNG", optimize=True)
     except Exception as error:  # of whatever kind: the result is worth more than its picture, and is told first
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         failure = f"error: {given.output} cannot be written: {why}."
     if given.json:
-        print(json.dumps(run.as_dict(None if failure else str(given.output)), indent=2))
+        print(json.dumps(run.as_dict(str(given.output) if draws and not failure else None), indent=2))
     else:
+        from ..tables import stdout
+
         stdout().print(_table(run, None if failure else given.output))
     if failure:
         complain(failure)
@@ -157,20 +161,24 @@ def _noted_warnings() -> Iterator[None]:
                 note(str(warning.message))
 
 
-def _progress(*, show: bool) -> AbstractContextManager[Progress]:
+@contextmanager
+def _progress(frames: int) -> Iterator[Callable[[], None]]:
+    """Show a bar, on a terminal; what is yielded moves it on by a frame."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ..tables import stderr
 
-    return Progress(
+    with Progress(
         TextColumn("[cyan]wave"),
         BarColumn(bar_width=40),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=(console := stderr()),
-        disable=not (show and console.is_terminal),
+        disable=not console.is_terminal,
         transient=True,
-    )
+    ) as progress:
+        task = progress.add_task("frames", total=frames)
+        yield lambda: progress.advance(task)
 
 
 def _table(run: WaveRun, output: Path | None) -> Table:
