@@ -353,6 +353,17 @@ class Rule:
     reference: str
     workaround: str = ""
 
+    def __post_init__(self) -> None:
+        if self.gap:
+            Scope(self.gap)
+        Scope(self.scope)
+        for name in ("cells", "but", "when"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise TypeError(f"{name} of the rule that says {self.reason!r} is not a list")
+        for pattern in (*self.cells, *self.but):
+            if not any(_matches(cell, pattern) for cell in DOMAIN):
+                raise TypeError(f"{pattern!r}, of the rule that says {self.reason!r}, matches no cell")
+
     def fits(self, cell: Cell, facts: Mapping[str, object]) -> bool:
         """Whether it is a rule for this cell, and all its facts hold."""
         return (
@@ -371,6 +382,10 @@ class Rule:
         return cell.unverified(Scope(self.scope), reason, reference)
 
 
+def _has_all(_symbol: str) -> bool:
+    return True
+
+
 class Rules:
     """A backend's ``capabilities.toml``: rules, of which the first that fits a cell says what the cell comes to.
 
@@ -386,17 +401,22 @@ class Rules:
 
     def __init__(self, file: Traversable) -> None:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-        self.rules = [Rule(**rule) for rule in content["rule"]]
+        try:
+            self.rules = [Rule(**rule) for rule in content["rule"]]
+        except (TypeError, ValueError) as error:  # a key that is missing or not a rule's, or a value of another kind
+            raise InvalidArgumentError("file", f"expected rules as `Rules` has them, got {file}: {error}.") from error
         self._texts: dict[str, str] = content.get("texts", {})
         self._symbols: dict[str, list[str]] = content.get("symbols", {})
         self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
         """The names of all facts that the backend is asked for."""
 
-    def table(self, facts: Mapping[str, object], has: Callable[[str], bool] = bool) -> list[Capability]:
+    def table(self, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> list[Capability]:
         """Every cell that a rule fits, by the facts of a device; `has` tells which functions its driver has."""
+        if lacking := sorted(self.facts - facts.keys()):
+            raise InvalidArgumentError("facts", f"expected every fact that the rules name; {', '.join(lacking)} lacks.")
         return [found for cell in DOMAIN if (found := self.of(cell, facts, has)) is not None]
 
-    def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = bool) -> Capability | None:
+    def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> Capability | None:
         """One cell; None where no rule fits it."""
         symbols = dict.fromkeys(name for glob, names in self._symbols.items() if _matches(cell, glob) for name in names)
         known = {**self._texts, **facts, "missing": ", ".join(symbol for symbol in symbols if not has(symbol))}

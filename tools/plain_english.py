@@ -15,7 +15,8 @@ PATTERNS = (
     (r"(?<!\b[Tt]here )\b(?:is|are|was|were|be|been) no (?!longer|more|less|better|other|later|larger|smaller)\w+",
      "write 'is not a ...', or say what it is"),
     (r"(?<!\bof )(?<!\b[Tt]here )\b(?:is|are|was|were) none\b(?! of)", "write 'is not a ...', or say what it is"),
-    (r"\b(?:[Nn]obody|[Ww]hoever|[Ww]homever)\b", "name the actor"),
+    (r"\b(?:[Nn]obody|[Ss]omebody|[Aa]nybody|[Ww]hoever|[Ww]homever)\b", "name the actor"),
+    (r"f\".*must be .*, not (?:a )?\{", "write 'expected X, got Y'"),
     (r"\b[Ww]ho (?:waits|signals|calls|asks|sends) \w+s\b", "name the actor, then what it does"),
 )  # fmt: skip
 """What to look for, and what to do about it."""

@@ -17,7 +17,7 @@ _INTEGRATED, _MAJOR = 18, 75  # CUdevice_attribute
 
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
-    """Every cell of DOMAIN."""
+    """Every cell that a rule names; the others are gaps."""
     device = driver.call("cuDeviceGet", ordinal)
 
     def attribute(number: int) -> int:

@@ -17,7 +17,7 @@ RULES: Final = Rules(files(__package__) / "capabilities.toml")
 
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
-    """Every cell of DOMAIN."""
+    """Every cell that a rule names; the others are gaps."""
 
     def attribute(number: int) -> int:
         try:

@@ -14,5 +14,5 @@ RULES: Final = Rules(files(__package__) / "capabilities.toml")
 
 
 def table() -> list[Capability]:
-    """Every cell of DOMAIN."""
+    """Every cell that a rule names; the others are gaps."""
     return RULES.table({"swiftshader gap": swiftshader.gap() or "", "futex": system.SYS_FUTEX is not None})

@@ -195,7 +195,7 @@ class Team:
         def check() -> int:
             _check_sendable(expect, "expect")
             if check_int(root, "root") not in range(self.size):
-                raise InvalidArgumentError("root", f"must be a rank, 0 to {self.size - 1}, not {root!r}.")
+                raise InvalidArgumentError("root", f"expected a rank, 0 to {self.size - 1}, got {root!r}.")
             if (handle is None) == (self.rank == root):
                 raise InvalidArgumentError("handle", f"is given by the root, rank {root}, and by no other.")
             if handle is not None and type(handle) is not expect:
@@ -294,7 +294,7 @@ class Team:
 
         def check() -> list[Any]:
             if not isinstance(device, Device):
-                raise ArgumentTypeError("device", f"must be a Device, not {type(device).__name__}.")
+                raise ArgumentTypeError("device", f"expected a Device, got {type(device).__name__}.")
             _check_sendable(handle_type, "handle_type")
             device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
             mark = device.identity.uuid or device.identity.luid
@@ -381,7 +381,7 @@ class Team:
 
         def look() -> list[int]:
             if not isinstance(multicast, MulticastObject):
-                raise ArgumentTypeError("multicast", f"must be a MulticastObject, not {type(multicast).__name__}.")
+                raise ArgumentTypeError("multicast", f"expected a MulticastObject, got {type(multicast).__name__}.")
             multicast._check_open()
             return [multicast.size, multicast.device_count, len(multicast.devices)]
 
@@ -472,7 +472,7 @@ class Team:
 
             def export() -> int:
                 if not isinstance(allocation, Allocation):
-                    raise ArgumentTypeError("allocation", f"must be an Allocation, not {type(allocation).__name__}.")
+                    raise ArgumentTypeError("allocation", f"expected an Allocation, got {type(allocation).__name__}.")
                 exported.append(handles.enter_context(allocation.export()))
                 return allocation.size
 
@@ -502,7 +502,7 @@ def _check_sendable(kind: object, argument: str) -> None:
 def _check_step(argument: str, name: object) -> None:
     """The name travels in every message, and stands in every error."""
     if not isinstance(name, str):
-        raise ArgumentTypeError(argument, f"must be a str, not {type(name).__name__}.")
+        raise ArgumentTypeError(argument, f"expected a str, got {type(name).__name__}.")
     if len(name) > _STEP:
         raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")
 

@@ -118,7 +118,7 @@ class SocketTransport(Transport):
         self.rank = check_int(rank, "rank", minimum=0, maximum=self.size - 1)
         limit = check_seconds(timeout)
         if not isinstance(job, str):
-            raise ArgumentTypeError("job", f"must be a str, not {type(job).__name__}.")
+            raise ArgumentTypeError("job", f"expected a str, got {type(job).__name__}.")
         self._round = 0
         mine = _Hello.of(self.rank, self.size, job)
         with contextlib.ExitStack() as scope:

@@ -50,7 +50,7 @@ def open_exporter(
         `driver` fits no device.
     """
     if not isinstance(name, str):
-        raise ArgumentTypeError("name", f"must be a str, not {type(name).__name__}.")
+        raise ArgumentTypeError("name", f"expected a str, got {type(name).__name__}.")
     if name not in _NAMES:
         raise InvalidArgumentError("name", f"expected one of {', '.join(_NAMES)}, got {name!r}.")
     if driver is not None:

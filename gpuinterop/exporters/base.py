@@ -342,7 +342,7 @@ class Exporter(_Closing):
     def import_memory(self, handle: AllocationHandle, size: int) -> ExporterMemory:
         """Take over what a device has allocated and exported.
 
-        The memory that comes of it is used as any other, but not exported again. It consumes `handle`.
+        The result is memory like any other, but is not exported again. Success consumes `handle`.
 
         Raises
         ------

@@ -219,7 +219,7 @@ class _Object:
             return os.dup(self.fd)
 
     def close(self) -> bool:
-        """End use; False when somebody would not let go: then the mapping is left."""
+        """End use; False when a user did not let go: then the mapping is left."""
         with self._idle:
             if self.closed:
                 return True
@@ -345,7 +345,7 @@ class MemfdSemaphore(ExporterSemaphore):
 
     def __init__(self, exporter: MemfdExporter, kind: type) -> None:
         if kind not in (Binary, Timeline):
-            raise ArgumentTypeError("kind", f"must be Binary or Timeline, not {kind!r}.")
+            raise ArgumentTypeError("kind", f"expected Binary or Timeline, got {kind!r}.")
         self.kind = kind
         self._order = threading.Lock()
         self._exporter = exporter
@@ -507,7 +507,7 @@ class MemfdExporter(Exporter):
     def import_memory(self, handle: AllocationHandle, size: int) -> MemfdMemory:
         self._check_open()
         if not isinstance(handle, VmmFd):
-            raise ArgumentTypeError("handle", f"must be a VmmFd, not a {type(handle).__name__}.")
+            raise ArgumentTypeError("handle", f"expected a VmmFd, got {type(handle).__name__}.")
         return MemfdMemory(self, size, handle)
 
     def create_semaphore(self, kind: type, *, exportable: bool = True) -> MemfdSemaphore:

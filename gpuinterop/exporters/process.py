@@ -77,7 +77,7 @@ def _kind_name(kind: type) -> str:
     for name, known in _KINDS.items():
         if kind is known:
             return name
-    raise ArgumentTypeError("kind", f"must be Binary or Timeline, not {kind!r}.")
+    raise ArgumentTypeError("kind", f"expected Binary or Timeline, got {kind!r}.")
 
 
 # -- the wire ---------------------------------------------------------------------------------------------------------
@@ -559,7 +559,7 @@ class ProcessExporter(Exporter):
 
     def import_memory(self, handle: AllocationHandle, size: int) -> ProcessMemory:
         if not isinstance(handle, FdHandle):
-            raise ArgumentTypeError("handle", f"must be a VmmFd, not a {type(handle).__name__}.")
+            raise ArgumentTypeError("handle", f"expected a VmmFd, got {type(handle).__name__}.")
         made = self._child.call("import_memory", handles=[handle], size=size)[0]
         handle.close()  # what the child has taken over is its duplicate
         return ProcessMemory(_Remote(self._child, made["object"]), made["size"], made["dedicated"])

@@ -31,7 +31,7 @@ _TIMEOUT: Final = 90
 """Seconds after which a test has hung: it is ended, and every thread's stack shown. No test takes a tenth of it."""
 
 _HOME: Final = Path(__file__).parent
-# Which cells need somebody on the other side who can do the like.
+# Which cells need another party that can do the like.
 _BOTH_SIDES: Final = frozenset(
     (
         Operation.IMPORT_MEMORY,
@@ -328,7 +328,7 @@ class _Environment(pytest.Item):
 
 
 def _is_kits_own(item: pytest.Item) -> bool:
-    """Whether a test is one of the suites', and not of somebody who subclasses them."""
+    """Whether a test is one of the suites', and not one of a subclass elsewhere."""
     assert isinstance(item, pytest.Function)
     return bool(item.function.__module__.startswith(f"{__package__}."))
 

@@ -116,13 +116,13 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
 
     check_context(vk)
     if not isinstance(allocation, Allocation):
-        raise ArgumentTypeError("allocation", f"must be of Device.allocate(), not a {type(allocation).__name__}.")
+        raise ArgumentTypeError("allocation", f"expected one of Device.allocate(), got {type(allocation).__name__}.")
     usage = check_flags(usage, "usage")
     device = allocation.device
     check_device(vk, device)
     agree(vk, device, (Operation.EXPORT_ALLOCATION,), (allocation.handle_type,))
     if allocation.handle_type is not VmmFd:
-        raise InvalidArgumentError("allocation", f"must be one of VmmFd, not {allocation.handle_type.__name__}.")
+        raise InvalidArgumentError("allocation", f"expected one for VmmFd, got {allocation.handle_type.__name__}.")
     if vk._physical.is_lavapipe:
         return ImportedBuffer(vk, allocation, _import_pointer(vk, allocation, usage))
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
@@ -177,7 +177,7 @@ def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> Bo
     address = allocation.buffer.ptr
     if address % step or allocation.size % step:
         raise InvalidArgumentError(
-            "allocation", f"address and size must be multiples of {step}, not {address:#x} and {allocation.size}."
+            "allocation", f"expected address and size in multiples of {step}, got {address:#x} and {allocation.size}."
         )
     native = Bound(vk, "Buffer", OpaqueFd)
     native.size = allocation.size

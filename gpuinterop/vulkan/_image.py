@@ -73,7 +73,7 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
             raise InvalidArgumentError("format", f"expected a VkFormat, got {format!r}.")
         return known[name], name
     if isinstance(format, bool) or not isinstance(format, int):
-        raise ArgumentTypeError("format", f"must be a VkFormat or its name, not {type(format).__name__}.")
+        raise ArgumentTypeError("format", f"expected a VkFormat or its name, got {type(format).__name__}.")
     for name, value in known.items():
         if value == format:
             return value, name

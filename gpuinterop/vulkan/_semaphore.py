@@ -134,7 +134,7 @@ def share_semaphore(
 
 def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
     if not isinstance(bridge, Bridge):
-        raise ArgumentTypeError("bridge", f"must be a gpuinterop.bridge.Bridge, not {type(bridge).__name__}.")
+        raise ArgumentTypeError("bridge", f"expected a gpuinterop.bridge.Bridge, got {type(bridge).__name__}.")
     if bridge.device is not device:
         raise InvalidArgumentError("bridge", f"is of {bridge.device.name}, not of {device.name}.")
     if kind is not Timeline:

@@ -31,7 +31,7 @@ def check_device(vk: VulkanContext, device: Device) -> None:
 
     check_context(vk)
     if not isinstance(device, Device):
-        raise ArgumentTypeError("device", f"must be a device of gpuinterop, not {type(device).__name__}.")
+        raise ArgumentTypeError("device", f"expected a device of gpuinterop, got {type(device).__name__}.")
     if vk.identity.conflicts(device.identity):
         raise InvalidArgumentError(
             "device",

@@ -224,11 +224,31 @@ def test_the_first_rule_that_fits_says_what_a_cell_comes_to(tmp_path: Path) -> N
     assert of(Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd, "map", open=True) == (True, Scope.PLATFORM, "open.")
     with pytest.raises(KeyError, match="open"):
         of(Operation.MAP_BUFFER, gi.DmaBufFd)
+    with pytest.raises(gi.InvalidArgumentError, match=r"^facts: .* open lacks"):
+        rules.table({})
     file.write_text(RULES.rpartition("[[rule]]")[0])
     assert [str(found.cell) for found in Rules(file).table({"open": True})] == []
     assert {str(found.cell) for found in Rules(file).table({"open": False, "date": ""})} == {
         str(cell) for cell in DOMAIN if cell.handle_type is not gi.OpaqueFd
     }
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ('cells = ["map_*"]', 'cells = ["mop_*"]'),
+        ('cells = ["map_*"]', 'cells = "map_*"'),
+        ('cells = ["map_*"]', ""),
+        ('but = ["*:opaque_fd"]', 'but = ["*:opaqe_fd"]'),
+        ('gap = "driver"', 'gap = "drver"'),
+        ('gap = "driver"', 'scop = "driver"'),
+    ],
+)
+def test_a_rule_that_says_nothing_is_refused(right: str, wrong: str, tmp_path: Path) -> None:
+    file = tmp_path / "capabilities.toml"
+    file.write_text(RULES.replace(right, wrong))
+    with pytest.raises(gi.InvalidArgumentError, match=r"^file: .*capabilities\.toml: "):
+        Rules(file)
 
 
 @pytest.mark.parametrize("package", ["gpuinterop_cuda", "gpuinterop_hip", "gpuinterop_host", "gpuinterop.vulkan"])

@@ -23,6 +23,7 @@ def said(file: Path, text: str) -> str:
     [
         'raise ValueError("0 is no NT handle")',
         "x = 1  # nobody waits",
+        'raise ValueError(f"x: must be an int, not {x}")',
         '"""Of a word that streams wait for."""',
         'def f(size):\n    """Copy.\n\n    Parameters\n    ----------\n    size : int\n        In bytes.\n    """',
         "y = 2  # who waits waits",

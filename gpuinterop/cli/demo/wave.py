@@ -44,8 +44,8 @@ class Sabotage(Enum):
     """One of the four things that keep the two sides in order, taken out to prove that it does.
 
     The other three stay. Without the exporter's wait a timeline has passed 2 k + 2 before the consumer signals for
-    frame k, and must not go back: the consumer signals every frame all the same, with 2 k + 4. That satisfies no wait
-    of anybody's: the exporter has none, and the consumer's next are for 2 k + 3, signalled by then, and for 2 k + 5.
+    frame k, and must not go back: the consumer signals every frame all the same, with 2 k + 4. No wait ends by that:
+    the exporter has none, and the consumer's next are for 2 k + 3, signalled by then, and for 2 k + 5.
     """
 
     EXPORTER_SIGNAL = "exporter_signal"
@@ -301,9 +301,9 @@ def run_wave(
         The memory or the semaphores could not be shared. What goes wrong later is told in `WaveRun.problem`.
     """
     if frames < 1:
-        raise InvalidArgumentError("frames", f"must be 1 or more, not {frames}.")
+        raise InvalidArgumentError("frames", f"expected 1 or more, got {frames}.")
     if min(parameters.width, parameters.height) < 16:
-        raise InvalidArgumentError("size", f"must be 16x16 or more, not {parameters.width}x{parameters.height}.")
+        raise InvalidArgumentError("size", f"expected 16x16 or more, got {parameters.width}x{parameters.height}.")
     chosen = choose_sync(exporter, device) if sync is None else sync
     if chosen.name == "host" and (sabotage or hold):
         raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")

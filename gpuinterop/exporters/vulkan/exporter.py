@@ -70,7 +70,7 @@ class Pending(Submission):
                 return True
             if exporter._closed:
                 raise ResourceClosedError("the Vulkan exporter was closed.")
-            self._waiters += 1  # the fence is not used again while somebody waits for it
+            self._waiters += 1  # the fence is not used again while a waiter has it
         vk = exporter._vk
         try:
             fences = vk.api.array("VkFence", [self._fence])
@@ -192,7 +192,7 @@ class VulkanExporter(Exporter):
 
     def import_memory(self, handle: AllocationHandle, size: int) -> VulkanMemory:
         if not isinstance(handle, VmmFd):
-            raise ArgumentTypeError("handle", f"must be a VmmFd, not a {type(handle).__name__}.")
+            raise ArgumentTypeError("handle", f"expected a VmmFd, got {type(handle).__name__}.")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, VmmFd))
         check_size(handle, size)  # SwiftShader maps what is not there, and dies of the first touch
         maker = handle.origin.device if handle.origin is not None else None
@@ -396,7 +396,7 @@ class VulkanExporter(Exporter):
                 self._free(pending._commands)
 
     def _reap(self) -> None:
-        """Take back what finished work held, whether or not anybody asked for its end."""
+        """Take back what finished work held, whether or not a caller asked for its end."""
         with self._lock:
             unfinished = list(self._pending)
         for pending in unfinished:

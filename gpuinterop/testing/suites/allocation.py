@@ -146,7 +146,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_exporter_may_close_first(self, device: Device, scope: ExitStack) -> None:
-        """The memory lives as long as anybody has it."""
+        """The memory lives as long as one party has it."""
         allocation = device.allocate(1 << 16)
         allocation.buffer.fill(0x2D)
         again = scope.enter_context(device.import_allocation(allocation.export(), allocation.size))

@@ -155,7 +155,7 @@ def end(resource: Any) -> None:
 
 
 def held(stream: Stream, grace: float = GRACE) -> bool:
-    """Whether the stream waits for somebody.
+    """Whether the stream waits for another party.
 
     One that should not wait, and does, cannot pass this, however slow the machine is; one that should wait, and does
     not, gets some time to show it.

@@ -672,7 +672,7 @@ class CreatedSemaphoreSuite(Suite):
                         theirs: Any = other
                         made.wait(stream, *args(kind, 1))
                         theirs.host_signal(*args(kind, 1))
-                        stream.synchronize(LIMIT)  # a binary signal is anybody's
+                        stream.synchronize(LIMIT)  # any waiter may take a binary signal
                         theirs.signal(stream, *args(kind, 2))
                         made.host_wait(*args(kind, 2), timeout=LIMIT)
                         stream.synchronize(LIMIT)
