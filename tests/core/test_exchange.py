@@ -848,7 +848,7 @@ def test_arguments_of_sockets(tmp_path: Path) -> None:
         SocketTransport(tmp_path / "missing", 0, 2, timeout=0.1)
     with pytest.raises(gi.InvalidArgumentError, match=r"path: .*cannot be bound"):
         SocketTransport(tmp_path / ("x" * 200), 0, 2, timeout=0.1)
-    with pytest.raises(gi.ArgumentTypeError, match="job: must be a str, not int"):
+    with pytest.raises(gi.ArgumentTypeError, match="job: expected a str, got int"):
         SocketTransport(tmp_path, 0, 2, job=7)  # type: ignore[arg-type]
     for rank in (-1, 2):
         with pytest.raises(gi.InvalidArgumentError, match="rank: expected 0 to 1, got"):
@@ -994,7 +994,7 @@ def test_descriptors_stay_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None
         (lambda rank: ("own", 0, gi.VmmFd), gi.InvalidArgumentError, "rank 1, step .* by no other"),
         (lambda rank: ("own" if rank == 0 else None, 0, gi.OpaqueFd), gi.ArgumentTypeError, "rank 0.*is a VmmFd, Opaq"),
         (lambda rank: ("own" if rank == 0 else None, 0, gi.OpaqueWin32), gi.ArgumentTypeError, "OpaqueWin32 cannot be"),
-        (lambda rank: ("own" if rank == 0 else None, 7, gi.VmmFd), gi.InvalidArgumentError, "root: must be a rank"),
+        (lambda rank: ("own" if rank == 0 else None, 7, gi.VmmFd), gi.InvalidArgumentError, "root: expected a rank"),
         (lambda rank: ("own", rank, gi.VmmFd), gi.InvalidArgumentError, r"different roots: 0 \(rank 0\), 1 \(rank 1\)"),
         (
             lambda rank: (None, 0, gi.OpaqueFd) if rank else ("own", 0, gi.VmmFd),
@@ -1150,7 +1150,7 @@ def test_a_life_of_all() -> None:
             r"different types: vmm_fd \(rank 0\), fabric",
         ),
         (lambda rank, device: (fake_team()[0][0], SIZE), "device", "each rank has its own; here are 0{32} .ranks 0, 1"),
-        (lambda rank, device: (None if rank == 1 else device, SIZE), "device", "rank 1, step .*must be a Device"),
+        (lambda rank, device: (None if rank == 1 else device, SIZE), "device", "rank 1, step .*expected a Device"),
         (lambda rank, device: (device, SIZE, gi.OpaqueWin32), "handle_type", "OpaqueWin32 cannot be sent"),
     ],
 )
