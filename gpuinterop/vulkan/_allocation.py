@@ -52,12 +52,6 @@ class ImportedBuffer(Shared, BufferTransfer):
             warnings.warn("an ImportedBuffer was dropped without close()", LeakedResourceWarning, stacklevel=2)
 
     @property
-    def vk_buffer(self) -> Any:
-        """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`."""
-        self._check_open()
-        return self._native.handle
-
-    @property
     def vk_memory(self) -> Any:
         """The VkDeviceMemory. Raises `ResourceClosedError` after `close`."""
         self._check_open()

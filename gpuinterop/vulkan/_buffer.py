@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..capabilities import Operation
 from ..handles import MemoryHandle
 from . import _api as c
-from ._context import Native, VulkanContext
+from ._context import VulkanContext
 from ._export import Bound, create_buffer
 from ._query import BUFFER_USAGE
 from ._shared import (
     EVERYTHING,
-    Shared,
-    agree,
+    PairedMemory,
+    agree_on_memory,
+    barrier,
     check_device,
     command_buffer,
-    foreign_family,
-    import_exported,
-    memory_types_of,
+    share_memory,
 )
 
 if TYPE_CHECKING:
@@ -37,29 +35,25 @@ def buffer_barrier(
 ) -> tuple[Any, ...]:
     """What ``vkCmdPipelineBarrier`` takes behind the command buffer, between two of (stage, access, queue family)."""
     null = vk.api.ffi.NULL
-    barrier = vk.api.new(
-        "VkBufferMemoryBarrier",
-        srcAccessMask=source[1],
-        dstAccessMask=target[1],
-        srcQueueFamilyIndex=source[2],
-        dstQueueFamilyIndex=target[2],
-        buffer=buffer,
-        size=c.WHOLE_SIZE,
-    )
-    return source[0], target[0], 0, 0, null, 1, barrier, 0, null
+    one = barrier(vk, "Buffer", source, target, buffer=buffer, size=c.WHOLE_SIZE)
+    return source[0], target[0], 0, 0, null, 1, one, 0, null
 
 
 class BufferTransfer:
     """Ownership transfers of a VkBuffer to and from the other side."""
 
     _vk: VulkanContext
-    _native: Native
+    _native: Bound
     _foreign: int
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
 
     @property
     def vk_buffer(self) -> Any:
-        """The VkBuffer."""
-        raise NotImplementedError
+        """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        self._check_open()
+        return self._native.handle
 
     def release(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record: Vulkan gives the buffer away. Required after Vulkan's use and before the signal.
@@ -101,11 +95,11 @@ class BufferTransfer:
 
     def _transfer(self, cmd: Any, source: tuple[int, int, int], target: tuple[int, int, int]) -> None:
         commands = command_buffer(self._vk, cmd, source, target)
-        barrier = buffer_barrier(self._vk, self.vk_buffer, source, target)
-        self._native.call("vkCmdPipelineBarrier", commands, *barrier)
+        what = buffer_barrier(self._vk, self.vk_buffer, source, target)
+        self._native.call("vkCmdPipelineBarrier", commands, *what)
 
 
-class SharedBuffer(Shared, BufferTransfer):
+class SharedBuffer(PairedMemory, BufferTransfer):
     """One buffer, in Vulkan and on the compute side. Made by :func:`share_buffer`.
 
     Attributes
@@ -119,35 +113,8 @@ class SharedBuffer(Shared, BufferTransfer):
     """
 
     def __init__(self, vk: VulkanContext, native: Bound, memory: ExternalMemory, size: int) -> None:
-        super().__init__(vk)
-        native.pair(memory)
-        self._native: Bound = native
-        self.memory = memory
-        self.handle_type = native.handle_type
-        self._foreign = foreign_family(native.handle_type)
+        super().__init__(vk, native, memory)
         self.buffer: Buffer = memory.map_buffer(offset=0, size=size)
-
-    @property
-    def vk_buffer(self) -> Any:
-        """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
-        self._require_open(self.memory)
-        return self._native.handle
-
-    @property
-    def vk_memory(self) -> Any:
-        """The VkDeviceMemory. Raises as `vk_buffer`."""
-        self._require_open(self.memory)
-        return self._native.memory
-
-    @property
-    def allocation_size(self) -> int:
-        """``VkMemoryRequirements::size``, in bytes."""
-        return self._native.size
-
-    @property
-    def dedicated(self) -> bool:
-        """Whether the allocation is a dedicated one."""
-        return self._native.dedicated
 
     @property
     def ptr(self) -> int:
@@ -177,24 +144,6 @@ class SharedBuffer(Shared, BufferTransfer):
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Call `Buffer.fill`."""
         self.buffer.fill(byte, offset=offset, size=size, stream=stream)
-
-    def close(self, timeout: float | None = None) -> None:
-        """End use on both sides. Idempotent; never blocks unless `timeout` is given.
-
-        The VkBuffer and its memory are destroyed: Vulkan's own work with them must be done before. Pending work of the
-        compute side and exported arrays keep the bytes, and may outlive even the VkDevice.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait for the compute side to let go of the bytes too.
-
-        Raises
-        ------
-        ResourceBusyError
-            `timeout` passed, and the compute side still uses the memory; it is released later all the same.
-        """
-        self._close(self.memory, self._native, timeout)
 
 
 def share_buffer(
@@ -236,14 +185,6 @@ def share_buffer(
         A native call failed.
     """
     check_device(vk, device)
-    types = memory_types_of(handle_types)
-    kind = agree(vk, device, (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER), types)
-    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
+    kind = agree_on_memory(vk, device, Operation.MAP_BUFFER, handle_types)
     native = create_buffer(vk, size, usage, kind)
-    with ExitStack() as undo:
-        undo.callback(native.close)
-        memory = import_exported(device, native)
-        undo.callback(memory.close)
-        shared = SharedBuffer(vk, native, memory, size)
-        undo.pop_all()
-    return shared
+    return share_memory(device, native, lambda memory: SharedBuffer(vk, native, memory, size))

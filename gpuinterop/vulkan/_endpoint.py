@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from .. import system
@@ -11,6 +10,7 @@ from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
 from ._context import Native, VulkanContext, Watched, check_context
+from ._export import counter
 
 __all__ = ["TimelineEndpoint"]
 
@@ -53,20 +53,10 @@ class TimelineEndpoint(Endpoint):
 
     def counter(self) -> int:
         """Return the semaphore's current value."""
-        value = self._vk.api.ffi.new("uint64_t *")
-        self._through.call("vkGetSemaphoreCounterValue", self._vk.device, self._semaphore, value)
-        return int(value[0])
+        return counter(self._vk, self._through, self._semaphore)
 
     def wait(self, value: int, timeout: float) -> bool:
-        if self.counter() >= value:
-            return True
-        deadline = time.monotonic() + timeout
-        pauses = system.pauses()
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(next(pauses), left))
-            if self.counter() >= value:
-                return True
-        return False
+        return system.until(lambda: self.counter() >= value, timeout)
 
     def signal(self, value: int) -> None:
         value = check_int(value, "value", minimum=0, maximum=MAX_64)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from .._arguments import check_flags, check_nbytes
 from ..capabilities import Operation
@@ -26,10 +25,16 @@ from ._query import MEMORY_BITS, ImageSupport, image_type
 
 _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 
-__all__ = ["Bound", "create_buffer", "create_image", "create_semaphore", "export_memory", "export_semaphore"]
-
-Create: TypeAlias = Callable[[str, str, Any], Any]
-"""`VulkanContext.create`, or `Native.new` of the native that the object becomes part of."""
+__all__ = [
+    "Bound",
+    "counter",
+    "create_buffer",
+    "create_image",
+    "create_semaphore",
+    "export_memory",
+    "export_semaphore",
+    "import_binary_fd",
+]
 
 
 def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
@@ -200,17 +205,18 @@ def export_memory(
     return _descriptor(vk, "vkGetMemoryFdKHR", info, kind, origin)
 
 
-def create_semaphore(vk: VulkanContext, kind: type, create: Create, *, exportable: bool = True) -> Any:
-    """Create a VkSemaphore; raise before the driver is called if it cannot be exported."""
+def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) -> Native:
+    """Create a VkSemaphore, the native's `handle`; raise before the driver is called if it cannot be exported."""
     handle_type = semaphore_handle_type(kind)
-    new, ffi = vk.api.new, vk.api.ffi
-    chain = ffi.NULL
+    new, chain = vk.api.new, vk.api.ffi.NULL
     if exportable:
         require_exportable_semaphore(vk, handle_type)
         chain = new("VkExportSemaphoreCreateInfo", handleTypes=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     if kind is Timeline:
         chain = new("VkSemaphoreTypeCreateInfo", pNext=chain, semaphoreType=c.SEMAPHORE_TIMELINE)
-    return create("vkCreateSemaphore", "VkSemaphore", new("VkSemaphoreCreateInfo", pNext=chain))
+    info, native = new("VkSemaphoreCreateInfo", pNext=chain), Native(vk, "VkSemaphore")
+    native.make(lambda: native.new("vkCreateSemaphore", "VkSemaphore", info))
+    return native
 
 
 def require_exportable_semaphore(vk: VulkanContext, handle_type: type[OpaqueFd | TimelineFd]) -> None:
@@ -276,9 +282,9 @@ def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], 
         raise
 
 
-def import_semaphore_fd(vk: VulkanContext, kind: type, fd: int) -> Any:
-    """Make a VkSemaphore on the payload of `fd`, which the driver then owns."""
-    semaphore = create_semaphore(vk, kind, vk.create, exportable=False)
+def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
+    """Make a VkSemaphore, owned by the caller, on the payload of `fd`, which the driver then owns."""
+    semaphore = vk.create("vkCreateSemaphore", "VkSemaphore", vk.api.new("VkSemaphoreCreateInfo"))
     info = vk.api.new("VkImportSemaphoreFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD, fd=fd)
     try:
         vk.call("vkImportSemaphoreFdKHR", vk.device, info)
@@ -286,3 +292,10 @@ def import_semaphore_fd(vk: VulkanContext, kind: type, fd: int) -> Any:
         vk.destroy("vkDestroySemaphore", semaphore)
         raise
     return semaphore
+
+
+def counter(vk: VulkanContext, through: VulkanContext | Native, semaphore: Any) -> int:
+    """A timeline's value now, by a call of the context or of the native that owns the semaphore."""
+    value = vk.api.ffi.new("uint64_t *")
+    through.call("vkGetSemaphoreCounterValue", vk.device, semaphore, value)
+    return int(value[0])

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .._arguments import MAX_32, check_flags, check_int, check_sequence
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from ..handles import ArrayUsage, MemoryHandle, OpaqueFd
+from ..handles import ArrayUsage, MemoryHandle
 from . import _api as c
 from ._context import VulkanContext
 from ._export import Bound, create_image, require_exportable
 from ._query import IMAGE_USAGE, ImageSupport
 from ._shared import (
     EVERYTHING,
-    Shared,
-    agree,
+    PairedMemory,
+    agree_on_memory,
+    barrier,
     check_device,
     command_buffer,
-    foreign_family,
-    import_exported,
-    memory_types_of,
+    share_memory,
 )
 
 if TYPE_CHECKING:
@@ -40,19 +38,9 @@ ImageSide: TypeAlias = tuple[int, int, int, int]
 
 def image_barrier(vk: VulkanContext, image: Any, whole: Any, source: ImageSide, target: ImageSide) -> tuple[Any, ...]:
     """What ``vkCmdPipelineBarrier`` takes behind the command buffer; `whole` is the ``VkImageSubresourceRange``."""
-    null = vk.api.ffi.NULL
-    barrier = vk.api.new(
-        "VkImageMemoryBarrier",
-        srcAccessMask=source[1],
-        dstAccessMask=target[1],
-        oldLayout=source[3],
-        newLayout=target[3],
-        srcQueueFamilyIndex=source[2],
-        dstQueueFamilyIndex=target[2],
-        image=image,
-        subresourceRange=whole[0],
-    )
-    return source[0], target[0], 0, 0, null, 0, null, 1, barrier
+    null, layouts = vk.api.ffi.NULL, {"oldLayout": source[3], "newLayout": target[3]}
+    one = barrier(vk, "Image", source, target, image=image, subresourceRange=whole[0], **layouts)
+    return source[0], target[0], 0, 0, null, 0, null, 1, one
 
 
 _NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_FEATURE_", "VK_FORMAT__")
@@ -89,7 +77,7 @@ def _texel(name: str) -> tuple[int, str]:
     return len(sizes), _NUMERIC[found[2]] + sizes[0]
 
 
-class SharedImage(Shared):
+class SharedImage(PairedMemory):
     """One image, in Vulkan and on the compute side. Made by :func:`share_image`.
 
     Attributes
@@ -112,18 +100,11 @@ class SharedImage(Shared):
     """
 
     def __init__(self, vk: VulkanContext, native: Bound, imported: ExternalMemory, make: _ImagePlan) -> None:
-        super().__init__(vk)
-        native.pair(imported)
-        self._native = native
-        self.memory = imported
+        super().__init__(vk, native, imported)
         self.format = make.name
         self.extent = make.extent
-        self.allocation_size = native.size
-        self.dedicated = native.dedicated
-        self.handle_type = make.handle_type
         self.row_pitch = 0
         self._range = make.range
-        self._foreign = foreign_family(make.handle_type)
         self.buffer: Buffer | None = None
         self.array: MipmappedArray | None = None
         if make.linear:
@@ -149,14 +130,8 @@ class SharedImage(Shared):
     @property
     def vk_image(self) -> Any:
         """The VkImage, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
-        self._require_open(self.memory)
+        self._check_open()
         return self._native.handle
-
-    @property
-    def vk_memory(self) -> Any:
-        """The VkDeviceMemory. Raises as `vk_image`."""
-        self._require_open(self.memory)
-        return self._native.memory
 
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
@@ -224,12 +199,8 @@ class SharedImage(Shared):
         commands = command_buffer(self._vk, cmd, source, target)
         check_int(source[3], "layout", minimum=0, maximum=MAX_32)
         check_int(target[3], "layout", minimum=0, maximum=MAX_32)
-        barrier = image_barrier(self._vk, self.vk_image, self._range, source, target)
-        self._native.call("vkCmdPipelineBarrier", commands, *barrier)
-
-    def close(self, timeout: float | None = None) -> None:
-        """End use on both sides; as `SharedBuffer.close`."""
-        self._close(self.memory, self._native, timeout)
+        what = image_barrier(self._vk, self.vk_image, self._range, source, target)
+        self._native.call("vkCmdPipelineBarrier", commands, *what)
 
 
 class _ImagePlan:
@@ -248,6 +219,7 @@ class _ImagePlan:
         levels = check_int(levels, "levels", minimum=1, maximum=MAX_32)
         layers = check_int(layers, "layers", minimum=1, maximum=MAX_32)
         self.linear = tiling == "linear"
+        self.mapping = Operation.MAP_BUFFER if self.linear else Operation.MAP_MIPMAPPED_ARRAY
         for argument, number in (("levels", levels), ("layers", layers)):
             if self.linear and number != 1:
                 raise InvalidArgumentError(argument, "a linear image has one level and one layer.")
@@ -261,19 +233,17 @@ class _ImagePlan:
             usage = c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST if self.linear else IMAGE_USAGE
         self.usage = check_flags(usage, "usage")
         self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
-        self.handle_type: type[MemoryHandle] = OpaqueFd
         self.range = vk.api.new(
             "VkImageSubresourceRange", aspectMask=c.ASPECT_COLOR, levelCount=levels, layerCount=layers
         )
 
-    def create(self, vk: VulkanContext) -> Bound:
+    def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> Bound:
         """Make it."""
-        support = vk._physical.image_support(self.handle_type, self.format, self.tiling, self.usage)
-        operation = Operation.MAP_BUFFER if self.linear else Operation.MAP_MIPMAPPED_ARRAY
-        require_exportable(vk, support.features, operation, self.handle_type)
+        support = vk._physical.image_support(handle_type, self.format, self.tiling, self.usage)
+        require_exportable(vk, support.features, self.mapping, handle_type)
         self._check_limits(vk, support)
         return create_image(
-            vk, support, self.handle_type, (*self.extent, 0),
+            vk, support, handle_type, (*self.extent, 0),
             format=self.format, mipLevels=self.levels, arrayLayers=self.layers, tiling=self.tiling, usage=self.usage,
         )  # fmt: skip
 
@@ -340,14 +310,5 @@ def share_image(
     """
     check_device(vk, device)
     plan = _ImagePlan(vk, extent, format, tiling, levels, layers, usage)
-    operation = Operation.MAP_BUFFER if plan.linear else Operation.MAP_MIPMAPPED_ARRAY
-    plan.handle_type = agree(vk, device, (Operation.IMPORT_MEMORY, operation), memory_types_of(handle_types))
-    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
-    native = plan.create(vk)
-    with ExitStack() as undo:
-        undo.callback(native.close)
-        imported = import_exported(device, native)
-        undo.callback(imported.close)
-        shared = SharedImage(vk, native, imported, plan)
-        undo.pop_all()
-    return shared
+    native = plan.create(vk, agree_on_memory(vk, device, plan.mapping, handle_types))
+    return share_memory(device, native, lambda imported: SharedImage(vk, native, imported, plan))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from ..bridge import Bridge, BridgedSemaphore
@@ -11,8 +10,8 @@ from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import Binary, SemaphoreHandle, Timeline
 from ._context import Native, VulkanContext
 from ._endpoint import TimelineEndpoint
-from ._export import create_semaphore, export_semaphore, semaphore_handle_type
-from ._shared import Shared, agree, check_device
+from ._export import counter, create_semaphore, export_semaphore, semaphore_handle_type
+from ._shared import Pair, agree, check_device, share
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -23,7 +22,7 @@ __all__ = ["SharedSemaphore", "share_semaphore"]
 K = TypeVar("K")
 
 
-class SharedSemaphore(Shared, Generic[K]):
+class SharedSemaphore(Pair, Generic[K]):
     """One semaphore, in Vulkan and on the compute side. Made by :func:`share_semaphore`.
 
     Attributes
@@ -34,43 +33,29 @@ class SharedSemaphore(Shared, Generic[K]):
         ``Binary`` or ``Timeline``.
     """
 
-    def __init__(
-        self, vk: VulkanContext, native: _NativeSemaphore, semaphore: ExternalSemaphore[K], kind: type[K]
-    ) -> None:
-        super().__init__(vk)
-        native.pair(semaphore)
-        self._native = native
+    def __init__(self, vk: VulkanContext, native: Native, semaphore: ExternalSemaphore[K], kind: type[K]) -> None:
+        super().__init__(vk, native, semaphore)
         self.semaphore = semaphore
         self.kind = kind
 
     @property
     def vk_semaphore(self) -> Any:
         """The VkSemaphore, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
-        self._require_open(self.semaphore)
-        return self._native.semaphore
+        self._check_open()
+        return self._native.handle
 
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
         if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "a binary semaphore has no counter.")
-        value = self._vk.api.ffi.new("uint64_t *")
-        self._native.call("vkGetSemaphoreCounterValue", self._vk.device, self.vk_semaphore, value)
-        return int(value[0])
+        return counter(self._vk, self._native, self.vk_semaphore)
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`. One that is bridged goes when no stream uses it any more."""
         if isinstance(self.semaphore, BridgedSemaphore):
             self.semaphore.close(timeout)
         else:
-            self._close(self.semaphore, self._native, timeout)
-
-
-class _NativeSemaphore(Native):
-    """A VkSemaphore."""
-
-    def __init__(self, vk: VulkanContext, kind: type, *, exportable: bool = True) -> None:
-        super().__init__(vk, "VkSemaphore")
-        self.semaphore = self.make(lambda: create_semaphore(vk, kind, self.new, exportable=exportable))
+            super().close(timeout)
 
 
 @overload
@@ -120,16 +105,14 @@ def share_semaphore(
     if bridge is not None:
         return _bridge_semaphore(vk, device, kind, bridge)
     agree(vk, device, (Operation.IMPORT_SEMAPHORE,), (semaphore_handle_type(kind),))
-    native = _NativeSemaphore(vk, kind)
-    with ExitStack() as undo:
-        undo.callback(native.close)
+    native = create_semaphore(vk, kind)
+
+    def take() -> ExternalSemaphore[Any]:
         # Exported at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
-        with native.use(lambda _: export_semaphore(vk, native.semaphore, kind)) as handle:
-            semaphore = device.import_semaphore(cast(SemaphoreHandle[Any], handle))
-        undo.callback(semaphore.close)
-        shared = SharedSemaphore(vk, native, semaphore, kind)
-        undo.pop_all()
-    return shared
+        with native.use(lambda semaphore: export_semaphore(vk, semaphore, kind)) as handle:
+            return device.import_semaphore(cast(SemaphoreHandle[Any], handle))
+
+    return share(native, take, lambda semaphore: SharedSemaphore(vk, native, semaphore, kind))
 
 
 def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
@@ -139,14 +122,13 @@ def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge
         raise InvalidArgumentError("bridge", f"is of {bridge.device.name}, not of {device.name}.")
     if kind is not Timeline:
         raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host: Timeline.")
-    native = _NativeSemaphore(vk, kind, exportable=False)
-    with ExitStack() as undo:
-        undo.callback(native.close)
-        endpoint = TimelineEndpoint(vk, native.semaphore)
+    native = create_semaphore(vk, kind, exportable=False)
+
+    def take() -> BridgedSemaphore[Any]:
+        endpoint = TimelineEndpoint(vk, native.handle)
         endpoint._through = native
-        semaphore = bridge.from_endpoint(endpoint)
-        undo.callback(semaphore.close)
-        shared = SharedSemaphore(vk, native, semaphore, kind)
-        undo.pop_all()
-    semaphore.on_released(native.close)
+        return bridge.from_endpoint(endpoint)
+
+    shared = share(native, take, lambda semaphore: SharedSemaphore(vk, native, semaphore, kind))
+    shared.semaphore.on_released(native.close)
     return shared

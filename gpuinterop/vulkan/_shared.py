@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from .._arguments import check_flags, check_sequence, check_timeout
 from ..capabilities import Operation
@@ -19,7 +19,21 @@ if TYPE_CHECKING:
     from .._core.memory import ExternalMemory
     from .._core.resource import Resource
 
-__all__ = ["Shared", "agree", "check_device", "command_buffer", "foreign_family", "import_exported", "memory_types_of"]
+__all__ = [
+    "Pair",
+    "PairedMemory",
+    "Shared",
+    "agree",
+    "agree_on_memory",
+    "barrier",
+    "check_device",
+    "command_buffer",
+    "share",
+    "share_memory",
+]
+
+R = TypeVar("R", bound="Resource")
+S = TypeVar("S")
 
 EVERYTHING: Final = c.ACCESS_MEMORY_READ | c.ACCESS_MEMORY_WRITE
 _MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
@@ -55,7 +69,16 @@ def agree(vk: VulkanContext, device: Device, operations: Sequence[Operation], ty
     raise gap
 
 
-def memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequence[type[MemoryHandle]]:
+def agree_on_memory(
+    vk: VulkanContext, device: Device, mapping: Operation, handle_types: Sequence[type[MemoryHandle]] | None
+) -> type[MemoryHandle]:
+    """The handle type of memory that Vulkan exports, and the device imports and maps."""
+    kind = agree(vk, device, (Operation.IMPORT_MEMORY, mapping), _memory_types_of(handle_types))
+    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
+    return kind
+
+
+def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequence[type[MemoryHandle]]:
     """The argument `handle_types`, checked."""
     if handle_types is None:
         return _MEMORY_TYPES
@@ -70,24 +93,10 @@ def memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequen
 
 
 class Shared:
-    """Ends use on the compute side, and destroys Vulkan's half."""
+    """The end of a ``with`` block closes it."""
 
     def __init__(self, vk: VulkanContext) -> None:
         self._vk = vk
-
-    def _require_open(self, resource: Resource) -> None:
-        """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
-        self._vk.check_open()
-        if resource.closed:
-            raise ResourceClosedError(f"the {type(self).__name__} was closed.")
-
-    def _close(self, resource: Resource, native: Native, timeout: float | None) -> None:
-        """Both, whether or not the compute side is done in time: its import keeps the payload."""
-        check_timeout(timeout)  # what is refused destroys nothing
-        try:
-            resource.close(timeout)
-        finally:
-            native.close()
 
     def close(self, timeout: float | None = None) -> None:
         raise NotImplementedError
@@ -95,10 +104,74 @@ class Shared:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+class Pair(Shared):
+    """Vulkan's half and the compute side's half of one object."""
+
+    def __init__(self, vk: VulkanContext, native: Native, other: Resource) -> None:
+        super().__init__(vk)
+        native.pair(other)
+        self._native = native
+        self._other = other
+
+    def _check_open(self) -> None:
+        """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
+        self._vk.check_open()
+        if self._other.closed:
+            raise ResourceClosedError(f"the {type(self).__name__} was closed.")
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use on both sides. Idempotent; never blocks unless `timeout` is given.
+
+        The Vulkan objects are destroyed: Vulkan's own work with them must be done before. Pending work of the compute
+        side and exported arrays keep the payload, and may outlive even the VkDevice.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for the compute side to let go of the payload too.
+
+        Raises
+        ------
+        ResourceBusyError
+            `timeout` passed, and the compute side still uses the payload; it is released later all the same.
+        """
+        check_timeout(timeout)  # what is refused destroys nothing
+        try:
+            self._other.close(timeout)
+        finally:
+            self._native.close()
+
+
+class PairedMemory(Pair):
+    """A VkBuffer or a VkImage whose memory the compute side has imported."""
+
+    _native: Bound
+
+    def __init__(self, vk: VulkanContext, native: Bound, memory: ExternalMemory) -> None:
+        super().__init__(vk, native, memory)
+        self.memory = memory
+        self.handle_type = native.handle_type
+        self._foreign = c.QUEUE_FAMILY_FOREIGN if native.handle_type is DmaBufFd else c.QUEUE_FAMILY_EXTERNAL
+
+    @property
+    def vk_memory(self) -> Any:
+        """The VkDeviceMemory. Raises `ResourceClosedError` after `close`, or the context's."""
+        self._check_open()
+        return self._native.memory
+
+    @property
+    def allocation_size(self) -> int:
+        """``VkMemoryRequirements::size``, in bytes."""
+        return self._native.size
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether the allocation is a dedicated one."""
+        return self._native.dedicated
 
 
 def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:
@@ -110,12 +183,34 @@ def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: S
     return vk.api.handle("VkCommandBuffer", cmd, "cmd")
 
 
-def import_exported(device: Device, native: Bound) -> ExternalMemory:
-    """The compute side of what Vulkan has made."""
-    with native.export() as handle:  # closes it unless the import has consumed it
-        return device.import_memory(handle, size=native.size, dedicated=native.dedicated)
+def barrier(vk: VulkanContext, kind: str, source: Sequence[int], target: Sequence[int], **fields: Any) -> Any:
+    """Make a barrier of one buffer or image, between two of (stage, access, queue family, ...)."""
+    return vk.api.new(
+        f"Vk{kind}MemoryBarrier",
+        srcAccessMask=source[1],
+        dstAccessMask=target[1],
+        srcQueueFamilyIndex=source[2],
+        dstQueueFamilyIndex=target[2],
+        **fields,
+    )
 
 
-def foreign_family(handle_type: type[MemoryHandle]) -> int:
-    """The queue family that stands for the other side."""
-    return c.QUEUE_FAMILY_FOREIGN if handle_type is DmaBufFd else c.QUEUE_FAMILY_EXTERNAL
+def share(native: Native, take: Callable[[], R], make: Callable[[R], S]) -> S:
+    """Have the compute side `take` what Vulkan has made, and `make` the pair; if that raises, close both halves."""
+    with ExitStack() as undo:
+        undo.callback(native.close)
+        other = take()
+        undo.callback(other.close)
+        shared = make(other)
+        undo.pop_all()
+    return shared
+
+
+def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S]) -> S:
+    """Import the memory that Vulkan has made, and `make` the pair."""
+
+    def take() -> ExternalMemory:
+        with native.export() as handle:  # closes it unless the import has consumed it
+            return device.import_memory(handle, size=native.size, dedicated=native.dedicated)
+
+    return share(native, take, make)

@@ -196,7 +196,7 @@ def test_an_image_over_the_limits_is_refused(
     monkeypatch.setattr(PhysicalDevice, "image_support", lambda *_: limits)
     refused("extent", 16, 8, tiling="linear")  # for its bytes
     # Whether the device maps mipmapped arrays does not matter here.
-    monkeypatch.setattr("gpuinterop.vulkan._image.agree", lambda *_: gi.OpaqueFd)
+    monkeypatch.setattr("gpuinterop.vulkan._shared.agree", lambda *_: gi.OpaqueFd)
     refused("extent", 17, 8)
     refused("extent", 16, 9)
     refused("levels", 16, 8, levels=5)

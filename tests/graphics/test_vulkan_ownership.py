@@ -221,9 +221,8 @@ def test_an_images_handle_type_decides_the_other_family(
     context: gi.vulkan.VulkanContext, recorder: Recorder, handle_type: type[MemoryHandle], other: int
 ) -> None:
     plan = _ImagePlan(context, (64, 64), "R8G8B8A8_UNORM", "optimal", 3, 2, None)
-    plan.handle_type = handle_type
     image = context.api.ffi.cast("VkImage", 0x1330)
-    native: Any = SimpleNamespace(handle=image, size=0, dedicated=False, pair=lambda _: None, call=context.call)
+    native: Any = SimpleNamespace(handle_type=handle_type, handle=image, pair=lambda _: None, call=context.call)
     check_image(SharedImage(context, native, memory(), plan), recorder, other, levels=3, layers=2)
 
 

@@ -25,7 +25,7 @@ from ...handles import AllocationHandle, Binary, DeviceIdentity, FdHandle, Timel
 from ...vulkan import _api as c
 from ...vulkan._api import check
 from ...vulkan._context import VulkanContext
-from ...vulkan._export import import_semaphore_fd
+from ...vulkan._export import import_binary_fd
 from ...vulkan._query import PhysicalDevice
 from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Kernel, Submission
 from .device import Device
@@ -475,13 +475,14 @@ class _Rescuer:
 
     def __init__(self, instance: Instance, physical: PhysicalDevice) -> None:
         self._device = Device(instance, physical)
+        # Bare handles: a native's close drains, and the exporter's lock is held here.
         self._garbage: list[tuple[Any, Any]] = []
 
     def signal(self, payload: FdHandle) -> None:
         vk = self._device.vk
         handle = payload.duplicate()
         try:
-            imported = import_semaphore_fd(vk, Binary, handle.fd)
+            imported = import_binary_fd(vk, handle.fd)
         except BaseException:
             handle.close()
             raise

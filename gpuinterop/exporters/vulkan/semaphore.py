@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, cast
 
+from ... import system
 from ...bridge import Endpoint
 from ...capabilities import Operation
 from ...errors import InvalidArgumentError, ResourceClosedError
 from ...handles import AnySemaphoreHandle, Binary, FdHandle, Timeline
 from ...vulkan._endpoint import TimelineEndpoint
-from ...vulkan._export import create_semaphore, export_semaphore, semaphore_handle_type
+from ...vulkan._export import counter, create_semaphore, export_semaphore, semaphore_handle_type
 from ..base import ExporterSemaphore
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class VulkanSemaphore(ExporterSemaphore):
         self._exporter = exporter
         self.kind = kind
         vk = exporter._open()
-        self._semaphore = create_semaphore(vk, kind, vk.create, exportable=exportable)
+        self._native = create_semaphore(vk, kind, exportable=exportable)
         self._payload: FdHandle | None = None
         self._unheard: list[Pending] = []
         """Waits on the queue whose caller ran out of time: each takes a signal, and is whose wait comes next."""
@@ -36,9 +36,9 @@ class VulkanSemaphore(ExporterSemaphore):
         try:
             # Exported once, while nothing waits: on SwiftShader vkGetSemaphoreFdKHR blocks as long as a queue waits
             # for the semaphore. Duplicates of the descriptor are the same payload.
-            self._payload = export_semaphore(vk, self._semaphore, kind)
+            self._payload = export_semaphore(vk, self._native.handle, kind)
         except BaseException:
-            vk.destroy("vkDestroySemaphore", self._semaphore)
+            self._native.close()
             raise
         exporter._children[self] = None
 
@@ -50,9 +50,9 @@ class VulkanSemaphore(ExporterSemaphore):
         return cast(AnySemaphoreHandle, self._payload.duplicate())
 
     def _handle(self) -> Any:
-        if self._semaphore is None:
+        if self._native.closed:
             raise ResourceClosedError("the exporter's semaphore was closed.")
-        return self._semaphore
+        return self._native.handle
 
     def signal(self, value: int = 0) -> None:
         semaphore = self._handle()
@@ -83,14 +83,7 @@ class VulkanSemaphore(ExporterSemaphore):
                     self._unheard.append(pending)
             return finished
         # The counter is polled: vkWaitSemaphores sleeps in steps of 10 ms on NVIDIA.
-        deadline = time.monotonic() + timeout
-        pause = 20e-6
-        while self.counter(semaphore) < value:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
-        return True
+        return system.until(lambda: self.counter(semaphore) >= value, timeout)
 
     def _adopt(self) -> Pending | None:
         """Take over a wait whose caller ran out of time."""
@@ -106,10 +99,7 @@ class VulkanSemaphore(ExporterSemaphore):
 
     def counter(self, semaphore: Any) -> int:
         """A timeline's value now."""
-        vk = self._exporter._vk
-        value = vk.api.ffi.new("uint64_t *")
-        vk.call("vkGetSemaphoreCounterValue", vk.device, semaphore, value)
-        return int(value[0])
+        return counter(self._exporter._vk, self._exporter._vk, semaphore)
 
     def _host_signal(self, semaphore: Any, value: int) -> None:
         vk = self._exporter._vk
@@ -129,9 +119,8 @@ class VulkanSemaphore(ExporterSemaphore):
 
     def close(self) -> None:
         exporter = self._exporter
-        if self._semaphore is not None and exporter._settle(self):
-            semaphore, self._semaphore = self._semaphore, None  # first, as in Native.close()
-            exporter._vk.destroy("vkDestroySemaphore", semaphore)
+        if not self._native.closed and exporter._settle(self):
+            self._native.close()
         if self._payload is not None:
             self._payload.close()
         exporter._children.pop(self, None)
