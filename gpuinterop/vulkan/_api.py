@@ -8,7 +8,7 @@ another kind. `Any` does not leave this package: cffi has no static types.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -323,6 +323,14 @@ class Api:
     def strings(self, names: Iterable[str]) -> Any:
         """Make a ``const char *const[]``."""
         return self.array("char *", [self.ffi.new("char[]", name.encode()) for name in names])
+
+    def listed(self, kind: str, functions: Functions, call: str, *arguments: Any) -> Iterator[Any]:
+        """Enumerate structs or handles, with a call for their number and a second one for themselves."""
+        count = self.ffi.new("uint32_t *")
+        check_call(functions, call, *arguments, count, self.ffi.NULL)
+        found = self.ffi.new(f"{kind}[]", count[0])
+        check_call(functions, call, *arguments, count, found)
+        yield from found[0 : count[0]]
 
     def text(self, chars: Any) -> str:
         """Decode a C string."""

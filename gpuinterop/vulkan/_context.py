@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import ref
 
@@ -296,9 +295,7 @@ class VulkanContext:
         self.check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -330,21 +327,16 @@ class VulkanContext:
         """Call a ``vkDestroy*`` or ``vkFreeMemory`` of the usual form, unless the VkDevice may be gone."""
         self._lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
 
-    def memory_type(self, bits: int, *preferences: int) -> int:
-        """The first memory type of `bits` that has all flags of the earliest preference; else any of `bits`."""
+    def memory_type(self, bits: int, *preferences: int) -> tuple[int, int]:
+        """The first memory type of `bits` that has all flags of the earliest preference, else any; and its flags."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
         self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
-        for flags in (*preferences, 0):
-            for index in range(properties.memoryTypeCount):
-                if bits >> index & 1 and properties.memoryTypes[index].propertyFlags & flags == flags:
-                    return index
+        found = [int(properties.memoryTypes[index].propertyFlags) for index in range(properties.memoryTypeCount)]
+        for wanted in (*preferences, 0):
+            for index, flags in enumerate(found):
+                if bits >> index & 1 and flags & wanted == wanted:
+                    return index, flags
         raise InvalidArgumentError("memory", f"the device has no memory type among {bits:#x}.")
-
-    def memory_flags(self, index: int) -> int:
-        """Property flags of a memory type."""
-        properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
-        self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
-        return int(properties.memoryTypes[index].propertyFlags)
 
     def family(self) -> int:
         """Queue family for ownership transfers."""

@@ -79,8 +79,7 @@ class Bound(Native):
         vk = self._vk
         host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
         # Near the device on a GPU; on a CPU what the host can see as well.
-        index = vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
-        self.flags = vk.memory_flags(index)
+        index, self.flags = vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
         info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=index)
         self.memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
         vk.call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, 0)

@@ -19,6 +19,7 @@ from ..errors import (
 )
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
 from . import _api as c
+from ._api import Api
 from ._context import VulkanContext
 from ._semaphore import SharedSemaphore, share_semaphore
 from ._shared import Shared, agree, check_device
@@ -45,6 +46,30 @@ class VulkanSubmit(TypedDict):
     wait_stages: list[int]
     signal_semaphores: list[Any]
     signal_values: list[int]
+
+
+def submit_info(api: Api, what: VulkanSubmit, commands: Sequence[Any], *, timeline: bool) -> Any:
+    """Make a ``VkSubmitInfo``; `timeline` says whether one of the semaphores is a timeline."""
+    chain = api.ffi.NULL
+    if timeline:
+        chain = api.new(
+            "VkTimelineSemaphoreSubmitInfo",
+            waitSemaphoreValueCount=len(what["wait_values"]),
+            pWaitSemaphoreValues=api.array("uint64_t", what["wait_values"]),
+            signalSemaphoreValueCount=len(what["signal_values"]),
+            pSignalSemaphoreValues=api.array("uint64_t", what["signal_values"]),
+        )
+    return api.new(
+        "VkSubmitInfo",
+        pNext=chain,
+        waitSemaphoreCount=len(what["wait_semaphores"]),
+        pWaitSemaphores=api.array("VkSemaphore", what["wait_semaphores"]),
+        pWaitDstStageMask=api.array("VkPipelineStageFlags", what["wait_stages"]),
+        commandBufferCount=len(commands),
+        pCommandBuffers=api.array("VkCommandBuffer", commands),
+        signalSemaphoreCount=len(what["signal_semaphores"]),
+        pSignalSemaphores=api.array("VkSemaphore", what["signal_semaphores"]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,35 +212,14 @@ class SharedHandoff(Shared):
         DriverError
             ``vkQueueSubmit`` failed. The frame can be submitted again.
         """
-        vk = self._vk
-        api, null = vk.api, vk.api.ffi.NULL
+        vk, api = self._vk, self._vk.api
         target = vk.queue if queue is None else api.handle("VkQueue", queue, "queue")
         if target is None:
             raise InvalidArgumentError("queue", "expected a queue, got none; pass one here or to VulkanContext.")
         check_sequence(command_buffers, "command_buffers", "a sequence of command buffers")
         commands = [api.handle("VkCommandBuffer", each, "command_buffers") for each in command_buffers]
-        signalled = null if fence is None else api.cast("VkFence", fence, "fence")
-        what = self.vulkan_submit(stage=stage)
-        chain = null
-        if self._timeline:
-            chain = api.new(
-                "VkTimelineSemaphoreSubmitInfo",
-                waitSemaphoreValueCount=len(what["wait_values"]),
-                pWaitSemaphoreValues=api.array("uint64_t", what["wait_values"]),
-                signalSemaphoreValueCount=1,
-                pSignalSemaphoreValues=api.array("uint64_t", what["signal_values"]),
-            )
-        info = api.new(
-            "VkSubmitInfo",
-            pNext=chain,
-            waitSemaphoreCount=len(what["wait_semaphores"]),
-            pWaitSemaphores=api.array("VkSemaphore", what["wait_semaphores"]),
-            pWaitDstStageMask=api.array("VkPipelineStageFlags", what["wait_stages"]),
-            commandBufferCount=len(commands),
-            pCommandBuffers=api.array("VkCommandBuffer", commands),
-            signalSemaphoreCount=1,
-            pSignalSemaphores=api.array("VkSemaphore", what["signal_semaphores"]),
-        )
+        signalled = api.ffi.NULL if fence is None else api.cast("VkFence", fence, "fence")
+        info = submit_info(api, self.vulkan_submit(stage=stage), commands, timeline=self._timeline)
         try:
             back, forth = (self._to_graphics or self._to_compute)._native, self._to_compute._native
             back.use(lambda _: forth.call("vkQueueSubmit", target, 1, info, signalled))
@@ -332,20 +336,16 @@ def share_handoff(
         raise InvalidArgumentError("allow", f"expected 'timeline', 'binary' or 'bridged', got {unknown[0]!r}.")
     mode = _agree_on_mode(vk, device, allow)
     with ExitStack() as undo:
-        own = None
-        if mode == _BRIDGED and bridge is None:
-            bridge = own = Bridge(device)
-            undo.callback(own.close)
-        if mode == _BRIDGED:
-            handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline, bridge=bridge), None, bridge=own)
+        if mode == "binary":
+            to_compute = undo.enter_context(share_semaphore(vk, device, Binary))
+            to_graphics = undo.enter_context(share_semaphore(vk, device, Binary))
+            handoff = SharedHandoff(vk, to_compute, to_graphics)
         elif mode == "timeline":
             handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline), None)
         else:
-            to_compute = share_semaphore(vk, device, Binary)
-            undo.callback(to_compute.close)
-            to_graphics = share_semaphore(vk, device, Binary)
-            undo.callback(to_graphics.close)
-            handoff = SharedHandoff(vk, to_compute, to_graphics)
+            own = undo.enter_context(Bridge(device)) if bridge is None else None
+            semaphore = share_semaphore(vk, device, Timeline, bridge=own or bridge)
+            handoff = SharedHandoff(vk, semaphore, None, bridge=own)
         undo.pop_all()
     return handoff
 

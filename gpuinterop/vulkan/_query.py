@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..capabilities import Capabilities, Rules, promote, recorded
 from ..handles import DeviceIdentity, DmaBufFd, Handle, OpaqueFd, TimelineFd
 from . import _api as c
-from ._api import Api, Functions, check_call
+from ._api import Api, Functions
 
 if TYPE_CHECKING:
     from ._context import VulkanContext
@@ -93,13 +93,9 @@ class PhysicalDevice:
     @cached_property
     def extensions(self) -> frozenset[str]:
         """Device extensions that the driver offers."""
-        ffi, functions = self.api.ffi, self.functions
-        count = ffi.new("uint32_t *")
-        name = "vkEnumerateDeviceExtensionProperties"
-        check_call(functions, name, self.handle, ffi.NULL, count, ffi.NULL)
-        listed = ffi.new("VkExtensionProperties[]", count[0])
-        check_call(functions, name, self.handle, ffi.NULL, count, listed)
-        return frozenset(self.api.text(listed[i].extensionName) for i in range(count[0]))
+        call, null = "vkEnumerateDeviceExtensionProperties", self.api.ffi.NULL
+        listed = self.api.listed("VkExtensionProperties", self.functions, call, self.handle, null)
+        return frozenset(self.api.text(each.extensionName) for each in listed)
 
     @cached_property
     def api_version(self) -> tuple[int, int]:
@@ -174,12 +170,9 @@ class PhysicalDevice:
     @cached_property
     def queue_families(self) -> list[tuple[int, int]]:
         """``VkQueueFlags`` and number of queues of each family."""
-        ffi, query = self.api.ffi, self.functions.vkGetPhysicalDeviceQueueFamilyProperties
-        count = ffi.new("uint32_t *")
-        query(self.handle, count, ffi.NULL)
-        families = ffi.new("VkQueueFamilyProperties[]", count[0])
-        query(self.handle, count, families)
-        return [(int(families[i].queueFlags), int(families[i].queueCount)) for i in range(count[0])]
+        call = "vkGetPhysicalDeviceQueueFamilyProperties"
+        listed = self.api.listed("VkQueueFamilyProperties", self.functions, call, self.handle)
+        return [(int(family.queueFlags), int(family.queueCount)) for family in listed]
 
     # -- what can be shared ------------------------------------------------------------------------------------------
 

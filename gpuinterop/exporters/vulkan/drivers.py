@@ -158,12 +158,8 @@ class Instance:
 
     def physical_devices(self) -> list[PhysicalDevice]:
         """List the physical devices in the loader's order."""
-        ffi = self.api.ffi
-        count = ffi.new("uint32_t *")
-        check_call(self.functions, "vkEnumeratePhysicalDevices", self.handle, count, ffi.NULL)
-        handles = ffi.new("VkPhysicalDevice[]", count[0])
-        check_call(self.functions, "vkEnumeratePhysicalDevices", self.handle, count, handles)
-        return [PhysicalDevice(self.api, self.functions, handles[i]) for i in range(count[0])]
+        listed = self.api.listed("VkPhysicalDevice", self.functions, "vkEnumeratePhysicalDevices", self.handle)
+        return [PhysicalDevice(self.api, self.functions, handle) for handle in listed]
 
     def close(self) -> None:
         null = self.api.ffi.NULL
@@ -198,11 +194,8 @@ def _keep_drivers_loaded(api: Api, loader: Functions) -> None:
 
 
 def _layers(api: Api, loader: Functions) -> set[str]:
-    count = api.ffi.new("uint32_t *")
-    check_call(loader, "vkEnumerateInstanceLayerProperties", count, api.ffi.NULL)
-    listed = api.ffi.new("VkLayerProperties[]", count[0])
-    check_call(loader, "vkEnumerateInstanceLayerProperties", count, listed)
-    return {api.text(listed[i].layerName) for i in range(count[0])}
+    listed = api.listed("VkLayerProperties", loader, "vkEnumerateInstanceLayerProperties")
+    return {api.text(each.layerName) for each in listed}
 
 
 def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:

@@ -26,6 +26,7 @@ from ...vulkan import _api as c
 from ...vulkan._api import check
 from ...vulkan._context import VulkanContext
 from ...vulkan._export import import_binary_fd
+from ...vulkan._handoff import VulkanSubmit, submit_info
 from ...vulkan._query import PhysicalDevice
 from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Kernel, Submission
 from .device import Device
@@ -308,40 +309,28 @@ class VulkanExporter(Exporter):
         queue: Any,
     ) -> Pending:
         vk = self._open()
-        api, ffi = vk.api, vk.api.ffi
         self._reap()
-        chain = ffi.NULL
-        if any(semaphore.kind is Timeline for semaphore, _ in (*waits, *signals)):
-            chain = api.new(
-                "VkTimelineSemaphoreSubmitInfo",
-                waitSemaphoreValueCount=len(waits),
-                pWaitSemaphoreValues=api.array("uint64_t", [value for _, value in waits]),
-                signalSemaphoreValueCount=len(signals),
-                pSignalSemaphoreValues=api.array("uint64_t", [value for _, value in signals]),
-            )
         commands = None
         with self._lock:
             if record is not None:
                 commands = self._allocate()
                 try:
-                    begin = api.new("VkCommandBufferBeginInfo", flags=0x1)  # one time
+                    begin = vk.api.new("VkCommandBufferBeginInfo", flags=0x1)  # one time
                     vk.call("vkBeginCommandBuffer", commands, begin)
                     record(commands)
                     vk.call("vkEndCommandBuffer", commands)
                 except BaseException:
                     self._free(commands)
                     raise
-            info = api.new(
-                "VkSubmitInfo",
-                pNext=chain,
-                waitSemaphoreCount=len(waits),
-                pWaitSemaphores=api.array("VkSemaphore", [semaphore._handle() for semaphore, _ in waits]),
-                pWaitDstStageMask=api.array("VkPipelineStageFlags", [c.STAGE_ALL_COMMANDS] * len(waits)),
-                commandBufferCount=0 if commands is None else 1,
-                pCommandBuffers=api.array("VkCommandBuffer", [] if commands is None else [commands]),
-                signalSemaphoreCount=len(signals),
-                pSignalSemaphores=api.array("VkSemaphore", [semaphore._handle() for semaphore, _ in signals]),
+            what = VulkanSubmit(
+                wait_semaphores=[semaphore._handle() for semaphore, _ in waits],
+                wait_values=[value for _, value in waits],
+                wait_stages=[c.STAGE_ALL_COMMANDS] * len(waits),
+                signal_semaphores=[semaphore._handle() for semaphore, _ in signals],
+                signal_values=[value for _, value in signals],
             )
+            timeline = any(semaphore.kind is Timeline for semaphore, _ in (*waits, *signals))
+            info = submit_info(vk.api, what, [] if commands is None else [commands], timeline=timeline)
             fence = self._fence()
             pending = Pending(self, fence, tuple(waits), tuple(signals), uses, commands)
             submit, target = vk.functions.vkQueueSubmit, vk.queue if queue is None else queue

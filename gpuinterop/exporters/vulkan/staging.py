@@ -40,7 +40,7 @@ class Staging:
             undo.callback(vk.destroy, "vkDestroyBuffer", self.buffer)
             requirements = vk.api.ffi.new("VkMemoryRequirements *")
             vk.functions.vkGetBufferMemoryRequirements(vk.device, self.buffer, requirements)
-            index = vk.memory_type(requirements.memoryTypeBits, c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT)
+            index, _ = vk.memory_type(requirements.memoryTypeBits, c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT)
             info = vk.api.new("VkMemoryAllocateInfo", allocationSize=requirements.size, memoryTypeIndex=index)
             self.memory = vk.create("vkAllocateMemory", "VkDeviceMemory", info)
             undo.callback(vk.destroy, "vkFreeMemory", self.memory)
