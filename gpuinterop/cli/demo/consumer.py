@@ -56,9 +56,11 @@ class Consumer(ABC):
             The stream did not get there in `timeout` seconds; only where the calling thread does the work.
         """
 
-    @abstractmethod
     def work_on_copy(self, frame: int, data: bytes) -> bytes:
         """The same work on memory of its own: the copies in and out that sharing saves."""
+        field = np.frombuffer(data, np.float32).reshape(self._shape).copy()
+        self._apply(field, self._sources.window, frame)
+        return field.tobytes()
 
     def close(self) -> None:
         """Let go of the shared memory."""
@@ -82,11 +84,6 @@ class NumpyConsumer(Consumer):
     def work(self, frame: int, timeout: float) -> None:
         self._stream.synchronize(timeout)
         self._apply(self._slots[(frame + 1) % 2], self._sources.window, frame)
-
-    def work_on_copy(self, frame: int, data: bytes) -> bytes:
-        field = np.frombuffer(data, np.float32).reshape(self._shape).copy()
-        self._apply(field, self._sources.window, frame)
-        return field.tobytes()
 
 
 class ArrayConsumer(Consumer):
@@ -163,11 +160,6 @@ class CopyConsumer(Consumer):
             cells = rows[:, patch.left : patch.left + patch.size]
             cells += self._sources.window * (patch.target - cells)
             self._buffer.copy_from_host(rows, offset=offset, stream=self._stream)
-
-    def work_on_copy(self, frame: int, data: bytes) -> bytes:
-        field = np.frombuffer(data, np.float32).reshape(self._shape).copy()
-        self._apply(field, self._sources.window, frame)
-        return field.tobytes()
 
 
 def open_consumer(stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> Consumer:

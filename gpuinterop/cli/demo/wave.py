@@ -10,8 +10,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -86,9 +87,11 @@ class Sync:
     reason: str = ""
 
 
-_KINDS: tuple[tuple[type, tuple[type[Handle], ...]], ...] = (
-    (Timeline, (TimelineFd, TimelineWin32)),
-    (Binary, (OpaqueFd, OpaqueWin32)),
+_KINDS: tuple[tuple[type, type[Handle]], ...] = (
+    (Timeline, TimelineFd),
+    (Timeline, TimelineWin32),
+    (Binary, OpaqueFd),
+    (Binary, OpaqueWin32),
 )
 
 
@@ -116,15 +119,14 @@ def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
     gaps: list[UnsupportedError] = []
     bridge = _bridge_gap(exporter, device)
     if mode != "bridged":
-        for kind, handle_types in _KINDS:
-            for handle_type in handle_types:
-                missing = _missing(exporter, device, handle_type)
-                if missing is None:
-                    return Sync(kind.__name__.lower(), kind, " ".join(reasons))
-                if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
-                    reasons.append(missing.reason)
-                    other = replace(missing, workaround="sync bridged, or auto.") if bridge else missing
-                    gaps.append(UnsupportedError(other, context=f"{device.name} with {exporter.driver}"))
+        for kind, handle_type in _KINDS:
+            missing = _missing(exporter, device, handle_type)
+            if missing is None:
+                return Sync(kind.__name__.lower(), kind, " ".join(reasons))
+            if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
+                reasons.append(missing.reason)
+                other = replace(missing, workaround="sync bridged, or auto.") if bridge else missing
+                gaps.append(UnsupportedError(other, context=f"{device.name} with {exporter.driver}"))
     if mode != "native":
         if bridge:
             return Sync("bridged", Timeline, " ".join(reasons))
@@ -312,10 +314,10 @@ def run_wave(
         exportable = chosen.name != "bridged"
         producer = cleanup.enter_context(Producer(exporter, parameters, chosen.kind, exportable=exportable))
         run = _Run(
-            producer, device, sources, frames, chosen, timeout, tick, cleanup,
-            sabotage=sabotage,
+            producer, device, frames, timeout, tick, sabotage,
             hold=_HOLDS.get(sabotage, hold) if sabotage else hold,
             patience=timeout if sabotage else patience,
+            sync=chosen, sources=sources, cleanup=cleanup,
         )  # fmt: skip
         problem = run.go()
         found = run.read()
@@ -348,30 +350,22 @@ def _difference(found: Field | None, expected: Field) -> float:
     return worst if math.isfinite(worst) else math.inf
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        producer: Producer,
-        device: Device,
-        sources: Sources,
-        frames: int,
-        sync: Sync,
-        timeout: float,
-        tick: Callable[[], object] | None,
-        cleanup: ExitStack,
-        *,
-        sabotage: Sabotage | None,
-        hold: Hold | None,
-        patience: float,
-    ) -> None:
-        self.producer = producer
-        self.device = device
-        self.frames = frames
-        self.timeout = timeout
-        self.tick = tick
-        self.sabotage = sabotage
-        self.hold = hold
-        self.patience = patience
+    producer: Producer
+    device: Device
+    frames: int
+    timeout: float
+    tick: Callable[[], object] | None
+    sabotage: Sabotage | None
+    hold: Hold | None
+    patience: float
+    sync: InitVar[Sync]
+    sources: InitVar[Sources]
+    cleanup: InitVar[ExitStack]
+
+    def __post_init__(self, sync: Sync, sources: Sources, cleanup: ExitStack) -> None:
+        producer, device, timeout = self.producer, self.device, self.timeout
         self.frame_us: list[float] = []
         self.semaphore_handle: str | None = None
         self._submissions: dict[int, Submission] = {}
@@ -415,8 +409,7 @@ class _Run:
             self._frames()
             self.stream.synchronize(self.timeout)
             for submission in self._submissions.values():
-                if not submission.done(self.timeout):
-                    raise SemaphoreTimeoutError(f"the exporter's last frame is not done after {self.timeout:g} s.")
+                self._finish(submission, "last frame")
                 submission.close()
         except GpuInteropError as error:
             self._release_all()
@@ -466,6 +459,11 @@ class _Run:
             self._submissions.pop(frame - 2).close()
         return submission
 
+    def _finish(self, submission: Submission, what: str = "frame") -> None:
+        """Wait until the exporter has done a frame."""
+        if not submission.done(self.timeout):
+            raise SemaphoreTimeoutError(f"the exporter's {what} is not done after {self.timeout:g} s.")
+
     def _acquire(self, frame: int) -> None:
         if self.sabotage is Sabotage.CONSUMER_WAIT:
             return
@@ -496,35 +494,27 @@ class _Run:
             forth.signal(self.stream, 2 * frame + (4 if self.sabotage is Sabotage.EXPORTER_WAIT else 2))
 
     def _by_host(self, frame: int) -> None:
-        if not self._submit(frame).done(self.timeout):
-            raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
+        self._finish(self._submit(frame))
         self.consumer.work(frame, self.timeout)
         self.stream.synchronize(self.timeout)
 
     def _with_producer_held(self, frame: int) -> None:
         """Submit the exporter's frame when the consumer is idle, or when it has had its time and still waits."""
-        idle, failures = threading.Event(), []
+        idle = threading.Event()
 
-        def submit() -> None:
+        def submit() -> Submission:
             idle.wait(self.patience)
-            try:
-                self._submit(frame)
-            except GpuInteropError as error:
-                failures.append(error)
+            return self._submit(frame)
 
-        producer = threading.Thread(target=submit, name="gpuinterop-demo-producer")
-        producer.start()
-        try:
-            self._acquire(frame)
-            self.consumer.work(frame, self._patient)
-            self.stream.synchronize(self._patient)
-        finally:
-            idle.set()
-            producer.join()
-        if failures:
-            raise failures[0]
-        if not self._submissions[frame].done(self.timeout):
-            raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
+        with ThreadPoolExecutor(1, "gpuinterop-demo-producer") as thread:
+            submitted = thread.submit(submit)
+            try:
+                self._acquire(frame)
+                self.consumer.work(frame, self._patient)
+                self.stream.synchronize(self._patient)
+            finally:
+                idle.set()
+        self._finish(submitted.result())
         if self.sabotage is Sabotage.CONSUMER_WAIT:
             self._settle_at(2 * frame + 1)
         self._release(frame)
@@ -534,8 +524,11 @@ class _Run:
         self.stream.synchronize(self._patient)
         if frame and self.sabotage is Sabotage.EXPORTER_WAIT:
             self._settle_at(2 * frame + 2)
-        if not self._submit(frame + 1).done(self.patience) and self.sabotage is not None:
-            raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.patience:g} s.")
+        submission = self._submit(frame + 1)
+        if self.sabotage is None:
+            submission.done(self.patience)
+        else:
+            self._finish(submission)
         if self.sabotage is Sabotage.EXPORTER_WAIT:
             self._settle_at(2 * frame + 3)
 
@@ -587,8 +580,7 @@ class _Run:
             start = time.perf_counter()
             slot = (frame + 1) % 2
             submission = self.producer.submit(frame, wait=False, signal=False)
-            if not submission.done(self.timeout):
-                raise SemaphoreTimeoutError(f"the exporter's frame is not done after {self.timeout:g} s.")
+            self._finish(submission)
             submission.close()
             self.producer.write(slot, self.consumer.work_on_copy(frame, self.producer.read(slot)))
             times.append((time.perf_counter() - start) * 1e6)
