@@ -69,6 +69,12 @@ class Findings:
         self.problems: list[str] = []
         self.missing_exporters: list[str] = []
 
+    def note(self, capabilities: Capabilities, **facts: Any) -> dict[str, Any]:
+        """The facts of a device or an exporter, whose table is kept."""
+        result = {**facts, "capabilities": [capability.as_dict() for capability in capabilities.values()]}
+        self.tables[id(result)] = capabilities
+        return result
+
 
 def collect() -> Findings:
     """Look at everything that is installed. Never raises for what is broken: it is told instead.
@@ -117,38 +123,27 @@ def _backend(entry: InstalledBackend, found: Findings) -> dict[str, Any]:
 
 
 def _device(device: Device, found: Findings) -> dict[str, Any]:
-    result = {
-        "ordinal": device.ordinal,
-        "name": device.name,
-        "uuid": str(uuid.UUID(bytes=device.uuid)) if device.uuid else None,
-        "pci_bus_id": device.pci_bus_id,
-        "luid": device.luid.hex() if device.luid else None,
-        "capabilities": [capability.as_dict() for capability in device.capabilities.values()],
-    }
-    found.tables[id(result)] = device.capabilities
-    return result
+    return found.note(
+        device.capabilities,
+        ordinal=device.ordinal,
+        name=device.name,
+        uuid=str(uuid.UUID(bytes=device.uuid)) if device.uuid else None,
+        pci_bus_id=device.pci_bus_id,
+        luid=device.luid.hex() if device.luid else None,
+    )
 
 
 def _exporters(found: Findings) -> None:
     drivers = list_drivers()
     for driver in drivers:
-        _exporter("vulkan", f"{driver.driver} {driver.version}", driver.name, driver.capabilities, found)
+        label = f"{driver.driver} {driver.version}"
+        found.exporters.append(found.note(driver.capabilities, name="vulkan", driver=label, device=driver.name))
     if drivers.reason:
         found.missing_exporters.append(f"vulkan: {drivers.reason}")
     try:
         # Without the process round it: the table is the same.
         with open_exporter("memfd") as exporter:
-            _exporter("process", exporter.driver, exporter.device, exporter.capabilities, found)
+            facts = {"name": "process", "driver": exporter.driver, "device": exporter.device}
+            found.exporters.append(found.note(exporter.capabilities, **facts))
     except GpuInteropError as error:
         found.missing_exporters.append(f"process: {error}")
-
-
-def _exporter(name: str, driver: str, device: str, capabilities: Capabilities, found: Findings) -> None:
-    result = {
-        "name": name,
-        "driver": driver,
-        "device": device,
-        "capabilities": [capability.as_dict() for capability in capabilities.values()],
-    }
-    found.tables[id(result)] = capabilities
-    found.exporters.append(result)
