@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import queue
@@ -20,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
-from .. import __version__
 from .._core import stand_ins
 from .._core.registry import get_backend
 from ..capabilities import Cell, Operation, VerifiedRun
@@ -49,17 +47,13 @@ _BLOCKS: Final = f"the driver blocks until every device of the team has joined: 
 _CAUSES: Final = {
     _START: "the machine is busy, or this Python cannot be started again",
     "open the devices": "a device is broken: `gpuinterop selftest` shows more, without multicast",
-    "add the devices": f"one of them does not join: {_FABRIC}",
-    "bind memory": _BLOCKS,
-    "map": _BLOCKS,
-    "multimem store": f"a store to the fabric does not come back: {_FABRIC}",
+    **dict.fromkeys(("add the devices", "add the devices of both"), f"one of them does not join: {_FABRIC}"),
+    **dict.fromkeys(("bind memory", "map", "bind addresses", "bind in both", "map in both"), _BLOCKS),
+    **dict.fromkeys(
+        ("multimem store", "multimem store from both"), f"a store to the fabric does not come back: {_FABRIC}"
+    ),
     "multimem add": f"a load from the fabric does not come back: {_FABRIC}",
-    "bind addresses": _BLOCKS,
     "start a second process": "two processes cannot use these devices: their compute mode is exclusive, or it is busy",
-    "add the devices of both": f"one of them does not join: {_FABRIC}",
-    "bind in both": _BLOCKS,
-    "map in both": _BLOCKS,
-    "multimem store from both": f"a store to the fabric does not come back: {_FABRIC}",
     _END: "the driver does not let go of what the process had: the kernel's log may tell (`dmesg`)",
 }
 """Why a step hangs or ends its process, as far as that can be guessed; of all other steps it is the fabric."""
@@ -329,19 +323,11 @@ def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], docu
 def _runs(result: Result, backend: LoadedBackend, team: Sequence[Device]) -> list[VerifiedRun]:
     """A run for each name of a device, with what devices of that name have done."""
     from ..testing.multicast import Life
+    from ..testing.report import make_run
 
     life = Life(team)
     cells: dict[str, set[Cell]] = {}
     for index, device in enumerate(team):
         cells.setdefault(device.name, set()).update(life.shown(index))
-    return [
-        VerifiedRun(
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            platform=sys.platform,
-            device=name,
-            versions={"gpuinterop": __version__, **backend.versions},
-            cells=frozenset(shown),
-            tests={f"steps passed, with {len(team)} devices": len(result.steps)},
-        )
-        for name, shown in cells.items()
-    ]
+    tests = {f"steps passed, with {len(team)} devices": len(result.steps)}
+    return [make_run(name, backend.versions, shown, tests) for name, shown in cells.items()]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import pickle
 import platform
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -211,19 +209,18 @@ class Kit(Participants):
     def finish(self) -> None:
         if self.partial:
             return
-        now = datetime.datetime.now(datetime.UTC).date().isoformat()
         if self._only_simulated():
             return
         if self._report:
-            write_report(self._report, self._device_runs(now))
+            write_report(self._report, self._device_runs())
         if self._exporter_report:
-            write_report(self._exporter_report, self.driver_runs(now))
+            write_report(self._exporter_report, self.driver_runs())
 
     def _only_simulated(self) -> bool:
         """Whether this run has shown nothing of any real device."""
         return all(map(self.is_unrecorded, self.backends()))
 
-    def _device_runs(self, now: str) -> list[VerifiedRun]:
+    def _device_runs(self) -> list[VerifiedRun]:
         found: dict[str, _Tally] = {}  # several devices of one name are one run
         for spec, tally in self._tallies.items():
             if self.is_unrecorded(spec.backend):
@@ -235,19 +232,12 @@ class Kit(Participants):
                 if one in self._parties and not one.process:
                     total.versions[f"exporter {one}"] = self._parties[one]
         return [
-            make_run(
-                date=now,
-                platform=sys.platform,
-                device=name,
-                versions={"gpuinterop": __version__, **total.versions},
-                cells=total.exercised,
-                tests=total.counts,
-            )
+            make_run(name, total.versions, total.exercised, total.counts)
             for name, total in found.items()
             if total.exercised
         ]
 
-    def driver_runs(self, now: str) -> list[VerifiedRun]:
+    def driver_runs(self) -> list[VerifiedRun]:
         """What each Vulkan driver has shown: of what was exercised with it, the cells in which it has a part."""
         found: dict[str, _Tally] = {}  # a driver of several devices is one run
         seen: Counter[str] = Counter()
@@ -259,17 +249,7 @@ class Kit(Participants):
             total.add(tally)
             total.failed |= {cell for cell in tally.passed if not driver.capabilities.supports(cell)}
             total.versions[driver.driver] = driver.version
-        return [
-            make_run(
-                date=now,
-                platform=sys.platform,
-                device=name,
-                versions={"gpuinterop": __version__, **total.versions},
-                cells=total.exercised,
-            )
-            for name, total in found.items()
-            if total.exercised
-        ]
+        return [make_run(name, total.versions, total.exercised) for name, total in found.items() if total.exercised]
 
     def header(self) -> list[str]:
         lines = [f"gpuinterop {__version__}, Python {platform.python_version()}, {platform.platform()}"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from .. import __version__
 from ..capabilities import MULTICAST, Cell, VerifiedRun, read_verified
 from ..errors import InvalidArgumentError
 
-__all__ = ["format_document", "format_runs", "merge_runs", "of_suites", "write_document", "write_report"]
+__all__ = ["format_document", "format_runs", "make_run", "merge_runs", "of_suites", "write_document", "write_report"]
 
 _HEADER = """\
 # What runs have shown, on the devices and with the drivers named: of the conformance suite, written by
@@ -66,20 +69,14 @@ def write_report(path: str | os.PathLike[str], fresh: Iterable[VerifiedRun]) -> 
 
 
 def make_run(
-    *,
-    date: str,
-    platform: str,
-    device: str,
-    versions: Mapping[str, str],
-    cells: Iterable[Cell],
-    tests: Mapping[str, int] | None = None,
+    device: str, versions: Mapping[str, str], cells: Iterable[Cell], tests: Mapping[str, int] | None = None
 ) -> VerifiedRun:
-    """One run, its cells sorted out."""
+    """A run of today, on this platform."""
     return VerifiedRun(
-        date=date,
-        platform=platform,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        platform=sys.platform,
         device=device,
-        versions=dict(versions),
+        versions={"gpuinterop": __version__, **versions},
         cells=frozenset(cells),
         tests=dict(tests or {}),
     )
