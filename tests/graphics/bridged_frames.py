@@ -91,7 +91,7 @@ class VulkanSide:
         def record(commands: Any) -> None:
             with self._memory._taken(commands, c.STAGE_TRANSFER, access):
                 region = new("VkBufferCopy", srcOffset=0, dstOffset=to, size=SIZE)
-                vk.functions.vkCmdCopyBuffer(commands, buffer, self._found.buffer, 1, region)
+                vk.functions.vkCmdCopyBuffer(commands, buffer, self._found.handle, 1, region)
                 if not last:
                     barrier(commands, c.STAGE_TRANSFER, access)
                     vk.functions.vkCmdFillBuffer(commands, buffer, 0, SIZE, word(frame))
@@ -166,5 +166,5 @@ def run_frames(exporter: VulkanExporter, device: gi.Device, frames: int = FRAMES
             side.submit(frames, last=True)
             assert (side.found(frames) == device_left(frames - 1)).all(), "what the last frame has left"
             stream.synchronize(LIMIT)
-            assert timeline.counter(timeline._handle()) == 2 * frames
+            assert timeline.counter() == 2 * frames
     return compared

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,27 +43,19 @@ _PATIENCE = 5.0
 """Seconds that a close waits for work before it takes the signals that the work waits for for lost."""
 
 
+@dataclass(eq=False)
 class Pending(Submission):
     """Work on a queue, with the fence that tells its end."""
 
-    def __init__(
-        self,
-        exporter: VulkanExporter,
-        fence: Any,
-        waits: Sequence[tuple[VulkanSemaphore, int]],
-        signals: Sequence[tuple[VulkanSemaphore, int]],
-        uses: frozenset[object],
-        commands: Any,
-    ) -> None:
-        self._exporter = exporter
-        self._fence = fence
-        self._waits = waits
-        self._signals = signals
-        self._uses = uses
-        self._commands = commands
-        self._finished = False
-        self._waiters = 0
-        self._sent = False  # whether the queue may have it
+    _exporter: VulkanExporter
+    _fence: Any
+    _waits: Sequence[tuple[VulkanSemaphore, int]]
+    _signals: Sequence[tuple[VulkanSemaphore, int]]
+    _uses: frozenset[object]
+    _commands: Any
+    _finished: bool = False
+    _waiters: int = 0
+    _sent: bool = False  # whether the queue may have it
 
     def done(self, timeout: float = 0.0) -> bool:
         exporter = self._exporter

@@ -125,7 +125,7 @@ class VulkanImage(Staged, ExporterImage):
 
             def record(commands: Any) -> None:
                 self._acquire(vk, commands, _TARGET)
-                vk.functions.vkCmdCopyBufferToImage(commands, staging.buffer, self._native.handle, _TARGET, 1, region)
+                vk.functions.vkCmdCopyBufferToImage(commands, staging.handle, self._native.handle, _TARGET, 1, region)
                 self._release(vk, commands, _TARGET)
 
             self._copy(record)
@@ -139,7 +139,7 @@ class VulkanImage(Staged, ExporterImage):
 
             def record(commands: Any) -> None:
                 self._acquire(vk, commands, _SOURCE)
-                vk.functions.vkCmdCopyImageToBuffer(commands, self._native.handle, _SOURCE, staging.buffer, 1, region)
+                vk.functions.vkCmdCopyImageToBuffer(commands, self._native.handle, _SOURCE, staging.handle, 1, region)
                 self._to_host(commands)
                 self._release(vk, commands, _SOURCE)
 

@@ -76,7 +76,7 @@ class VulkanMemory(Staged, ExporterMemory):
         with self._lock:
             staging = self._stage(len(data))
             staging.bytes[: len(data)] = data
-            self._copy_bytes(staging.buffer, self.vk_buffer, 0, offset, len(data))
+            self._copy_bytes(staging.handle, self.vk_buffer, 0, offset, len(data))
 
     def read(self, offset: int, size: int) -> bytes:
         self._check(offset, size)
@@ -86,7 +86,7 @@ class VulkanMemory(Staged, ExporterMemory):
             return bytes(self._bytes[offset : offset + size])
         with self._lock:
             staging = self._stage(size)
-            self._copy_bytes(self.vk_buffer, staging.buffer, offset, 0, size)
+            self._copy_bytes(self.vk_buffer, staging.handle, offset, 0, size)
             return bytes(staging.bytes[:size])
 
     def _copy_bytes(self, source: Any, target: Any, source_offset: int, target_offset: int, size: int) -> None:

@@ -55,9 +55,9 @@ class VulkanSemaphore(ExporterSemaphore):
         return self._native.handle
 
     def signal(self, value: int = 0) -> None:
-        semaphore = self._handle()
+        self._handle()
         if self.kind is Timeline:
-            self._host_signal(semaphore, value)
+            self._host_signal(value)
         elif self._exporter._busy():
             # A queue runs in order: behind a wait for this very signal it would never be reached.
             self._rescue()
@@ -72,7 +72,7 @@ class VulkanSemaphore(ExporterSemaphore):
         later stays behind it, also what has nothing to do with this semaphore, since a queue runs in order; reads and
         writes of memory pass it where the family has a second queue, which SwiftShader's has not.
         """
-        semaphore = self._handle()
+        self._handle()
         if self.kind is Binary:
             pending = self._adopt() or self._exporter._submit(((self, 0),), None, ())
             finished = False
@@ -83,7 +83,7 @@ class VulkanSemaphore(ExporterSemaphore):
                     self._unheard.append(pending)
             return finished
         # The counter is polled: vkWaitSemaphores sleeps in steps of 10 ms on NVIDIA.
-        return system.until(lambda: self.counter(semaphore) >= value, timeout)
+        return system.until(lambda: self.counter() >= value, timeout)
 
     def _adopt(self) -> Pending | None:
         """Take over a wait whose caller ran out of time."""
@@ -97,13 +97,14 @@ class VulkanSemaphore(ExporterSemaphore):
             raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host.")
         return TimelineEndpoint(self._exporter._open(), self._handle())
 
-    def counter(self, semaphore: Any) -> int:
+    def counter(self) -> int:
         """A timeline's value now."""
-        return counter(self._exporter._vk, self._exporter._vk, semaphore)
+        return counter(self._exporter._vk, self._native, self._handle())
 
-    def _host_signal(self, semaphore: Any, value: int) -> None:
+    def _host_signal(self, value: int) -> None:
         vk = self._exporter._vk
-        vk.call("vkSignalSemaphore", vk.device, vk.api.new("VkSemaphoreSignalInfo", semaphore=semaphore, value=value))
+        info = vk.api.new("VkSemaphoreSignalInfo", semaphore=self._handle(), value=value)
+        self._native.call("vkSignalSemaphore", vk.device, info)
 
     def _rescue(self) -> None:
         assert self._payload is not None  # binary ones are always exported
@@ -111,11 +112,11 @@ class VulkanSemaphore(ExporterSemaphore):
 
     def _force(self, value: int) -> None:
         """Give a pending wait the signal that will never come."""
-        semaphore = self._handle()
+        self._handle()
         if self.kind is Binary:
             self._rescue()
-        elif self.counter(semaphore) < value:
-            self._host_signal(semaphore, value)
+        elif self.counter() < value:
+            self._host_signal(value)
 
     def close(self) -> None:
         exporter = self._exporter

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ...errors import DriverError
 from ...vulkan import _api as c
-from ...vulkan._context import VulkanContext
+from ...vulkan._context import Native, VulkanContext
 
 if TYPE_CHECKING:
     from .exporter import VulkanExporter
@@ -27,31 +26,28 @@ def map_memory(vk: VulkanContext, memory: Any, size: int) -> Any:
     return vk.api.ffi.buffer(address[0], size)
 
 
-class Staging:
-    """Host memory that the queue can copy from and to."""
+class Staging(Native):
+    """A VkBuffer (its `handle`) in host memory that the queue can copy from and to."""
+
+    bytes: Any
 
     def __init__(self, vk: VulkanContext, size: int) -> None:
-        self._vk = vk
+        super().__init__(vk, "staging buffer")
         self.size = size
-        with ExitStack() as undo:
-            usage = c.BUFFER_TRANSFER_SRC | c.BUFFER_TRANSFER_DST
-            info = vk.api.new("VkBufferCreateInfo", size=size, usage=usage)
-            self.buffer = vk.create("vkCreateBuffer", "VkBuffer", info)
-            undo.callback(vk.destroy, "vkDestroyBuffer", self.buffer)
-            requirements = vk.api.ffi.new("VkMemoryRequirements *")
-            vk.functions.vkGetBufferMemoryRequirements(vk.device, self.buffer, requirements)
-            index, _ = vk.memory_type(requirements.memoryTypeBits, c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT)
-            info = vk.api.new("VkMemoryAllocateInfo", allocationSize=requirements.size, memoryTypeIndex=index)
-            self.memory = vk.create("vkAllocateMemory", "VkDeviceMemory", info)
-            undo.callback(vk.destroy, "vkFreeMemory", self.memory)
-            vk.call("vkBindBufferMemory", vk.device, self.buffer, self.memory, 0)
-            self.bytes = map_memory(vk, self.memory, size)
-            undo.pop_all()
+        self.make(self._make)
 
-    def close(self) -> None:
-        """Destroy it; no queue may be at work with it."""
-        self._vk.destroy("vkDestroyBuffer", self.buffer)
-        self._vk.destroy("vkFreeMemory", self.memory)
+    def _make(self) -> Any:
+        vk = self._vk
+        usage = c.BUFFER_TRANSFER_SRC | c.BUFFER_TRANSFER_DST
+        buffer = self.new("vkCreateBuffer", "VkBuffer", vk.api.new("VkBufferCreateInfo", size=self.size, usage=usage))
+        requirements = vk.api.ffi.new("VkMemoryRequirements *")
+        vk.functions.vkGetBufferMemoryRequirements(vk.device, buffer, requirements)
+        index, _ = vk.memory_type(requirements.memoryTypeBits, c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT)
+        info = vk.api.new("VkMemoryAllocateInfo", allocationSize=requirements.size, memoryTypeIndex=index)
+        memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
+        vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
+        self.bytes = map_memory(vk, memory, self.size)
+        return buffer
 
 
 class Staged:
