@@ -319,10 +319,12 @@ def _address(path: str, rank: int) -> str:
 def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket.socket]:
     address, process = _address(path, rank), os.getpid()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        ours = None
         try:
             with _alone(path, deadline):
                 _bind(listener, address)
                 listener.listen(size)
+                ours = _file(address)
         except TimeoutError:
             raise
         except OSError as error:
@@ -333,9 +335,21 @@ def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket
         try:
             yield listener
         finally:
-            if not path.startswith("@") and os.getpid() == process:  # a forked child leaves it to its parent
+            # If the folder was cleaned, the file may be another team's by now. A forked child leaves it to its parent.
+            if ours is not None and _file(address) == ours and os.getpid() == process:
                 with contextlib.suppress(OSError):
                     os.unlink(address)
+
+
+def _file(address: str) -> tuple[int, int] | None:
+    """The socket's file. No other file gets its number while the socket is open."""
+    if address.startswith("\0"):
+        return None
+    try:
+        found = os.lstat(address)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @contextlib.contextmanager

@@ -686,6 +686,19 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert sorted(one.read_text() for one in tmp_path.iterdir()) == ["a checkpoint", "another"]
 
 
+def test_a_socket_of_another_team_is_left_alone(tmp_path: Path) -> None:
+    """The folder was cleaned, and a second team has come before the first closes."""
+    file = tmp_path / ".gpuinterop-rank-0"
+    with SocketTransport(tmp_path, 0, 1) as first:
+        file.unlink()
+        with SocketTransport(tmp_path, 0, 1):
+            theirs = file.stat().st_ino
+            first.close()
+            assert file.is_socket()
+            assert file.stat().st_ino == theirs
+        assert not file.exists()
+
+
 def test_a_place_is_taken_over_by_one_at_a_time(tmp_path: Path) -> None:
     """Else one that has just been taken over looks like a dead rank's, between its bind and its listen."""
     file = tmp_path / ".gpuinterop-rank-0"
