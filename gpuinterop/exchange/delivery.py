@@ -49,30 +49,28 @@ class Inbox:
         self._listener.listen(socket.SOMAXCONN)
         self._listener.setblocking(False)
 
-    def take(self, senders: Collection[int], expect: type[Handle]) -> dict[int, Any]:
-        """The handles that all of `senders` have left; the caller owns them.
+    def take(self, senders: Collection[int], expect: type[Handle], scope: contextlib.ExitStack) -> dict[int, Any]:
+        """The handles that all of `senders` have left; `scope` closes them.
 
         Raises
         ------
         PeerError
-            A rank has left none, or something else. Those that came are closed.
+            A rank has left none, or something else.
         """
         taken: dict[int, Any] = {}
-        with contextlib.ExitStack() as undo:
-            for _ in range(socket.SOMAXCONN + 1):  # the queue has no more, though more processes may come all the time
-                if not set(senders) - taken.keys():
-                    undo.pop_all()
-                    return taken
-                try:
-                    connection = self._listener.accept()[0]
-                except BlockingIOError:
-                    break
-                with connection:
-                    if is_our_user(connection):
-                        connection.setblocking(False)  # all was sent before the vote
-                        (rank,) = _RANK.unpack(connection.recv(_RANK.size))
-                        taken[rank] = undo.enter_context(ipc.receive_handle(connection, expect))
-            raise PeerError(f"{names(set(senders) - taken.keys())} left no handle.")
+        for _ in range(socket.SOMAXCONN + 1):  # the queue has no more, though more processes may come all the time
+            if not set(senders) - taken.keys():
+                return taken
+            try:
+                connection = self._listener.accept()[0]
+            except BlockingIOError:
+                break
+            with connection:
+                if is_our_user(connection):
+                    connection.setblocking(False)  # all was sent before the vote
+                    (rank,) = _RANK.unpack(connection.recv(_RANK.size))
+                    taken[rank] = scope.enter_context(ipc.receive_handle(connection, expect))
+        raise PeerError(f"{names(set(senders) - taken.keys())} left no handle.")
 
     def __enter__(self) -> Inbox:
         return self

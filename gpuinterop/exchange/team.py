@@ -221,7 +221,7 @@ class Team:
         step = f"{call}: address"
         others = [rank for rank in senders if rank != self.rank]
         received: dict[int, Any] = {}
-        with ExitStack() as scope:
+        with ExitStack() as scope, ExitStack() as undo:
             inbox: list[Inbox] = []
 
             def offer() -> list[str]:
@@ -250,19 +250,17 @@ class Team:
 
             def take() -> None:
                 if isinstance(handle, FdHandle | FabricHandle):
-                    received[self.rank] = handle.duplicate()
+                    received[self.rank] = undo.enter_context(handle.duplicate())
                 if inbox:
-                    received.update(inbox[0].take(others, expect))
+                    received.update(inbox[0].take(others, expect, undo))
                 else:
                     received.update((rank, FabricHandle(bytes.fromhex(offers[rank]))) for rank in others)
 
-            scope.callback(lambda: [one.close() for one in received.values()])
             if inbox:
                 self._do(f"{call}: send", send)
             self._do(f"{call}: receive", take)
-            handles = [received[rank] for rank in senders]
-            received.clear()  # the caller's now
-            return handles
+            undo.pop_all()  # the caller's now
+        return [received[rank] for rank in senders]
 
     # -- multicast -----------------------------------------------------------------------------------------------
 

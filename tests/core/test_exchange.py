@@ -1028,6 +1028,39 @@ def test_arguments_of_handles(arguments: Callable[[int], Any], kind: type[Except
     assert re.search(match, str(error)), error
 
 
+@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("call", ["share", "gather"])
+def test_a_death_in_every_round_of_a_delivery(call: str, victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others raise the same error, and every rank closes all that it has received, though each close raises."""
+    real = gi.VmmFd.close
+
+    def close(handle: gi.VmmFd) -> None:
+        real(handle)
+        raise gi.HandleError("the fd was closed by other code")
+
+    def body(team: Team) -> str:
+        with contextlib.ExitStack() as own:
+            mine = memfd()
+            own.callback(real, mine)
+            if call == "share":
+                handles = [team.share_handle(mine if team.rank == 1 else None, 1, expect=gi.VmmFd)]
+            else:
+                handles = team.gather_handles(mine)
+            for handle in handles:
+                own.callback(real, handle)
+            return "well"
+
+    monkeypatch.setattr(gi.VmmFd, "close", close)
+    before = descriptors()
+    rounds = 0
+    while "well" not in (results := teams(Grid(3, {(rounds + 1, victim): set()}), body)):
+        rounds += 1
+        assert isinstance(results.pop(victim), Died)
+        assert same(results, gi.PeerError).rank == victim
+        assert descriptors() == before
+    assert rounds > 6
+
+
 def test_a_failed_send_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(team: Team) -> None:
         with memfd() as mine:
@@ -1043,7 +1076,7 @@ def test_a_failed_send_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- an inbox ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_inbox_takes_nothing_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inbox_takes_nothing_of_another_user(scope: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it does not look for ever where another user keeps coming."""
     user = os.geteuid()
     with delivery.Inbox() as inbox, memfd() as handle:
@@ -1062,7 +1095,7 @@ def test_an_inbox_takes_nothing_of_another_user(monkeypatch: pytest.MonkeyPatch)
         real = inbox._listener
         inbox._listener = Listener()  # type: ignore[assignment]
         with pytest.raises(gi.PeerError, match="rank 2 left no handle"):
-            inbox.take([2], gi.VmmFd)
+            inbox.take([2], gi.VmmFd, scope)
         inbox._listener = real
 
 
@@ -1089,13 +1122,13 @@ def test_handles_are_posted_within_the_time_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_inbox_without_what_was_said() -> None:
-    with delivery.Inbox() as inbox, memfd() as handle:
+    with contextlib.ExitStack() as scope, delivery.Inbox() as inbox, memfd() as handle:
         delivery.post(handle, inbox.name, 2, 0, deadline())
         with pytest.raises(gi.PeerError, match="rank 3 left no handle"):
-            inbox.take([2, 3], gi.VmmFd)
+            inbox.take([2, 3], gi.VmmFd, scope)
         delivery.post(handle, inbox.name, 2, 0, deadline())
         with pytest.raises(gi.PeerError, match="expected OpaqueFd, the peer sent VmmFd"):
-            inbox.take([2], gi.OpaqueFd)
+            inbox.take([2], gi.OpaqueFd, scope)
 
 
 def test_importing_it_imports_nothing_else() -> None:
