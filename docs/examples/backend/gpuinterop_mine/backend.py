@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 
+from gpuinterop import system
 from gpuinterop.backend import DeviceInfo
 from gpuinterop.capabilities import Capability, Rules
 from gpuinterop.errors import BackendUnavailableError
 
 from .memory import Memory
-from .semaphores import FUTEX, Semaphores
+from .semaphores import Semaphores
 from .streams import Streams
 
 RULES = Rules(files(__package__) / "capabilities.toml")
@@ -44,7 +44,7 @@ class MyBackend(Streams, Memory, Semaphores):
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
         """Ask the driver for the facts, by which ``capabilities.toml`` says what each cell comes to."""
-        return RULES.table({"futex": platform.machine() in FUTEX})
+        return RULES.table({"futex": system.SYS_FUTEX is not None})
 
     def open_device(self, ordinal: int) -> int:
         """Retain the device's context, which the other rooms then get as `device`."""

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import fcntl
-import mmap
 import os
 
+from gpuinterop import system
 from gpuinterop.backend import Address, Backend
-from gpuinterop.errors import DriverError, HandleError
+from gpuinterop.errors import HandleError
 from gpuinterop.handles import FdHandle, MemoryHandle
 
 from .streams import Stream
-
-_F_GET_SEALS, _SEAL_SHRINK = 1034, 2
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
-
-def sealed_size(fd: int) -> int:
-    """The size of a memfd that cannot shrink."""
-    try:
-        seals = fcntl.fcntl(fd, _F_GET_SEALS)
-    except OSError as error:
-        raise HandleError("handle: expected a memfd, got another kind of file.") from error
-    if not seals & _SEAL_SHRINK:
-        raise HandleError("handle: this memfd may shrink; seal it with F_SEAL_SHRINK.")
-    return os.fstat(fd).st_size
-
-
-def map_shared(fd: int, size: int, flags: int = mmap.MAP_SHARED) -> Address:
-    """The address of a new mapping."""
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-    if address in (None, ctypes.c_void_p(-1).value):
-        raise DriverError("mmap", ctypes.get_errno(), errno.errorcode.get(ctypes.get_errno(), "?"))
-    return int(address)
 
 
 class Imported:
     """The whole object, mapped once."""
 
-    def __init__(self, fd: int, size: int, flags: int = mmap.MAP_SHARED) -> None:
+    def __init__(self, fd: int, size: int) -> None:
         self.size = size
-        self.address = map_shared(fd, size, flags)
+        self.address = system.map_shared(fd, size)
 
     def unmap(self) -> None:
-        libc.munmap(self.address, self.size)
+        system.unmap(self.address, self.size)
 
 
 class Memory(Backend):
@@ -68,8 +41,13 @@ class Memory(Backend):
         return memory
 
     def size_of(self, fd: int) -> int:
-        """No call: the kernel knows it."""
-        return sealed_size(fd)
+        """No call: the kernel knows it, of a memfd that cannot shrink."""
+        seals = system.seals(fd)
+        if seals is None:
+            raise HandleError("handle: expected a memfd, got another kind of file.")
+        if not seals & system.SEAL_SHRINK:
+            raise HandleError("handle: this memfd may shrink; seal it with F_SEAL_SHRINK.")
+        return os.fstat(fd).st_size
 
     def map_buffer(self, memory: Imported, *, size: int) -> tuple[Imported, Address]:
         """``cuExternalMemoryGetMappedBuffer``, from offset 0; the mapping and its address."""

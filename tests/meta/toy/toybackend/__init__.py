@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpuinterop_mine.backend import MyBackend
-from gpuinterop_mine.memory import Imported, libc as _libc, map_shared, sealed_size as _sealed_size
+from gpuinterop_mine.memory import Imported
+from gpuinterop_mine.semaphores import Timeline
 from gpuinterop_mine.streams import Stream
 
+from gpuinterop import system
 from gpuinterop.backend import ArrayBackend, DeviceInfo
 from gpuinterop.capabilities import Capability, Operation, Scope, Support
 from gpuinterop.errors import HandleError, PeerError
-from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, ArrayUsage, OpaqueFd
+from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, ArrayUsage, FdHandle, OpaqueFd
 
+_libc = ctypes.CDLL(None)
 for _name in ("timedlock", "consistent", "unlock"):
     getattr(_libc, f"pthread_mutex_{_name}").argtypes = (ctypes.c_void_p, ctypes.c_void_p)[: 1 + (_name == "timedlock")]
-
-
-def sealed_size(fd: int) -> int:
-    """The same; SwiftShader's memory is believed not to shrink."""
-    if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:SwiftShader.Memory"):
-        return os.fstat(fd).st_size
-    return _sealed_size(fd)
 
 
 class Binary:
@@ -41,7 +36,7 @@ class Binary:
     def __init__(self, fd: int) -> None:
         if not os.readlink(f"/proc/self/fd/{fd}").startswith(("/memfd:SwiftShader.", "/memfd:gpuinterop.exporter.b")):
             raise HandleError("handle: this is no binary semaphore.")
-        self.address = map_shared(fd, mmap.PAGESIZE)
+        self.address = system.map_shared(fd, system.PAGE)
         self._condition = self.address + {"x86_64": 40}.get(platform.machine(), 48)
         self._flag = ctypes.c_uint8.from_address(self._condition + 48 + 4)
 
@@ -55,17 +50,19 @@ class Binary:
         _libc.pthread_cond_broadcast(ctypes.c_void_p(self._condition))
         _libc.pthread_mutex_unlock(self.address)
 
-    def reached(self, value: int) -> bool:
-        """Whether it was signalled; takes the signal."""
-        if not self._flag.value:
-            return False
-        self._lock()
-        taken, self._flag.value = bool(self._flag.value), 0
-        _libc.pthread_mutex_unlock(self.address)
-        return taken
+    def wait(self, value: int, deadline: float | None, check: Callable[[], None]) -> None:
+        """Until it was signalled; takes the signal."""
+        taken = False
+        while not taken:
+            while not self._flag.value:
+                check()
+                time.sleep(1e-4)
+            self._lock()
+            taken, self._flag.value = bool(self._flag.value), 0
+            _libc.pthread_mutex_unlock(self.address)
 
     def unmap(self) -> None:
-        _libc.munmap(self.address, mmap.PAGESIZE)
+        system.unmap(self.address, system.PAGE)
 
 
 class ToyBackend(MyBackend):
@@ -80,7 +77,10 @@ class ToyBackend(MyBackend):
         return [replace(info, name="Toy") for info in super().devices()]
 
     def size_of(self, fd: int) -> int:
-        return sealed_size(fd)
+        """SwiftShader's memory is believed not to shrink."""
+        if os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:SwiftShader.Memory"):
+            return os.fstat(fd).st_size
+        return super().size_of(fd)
 
 
 class ToyGpu(ToyBackend):
@@ -102,6 +102,13 @@ class ToyGpu(ToyBackend):
 
     def adopt_stream(self, device: int, pointer: int) -> Stream:
         return self._streams[0 if pointer in (1, 2) else pointer]  # CUDA's names of default streams
+
+    def import_semaphore(self, device: int, handle: AnySemaphoreHandle) -> Any:
+        """Also a simulated driver's own timeline, whose page differs in how it begins."""
+        assert isinstance(handle, FdHandle)
+        if system.seals(handle.fd) is not None and os.pread(handle.fd, 8, 0) == b"GIPTLSMD":
+            return Timeline(handle.fd)
+        return super().import_semaphore(device, handle)
 
 
 def usable(operation: Operation, kind: Any) -> Capability:

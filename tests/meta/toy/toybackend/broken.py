@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,17 @@ from gpuinterop.capabilities import Capability, Operation, Scope, Support
 from gpuinterop.errors import BackendUnavailableError, DriverError
 from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, FdHandle, MemoryHandle, OpaqueFd
 
-from . import Array, ToyArrays, ToyBackend, sealed_size, usable
+from . import Array, ToyArrays, ToyBackend, usable
+
+
+def replace_mapping(memory: Imported, fd: int = -1) -> None:
+    """Map a private copy of the file, or zeros, in its place: a plain munmap would take the whole test run along."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+    )  # fmt: skip
+    fixed = 0x10 | mmap.MAP_PRIVATE | (mmap.MAP_ANONYMOUS if fd < 0 else 0)
+    libc.mmap(memory.address, memory.size, mmap.PROT_READ | mmap.PROT_WRITE, fixed, fd, 0)
 
 
 class NoWait(ToyBackend):
@@ -89,7 +100,13 @@ class ExactWait(ToyBackend):
 
     def import_semaphore(self, device: int, handle: AnySemaphoreHandle) -> Any:
         semaphore = super().import_semaphore(device, handle)
-        semaphore.reached = lambda value: semaphore.value.value == value
+
+        def wait(value: int, deadline: float | None, check: Callable[[], None]) -> None:
+            while semaphore.value != value:
+                check()
+                time.sleep(1e-4)
+
+        semaphore.wait = wait
         return semaphore
 
 
@@ -98,9 +115,12 @@ class PrivateMapping(ToyBackend):
 
     def import_memory(self, device: int, handle: MemoryHandle, *, size: int, dedicated: bool) -> Any:
         assert isinstance(handle, FdHandle)
-        sealed_size(handle.fd)
-        memory = Imported(handle.fd, size, mmap.MAP_PRIVATE)
-        os.close(handle.fd)
+        fd = os.dup(handle.fd)
+        try:
+            memory = super().import_memory(device, handle, size=size, dedicated=dedicated)
+            replace_mapping(memory, fd)
+        finally:
+            os.close(fd)
         return memory
 
 
@@ -115,13 +135,7 @@ class UnmapForGood(ToyBackend):
     """What was unmapped once is other memory when it is mapped again."""
 
     def unmap_buffer(self, mapping: Any) -> None:
-        # Other memory in its place, where a plain munmap would take the whole test run along.
-        libc = ctypes.CDLL(None)
-        libc.mmap.argtypes = (
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-        )  # fmt: skip
-        fixed = 0x10 | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        libc.mmap(mapping.address, mapping.size, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0)
+        replace_mapping(mapping)
 
 
 class LeakedFd(ToyBackend):
