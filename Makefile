@@ -204,11 +204,11 @@ $(MADE):
 	@touch $(VENV)/.made $@
 
 $(VENV)/.test: $(MADE) pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,test,vulkan]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda]'
 	@touch $@
 
 $(VENV)/.dev: $(MADE) pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dev,test,vulkan]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dev]'
 	@touch $@ $(VENV)/.test
 
 clean:
