@@ -94,9 +94,8 @@ def frames(handoff: gi.Handoff, stream: gi.Stream, count: int, graphics: Callabl
 
 
 @pytest.fixture
-def host() -> Iterator[tuple[gi.Stream, Any]]:
-    device = gi.get_backend("host").device()
-    with device.create_stream() as stream, device.create_semaphore(gi.TimelineFd) as timeline:
+def host(host: gi.Device) -> Iterator[tuple[gi.Stream, Any]]:
+    with host.create_stream() as stream, host.create_semaphore(gi.TimelineFd) as timeline:
         yield stream, timeline
         stream.synchronize(10)
 

@@ -32,11 +32,6 @@ def sample(word: str) -> str:
     return str(found)
 
 
-@pytest.fixture
-def device() -> gi.Device:
-    return gi.get_backend("host").device()
-
-
 @contextlib.contextmanager
 def memory_of(device: gi.Device) -> Iterator[gi.ExternalMemory]:
     fd = os.memfd_create("memory", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
@@ -45,9 +40,9 @@ def memory_of(device: gi.Device) -> Iterator[gi.ExternalMemory]:
         yield memory
 
 
-def test_a_close(device: gi.Device) -> None:
+def test_a_close(host: gi.Device) -> None:
     freed: list[bool] = []
-    with device.create_stream() as stream, memory_of(device) as memory:
+    with host.create_stream() as stream, memory_of(host) as memory:
         names: dict[str, Any] = {
             "gi": gi, "stream": stream, "memory": memory, "buffer": memory.map_buffer(),
             "free_theirs": lambda: freed.append(True),
@@ -57,12 +52,12 @@ def test_a_close(device: gi.Device) -> None:
     assert freed == [True]
 
 
-def test_a_close_that_times_out(device: gi.Device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_close_that_times_out(host: gi.Device, capsys: pytest.CaptureFixture[str]) -> None:
     freed: list[bool] = []
     with (
-        device.create_stream() as stream,
-        device.create_semaphore(gi.TimelineFd) as semaphore,
-        memory_of(device) as memory,
+        host.create_stream() as stream,
+        host.create_semaphore(gi.TimelineFd) as semaphore,
+        memory_of(host) as memory,
     ):
         semaphore.wait(stream, 1)
         names: dict[str, Any] = {
@@ -102,8 +97,8 @@ def test_a_pipeline_that_is_never_idle(instead: str) -> None:
         assert backend.count("semaphore") == 1
 
 
-def test_a_hold(device: gi.Device) -> None:
-    with memory_of(device) as memory:
+def test_a_hold(host: gi.Device) -> None:
+    with memory_of(host) as memory:
         buffer = memory.map_buffer()
         launched: list[int] = []
 
@@ -150,9 +145,9 @@ def test_a_fork() -> None:
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread")
 @pytest.mark.parametrize("inside", [False, True], ids=["between", "in the middle of a transition"])
-def test_a_signal_handler(device: gi.Device, inside: bool) -> None:
+def test_a_signal_handler(host: gi.Device, inside: bool) -> None:
     before = signal.getsignal(signal.SIGINT)
-    semaphore = device.create_semaphore(gi.TimelineFd)
+    semaphore = host.create_semaphore(gi.TimelineFd)
     names: dict[str, Any] = {"signal": signal, "semaphore": semaphore}
     try:
         exec(sample("signal.SIGINT"), names)
@@ -162,7 +157,7 @@ def test_a_signal_handler(device: gi.Device, inside: bool) -> None:
         signal.signal(signal.SIGINT, before)
     assert names["stopping"] is True
     assert semaphore.closed is not inside
-    device.drain()
+    host.drain()
     assert semaphore.closed
 
 
