@@ -6,54 +6,34 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gpuinterop import handles
 from gpuinterop.errors import ArgumentTypeError
-from gpuinterop.handles import (
-    D3D11Fence,
-    D3D11Resource,
-    D3D11ResourceKmt,
-    D3D12Fence,
-    D3D12Heap,
-    D3D12Resource,
-    DmaBufFd,
-    FdHandle,
-    Handle,
-    KeyedMutex,
-    KeyedMutexKmt,
-    NvSciBuf,
-    NvSciSync,
-    OpaqueFd,
-    OpaqueWin32,
-    OpaqueWin32Kmt,
-    PointerHandle,
-    TimelineFd,
-    TimelineWin32,
-    Win32Handle,
-)
+from gpuinterop.handles import FdHandle, Handle, PointerHandle, Win32Handle
 
 # The numbers of CUexternalMemoryHandleType, because 12.9 does not name the last one.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
-    OpaqueFd: 1,
-    OpaqueWin32: 2,
-    OpaqueWin32Kmt: 3,
-    D3D12Heap: 4,
-    D3D12Resource: 5,
-    D3D11Resource: 6,
-    D3D11ResourceKmt: 7,
-    NvSciBuf: 8,
-    DmaBufFd: 9,
+    handles.OpaqueFd: 1,
+    handles.OpaqueWin32: 2,
+    handles.OpaqueWin32Kmt: 3,
+    handles.D3D12Heap: 4,
+    handles.D3D12Resource: 5,
+    handles.D3D11Resource: 6,
+    handles.D3D11ResourceKmt: 7,
+    handles.NvSciBuf: 8,
+    handles.DmaBufFd: 9,
 }
 # The numbers of CUexternalSemaphoreHandleType.
 SEMAPHORE_TYPES: Final[Mapping[type[Handle], int]] = {
-    OpaqueFd: 1,
-    OpaqueWin32: 2,
-    OpaqueWin32Kmt: 3,
-    D3D12Fence: 4,
-    D3D11Fence: 5,
-    NvSciSync: 6,
-    KeyedMutex: 7,
-    KeyedMutexKmt: 8,
-    TimelineFd: 9,
-    TimelineWin32: 10,
+    handles.OpaqueFd: 1,
+    handles.OpaqueWin32: 2,
+    handles.OpaqueWin32Kmt: 3,
+    handles.D3D12Fence: 4,
+    handles.D3D11Fence: 5,
+    handles.NvSciSync: 6,
+    handles.KeyedMutex: 7,
+    handles.KeyedMutexKmt: 8,
+    handles.TimelineFd: 9,
+    handles.TimelineWin32: 10,
 }
 _DEDICATED: Final = 1  # CUDA_EXTERNAL_MEMORY_DEDICATED
 
@@ -65,7 +45,7 @@ def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any
     keep = _fill(desc.handle, handle, "nvSciBufObject")
     desc.size = size
     # A dma-buf takes no flags, even if it is dedicated.
-    desc.flags = _DEDICATED if dedicated and not isinstance(handle, DmaBufFd) else 0
+    desc.flags = _DEDICATED if dedicated and not isinstance(handle, handles.DmaBufFd) else 0
     return desc, keep
 
 

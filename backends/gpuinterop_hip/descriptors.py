@@ -6,40 +6,28 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gpuinterop import handles
 from gpuinterop.errors import ArgumentTypeError
-from gpuinterop.handles import (
-    D3D11Resource,
-    D3D11ResourceKmt,
-    D3D12Fence,
-    D3D12Heap,
-    D3D12Resource,
-    DmaBufFd,
-    FdHandle,
-    Handle,
-    OpaqueFd,
-    OpaqueWin32,
-    OpaqueWin32Kmt,
-    TimelineWin32,
-    Win32Handle,
-)
+from gpuinterop.handles import FdHandle, Handle, Win32Handle
 
 # The numbers of hipExternalMemoryHandleType. The runtime refuses all others, although its enum names them.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
-    OpaqueFd: 1,
-    DmaBufFd: 1,  # HIP treats an opaque descriptor as a dma-buf
-    OpaqueWin32: 2,
-    OpaqueWin32Kmt: 3,
-    D3D12Heap: 4,
-    D3D12Resource: 5,
-    D3D11Resource: 6,
-    D3D11ResourceKmt: 7,
+    handles.OpaqueFd: 1,
+    handles.DmaBufFd: 1,  # HIP treats an opaque descriptor as a dma-buf
+    handles.OpaqueWin32: 2,
+    handles.OpaqueWin32Kmt: 3,
+    handles.D3D12Heap: 4,
+    handles.D3D12Resource: 5,
+    handles.D3D11Resource: 6,
+    handles.D3D11ResourceKmt: 7,
 }
 # The numbers of hipExternalSemaphoreHandleType; likewise.
 SEMAPHORE_TYPES: Final[Mapping[type[Handle], int]] = {
-    OpaqueWin32: 2,
-    OpaqueWin32Kmt: 3,
-    D3D12Fence: 4,
-    TimelineWin32: 2,  # HIP refuses its own number, 10; a timeline works as an opaque one (OpenImageDenoise #288)
+    handles.OpaqueWin32: 2,
+    handles.OpaqueWin32Kmt: 3,
+    handles.D3D12Fence: 4,
+    # HIP refuses its own number, 10; a timeline works as an opaque one (OpenImageDenoise #288).
+    handles.TimelineWin32: 2,
 }
 _DEDICATED: Final = 1  # hipExternalMemoryDedicated: accepted, and without effect
 
