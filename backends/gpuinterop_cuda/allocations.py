@@ -36,7 +36,7 @@ class Mappable(Made):
 
     def load(self, handle: AllocationHandle) -> Self:
         """``cuMemImportFromShareableHandle`` makes it. The driver does not close the descriptor, so `load` does."""
-        driver = self.context.driver
+        driver = self.device.driver
         kind = native_handle_type(driver, type(handle))
         shared, _keep = _shared(driver, handle)
 
@@ -45,15 +45,15 @@ class Mappable(Made):
             if isinstance(handle, VmmFd):
                 os.close(handle.fd)
 
-        return self.context.create(self, work)
+        return self.device.create(self, work)
 
     def export(self, kind: type[AllocationHandle]) -> AllocationHandle:
         """``cuMemExportToShareableHandle``."""
-        exported = _Exported(self.context)
+        exported = _Exported(self.device)
         exported.is_fd = kind is VmmFd
 
         def work() -> None:
-            exported.make("cuMemExportToShareableHandle", self.handle, native_handle_type(self.context.driver, kind), 0)
+            exported.make("cuMemExportToShareableHandle", self.handle, native_handle_type(self.device.driver, kind), 0)
             found = exported.handle
             if kind is VmmFd:
                 os.set_inheritable(int(found), False)
@@ -63,7 +63,7 @@ class Mappable(Made):
             else:
                 exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=int(found))
 
-        return self.context.create(exported, work).result
+        return self.device.create(exported, work).result
 
 
 class Allocation(Mappable):
@@ -106,8 +106,8 @@ class _Exported(Made):
         """Close a descriptor, through the handle that owns it if there is one. Other handles need no release."""
         if hasattr(self, "result"):
             self.result.close()
-        elif self.is_fd and self.made is not None:
-            os.close(int(self.made))
+        elif self.is_fd and self.made:
+            os.close(int(self.native))
 
 
 class _ObjectAttributes(ctypes.Structure):
@@ -150,7 +150,7 @@ class Allocations(Room, AllocationBackend):
     def map_allocation(self, allocation: Mappable, devices: Sequence[Context]) -> tuple[Reservation, Address]:
         """``cuMemAddressReserve``, ``cuMemMap``, and ``cuMemSetAccess`` for every device."""
         size, driver = allocation.size, self._driver
-        place = Reservation(allocation.context, size)
+        place = Reservation(allocation.device, size)
 
         def work() -> None:
             place.make("cuMemAddressReserve", size, allocation.alignment, 0, 0)
@@ -159,15 +159,7 @@ class Allocations(Room, AllocationBackend):
             access = [_access(device) for device in devices]
             driver.call("cuMemSetAccess", place.handle, size, access, len(access))
 
-        return allocation.context.create(place, work), place.address
-
-    def unmap_allocation(self, mapping: Reservation) -> None:
-        """``cuMemUnmap``, ``cuMemAddressFree``."""
-        mapping.release()
-
-    def release_allocation(self, allocation: Mappable) -> None:
-        """``cuMemRelease``."""
-        allocation.release()
+        return allocation.device.create(place, work), place.address
 
     def can_access(self, ordinal: int, peer: int) -> bool:
         """``cuDeviceCanAccessPeer``."""
@@ -176,7 +168,7 @@ class Allocations(Room, AllocationBackend):
 
     def location(self, allocation: Allocation) -> int | None:
         """``cuMemGetAllocationPropertiesFromHandle``; None if this process does not see the memory's device."""
-        found = allocation.context.call("cuMemGetAllocationPropertiesFromHandle", allocation.handle)
+        found = allocation.device.call("cuMemGetAllocationPropertiesFromHandle", allocation.handle)
         where = found.location  # a view, which does not keep `found` alive (12.9)
         on_device = int(where.type) == int(self._driver.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
         return int(where.id) if on_device and where.id >= 0 else None  # -2 (measured): mapping works all the same

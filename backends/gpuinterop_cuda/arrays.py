@@ -52,9 +52,7 @@ class Arrays(Room, ArrayBackend):
         one.NumChannels = layout.texel.channels
         one.Flags = _flags(layout)
         desc.numLevels = _levels(layout)
-        return MappedArray(memory.context, layout).create(
-            "cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc
-        )
+        return MappedArray(memory.device, layout).create("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
 
     def copy_level(
         self, stream: Stream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
@@ -70,7 +68,7 @@ class Arrays(Room, ArrayBackend):
         job.Height = height
         job.Depth = array.layout.layers or depth
         # The driver recognises memory that it knows.
-        pageable = self.is_pageable(array.context, address)
+        pageable = self.is_pageable(array.device, address)
         end, other = ("src", "dst") if to_array else ("dst", "src")
         setattr(job, f"{other}MemoryType", types(_ARRAY))
         setattr(job, f"{other}Array", plane)
@@ -78,11 +76,7 @@ class Arrays(Room, ArrayBackend):
         setattr(job, f"{end}Host" if pageable else f"{end}Device", address if pageable else api.CUdeviceptr(address))
         setattr(job, f"{end}Pitch", pitch)
         setattr(job, f"{end}Height", height)
-        stream.context.call("cuMemcpy3DAsync", job, stream.handle, aside=False)
-
-    def destroy_array(self, array: MappedArray) -> None:
-        """``cuMipmappedArrayDestroy``."""
-        array.release()
+        stream.device.call("cuMemcpy3DAsync", job, stream.handle, aside=False)
 
 
 def _levels(layout: ArrayLayout) -> int:

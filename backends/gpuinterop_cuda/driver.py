@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import starmap
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
-from gpuinterop import system
-from gpuinterop.backend import Backend
-from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError, warn_leak
+from gpuinterop import backend, system
+from gpuinterop.backend import Backend, NativeDevice, NativeDriver, Releases
+from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
 
 from .error_hints import GENERAL, MEANINGS, NEWER_NAMES
 
@@ -28,10 +28,9 @@ _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` returns
 
 _T = TypeVar("_T")
-_MadeT = TypeVar("_MadeT", bound="Made")
 
 
-class Driver:
+class Driver(NativeDriver):
     """The bindings' module, with the helpers that every caller needs."""
 
     def __init__(self) -> None:
@@ -62,35 +61,25 @@ class Driver:
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function and return its results without the status; raise unless that is success."""
-        try:
-            result = getattr(self.api, name)(*arguments)
-        except UNNAMED as error:
-            result = unnamed(error)
-        return self.check(name, result)
-
-    def check(self, call: str, result: Any) -> Any:
-        """Return a call's results without the status, several as a tuple; raise unless that is success."""
-        if result[0]:
-            raise self.error(call, result[0])
-        return result[1] if len(result) == 2 else result[1:]
-
     def error(self, call: str, code: Any) -> DriverError:
-        """Make the error of a call, with the status's name and its meaning for this call."""
         number = int(code)
         symbol, text = self._describe(number)
         meaning = MEANINGS.get((call, number)) or GENERAL.get(number) or text
         kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
         return kind(call, number, symbol, meaning)
 
-    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function whose failure may be an answer; return its status as an int, and its results."""
+    def returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         try:
             result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
         except UNNAMED as error:
             return unnamed(error)
         return result
+
+    def keep(self, results: list[tuple[Any, ...]], name: str, calls: Iterable[tuple[Any, ...]]) -> None:
+        try:
+            results.extend(starmap(getattr(self.api, name), calls))
+        except UNNAMED as error:
+            results.append(unnamed(error))
 
     def _describe(self, number: int) -> tuple[str, str]:
         try:
@@ -162,124 +151,49 @@ class Driver:
             if pushed == [0] and (code := self._pop()):
                 self.warn("cuCtxPopCurrent", code)
 
-    def warn(self, call: str, code: Any) -> None:
-        """Warn that a call that undoes something has failed.
 
-        It does not raise: the caller has what was made meanwhile, or already raises an earlier failure.
-        """
-        warn_leak(f"{self.error(call, code)}; its object or setting stays as it is")
-
-
-class Context:
+class Context(NativeDevice):
     """A device's primary context, which torch, CuPy, JAX and numba use as well. It is retained and never released."""
+
+    driver: Driver
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self.driver = driver
         self.ordinal = ordinal
-        self.device = driver.call("cuDeviceGet", ordinal)
-        self.handle = driver.call("cuDevicePrimaryCtxRetain", self.device)
+        self.number = driver.call("cuDeviceGet", ordinal)
+        self.handle = driver.call("cuDevicePrimaryCtxRetain", self.number)
         self.pointer = int(self.handle)
         self._pushed = (ctypes.c_void_p(self.pointer),)
 
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        """`Driver.run` calls `work` in this context. Pass `aside` for calls that do not belong to a stream."""
         return self.driver.run(work, *arguments, contexts=self._pushed, aside=aside)
 
-    def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
-        """`Driver.call` calls a function that does not create objects, in this context."""
-        return self.driver.run(self.driver.call, name, *arguments, contexts=self._pushed, aside=aside)
 
-    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        return self.driver.run(self.driver.status, name, *arguments, contexts=self._pushed)
+class Made(backend.Made):
+    """An object of the driver."""
 
-    def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Have `work` make it in this context; undo it if anything raises."""
-        try:
-            self.driver.run(work, contexts=self._pushed, aside=aside)
-            return made
-        except BaseException:
-            made.undo()
-            raise
-
-
-class Made:
-    """An object that one driver call makes and another releases, each called once, even across interrupts."""
-
-    __slots__ = ("_found", "_left", "_told", "context", "handle", "more")
-
-    back: ClassVar[str]
-    """Name of the function that releases it, called with the handle and `more`."""
-
-    def __init__(self, context: Context, *more: Any) -> None:
-        self.context = context
-        self.handle: Any = None
-        self.more = more
-        self._found: list[tuple[Any, ...]] = []
-        """Results of the call that makes it."""
-        self._left: Iterator[tuple[Any, ...]] | None = None
-        """Arguments for a pending call of `back`: C code pops them in the step that makes the call."""
-        self._told: list[tuple[Any, ...]] = []
-        """Results of `back`."""
+    __slots__ = ()
+    device: Context
 
     @property
-    def made(self) -> Any:
-        """The handle; None if the call was not made, or failed."""
-        if not self._found or self._found[0][0]:
-            return None
+    def native(self) -> Any:
         return (*self._found[0], self.handle)[1]
 
-    def create(self, name: str, *arguments: Any) -> Self:
-        """Make it, with this call alone."""
-        # C code calls a method with `*arguments`, and an interrupt after that would lose the result of `create`.
-        return self.context.create(self, partial(self.make, name, *arguments))
-
     def make(self, name: str, *arguments: Any) -> None:
-        """Make it in the context; the call returns the handle."""
-        driver = self.context.driver
-        try:
-            self._found.extend(starmap(getattr(driver.api, name), (arguments,)))
-        except UNNAMED as error:
-            self._found.append(unnamed(error))
+        driver = self.device.driver
+        driver.keep(self._found, name, (arguments,))
         self.handle = driver.check(name, self._found[0])
 
     def add(self, name: str, *arguments: Any, version: int = _ENTRIES) -> None:
         """Make it with a call that returns only its status; the handle is the call's first argument."""
-        driver = self.context.driver
+        driver = self.device.driver
         self.handle = arguments[0]
         given = tuple(ctypes.c_void_p(int(argument)) for argument in arguments)  # wide enough for each
         self._found.extend(zip(starmap(driver.entry(name, version), (given,)), strict=False))
         driver.check(name, self._found[0])
 
-    def free(self) -> Any:
-        """Release it in the context. A repeated call does nothing, but retries a release that failed."""
-        if self.made is None:
-            return None
-        driver = self.context.driver
-        if self._left is None:
-            self._left = iter(((self.made, *self.more),))
-        try:
-            self._told.extend(starmap(getattr(driver.api, self.back), self._left))
-        except UNNAMED as error:
-            self._told.append(unnamed(error))
-        if self._told and self._told[0][0]:
-            failed = driver.error(self.back, self._told[0][0])
-            self._left, self._told = None, []
-            raise failed
-        return driver.check(self.back, self._told[0]) if self._told else None
 
-    def release(self) -> None:
-        """`free` it, with any context current."""
-        self.context.run(self.free)
-
-    def undo(self) -> None:
-        """`release` it after a failure; if that fails as well, warn (`Driver.warn`)."""
-        try:
-            self.release()
-        except DriverError as error:
-            self.context.driver.warn(error.call, error.code)
-
-
-class Room(Backend):
+class Room(Releases, Backend):
     """Base of the classes that each implement a part of the contract. They share the driver."""
 
     def __init__(self) -> None:

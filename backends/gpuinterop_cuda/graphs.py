@@ -24,7 +24,7 @@ class _Capture(Made):
 
     def free(self) -> None:
         if (graph := super().free()) is not None:
-            self.context.driver.call("cuGraphDestroy", graph)
+            self.device.driver.call("cuGraphDestroy", graph)
 
 
 class _Graph(Made):
@@ -71,13 +71,13 @@ class Graphs(Room, GraphBackend):
     def begin_capture(self, stream: Stream) -> None:
         """``cuStreamBeginCapture`` begins a thread-local capture, which calls of other threads do not affect."""
         mode = self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        capture = _Capture(stream.context)
+        capture = _Capture(stream.device)
         begin = partial(capture.add, "cuStreamBeginCapture", stream.handle, mode)
-        stream.context.create(capture, begin, aside=False)
+        stream.device.create(capture, begin, aside=False)
 
     def end_capture(self, stream: Stream) -> Number:
         """``cuStreamEndCapture``."""
-        return _numbered(_Graph(stream.context), "cuStreamEndCapture", stream.handle, aside=False)
+        return _numbered(_Graph(stream.device), "cuStreamEndCapture", stream.handle, aside=False)
 
     def instantiate(self, device: Context, graph: int) -> Number:
         """``cuGraphInstantiate``."""
@@ -86,7 +86,7 @@ class Graphs(Room, GraphBackend):
     def launch(self, executable: int, stream: Stream) -> None:
         """``cuGraphLaunch``."""
         native = self._driver.api.CUgraphExec(executable)
-        stream.context.call("cuGraphLaunch", native, stream.handle, aside=False)
+        stream.device.call("cuGraphLaunch", native, stream.handle, aside=False)
 
     def destroy_graph(self, device: Context, graph: int) -> None:
         """``cuGraphDestroy``."""
@@ -142,7 +142,7 @@ def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> 
         graph.number = Number(int(graph.handle))
         graph.number.made = graph
 
-    return graph.context.create(graph, work, aside=aside).number
+    return graph.device.create(graph, work, aside=aside).number
 
 
 def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:

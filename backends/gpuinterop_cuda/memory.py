@@ -37,29 +37,21 @@ class Memory(Room):
         """``cuExternalMemoryGetMappedBuffer``."""
         desc = self._driver.api.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
         desc.offset, desc.size, desc.flags = 0, size, 0
-        mapping = MappedBuffer(memory.context)
+        mapping = MappedBuffer(memory.device)
 
         def work() -> None:
             mapping.make("cuExternalMemoryGetMappedBuffer", memory.handle, desc)
             mapping.address = int(mapping.handle)
 
-        return memory.context.create(mapping, work), mapping.address
-
-    def unmap_buffer(self, mapping: MappedBuffer) -> None:
-        """``cuMemFree``."""
-        mapping.release()
-
-    def destroy_memory(self, memory: ImportedMemory) -> None:
-        """``cuDestroyExternalMemory``."""
-        memory.release()
+        return memory.device.create(mapping, work), mapping.address
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
         """``cuMemcpyAsync``, which recognises the kinds of the two addresses."""
-        stream.context.call("cuMemcpyAsync", target, source, size, stream.handle, aside=False)
+        stream.device.call("cuMemcpyAsync", target, source, size, stream.handle, aside=False)
 
     def fill(self, stream: Stream, target: Address, byte: int, size: int) -> None:
         """``cuMemsetD8Async``."""
-        stream.context.call("cuMemsetD8Async", target, byte, size, stream.handle, aside=False)
+        stream.device.call("cuMemsetD8Async", target, byte, size, stream.handle, aside=False)
 
     def is_pageable(self, device: Context, address: Address) -> bool:
         """``cuPointerGetAttribute`` fails for memory that the driver does not know, which is pageable."""

@@ -140,7 +140,7 @@ class Multicast(Room, MulticastBackend):
 
     def add_device(self, group: Group, device: Context) -> None:
         """``cuMulticastAddDevice``."""
-        group.context.call("cuMulticastAddDevice", group.handle, device.device)
+        group.device.call("cuMulticastAddDevice", group.handle, device.number)
 
     def bind_memory(
         self, group: Group, device: Context, offset: int, allocation: Allocation, start: int, size: int
@@ -157,11 +157,11 @@ class Multicast(Room, MulticastBackend):
         second = self._takes_device.get(call)
         if second is None:
             second = self._takes_device[call] = self._driver.has(f"{call}_v2", _SECOND_VERSION)
-        binding = group.bindings[device.ordinal, offset] = _Binding(device, device.device, offset, what[-1])
+        binding = group.bindings[device.ordinal, offset] = _Binding(device, device.number, offset, what[-1])
 
         def work() -> None:
             if second:
-                binding.add(f"{call}_v2", group.handle, device.device, offset, *what, 0, version=_SECOND_VERSION)
+                binding.add(f"{call}_v2", group.handle, device.number, offset, *what, 0, version=_SECOND_VERSION)
             else:
                 binding.add(call, group.handle, offset, *what, 0)
 
@@ -194,10 +194,10 @@ class Multicast(Room, MulticastBackend):
             self._launch_kernel(stream, 1, ((target + first, address + first, part), types), part)
 
     def _launch_kernel(self, stream: Stream, which: int, arguments: Any, count: int) -> None:
-        kernel = (self._kernels.get(stream.context.ordinal) or self._load_kernels(stream.context))[which]
+        kernel = (self._kernels.get(stream.device.ordinal) or self._load_kernels(stream.device))[which]
         blocks = min(-(-count // _THREADS), _BLOCKS)
         shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
-        stream.context.call("cuLaunchKernel", kernel, *shape, stream.handle, arguments, 0, aside=False)
+        stream.device.call("cuLaunchKernel", kernel, *shape, stream.handle, arguments, 0, aside=False)
 
     def _load_kernels(self, context: Context) -> tuple[Any, ...]:
         """``cuModuleLoadData`` loads a module, and ``cuModuleGetFunction`` finds its kernels.

@@ -127,7 +127,3 @@ class Semaphores(Room):
         slots.spare.append(slot)
         if code:
             raise self._driver.error("cuWaitExternalSemaphoresAsync", code)
-
-    def destroy_semaphore(self, semaphore: ImportedSemaphore) -> None:
-        """``cuDestroyExternalSemaphore``."""
-        semaphore.release()

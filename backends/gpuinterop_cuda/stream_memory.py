@@ -36,10 +36,6 @@ class StreamMemory(Room, StreamMemoryBackend):
 
         return device.create(made, work), made.there
 
-    def unpin(self, pin: Pin) -> None:
-        """``cuMemHostUnregister``."""
-        pin.release()
-
     def write_value(self, stream: Stream, word: Address, value: int) -> None:
         """``cuStreamWriteValue64``."""
         stream.run(self._driver.call, "cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT)

@@ -33,12 +33,12 @@ class Stream(Made):
         self.pointer = pointer
         self.relative = pointer <= _PER_THREAD
         # 0 is the legacy stream, except that an environment variable makes the bindings use the per-thread one.
-        self.handle = self.context.driver.api.CUstream(pointer or _LEGACY)
+        self.handle = self.device.driver.api.CUstream(pointer or _LEGACY)
         self.key: Hashable = pointer if pointer != _LEGACY else 0
 
     def name(self) -> None:
         """``cuStreamGetId`` returns the stream's id, and makes a capture invalid (measured)."""
-        driver = self.context.driver
+        driver = self.device.driver
         if driver.has_stream_id:
             code, *found = driver.status("cuStreamGetId", self.handle)
             if not code:
@@ -46,7 +46,7 @@ class Stream(Made):
 
     def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work` on the stream: with its context current, if it is a default stream."""
-        return self.context.run(work, *arguments, aside=False) if self.relative else work(*arguments)
+        return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
 
 class Event(Made):
@@ -103,17 +103,13 @@ class Streams(Room):
     def stream_key(self, stream: Stream) -> Hashable:
         return stream.key
 
-    def destroy_stream(self, stream: Stream) -> None:
-        """``cuStreamDestroy``."""
-        stream.release()
-
     def synchronize(self, stream: Stream) -> None:
         """``cuStreamSynchronize``."""
-        stream.context.call("cuStreamSynchronize", stream.handle)
+        stream.device.call("cuStreamSynchronize", stream.handle)
 
     def is_idle(self, stream: Stream) -> bool:
         """``cuStreamQuery``."""
-        return self._is_reached("cuStreamQuery", stream.context.status("cuStreamQuery", stream.handle)[0])
+        return self._is_reached("cuStreamQuery", stream.device.status("cuStreamQuery", stream.handle)[0])
 
     def is_capturing(self, stream: Stream) -> bool:
         """``cuStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
@@ -124,25 +120,21 @@ class Streams(Room):
 
     def record(self, stream: Stream) -> Event:
         """``cuEventCreate`` makes an event, and ``cuEventRecord`` enqueues it."""
-        event = Event(stream.context)
+        event = Event(stream.device)
 
         def work() -> None:
             event.make("cuEventCreate", _DISABLE_TIMING)
             self._driver.call("cuEventRecord", event.handle, stream.handle)
 
-        return stream.context.create(event, work, aside=False)
+        return stream.device.create(event, work, aside=False)
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """``cuStreamWaitEvent``."""
-        stream.context.call("cuStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+        stream.device.call("cuStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
 
     def is_done(self, event: Event) -> bool:
         """``cuEventQuery``."""
         return self._is_reached("cuEventQuery", self._driver.run(self._driver.status, "cuEventQuery", event.handle)[0])
-
-    def destroy_event(self, event: Event) -> None:
-        """``cuEventDestroy``."""
-        event.release()
 
     def _is_reached(self, call: str, code: Any) -> bool:
         if code and code != NOT_READY:

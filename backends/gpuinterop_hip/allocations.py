@@ -89,7 +89,7 @@ class Reservation(Made):
     back = "hipMemUnmap"
 
     def __init__(self, gpu: Gpu, ranges: Ranges, size: int) -> None:
-        super().__init__(gpu, size)
+        super().__init__(gpu, ctypes.c_size_t(size))
         self._ranges = ranges
         self.range: list[Range] = []
 
@@ -99,9 +99,9 @@ class Reservation(Made):
 
     def undo(self) -> None:
         # A failed map returns success, and unmapping a range that is not mapped ends the process (hip_vm.cpp).
-        if self.handle and knows(self.gpu, self.handle):
+        if self.handle and knows(self.device, self.handle):
             super().undo()
-        if not (self.handle and knows(self.gpu, self.handle)):
+        if not (self.handle and knows(self.device, self.handle)):
             self._ranges.give_back(self)
 
 
@@ -120,13 +120,13 @@ class Ranges:
         try:
             place.range.extend(starmap(self._free[size].pop, ((),)))
         except LookupError:
-            place.range.append(Range(place.gpu))
+            place.range.append(Range(place.device))
             place.range[0].make("hipMemAddressReserve", size, 0, 0, 0)
         return place.range[0].handle
 
     def give_back(self, place: Reservation) -> None:
         if place.range and place.range[0].made:
-            self._free.setdefault(place.more[0], []).extend(starmap(place.range.pop, ((),)))
+            self._free.setdefault(place.more[0].value, []).extend(starmap(place.range.pop, ((),)))
 
 
 class Allocations(Room, AllocationBackend):
@@ -154,7 +154,7 @@ class Allocations(Room, AllocationBackend):
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
         """``hipMemExportToShareableHandle``."""
         kind = allocation.kind
-        exported = _Exported(allocation.gpu)
+        exported = _Exported(allocation.device)
         exported.room = room = _ROOMS[kind]()
 
         def work() -> None:
@@ -168,7 +168,7 @@ class Allocations(Room, AllocationBackend):
             else:
                 exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=room.value)
 
-        return allocation.gpu.create(exported, work).result
+        return allocation.device.create(exported, work).result
 
     def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> Allocation:
         """``hipMemImportFromShareableHandle``. HIP does not take over the descriptor, so this closes it."""
@@ -185,22 +185,14 @@ class Allocations(Room, AllocationBackend):
     def map_allocation(self, allocation: Allocation, devices: Sequence[Gpu]) -> tuple[Reservation, Address]:
         """``hipMemMap`` (at offset 0, as HIP requires), and ``hipMemSetAccess`` for every device."""
         size = allocation.size
-        place = Reservation(allocation.gpu, self._ranges, size)
+        place = Reservation(allocation.device, self._ranges, size)
 
         def work() -> None:
             place.add("hipMemMap", self._ranges.take(place, size), size, 0, allocation.handle, 0)
             access = (_Access * len(devices))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in devices))
             self._driver.call("hipMemSetAccess", place.handle, size, ctypes.addressof(access), len(devices))
 
-        return allocation.gpu.create(place, work), place.handle
-
-    def unmap_allocation(self, mapping: Reservation) -> None:
-        """``hipMemUnmap``."""
-        mapping.release()
-
-    def release_allocation(self, allocation: Allocation) -> None:
-        """``hipMemRelease``."""
-        allocation.release()
+        return allocation.device.create(place, work), place.handle
 
     def can_access(self, ordinal: int, peer: int) -> bool:
         """``hipDeviceCanAccessPeer``."""
@@ -218,13 +210,13 @@ class Allocations(Room, AllocationBackend):
             return None
         where = _Properties()
         if driver.is_new:
-            made = allocation.gpu.call(call, allocation.handle)
+            made = allocation.device.call(call, allocation.handle)
             where = _Properties.from_buffer_copy(ctypes.string_at(int(made), ctypes.sizeof(_Properties)))
         else:
-            allocation.gpu.call(call, ctypes.addressof(where), allocation.handle)
+            allocation.device.call(call, ctypes.addressof(where), allocation.handle)
         if where.locationType != _DEVICE or not 0 <= where.locationId < driver.call("hipGetDeviceCount"):
             return None
-        if allocation.imported and where.locationId == allocation.gpu.ordinal:
+        if allocation.imported and where.locationId == allocation.device.ordinal:
             return None
         return int(where.locationId)
 

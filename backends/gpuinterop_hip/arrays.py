@@ -79,7 +79,9 @@ class Arrays(Room, ArrayBackend):
         desc.extent.depth = layout.layers or depth  # a layered array's depth is its layers
         desc.flags = _flags(layout)
         desc.numLevels = layout.levels
-        return MappedArray(memory.gpu, layout).create("hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+        return MappedArray(memory.device, layout).create(
+            "hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc
+        )
 
     def copy_level(
         self, stream: Stream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
@@ -94,11 +96,7 @@ class Arrays(Room, ArrayBackend):
             job.srcPtr, job.dstArray = pitched, plane
         else:
             job.srcArray, job.dstPtr = plane, pitched
-        stream.gpu.call("hipMemcpy3DAsync", ctypes.addressof(job), stream.handle, aside=False)
-
-    def destroy_array(self, array: MappedArray) -> None:
-        """``hipFreeMipmappedArray``."""
-        array.release()
+        stream.device.call("hipMemcpy3DAsync", ctypes.addressof(job), stream.handle, aside=False)
 
 
 def _flags(layout: ArrayLayout) -> int:

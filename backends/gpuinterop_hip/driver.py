@@ -12,14 +12,13 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from itertools import starmap
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
-from gpuinterop import system
-from gpuinterop.backend import Backend
-from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError, warn_leak
+from gpuinterop import backend, system
+from gpuinterop.backend import Backend, NativeDevice, NativeDriver, Releases
+from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
 from .error_hints import GENERAL, MEANINGS, OUT_OF_MEMORY
 
@@ -27,15 +26,13 @@ NOT_READY: Final = 600
 _NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: hipInit returns either
 _ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the structs; 5.2.3 is 50221153
 _RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
-_SUCCESS: Final = [0]
 _KFD: Final = "/dev/kfd"  # the kernel driver's device, on every Linux with an AMD GPU for computing
 _RUNTIME_FILE: Final = re.compile(r"/libamdhip64[^/]*\.so[^/]*$")
 
 _T = TypeVar("_T")
-_MadeT = TypeVar("_MadeT", bound="Made")
 
 
-class Driver:
+class Driver(NativeDriver):
     """The bindings' module, with the helpers that every caller needs."""
 
     def __init__(self) -> None:
@@ -70,18 +67,7 @@ class Driver:
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function and return its results without the status; raise unless that is success."""
-        try:
-            result = getattr(self.api, name)(*arguments)
-        except ValueError as error:
-            result = unnamed(error)
-        if result[0]:
-            raise self.error(name, result[0])
-        return result[1] if len(result) > 1 else None
-
     def error(self, call: str, code: Any) -> DriverError:
-        """Make the error of a call, with the status's name and its meaning for this call."""
         self.forget_error()
         number = int(code)
         symbol, text = self._describe(number)
@@ -91,26 +77,27 @@ class Driver:
         return kind(call, number, symbol, meaning)
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function whose failure may be an answer; return its status as an int, and its results."""
-        code, *found = self._returned(name, *arguments)
+        code, *found = self.returned(name, *arguments)
         if code:
             self.forget_error()
         return (int(code), *found)
 
-    def _returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function and return all its results, for any status."""
+    def returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         try:
             result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
         except ValueError as error:
             return unnamed(error)
         return result
 
+    def keep(self, results: list[tuple[Any, ...]], name: str, calls: Iterable[tuple[Any, ...]]) -> None:
+        results.extend(zip(starmap(getattr(self.library, name), calls), strict=False))
+
     def forget_error(self) -> None:
         """Clear this thread's last error, which was reported.
 
         torch and others query it after their own launches, and would take it for theirs.
         """
-        self._returned("hipGetLastError")
+        self.returned("hipGetLastError")
 
     def _no_init(self, call: str, code: int) -> BackendUnavailableError:
         """Make the error of a runtime that does not start."""
@@ -130,7 +117,7 @@ class Driver:
             code = self.api.hipError_t(number)
         except ValueError:  # newer than the bindings
             return f"hipError_t {number}", "unknown to these bindings"
-        _, *text = self._returned("hipGetErrorString", code)
+        _, *text = self.returned("hipGetErrorString", code)
         return code.name, (text_of(text[0]) if text else "") or code.name
 
     # -- functions of the runtime ----------------------------------------------------------------------------------
@@ -205,13 +192,6 @@ class Driver:
             if before != ordinal and (code := put(before)):
                 self.warn("hipSetDevice", code)
 
-    def warn(self, call: str, code: Any) -> None:
-        """Warn that a call that undoes something has failed.
-
-        It does not raise: the caller has what was made meanwhile, or already raises an earlier failure.
-        """
-        warn_leak(f"{self.error(call, code)}; its object or setting stays as it is")
-
     def capture_status(self, stream: int) -> tuple[int, int]:
         """``hipStreamIsCapturing``: its status as a number, and a ``hipStreamCaptureStatus``."""
         found = ctypes.c_int()
@@ -221,61 +201,33 @@ class Driver:
         return code, found.value
 
 
-class Gpu:
+class Gpu(NativeDevice):
     """A device. HIP creates objects on the device that is current in the calling thread."""
+
+    driver: Driver
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self.driver = driver
         self.ordinal = ordinal
 
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        """`Driver.run` calls `work` on this device. Pass `aside` for calls that do not belong to a stream."""
         return self.driver.run(work, *arguments, ordinal=self.ordinal, aside=aside)
 
-    def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
-        """`Driver.call` calls a function that does not create objects, on this device."""
-        return self.driver.run(self.driver.call, name, *arguments, ordinal=self.ordinal, aside=aside)
 
-    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        return self.driver.run(self.driver.status, name, *arguments, ordinal=self.ordinal)
+class Made(backend.Made):
+    """An object of the runtime."""
 
-    def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Have `work` make it on this device; undo it if anything raises."""
-        try:
-            self.driver.run(work, ordinal=self.ordinal, aside=aside)
-            return made
-        except BaseException:
-            made.undo()
-            raise
+    __slots__ = ("_place",)
+    device: Gpu
+    handle: int
 
-
-class Made:
-    """An object that one runtime call makes and another releases, each called once, even across interrupts."""
-
-    __slots__ = ("_found", "_left", "_place", "_told", "gpu", "handle", "more")
-
-    back: ClassVar[str]
-    """Name of the function that releases it, called with the handle and `more`."""
-
-    def __init__(self, gpu: Gpu, *more: int) -> None:
-        self.gpu = gpu
-        self.more = more
-        self.handle = 0
+    def __init__(self, gpu: Gpu, *more: Any) -> None:
+        super().__init__(gpu, *more)
         self._place = ctypes.c_void_p()
-        self._found: list[int] = []
-        """Results of the call that makes it."""
-        self._left: Iterator[tuple[ctypes.c_void_p, ...]] | None = None
-        """Arguments for a pending call of `back`: C code pops them in the step that makes the call."""
-        self._told: list[int] = []
-        """Results of `back`."""
 
     @property
-    def made(self) -> bool:
-        return self._found == _SUCCESS
-
-    def create(self, name: str, *arguments: Any) -> Self:
-        """Make it, with this call alone."""
-        return self.gpu.create(self, partial(self.make, name, *arguments))
+    def native(self) -> ctypes.c_void_p:
+        return self._place
 
     def make(self, name: str, *arguments: Any) -> None:
         """Make it on the device with a call that writes the handle to the address in its first argument."""
@@ -287,36 +239,13 @@ class Made:
         self._call(name, self._place, *map(_wide, arguments))
 
     def _call(self, name: str, *arguments: Any) -> None:
-        self._found.extend(starmap(getattr(self.gpu.driver.library, name), (arguments,)))
-        if self._found != _SUCCESS:
-            raise self.gpu.driver.error(name, self._found[0])
+        driver = self.device.driver
+        driver.keep(self._found, name, (arguments,))
+        driver.check(name, self._found[0])
         self.handle = self._place.value or 0
 
-    def free(self) -> None:
-        """Release it on the device. A repeated call does nothing, but retries a release that failed."""
-        if not self.made:
-            return
-        if self._left is None:
-            self._left = iter(((self._place, *map(_wide, self.more)),))
-        self._told.extend(starmap(getattr(self.gpu.driver.library, self.back), self._left))
-        if self._told and self._told != _SUCCESS:
-            failed = self.gpu.driver.error(self.back, self._told[0])
-            self._left, self._told = None, []
-            raise failed
 
-    def release(self) -> None:
-        """`free` it, with any device current."""
-        self.gpu.run(self.free)
-
-    def undo(self) -> None:
-        """`release` it after a failure; if that fails as well, warn (`Driver.warn`)."""
-        try:
-            self.release()
-        except DriverError as error:
-            self.gpu.driver.warn(error.call, error.code)
-
-
-class Room(Backend):
+class Room(Releases, Backend):
     """Base of the classes that each implement a part of the contract. They share the driver."""
 
     def __init__(self) -> None:

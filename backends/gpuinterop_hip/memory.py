@@ -52,7 +52,7 @@ class Memory(Room):
         """
         desc = self._driver.api.hipExternalMemoryBufferDesc_st()
         desc.offset, desc.size, desc.flags = 0, size, 0
-        mapping = MappedBuffer(memory.gpu).create("hipExternalMemoryGetMappedBuffer", memory.handle, desc)
+        mapping = MappedBuffer(memory.device).create("hipExternalMemoryGetMappedBuffer", memory.handle, desc)
         return mapping, mapping.handle
 
     def unmap_buffer(self, mapping: MappedBuffer) -> None:
@@ -62,28 +62,24 @@ class Memory(Room):
         ihipFree). So this also frees a byte allocated on the importing device, which waits for that device.
         Synchronising the device instead would end every capture.
         """
-        byte = MappedBuffer(mapping.gpu)
+        byte = MappedBuffer(mapping.device)
 
         def work() -> None:
-            if mapping.gpu.ordinal:
+            if mapping.device.ordinal:
                 byte.make("hipMalloc", 1)
                 byte.free()
             mapping.free()
 
-        mapping.gpu.create(byte, work)
-
-    def destroy_memory(self, memory: ImportedMemory) -> None:
-        """``hipDestroyExternalMemory``."""
-        memory.release()
+        mapping.device.create(byte, work)
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
         """``hipMemcpyAsync``, which recognises the kinds of the two addresses."""
         kind = self._driver.api.hipMemcpyKind.hipMemcpyDefault
-        stream.gpu.call("hipMemcpyAsync", target, source, size, kind, stream.handle, aside=False)
+        stream.device.call("hipMemcpyAsync", target, source, size, kind, stream.handle, aside=False)
 
     def fill(self, stream: Stream, target: Address, byte: int, size: int) -> None:
         """``hipMemsetD8Async``."""
-        stream.gpu.call("hipMemsetD8Async", target, byte, size, stream.handle, aside=False)
+        stream.device.call("hipMemsetD8Async", target, byte, size, stream.handle, aside=False)
 
     def is_pageable(self, device: Gpu, address: Address) -> bool:
         """``hipPointerGetAttribute``."""

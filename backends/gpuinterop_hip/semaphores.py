@@ -94,10 +94,6 @@ class Semaphores(Room):
         """``hipWaitExternalSemaphoresAsync``, which has no timeouts."""
         self._call("hipWaitExternalSemaphoresAsync", self._wait, batch.waits, batch, stream, values)
 
-    def destroy_semaphore(self, semaphore: ImportedSemaphore) -> None:
-        """``hipDestroyExternalSemaphore``."""
-        semaphore.release()
-
     def _call(
         self, name: str, function: Any, pool: list[Any], batch: Batch, stream: Stream, values: Sequence[int]
     ) -> None:

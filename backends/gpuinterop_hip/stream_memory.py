@@ -40,10 +40,6 @@ class StreamMemory(Room, StreamMemoryBackend):
 
         return device.create(made, work), made.there
 
-    def unpin(self, pin: Pin) -> None:
-        """``hipHostUnregister``."""
-        pin.release()
-
     def write_value(self, stream: Stream, word: Address, value: int) -> None:
         """``hipStreamWriteValue64``."""
         stream.run(self._driver.call, "hipStreamWriteValue64", stream.handle, word, value, 0)

@@ -38,7 +38,7 @@ class _Native(Made):
         if not self.made or self._left is not None:
             return False
         # Its work is done, but the first query may only discover that, and report it the second time.
-        return self.gpu.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
+        return self.device.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
 
 
 Kept = list[tuple[int, _Native]]
@@ -65,7 +65,7 @@ class Stream(Made):
         try:
             self._native.extend(starmap(self._kept.pop, ((),)))
         except IndexError:
-            self._native.append((next(_numbers), _Native(self.gpu)))
+            self._native.append((next(_numbers), _Native(self.device)))
             self._native[0][1].make("hipStreamCreateWithPriority", _NON_BLOCKING, priority)
         self.know(self._native[0][1].handle)
 
@@ -87,7 +87,7 @@ class Stream(Made):
 
     def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work` on the stream: with its device current, if it is a default stream."""
-        return self.gpu.run(work, *arguments, aside=False) if self.relative else work(*arguments)
+        return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
 
 class Event(Made):
@@ -134,17 +134,13 @@ class Streams(Room):
     def stream_key(self, stream: Stream) -> int:
         return stream.handle
 
-    def destroy_stream(self, stream: Stream) -> None:
-        """Keep the native stream for the next one, or ``hipStreamDestroy``."""
-        stream.release()
-
     def synchronize(self, stream: Stream) -> None:
         """``hipStreamSynchronize``."""
-        stream.gpu.call("hipStreamSynchronize", stream.handle)
+        stream.device.call("hipStreamSynchronize", stream.handle)
 
     def is_idle(self, stream: Stream) -> bool:
         """``hipStreamQuery``."""
-        return self._is_reached("hipStreamQuery", stream.gpu.status("hipStreamQuery", stream.handle)[0])
+        return self._is_reached("hipStreamQuery", stream.device.status("hipStreamQuery", stream.handle)[0])
 
     def is_capturing(self, stream: Stream) -> bool:
         """``hipStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
@@ -157,27 +153,23 @@ class Streams(Room):
 
     def record(self, stream: Stream) -> Event:
         """``hipEventCreateWithFlags`` makes an event, and ``hipEventRecord`` enqueues it."""
-        event = Event(stream.gpu)
+        event = Event(stream.device)
 
         def work() -> None:
             event.make("hipEventCreateWithFlags", _DISABLE_TIMING)
             self._driver.call("hipEventRecord", event.handle, stream.handle)
 
-        return stream.gpu.create(event, work, aside=False)
+        return stream.device.create(event, work, aside=False)
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """``hipStreamWaitEvent``."""
-        stream.gpu.call("hipStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+        stream.device.call("hipStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
 
     def is_done(self, event: Event) -> bool:
         """``hipEventQuery``."""
         return self._is_reached(
             "hipEventQuery", self._driver.run(self._driver.status, "hipEventQuery", event.handle)[0]
         )
-
-    def destroy_event(self, event: Event) -> None:
-        """``hipEventDestroy``."""
-        event.release()
 
     def _is_reached(self, call: str, code: int) -> bool:
         if code and code != NOT_READY:
