@@ -171,6 +171,22 @@ def create_memfd(name: str, size: int) -> int:
         raise
 
 
+def create_page(name: str, initialise: Callable[[int], object]) -> tuple[int, int]:
+    """Create a memfd of one page and `initialise` it; return its descriptor and address, both owned by the caller."""
+    fd = create_memfd(name, PAGE)
+    try:
+        address = map_shared(fd, PAGE)
+        try:
+            initialise(address)
+        except BaseException:
+            unmap(address, PAGE)
+            raise
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, address
+
+
 def seals(fd: int) -> int | None:
     """A memfd's seals; None for other files. Call it first on a descriptor that came from elsewhere.
 

@@ -92,18 +92,7 @@ def initialise(address: int, value: int = 0) -> None:
 
 def create() -> tuple[int, int]:
     """Create one; return its descriptor and the address of its mapping, both owned by the caller."""
-    fd = system.create_memfd(NAME, system.PAGE)
-    try:
-        address = system.map_shared(fd, system.PAGE)
-        try:
-            initialise(address)
-        except BaseException:
-            system.unmap(address, system.PAGE)
-            raise
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, address
+    return system.create_page(NAME, initialise)
 
 
 def problem(page: bytes) -> str | None:

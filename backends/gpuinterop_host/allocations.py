@@ -33,15 +33,6 @@ class Allocation(Owned):
     def fd(self) -> int:
         return int(self.ends[0][1])
 
-    def map(self) -> Mapping:
-        mapping = Mapping()
-        try:
-            mapping.map(self.fd, self.size)
-            return mapping
-        except BaseException:
-            mapping.release()
-            raise
-
 
 class Allocations(AllocationBackend):
     """Shareable memory is a sealed memfd."""
@@ -62,12 +53,7 @@ class Allocations(AllocationBackend):
             meaning = f"{size} bytes are wanted, {available} are available"
             raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
         allocation = Allocation(size)
-        try:
-            allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
-            return allocation
-        except BaseException:
-            allocation.release()
-            raise
+        return allocation.make(lambda: allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size))))
 
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
         """Duplicate the descriptor."""
@@ -91,8 +77,8 @@ class Allocations(AllocationBackend):
 
     def map_allocation(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[Mapping, Address]:
         """``mmap``."""
-        mapping = allocation.map()
-        return mapping, mapping.data
+        mapping = Mapping()
+        return mapping.make(lambda: mapping.map(allocation.fd, allocation.size)), mapping.data
 
     def unmap_allocation(self, mapping: Mapping) -> None:
         """``munmap``."""

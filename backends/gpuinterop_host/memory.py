@@ -21,9 +21,10 @@ import ctypes
 import operator
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from gpuinterop import system, timeline
 from gpuinterop.backend import Address, Backend
@@ -132,6 +133,15 @@ class Owned:
         self.ends: list[tuple[Any, ...]] = []
         """C functions and their arguments; the latest is called first."""
 
+    def make(self, work: Callable[[], object]) -> Self:
+        """Have `work` add objects; release everything if it raises."""
+        try:
+            work()
+            return self
+        except BaseException:
+            self.release()
+            raise
+
     def release(self) -> None:
         """Release everything; a repeated call goes on where an interrupt stopped it."""
         told: list[int | None] = []
@@ -175,13 +185,12 @@ class Memory(Backend):
         check_size(size, found.size - offset, "memory object")
         found.secure()
         memory = Mapping()
-        try:
+
+        def work() -> None:
             memory.map(fd, found.size, offset)
             os.close(fd)
-            return memory
-        except BaseException:
-            memory.release()
-            raise
+
+        return memory.make(work)
 
     def map_buffer(self, memory: Mapping, *, size: int) -> tuple[Mapping, Address]:
         """Return the mapping: import has mapped the whole object."""

@@ -177,7 +177,7 @@ class BinarySemaphore(Semaphore):
 
     @classmethod
     def create(cls) -> BinarySemaphore:
-        return _make(cls, lambda: _new_page(memory.BINARY_NAME, swiftshader.initialise), cls._count_own)
+        return _make(cls, lambda: system.create_page(memory.BINARY_NAME, swiftshader.initialise), cls._count_own)
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> BinarySemaphore:
@@ -385,21 +385,6 @@ def _make(
             if fd is None:
                 os.close(number)
         raise
-
-
-def _new_page(name: str, initialise: Callable[[int], None]) -> tuple[int, int]:
-    fd = system.create_memfd(name, system.PAGE)
-    try:
-        address = system.map_shared(fd, system.PAGE)
-        try:
-            initialise(address)
-        except BaseException:
-            system.unmap(address, system.PAGE)
-            raise
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, address
 
 
 def _wrong_size(size: int) -> str | None:
