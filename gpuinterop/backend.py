@@ -19,6 +19,8 @@ The core makes an interface that a backend does not inherit a gap, with the inte
 
 from __future__ import annotations
 
+import ctypes
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +35,16 @@ from .handles import (
     AnySemaphoreHandle,
     ArrayLayout,
     DeviceIdentity,
+    FabricHandle,
+    FdHandle,
     Granularity,
+    Handle,
     MemoryHandle,
+    OpaqueWin32,
+    OpaqueWin32Kmt,
+    PointerHandle,
+    VmmFd,
+    Win32Handle,
 )
 
 __all__ = [
@@ -570,6 +580,15 @@ class NativeDriver(ABC):
             raise self.error(call, result[0])
         return result[1] if len(result) == 2 else result[1:]
 
+    def attribute(self, call: str, kind: Callable[[int], Any], device: Any, number: int) -> int:
+        """A device's attribute by its number; 0 if the bindings or the driver do not know it."""
+        try:
+            wanted = kind(number)
+        except ValueError:  # newer than the bindings
+            return 0
+        code, *found = self.status(call, wanted, device)
+        return 0 if code else int(found[0])
+
     def warn(self, call: str, code: Any) -> None:
         """Warn that a call that undoes something has failed.
 
@@ -674,6 +693,37 @@ class Made(ABC):
             self.release()
         except DriverError as error:
             self.device.driver.warn(error.call, error.code)
+
+
+def describe(union: Any, handle: Handle, pointer_arm: str = "") -> object:
+    """Set a handle in the union of a driver's descriptor; return the object to keep alive until the call.
+
+    It sets exactly one member: they share their bytes.
+    """
+    if isinstance(handle, FdHandle):
+        union.fd = handle.fd
+        return None
+    if isinstance(handle, PointerHandle):
+        setattr(union, pointer_arm, handle.pointer)
+        return None
+    assert isinstance(handle, Win32Handle)
+    if handle.handle is not None:
+        union.win32.handle = handle.handle
+        return None
+    assert handle.name is not None
+    name = ctypes.create_string_buffer(handle.name.encode("utf-16-le") + b"\0\0")
+    union.win32.name = ctypes.addressof(name)
+    return name
+
+
+def exported(kind: type[AllocationHandle], found: Any) -> AllocationHandle:
+    """The handle of what a driver has exported: a descriptor, which the handle owns from now on, a number, or bytes."""
+    if kind is VmmFd:
+        os.set_inheritable(found, False)
+        return VmmFd.adopt(found)
+    if kind is FabricHandle:
+        return FabricHandle(found)
+    return (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=found)
 
 
 class Releases:

@@ -410,6 +410,11 @@ class Rules:
         self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
         """The names of all facts that the backend is asked for."""
 
+    def attributes(self, read: Callable[[int], int]) -> dict[str, object]:
+        """The facts ``attribute N``, which `read` returns by number."""
+        names = (fact for fact in self.facts if fact.startswith("attribute "))
+        return {name: read(int(name.removeprefix("attribute "))) for name in names}
+
     def table(self, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> list[Capability]:
         """Every cell that a rule fits, by the facts of a device; `has` tells which functions its driver has."""
         if lacking := sorted(self.facts - facts.keys()):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-from gpuinterop.backend import Address, AllocationBackend
+from gpuinterop.backend import Address, AllocationBackend, exported
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
@@ -49,21 +49,15 @@ class Mappable(Made):
 
     def export(self, kind: type[AllocationHandle]) -> AllocationHandle:
         """``cuMemExportToShareableHandle``."""
-        exported = _Exported(self.device)
-        exported.is_fd = kind is VmmFd
+        made = _Exported(self.device)
+        made.is_fd = kind is VmmFd
 
         def work() -> None:
-            exported.make("cuMemExportToShareableHandle", self.handle, native_handle_type(self.device.driver, kind), 0)
-            found = exported.handle
-            if kind is VmmFd:
-                os.set_inheritable(int(found), False)
-                exported.result = VmmFd.adopt(int(found))
-            elif kind is FabricHandle:
-                exported.result = FabricHandle(bytes(found.data))
-            else:
-                exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=int(found))
+            made.make("cuMemExportToShareableHandle", self.handle, native_handle_type(self.device.driver, kind), 0)
+            found = made.handle
+            made.result = exported(kind, bytes(found.data) if kind is FabricHandle else int(found))
 
-        return self.device.create(exported, work).result
+        return self.device.create(made, work).result
 
 
 class Allocation(Mappable):

@@ -12,7 +12,9 @@ from .driver import Context, Made, Room
 from .memory import ImportedMemory
 from .streams import Stream
 
-_LAYERED, _SURFACE, _CUBEMAP, _COLOR_ATTACHMENT = 0x01, 0x02, 0x04, 0x20  # CUDA_ARRAY3D_*
+_LAYERED: Final = 0x01  # CUDA_ARRAY3D_LAYERED
+_USES: Final = {ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04, ArrayUsage.COLOR_ATTACHMENT: 0x20}
+"""The other flags, CUDA_ARRAY3D_*."""
 _HOST, _ARRAY = 1, 3  # CUmemorytype
 
 # UNORM and SNORM are integers here: a texture normalises when it reads.
@@ -92,15 +94,6 @@ def _levels(layout: ArrayLayout) -> int:
 
 
 def _flags(layout: ArrayLayout) -> int:
-    flags = 0
-    if layout.layers:
-        flags |= _LAYERED
-    if layout.usage & ArrayUsage.SURFACE:
-        flags |= _SURFACE
-    if layout.usage & ArrayUsage.COLOR_ATTACHMENT:
-        flags |= _COLOR_ATTACHMENT
-    if layout.usage & ArrayUsage.CUBEMAP:
-        flags |= _CUBEMAP
-        if layout.layers == 6:  # a single cube is not an array of cubes
-            flags &= ~_LAYERED
-    return flags
+    single_cube = layout.usage & ArrayUsage.CUBEMAP and layout.layers == 6  # which is not an array of cubes
+    flags = _LAYERED if layout.layers and not single_cube else 0
+    return flags | sum(flag for usage, flag in _USES.items() if layout.usage & usage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
+from functools import partial
 from importlib.resources import files
 from typing import Final
 
@@ -19,20 +20,9 @@ _INTEGRATED, _MAJOR = 18, 75  # CUdevice_attribute
 def table(driver: Driver, ordinal: int) -> list[Capability]:
     """Every cell that a rule names; the others are gaps."""
     device = driver.call("cuDeviceGet", ordinal)
-
-    def attribute(number: int) -> int:
-        try:
-            wanted = driver.api.CUdevice_attribute(number)
-        except ValueError:  # newer than the bindings
-            return 0
-        result = driver.status("cuDeviceGetAttribute", wanted, device)
-        return 0 if result[0] else int(result[1])
-
+    attribute = partial(driver.attribute, "cuDeviceGetAttribute", driver.api.CUdevice_attribute, device)
     windows, integrated = sys.platform == "win32", attribute(_INTEGRATED) != 0
-    facts: dict[str, object] = {
-        name: attribute(int(name.removeprefix("attribute "))) for name in RULES.facts if name.startswith("attribute ")
-    }
-    facts |= {
+    facts = RULES.attributes(attribute) | {
         "windows": windows,
         "integrated": integrated,
         "thor": integrated and not windows and attribute(_MAJOR) >= 10,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuinterop import handles
+from gpuinterop.backend import describe
 from gpuinterop.errors import ArgumentTypeError
-from gpuinterop.handles import FdHandle, Handle, PointerHandle, Win32Handle
+from gpuinterop.handles import Handle
 
 # The numbers of CUexternalMemoryHandleType, because 12.9 does not name the last one.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
@@ -42,7 +42,7 @@ def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any
     """A ``CUDA_EXTERNAL_MEMORY_HANDLE_DESC``, and the object to keep alive until the call."""
     desc = api.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
     desc.type = api.CUexternalMemoryHandleType(_number(MEMORY_TYPES, handle))
-    keep = _fill(desc.handle, handle, "nvSciBufObject")
+    keep = describe(desc.handle, handle, "nvSciBufObject")
     desc.size = size
     # A dma-buf takes no flags, even if it is dedicated.
     desc.flags = _DEDICATED if dedicated and not isinstance(handle, handles.DmaBufFd) else 0
@@ -53,7 +53,7 @@ def semaphore(api: Any, handle: Handle) -> tuple[Any, object]:
     """A ``CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC``, and the object to keep alive until the call."""
     desc = api.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
     desc.type = api.CUexternalSemaphoreHandleType(_number(SEMAPHORE_TYPES, handle))
-    return desc, _fill(desc.handle, handle, "nvSciSyncObj")
+    return desc, describe(desc.handle, handle, "nvSciSyncObj")
 
 
 def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
@@ -61,21 +61,3 @@ def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
         return types[type(handle)]
     except KeyError:
         raise ArgumentTypeError("handle", f"CUDA has no external objects of {type(handle).__name__}.") from None
-
-
-def _fill(union: Any, handle: Handle, pointer_arm: str) -> object:
-    """Set exactly one member: they share their bytes."""
-    if isinstance(handle, FdHandle):
-        union.fd = handle.fd
-        return None
-    if isinstance(handle, PointerHandle):
-        setattr(union, pointer_arm, handle.pointer)
-        return None
-    assert isinstance(handle, Win32Handle)
-    if handle.handle is not None:
-        union.win32.handle = handle.handle
-        return None
-    assert handle.name is not None
-    name = ctypes.create_string_buffer(handle.name.encode("utf-16-le") + b"\0\0")
-    union.win32.name = ctypes.addressof(name)
-    return name

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import starmap
 from typing import Any, Final
 
-from gpuinterop.backend import Address, AllocationBackend
+from gpuinterop.backend import Address, AllocationBackend, exported
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
 
@@ -154,21 +154,15 @@ class Allocations(Room, AllocationBackend):
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
         """``hipMemExportToShareableHandle``."""
         kind = allocation.kind
-        exported = _Exported(allocation.device)
-        exported.room = room = _ROOMS[kind]()
+        made = _Exported(allocation.device)
+        made.room = room = _ROOMS[kind]()
 
         def work() -> None:
             # The same steps as `Made.add`, but the call writes to `room`.
-            exported.add("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, TYPES[kind], 0)
-            if kind is VmmFd:
-                os.set_inheritable(room.value, False)
-                exported.result = VmmFd.adopt(room.value)
-            elif kind is FabricHandle:
-                exported.result = FabricHandle(bytes(room))
-            else:
-                exported.result = (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=room.value)
+            made.add("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, TYPES[kind], 0)
+            made.result = exported(kind, bytes(room) if kind is FabricHandle else room.value)
 
-        return allocation.device.create(exported, work).result
+        return allocation.device.create(made, work).result
 
     def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> Allocation:
         """``hipMemImportFromShareableHandle``. HIP does not take over the descriptor, so this closes it."""

@@ -15,23 +15,15 @@ from .driver import Gpu, Made, Room
 from .memory import ImportedMemory
 from .streams import Stream
 
-_LAYERED, _SURFACE, _CUBEMAP = 0x01, 0x02, 0x04  # hipArrayLayered, hipArraySurfaceLoadStore, hipArrayCubemap
+_LAYERED: Final = 0x01  # hipArrayLayered
+_USES: Final = {ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04}  # hipArraySurfaceLoadStore, hipArrayCubemap
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2  # hipChannelFormatKind
 # UNORM and SNORM are integers here: a texture normalises when it reads.
 _KINDS: Final = {"UNORM": _UNSIGNED, "SNORM": _SIGNED, "UINT": _UNSIGNED, "SINT": _SIGNED, "SFLOAT": _FLOAT}
 
 
-class _Pos(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_size_t) for name in ("x", "y", "z"))
-
-
-class _Pitched(ctypes.Structure):
-    _fields_ = (
-        ("ptr", ctypes.c_void_p),
-        ("pitch", ctypes.c_size_t),
-        ("xsize", ctypes.c_size_t),
-        ("ysize", ctypes.c_size_t),
-    )
+_Pos: Final = ctypes.c_size_t * 3  # hipPos
+_Pitched: Final = ctypes.c_size_t * 4  # hipPitchedPtr: address, pitch, width, height
 
 
 class _Copy(ctypes.Structure):
@@ -101,13 +93,6 @@ class Arrays(Room, ArrayBackend):
 
 def _flags(layout: ArrayLayout) -> int:
     """The flags of an array. HIP has no flag for colour attachments."""
-    flags = 0
-    if layout.layers:
-        flags |= _LAYERED
-    if layout.usage & ArrayUsage.SURFACE:
-        flags |= _SURFACE
-    if layout.usage & ArrayUsage.CUBEMAP:
-        flags |= _CUBEMAP
-        if layout.layers == 6:  # a single cube is not an array of cubes
-            flags &= ~_LAYERED
-    return flags
+    single_cube = layout.usage & ArrayUsage.CUBEMAP and layout.layers == 6  # which is not an array of cubes
+    flags = _LAYERED if layout.layers and not single_cube else 0
+    return flags | sum(flag for usage, flag in _USES.items() if layout.usage & usage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from typing import Final
 
@@ -18,19 +19,8 @@ RULES: Final = Rules(files(__package__) / "capabilities.toml")
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
     """Every cell that a rule names; the others are gaps."""
-
-    def attribute(number: int) -> int:
-        try:
-            wanted = driver.api.hipDeviceAttribute_t(number)
-        except ValueError:  # newer than the bindings
-            return 0
-        result = driver.status("hipDeviceGetAttribute", wanted, ordinal)
-        return 0 if result[0] else int(result[1])
-
-    facts: dict[str, object] = {
-        name: attribute(int(name.removeprefix("attribute "))) for name in RULES.facts if name.startswith("attribute ")
-    }
-    facts |= {
+    attribute = partial(driver.attribute, "hipDeviceGetAttribute", driver.api.hipDeviceAttribute_t, ordinal)
+    facts = RULES.attributes(attribute) | {
         "windows": sys.platform == "win32",
         "fabric type": has_fabric_type(driver),
         "newer bindings": install("hip-python>=10"),

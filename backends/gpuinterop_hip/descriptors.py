@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuinterop import handles
+from gpuinterop.backend import describe
 from gpuinterop.errors import ArgumentTypeError
-from gpuinterop.handles import FdHandle, Handle, Win32Handle
+from gpuinterop.handles import Handle
 
 # The numbers of hipExternalMemoryHandleType. The runtime refuses all others, although its enum names them.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
@@ -36,7 +36,7 @@ def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any
     """A ``hipExternalMemoryHandleDesc``, and the object to keep alive until the call."""
     desc = api.hipExternalMemoryHandleDesc_st()
     desc.type = api.hipExternalMemoryHandleType_enum(_number(MEMORY_TYPES, handle))
-    keep = _fill(desc, handle)
+    keep = describe(desc.handle, handle)
     desc.size = size
     desc.flags = _DEDICATED if dedicated else 0
     return desc, keep
@@ -46,7 +46,7 @@ def semaphore(api: Any, handle: Handle) -> Any:
     """A ``hipExternalSemaphoreHandleDesc``; by handle, since HIP ignores the name of a semaphore."""
     desc = api.hipExternalSemaphoreHandleDesc_st()
     desc.type = api.hipExternalSemaphoreHandleType_enum(_number(SEMAPHORE_TYPES, handle))
-    _fill(desc, handle)
+    describe(desc.handle, handle)
     return desc
 
 
@@ -55,18 +55,3 @@ def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
         return types[type(handle)]
     except KeyError:
         raise ArgumentTypeError("handle", f"HIP cannot import {type(handle).__name__}.") from None
-
-
-def _fill(desc: Any, handle: Handle) -> object:
-    """Set exactly one member of the union: they share their bytes. (Its views do not keep `desc` alive.)"""
-    if isinstance(handle, FdHandle):
-        desc.handle.fd = handle.fd
-        return None
-    assert isinstance(handle, Win32Handle)
-    if handle.handle is not None:
-        desc.handle.win32.handle = handle.handle
-        return None
-    assert handle.name is not None
-    name = ctypes.create_string_buffer(handle.name.encode("utf-16-le") + b"\0\0")
-    desc.handle.win32.name = ctypes.addressof(name)
-    return name
