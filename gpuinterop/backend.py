@@ -601,7 +601,10 @@ class NativeDevice(ABC):
     """A device, with its driver's calls."""
 
     driver: Any
-    ordinal: int
+
+    def __init__(self, driver: NativeDriver, ordinal: int) -> None:
+        self.driver = driver
+        self.ordinal = ordinal
 
     @abstractmethod
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:

@@ -158,8 +158,7 @@ class Context(NativeDevice):
     driver: Driver
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        self.driver = driver
-        self.ordinal = ordinal
+        super().__init__(driver, ordinal)
         self.number = driver.call("cuDeviceGet", ordinal)
         self.handle = driver.call("cuDevicePrimaryCtxRetain", self.number)
         self.pointer = int(self.handle)

@@ -15,38 +15,9 @@ _CHANNEL: Final = (
     "the same one in every process that shares them, and the IMEX daemon running on each machine. Within one machine "
     "use VmmFd, which does not need them."
 )
+_SHARING: Final = ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle")
 _IMEX: Final = f"no permission: {_CHANNEL}"
 _NO_PEER: Final = "a device has no peer access to the device that the memory lies on."
-_EXTERNAL: Final[Mapping[tuple[str, int], str]] = {
-    ("cuImportExternalMemory", 999): "this GPU's driver has not exported the descriptor as memory: it is another "
-    "GPU's, another kind of object, or another driver's. Use the device that gpuinterop.match_device returns.",
-    ("cuImportExternalSemaphore", 999): "a driver of this GPU has not exported the descriptor as a semaphore.",
-    ("cuImportExternalMemory", 801): "this driver does not import that type on this platform.",
-    ("cuImportExternalSemaphore", 801): "this driver does not import that type on this platform.",
-    ("cuExternalMemoryGetMappedBuffer", 1): "the range is beyond the exported object. Import with the allocation's "
-    "size, which the driver checks only now.",
-    ("cuExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: format, extent, levels, "
-    "layers, usage and offset must be those of the exporter's image, and dedicated= that of its memory.",
-    ("cuWaitExternalSemaphoresAsync", 1): _STREAM,
-    ("cuSignalExternalSemaphoresAsync", 1): _STREAM,
-    ("cuStreamBeginCapture", 900): "default streams, and streams that are being captured already, cannot be captured; "
-    "use one of create_stream.",
-}
-_ALLOCATIONS: Final[Mapping[tuple[str, int], str]] = {
-    ("cuMemSetAccess", 101): f"{_NO_PEER} For a multicast object: the device was not added to it.",
-    ("cuMemSetAccess", 801): _NO_PEER,
-    ("cuMemMap", 2): "not enough memory or driver resources to map it.",
-    ("cuMemImportFromShareableHandle", 1): "the handle is not an allocation or multicast object of its kind, or its "
-    "exporter has released it.",
-    ("cuMemImportFromShareableHandle", 999): "a CUDA driver of this machine has not exported the handle.",
-    ("cuMemImportFromShareableHandle", 801): "this driver does not import handles of this type on this platform.",
-    ("cuMemExportToShareableHandle", 1): _NOT_EXPORTED,
-    ("cuMemExportToShareableHandle", 801): _NOT_EXPORTED,
-    **dict.fromkeys(
-        (("cuMemCreate", 800), ("cuMemExportToShareableHandle", 800), ("cuMemImportFromShareableHandle", 800)), _IMEX
-    ),
-}
-
 _SIZES: Final = (
     "sizes and offsets must be multiples of the minimum granularity, and lie within the object and the memory"
 )
@@ -86,7 +57,32 @@ _STARTING: Final = (
 
 _BINDS: Final = ("cuMulticastBindMem", "cuMulticastBindMem_v2", "cuMulticastBindAddr", "cuMulticastBindAddr_v2")
 _CALLS: Final = ("cuMulticastGetGranularity", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastUnbind", *_BINDS)
-_MULTICAST: Final[Mapping[tuple[str, int], str]] = {
+MEANINGS: Final[Mapping[tuple[str, int], str]] = {
+    ("cuImportExternalMemory", 999): "this GPU's driver has not exported the descriptor as memory: it is another "
+    "GPU's, another kind of object, or another driver's. Use the device that gpuinterop.match_device returns.",
+    ("cuImportExternalSemaphore", 999): "a driver of this GPU has not exported the descriptor as a semaphore.",
+    ("cuImportExternalMemory", 801): "this driver does not import that type on this platform.",
+    ("cuImportExternalSemaphore", 801): "this driver does not import that type on this platform.",
+    ("cuExternalMemoryGetMappedBuffer", 1): "the range is beyond the exported object. Import with the allocation's "
+    "size, which the driver checks only now.",
+    ("cuExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: format, extent, levels, "
+    "layers, usage and offset must be those of the exporter's image, and dedicated= that of its memory.",
+    ("cuWaitExternalSemaphoresAsync", 1): _STREAM,
+    ("cuSignalExternalSemaphoresAsync", 1): _STREAM,
+    ("cuStreamBeginCapture", 900): "default streams, and streams that are being captured already, cannot be captured; "
+    "use one of create_stream.",
+    # Allocations.
+    ("cuMemSetAccess", 101): f"{_NO_PEER} For a multicast object: the device was not added to it.",
+    ("cuMemSetAccess", 801): _NO_PEER,
+    ("cuMemMap", 2): "not enough memory or driver resources to map it.",
+    ("cuMemImportFromShareableHandle", 1): "the handle is not an allocation or multicast object of its kind, or its "
+    "exporter has released it.",
+    ("cuMemImportFromShareableHandle", 999): "a CUDA driver of this machine has not exported the handle.",
+    ("cuMemImportFromShareableHandle", 801): "this driver does not import handles of this type on this platform.",
+    ("cuMemExportToShareableHandle", 1): _NOT_EXPORTED,
+    ("cuMemExportToShareableHandle", 801): _NOT_EXPORTED,
+    **{(call, 800): _IMEX for call in _SHARING},
+    # Multicast objects.
     ("cuMulticastGetGranularity", 1): "the driver does not support this number of devices, or these handle types.",
     ("cuMulticastCreate", 1): "the size must be a multiple of the minimum granularity (Device.multicast_granularity) "
     f"and the fabric must have that many devices; {_MANAGER}.",
@@ -97,9 +93,7 @@ _MULTICAST: Final[Mapping[tuple[str, int], str]] = {
         f"range, and the memory must be shareable (Device.allocate) if the object is; {_MANAGER}."
         for call in _BINDS
     },
-    ("cuMulticastCreate", 2): _NO_MEMORY,
-    ("cuMulticastAddDevice", 2): _NO_MEMORY,
-    **{(call, 2): _NO_MEMORY for call in _BINDS},
+    **{(call, 2): _NO_MEMORY for call in ("cuMulticastCreate", "cuMulticastAddDevice", *_BINDS)},
     **{(call, 47): _FULL for call in _BINDS},
     ("cuMulticastCreate", 101): "the fabric has fewer devices, or they do not support multicast.",
     ("cuMulticastAddDevice", 101): _CLIQUE,
@@ -108,17 +102,13 @@ _MULTICAST: Final[Mapping[tuple[str, int], str]] = {
     ("cuMemMap", 1): "the size is not that of the memory or multicast object, or not a multiple of its minimum "
     f"granularity. For a multicast object: {_MANAGER}.",
     ("cuMemMap", 101): f"the device that the memory lies on cannot be used here. For a multicast object: {_CLIQUE}",
-    ("cuMemMap", 401): _SICK,
-    **{(call, 401): _SICK for call in _BINDS},
+    **{(call, 401): _SICK for call in ("cuMemMap", *_BINDS)},
     ("cuMemMap", 800): f"no permission to map it. For a multicast object: {_KEPT_OUT}",
     **{(call, 800): f"no permission: {_KEPT_OUT}" for call in _CALLS},
     ("cuMemMap", 801): f"the device cannot map such memory. For a multicast object: {_NO_MULTICAST}",
     **{(call, 801): _NO_MULTICAST for call in _CALLS},
-    ("cuMemMap", 802): _STARTING,
-    **{(call, 802): _STARTING for call in _BINDS},
+    **{(call, 802): _STARTING for call in ("cuMemMap", *_BINDS)},
 }
-
-MEANINGS: Final[Mapping[tuple[str, int], str]] = {**_EXTERNAL, **_ALLOCATIONS, **_MULTICAST}
 """Meaning of a code from a given call."""
 
 _CAPTURE: Final = "this call is not allowed in the graph that is being captured; make it before or after the capture."

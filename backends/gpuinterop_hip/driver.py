@@ -206,10 +206,6 @@ class Gpu(NativeDevice):
 
     driver: Driver
 
-    def __init__(self, driver: Driver, ordinal: int) -> None:
-        self.driver = driver
-        self.ordinal = ordinal
-
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
         return self.driver.run(work, *arguments, ordinal=self.ordinal, aside=aside)
 
@@ -341,7 +337,7 @@ def _load() -> tuple[Any, str, bool]:
     raise BackendUnavailableError(
         f"hip-python cannot be imported ({'; '.join(map(str, errors))}).",
         fix=install("gpuinterop[hip]"),
-        absent=_are_absent(errors),
+        absent=all(isinstance(error, ModuleNotFoundError) for error in errors),
     ) from errors[-1]
 
 
@@ -356,7 +352,3 @@ def _load_old() -> tuple[Any, str, bool]:
     from hip import _version, hip
 
     return hip, str(_version.__version__), False
-
-
-def _are_absent(errors: Iterable[ImportError]) -> bool:
-    return all(isinstance(error, ModuleNotFoundError) for error in errors)

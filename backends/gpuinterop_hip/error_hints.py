@@ -29,10 +29,7 @@ MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("hipStreamWriteValue64", 1): "HIP does not know the address as memory that a stream may write.",
     ("hipMemSetAccess", 801): "a device has no peer access to the device that the memory lies on.",
     ("hipMemImportFromShareableHandle", 1): "a HIP runtime of this machine has not exported the handle.",
-    (
-        "hipMemImportFromShareableHandle",
-        999,
-    ): "a HIP runtime of this machine has not exported the handle.",
+    ("hipMemImportFromShareableHandle", 999): "a HIP runtime of this machine has not exported the handle.",
     ("hipMemExportToShareableHandle", 1): _NOT_EXPORTED,
     ("hipMemExportToShareableHandle", 801): _NOT_EXPORTED,
     ("hipMemCreate", 801): "the runtime cannot create memory for handles of this type here.",
