@@ -8,17 +8,6 @@ from typing import Final
 
 from .errors import ArgumentTypeError, InvalidArgumentError
 
-__all__ = [
-    "MAX_32",
-    "MAX_64",
-    "MAX_SIZE",
-    "check_flags",
-    "check_int",
-    "check_nbytes",
-    "check_sequence",
-    "check_timeout",
-]
-
 MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
 MAX_SIZE: Final = 2**63 - 1

@@ -444,6 +444,3 @@ class HostArray:
         self.keep = found
         self.ptr: int = found.ctypes.data
         self.nbytes: int = found.nbytes
-
-
-__all__ = ["DType", "HostArray", "View", "contiguous", "make_capsule", "resolve_ints", "resolve_shape", "span"]

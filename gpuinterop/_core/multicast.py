@@ -812,6 +812,3 @@ class MulticastMapping(Resource):
 
     __dlpack__ = __dlpack_device__ = __array__ = _refuse
     __array_interface__ = __array_struct__ = __cuda_array_interface__ = property(_refuse)
-
-
-__all__ = ["MulticastBinding", "MulticastMapping", "MulticastObject", "create_multicast", "import_multicast"]

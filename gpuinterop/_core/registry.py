@@ -428,15 +428,3 @@ def _working() -> list[LoadedBackend]:
 
 def _hex(mark: bytes | None) -> str:
     return mark.hex() if mark else "unknown"
-
-
-__all__ = [
-    "GROUP",
-    "InstalledBackend",
-    "LoadedBackend",
-    "backends",
-    "device",
-    "devices",
-    "get_backend",
-    "match_device",
-]

@@ -10,8 +10,6 @@ from typing import Final
 
 from .. import system
 
-__all__ = ["simulated_driver", "stand_in"]
-
 _SIMULATED: Final = "gpuinterop_simulated_driver"
 _FORWARDING: Final = "gpuinterop_forwarding_hip"
 _DEVICE: Final = "gpuinterop_stand_in_device"

@@ -46,8 +46,6 @@ from ._watcher import Lane, Watcher
 if TYPE_CHECKING:
     from .._core.native_stream import NativeStream, Wait
 
-__all__ = ["Bridge", "BridgedSemaphore"]
-
 K = TypeVar("K")
 
 _GRACE_S: Final = 2.0

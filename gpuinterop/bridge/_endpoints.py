@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "Endpoint",
-    "EventFdEndpoint",
-    "OwnTimelineEndpoint",
-    "SemaphoreEndpoint",
-    "SyncFdEndpoint",
-    "SyncobjEndpoint",
-]
-
 
 class Endpoint(ABC):
     """A foreign semaphore for use by a CPU thread. Subclass it for semaphores that this library does not know.
