@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Allocation(Mappable):
     """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`.
 
-    All its devices see it at one address. Unmapping it waits for the work of each of them.
+    Its size is the requested one, rounded up to the granularity. All its devices see it at one address. Unmapping it
+    waits for the work of each of them.
     """
 
     def __init__(
@@ -32,30 +33,18 @@ class Allocation(Mappable):
         size: int,
         exportable: bool,
     ) -> None:
-        device = devices[0]
-        super().__init__(Native("Allocation", backend.release_allocation))
+        super().__init__(Native("Allocation", backend.release_allocation), device=devices[0], size=size)
         self._devices = tuple(devices)
-        self._device = device
         self._backend = backend
-        self._size = size
         self._exportable = exportable
-        self._location: int | None = device.ordinal  # of the device whose memory it is, as far as that is known
+        self._location: int | None = devices[0].ordinal  # of the device whose memory it is, as far as that is known
         self._buffers: dict[Device, Buffer] = {}
         self.handle_type = handle_type
-
-    @property
-    def device(self) -> Device:
-        return self._device
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """Devices that may use it: its own device first, then those of `access`."""
         return self._devices
-
-    @property
-    def size(self) -> int:
-        """Size in bytes: the requested size, rounded up to the granularity."""
-        return self._size
 
     @property
     def buffer(self) -> Buffer:

@@ -26,7 +26,6 @@ from ..errors import (
 )
 from ..handles import (
     AllocationHandle,
-    AnySemaphoreHandle,
     D3D11Resource,
     D3D11ResourceKmt,
     D3D12Resource,
@@ -186,7 +185,6 @@ class Device:
             The driver refused.
         """
         check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
-        handle._check_open()
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
         count = check_nbytes(size)
@@ -198,9 +196,7 @@ class Device:
         device, backend, lifetime = self._native, self._backend, memory._lifetime
         lend(
             handle,
-            lambda lent: lifetime.create(
-                lambda: backend.import_memory(device, cast(MemoryHandle, lent), size=count, dedicated=whole)
-            ),
+            lambda lent: lifetime.create(lambda: backend.import_memory(device, lent, size=count, dedicated=whole)),
             user=f"{self.backend} import_memory",
         )
         return memory
@@ -221,7 +217,6 @@ class Device:
             See `import_memory`.
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
-        handle._check_open()
         kind = type(handle)
         if isinstance(handle, TimelineFd) and self._words_take(handle):
             return cast("ExternalSemaphore[K]", self._import_own(handle))
@@ -232,7 +227,7 @@ class Device:
         device, backend = self._native, self._backend
         lend(
             handle,
-            lambda lent: semaphore._create(lambda: backend.import_semaphore(device, cast(AnySemaphoreHandle, lent))),
+            lambda lent: semaphore._create(lambda: backend.import_semaphore(device, lent)),
             user=f"{self.backend} import_semaphore",
         )
         return semaphore
@@ -257,7 +252,6 @@ class Device:
             only the import shows that, the import is undone.
         """
         check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
-        handle._check_open()
         kind = type(handle)
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
         count = check_nbytes(size)
@@ -277,8 +271,8 @@ class Device:
         allocation = Allocation(members, backend, kind, size=count, exportable=False)
         native_device = self._native
 
-        def load(lent: Handle) -> Any:
-            native = backend.import_allocation(native_device, cast(AllocationHandle, lent), size=count)
+        def load(lent: AllocationHandle) -> Any:
+            native = backend.import_allocation(native_device, lent, size=count)
             try:
                 allocation._location = backend.location(native)
                 _check_access(members, allocation._location, cell)
@@ -645,12 +639,12 @@ def _article(noun: str) -> str:
 
 
 def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
-    if isinstance(handle, wanted):
-        return
-    fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
-    if isinstance(handle, int):
-        raise ArgumentTypeError("handle", f"{call} expects one of {fits}, got an int; wrap it: {example}.")
-    raise ArgumentTypeError("handle", f"{call} expects one of {fits}, got {type(handle).__name__}.")
+    """Refuse what is not an open handle of the wanted types."""
+    if not isinstance(handle, wanted):
+        fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
+        got = f"an int; wrap it: {example}" if isinstance(handle, int) else type(handle).__name__
+        raise ArgumentTypeError("handle", f"{call} expects one of {fits}, got {got}.")
+    handle._check_open()
 
 
 def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
@@ -660,15 +654,15 @@ def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> 
 
 
 def _dedicated(handle: Handle, dedicated: bool | None) -> bool:
-    if dedicated is not None and not isinstance(dedicated, bool):
+    if not isinstance(dedicated, bool | None):
         raise ArgumentTypeError("dedicated", f"expected True, False or None, got {dedicated!r}.")
     known = handle.origin.dedicated if handle.origin is not None else None
     if isinstance(handle, _ALWAYS_DEDICATED):
         known = True
     if dedicated is None:
         return bool(known)
-    if known is not None and bool(dedicated) != known:
+    if known is not None and dedicated != known:
         raise InvalidArgumentError(
             "dedicated", f"the exporter's allocation {'is' if known else 'is not'} dedicated; pass dedicated={known}."
         )
-    return bool(dedicated)
+    return dedicated

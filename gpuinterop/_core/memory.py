@@ -90,11 +90,36 @@ def _widen(mapping: Mapping, stream: NativeStream, start: int, end: int) -> None
     note_use(mapping, stream, (min(first, start), max(last, end)))
 
 
-class Mappable(Resource):
+class Sized(Resource):
+    """An object that has a device and a size in bytes."""
+
+    def __init__(self, lifetime: Native, *parents: Resource, device: Device, size: int) -> None:
+        super().__init__(lifetime, *parents)
+        self._device = device
+        self._size = size
+
+    @property
+    def device(self) -> Device:
+        """Device through which the driver is called."""
+        return self._device
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._size
+
+    def _check_range(self, start: int, size: int, name: str, argument: str = "size") -> None:
+        if start + size > self._size:
+            raise InvalidArgumentError(
+                argument, f"bytes {start} to {start + size} are outside {name}, which has {self._size}."
+            )
+
+
+class Mappable(Sized):
     """Memory that is mapped once, as a whole; buffers are ranges of the mapping."""
 
-    def __init__(self, lifetime: Native) -> None:
-        super().__init__(lifetime)
+    def __init__(self, lifetime: Native, *, device: Device, size: int) -> None:
+        super().__init__(lifetime, device=device, size=size)
         self._mapping: Mapping | None = None
 
     @abstractmethod
@@ -173,7 +198,7 @@ class Hold:
             pass
 
 
-class Buffer(Resource):
+class Buffer(Sized):
     """Mapped bytes that the device and its array libraries use in place.
 
     Made by `ExternalMemory.map_buffer`, `Allocation.buffer` and `Allocation.buffer_on`. Closing the last buffer of a
@@ -181,18 +206,12 @@ class Buffer(Resource):
     """
 
     def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
-        super().__init__(Native("Buffer", parents=(mapping,)), owner)
+        super().__init__(Native("Buffer", parents=(mapping,)), owner, device=device, size=size)
         self._mapping = mapping
-        self._device = device
         self._backend = device._backend
         self._address = mapping.address + offset
         self._offset = offset
-        self._size = size
         self._lifetime.open()
-
-    @property
-    def device(self) -> Device:
-        return self._device
 
     @property
     def ptr(self) -> int:
@@ -200,11 +219,6 @@ class Buffer(Resource):
         self._check_open()
         self._mapping.expose()
         return self._address
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._size
 
     @property
     def offset(self) -> int:
@@ -290,27 +304,11 @@ class Buffer(Resource):
         ResourceBusyError
             The memory is pageable and the stream has a pending semaphore wait: the copy would block and could deadlock.
         """
-        array = HostArray(source, argument="source", writable=False)
-        start = self._range(offset, array.nbytes, "source")
-        self._on(
-            stream,
-            start,
-            array.nbytes,
-            lambda native: self._backend.copy(native, self._address + start, array.ptr, array.nbytes),
-            array=array,
-        )
+        self._copy(HostArray(source, argument="source", writable=False), "source", offset, stream, to_host=False)
 
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy from the buffer into host memory; `offset` is the source offset (see `copy_from_host`)."""
-        array = HostArray(target, argument="target", writable=True)
-        start = self._range(offset, array.nbytes, "target")
-        self._on(
-            stream,
-            start,
-            array.nbytes,
-            lambda native: self._backend.copy(native, array.ptr, self._address + start, array.nbytes),
-            array=array,
-        )
+        self._copy(HostArray(target, argument="target", writable=True), "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done."""
@@ -318,23 +316,23 @@ class Buffer(Resource):
         start = check_nbytes(offset, "offset", minimum=0)
         count = check_nbytes(self._size - start if size is None else size)
         self._range(start, count, "size")
-        self._on(
-            stream,
-            start,
-            count,
-            lambda native: self._backend.fill(native, self._address + start, value, count),
-            array=None,
-        )
+        self._on(stream, start, count, lambda native: self._backend.fill(native, self._address + start, value, count))
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _copy(self, array: HostArray, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
+        start = self._range(offset, array.nbytes, argument)
+        here = self._address + start
+        target, source = (array.ptr, here) if to_host else (here, array.ptr)
+        self._on(
+            stream, start, array.nbytes,
+            lambda native: self._backend.copy(native, target, source, array.nbytes), array=array,
+        )  # fmt: skip
 
     def _range(self, offset: int, size: int, argument: str) -> int:
         self._check_open()
         start = check_nbytes(offset, "offset", minimum=0)
-        if start + size > self._size:
-            raise InvalidArgumentError(
-                argument, f"bytes {start} to {start + size} are outside the buffer, which has {self._size}."
-            )
+        self._check_range(start, size, "the buffer", argument)
         return start
 
     def _use(self, stream: Stream, start: int, size: int) -> None:
@@ -359,7 +357,7 @@ class Buffer(Resource):
 
     def _on(
         self, stream: Stream | None, start: int, size: int, enqueue: Callable[[Handle], None],
-        *, array: HostArray | None,
+        *, array: HostArray | None = None,
     ) -> None:  # fmt: skip
         """Enqueue on the given stream; without one, enqueue on our own and wait for it."""
         if stream is not None:
@@ -411,21 +409,10 @@ class ExternalMemory(Mappable):
         self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None
     ) -> None:
         backend = device._backend
-        super().__init__(Native("ExternalMemory", backend.destroy_memory, keep=keepalive))
-        self._device = device
+        super().__init__(Native("ExternalMemory", backend.destroy_memory, keep=keepalive), device=device, size=size)
         self._backend = backend
-        self._size = size
         self.handle_type = handle_type
         self.dedicated = dedicated
-
-    @property
-    def device(self) -> Device:
-        return self._device
-
-    @property
-    def size(self) -> int:
-        """Size of the allocation in bytes."""
-        return self._size
 
     def map_buffer(self, offset: int = 0, size: int | None = None) -> Buffer:
         """Map bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
@@ -451,11 +438,7 @@ class ExternalMemory(Mappable):
         if size is None and start >= self._size:
             raise InvalidArgumentError("offset", f"{start} is outside the memory, which has {self._size} bytes.")
         count = self._size - start if size is None else check_nbytes(size)
-        end = start + count
-        if end > self._size:
-            raise InvalidArgumentError(
-                "size", f"bytes {start} to {end} are outside the memory, which has {self._size}."
-            )
+        self._check_range(start, count, "the memory")
         self._device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self._device)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from .._arguments import check_int, check_nbytes
 from ..backend import MulticastBackend
@@ -21,12 +21,12 @@ from ..errors import (
     ResourceBusyError,
     UnsupportedError,
 )
-from ..handles import AllocationHandle, Granularity, Handle, HandleOrigin, OriginKind
+from ..handles import AllocationHandle, Granularity, HandleOrigin, OriginKind
 from . import registry
 from .allocation import Allocation
 from .device import Device, check_device, check_devices, check_handle, check_handle_type
 from .drain import drain, wait_for
-from .memory import MOMENT_S, Buffer, round_up
+from .memory import MOMENT_S, Buffer, Sized, round_up
 from .monitor import locked
 from .native import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Marks, Native, hold
 from .ownership import lend
@@ -35,6 +35,7 @@ from .resource import Resource
 T = TypeVar("T")
 
 HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
+Team: TypeAlias = "tuple[Device, int, list[Device]]"
 Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
 
 
@@ -67,17 +68,10 @@ def create_multicast(
         The driver refused; what this call created was released.
     """
     kinds = _kinds(handle_types)
-    leader, count, members = _team(devices, device)
-    needs = _creating(kinds)
-    backend = _backend(needs, leader, members)
+    team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
-    steps = _check_size(backend, count, size, kinds)
-    drain()
-    multicast = MulticastObject(
-        leader, backend, device_count=count, size=size, handle_types=kinds, granularity=steps, needs=needs,
-        exportable=True,
-    )  # fmt: skip
-    native = leader._native
+    multicast = MulticastObject(team, size, kinds, _creating(kinds), exportable=True)
+    backend, native = multicast._backend, leader._native
     return _make(
         multicast, lambda: multicast._create(lambda: backend.create_multicast(native, count, size, kinds), members)
     )
@@ -106,26 +100,17 @@ def import_multicast(
         See `create_multicast`.
     """
     check_handle(handle, AllocationHandle, "import_multicast", "VmmFd(fd)")
-    handle._check_open()
     kind = type(handle)
-    leader, count, members = _team(devices, device)
-    needs: Needs = ((Operation.IMPORT_MULTICAST, kind),)
-    backend = _backend(needs, leader, members)
+    team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
     leader._check_origin(handle, (OriginKind.MULTICAST,), same_device=False)
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
-    steps = _check_size(backend, count, size, (kind,))
-    drain()
-    multicast = MulticastObject(
-        leader, backend, device_count=count, size=size, handle_types=(kind,), granularity=steps, needs=needs,
-        exportable=False,
-    )  # fmt: skip
-    native = leader._native
+    multicast = MulticastObject(team, size, (kind,), ((Operation.IMPORT_MULTICAST, kind),), exportable=False)
+    backend, native = multicast._backend, leader._native
 
-    def load(lent: Handle) -> None:  # if adding a device fails, the caller keeps the handle
-        loaned = cast(AllocationHandle, lent)
-        multicast._create(lambda: backend.import_multicast(native, loaned, devices=count, size=size), members)
+    def load(lent: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
+        multicast._create(lambda: backend.import_multicast(native, lent, devices=count, size=size), members)
 
     return _make(multicast, lambda: lend(handle, load, user=f"{leader.backend} import_multicast"))
 
@@ -150,7 +135,7 @@ def _kinds(handle_types: HandleTypes) -> tuple[type[AllocationHandle], ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def _team(devices: int | Iterable[Device], device: Device | None) -> tuple[Device, int, list[Device]]:
+def _team(devices: int | Iterable[Device], device: Device | None) -> Team:
     """The device through which the driver is called, the size of the team, and the devices to add at once."""
     leader = None if device is None else check_device(device, "device")
     if not isinstance(devices, Iterable):
@@ -244,7 +229,7 @@ class _Mapping(Native):
 # -- the object ------------------------------------------------------------------------------------------------------
 
 
-class MulticastObject(Resource):
+class MulticastObject(Sized):
     """Multicast object: one store to it reaches memory of every device of the team.
 
     Made by `create_multicast` and `import_multicast`. First add every device of the team, then bind memory of each
@@ -255,45 +240,25 @@ class MulticastObject(Resource):
     """
 
     def __init__(
-        self,
-        device: Device,
-        backend: MulticastBackend,
-        *,
-        device_count: int,
-        size: int,
-        handle_types: tuple[type[AllocationHandle], ...],
-        granularity: Granularity,
-        needs: Needs,
-        exportable: bool,
+        self, team: Team, size: int, handle_types: tuple[type[AllocationHandle], ...], needs: Needs, *, exportable: bool
     ) -> None:
+        device, self._device_count, members = team
+        self._backend = backend = _backend(needs, device, members)
+        self._granularity = _check_size(backend, self._device_count, size, handle_types)
+        drain()
         # Streams use only what is mapped and bound, not the object itself: those natives wait for the streams.
-        super().__init__(_Group("MulticastObject", backend.release_allocation))
+        super().__init__(_Group("MulticastObject", backend.release_allocation), device=device, size=size)
         self._members: tuple[Device, ...] = ()
         self._lock = threading.Lock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
         self._seals: list[Any] = Marks()
         self._bound: dict[_Range, Native] = {}  # kept until the driver has unbound them
         self._bindings: dict[Native, MulticastBinding] = {}
-        self._device = device
-        self._backend = backend
-        self._device_count = device_count
-        self._size = size
         self._handle_types = handle_types
-        self._granularity = granularity
         self._needs = needs
         self._exportable = exportable
 
     # -- what it is --------------------------------------------------------------------------------------------
-
-    @property
-    def device(self) -> Device:
-        """Device through which the driver is called."""
-        return self._device
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._size
 
     @property
     def granularity(self) -> Granularity:
@@ -412,11 +377,7 @@ class MulticastObject(Resource):
         first = self._offset(start, "start", allocation.size)
         count = min(self._size - at, allocation.size - first) if size is None else size
         bound = self._range(device, at, count)
-        if first + bound.size > allocation.size:
-            raise InvalidArgumentError(
-                "size",
-                f"bytes {first} to {first + bound.size} are outside the allocation, which has {allocation.size}.",
-            )
+        allocation._check_range(first, bound.size, "the allocation")
         native = device._native
         return self._bind(
             bound,
@@ -620,10 +581,7 @@ class MulticastObject(Resource):
 
     def _range(self, device: Device, offset: int, size: int) -> _Range:
         count = self._multiple(check_nbytes(size), "size")
-        if offset + count > self._size:
-            raise InvalidArgumentError(
-                "size", f"bytes {offset} to {offset + count} are outside {self.label}, which has {self._size}."
-            )
+        self._check_range(offset, count, self.label)
         return _Range(device, offset, count)
 
     def _bind(

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .. import system
 from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
@@ -24,6 +24,7 @@ from .monitor import after_fork
 if sys.platform != "win32":
     import fcntl
 
+H = TypeVar("H", bound=Handle)
 T = TypeVar("T")
 
 # No other import may run between the duplicate and the check: after a driver's close, another thread's descriptor
@@ -43,7 +44,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 _DUPLICATE_BASE = 200  # away from the low numbers that other threads get meanwhile
 
 
-def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
+def lend(handle: H, call: Callable[[H], T], *, user: str) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
     An interrupt after the end of `call` loses this function's result, and the handle is consumed all the same. So
@@ -73,7 +74,7 @@ def lend(handle: Handle, call: Callable[[Handle], T], *, user: str) -> T:
     return done[0]
 
 
-def _lend(handle: FdHandle, call: Callable[[Handle], T], user: str, done: list[T]) -> None:
+def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, done: list[T]) -> None:
     # An interrupt strikes between two steps of Python code; it cannot lose what C code has put into a list.
     lock = _import_lock
     held: list[bool] = []

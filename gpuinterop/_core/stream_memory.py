@@ -13,7 +13,7 @@ import mmap
 import operator
 import os
 import time
-from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend
@@ -253,7 +253,7 @@ class OwnTimelines(WordCalls):
         """Import one that another process, device or backend made; consumes the handle."""
         semaphore = ExternalSemaphore(self._device, TimelineFd, self)
         user = f"{self._device.backend} import_semaphore"
-        lend(handle, lambda lent: semaphore._create(lambda: self._map(cast(TimelineFd, lent).fd)), user=user)
+        lend(handle, lambda lent: semaphore._create(lambda: self._map(lent.fd)), user=user)
         return semaphore
 
     def _new(self) -> _Own:
