@@ -104,14 +104,7 @@ class Cell:
 
     def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
         """Declare the cell usable, but unproven here: only a recorded run raises it to SUPPORTED."""
-        return Capability(
-            operation=self.operation,
-            handle_type=self.handle_type,
-            support=Support.UNVERIFIED,
-            scope=scope,
-            reason=reason,
-            reference=reference,
-        )
+        return replace(self.gap(scope, reason, reference), support=Support.UNVERIFIED)
 
     def gap(self, scope: Scope, reason: str, reference: str, workaround: str = "") -> Capability:
         """Declare the cell a gap: what it depends on, why, where that is written, and what to do instead."""
@@ -224,25 +217,21 @@ Requirement: TypeAlias = "Operation | Cell | tuple[Operation, HandleType | None]
 
 
 def _cell(requirement: Requirement) -> Cell:
-    if isinstance(requirement, Cell):
-        return _checked(requirement)
-    if isinstance(requirement, Operation):
-        return Cell(requirement)
-    pair: Any = requirement  # any object that a caller passed
-    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Operation):
+    given: Any = requirement  # any object that a caller passed
+    if isinstance(given, Operation):
+        return Cell(given)
+    if isinstance(given, Cell):
+        given = given.operation, given.handle_type
+    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[0], Operation):
         raise ArgumentTypeError(
             "requirement", f"expected an Operation or a pair (Operation, handle type), got {requirement!r}."
         )
-    return _checked(Cell(*pair))
-
-
-def _checked(cell: Cell) -> Cell:
-    kind: Any = cell.handle_type  # any object that a caller passed
+    operation, kind = given
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, _h.Handle)):
         raise ArgumentTypeError(
             "requirement", f"expected a handle type such as gpuinterop.OpaqueFd, or None, got {kind!r}."
         )
-    return cell
+    return Cell(operation, kind)
 
 
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
@@ -287,15 +276,8 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
 
     def require(self, *requirements: Requirement) -> None:
         """Raise :class:`UnsupportedError` for the first requirement that is not usable."""
-        for requirement in requirements:
-            try:
-                found = self._cells.get(requirement) if isinstance(requirement, tuple) else None
-            except TypeError:  # it cannot be hashed: `of` raises the precise error
-                found = None
-            if found is None:
-                found = self.of(requirement)
-            if not found:
-                raise UnsupportedError(found, context=self._owner)
+        if gaps := self.missing(*requirements):
+            raise UnsupportedError(gaps[0], context=self._owner)
 
 
 def _meaning(cell: Cell) -> str:

@@ -104,30 +104,22 @@ class DeviceIdentity:
 
         Identifiers that only one side knows prove nothing.
         """
-        if self.is_cpu and other.is_cpu:
-            return False
-        if self.is_cpu != other.is_cpu:
-            return True
-        return any(
-            mine is not None and theirs is not None and mine != theirs
-            for mine, theirs in (
-                (self.pci_bus_id, other.pci_bus_id),
-                (self.uuid, other.uuid),
-                (self.luid, other.luid),
-            )
-        )
+        return not all(self._agreements(other))
 
     def matches(self, other: DeviceIdentity) -> bool:
         """Whether the two are certainly one device.
 
         Both are CPUs, or the identifiers that both have are equal.
         """
+        found = self._agreements(other)
+        return bool(found) and all(found)
+
+    def _agreements(self, other: DeviceIdentity) -> list[bool]:
+        """Whether they agree, for each identifier that both have."""
         if self.is_cpu or other.is_cpu:
-            return self.is_cpu and other.is_cpu
-        if self.conflicts(other):
-            return False
-        pairs = ((self.uuid, other.uuid), (self.pci_bus_id, other.pci_bus_id), (self.luid, other.luid))
-        return any(mine is not None and mine == theirs for mine, theirs in pairs)
+            return [self.is_cpu and other.is_cpu]
+        pairs = ((self.pci_bus_id, other.pci_bus_id), (self.uuid, other.uuid), (self.luid, other.luid))
+        return [mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None]
 
 
 class OriginKind(Enum):
@@ -190,6 +182,7 @@ class Handle:
     """The name in tables, in JSON and in ``GPUINTEROP_DISABLE``, e.g. ``timeline_fd``."""
 
     origin: HandleOrigin | None
+    _state = _State.CLOSED  # until a handle's own checks have passed
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         if not cls.type_name:
@@ -266,9 +259,8 @@ class FdHandle(Handle):
         `fd` is not open, or out of range.
     """
 
-    # __del__ may see these if a check below fails or an interrupt strikes before it.
+    # __del__ may see it if a check below fails or an interrupt strikes before it.
     _owned = False
-    _state = _State.CLOSED
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
         fd = check_int(fd, "fd")
@@ -475,7 +467,6 @@ class Win32Handle(Handle):
     def __init__(
         self, *, handle: int | None = None, name: str | None = None, origin: HandleOrigin | None = None
     ) -> None:
-        self._state = _State.CLOSED
         if (handle is None) == (name is None):
             raise InvalidArgumentError("handle", "expected exactly one of handle= and name=.")
         if handle is not None and (handle := check_int(handle, "handle")) <= 0:
@@ -551,9 +542,7 @@ class PointerHandle(Handle):
     """
 
     def __init__(self, pointer: int, *, keepalive: object = None, origin: HandleOrigin | None = None) -> None:
-        self._state = _State.CLOSED
-        pointer = check_int(pointer, "pointer")
-        if pointer <= 0:
+        if (pointer := check_int(pointer, "pointer")) <= 0:
             raise HandleError("pointer: expected an object's address, got null; check the call that made the object.")
         super().__init__(origin=origin)
         self._pointer = pointer
@@ -748,7 +737,6 @@ class FabricHandle(AllocationHandle):
     SIZE: ClassVar[int] = 64
 
     def __init__(self, data: bytes, *, origin: HandleOrigin | None = None) -> None:
-        self._state = _State.CLOSED
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ArgumentTypeError("data", f"expected bytes, got {type(data).__name__}.")
         if len(data) != self.SIZE:

@@ -222,18 +222,16 @@ def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -
 
 def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[Any]:
     entries = [_ENTRY.unpack_from(data, _HEADER.size + _ENTRY.size * index) for index in range(len(expect))]
-    kinds = []
     for wanted, entry in zip(expect, entries, strict=True):
         if entry[0] >= len(WIRE_TYPES) or WIRE_TYPES[entry[0]] is not wanted:
             got = WIRE_TYPES[entry[0]].__name__ if entry[0] < len(WIRE_TYPES) else f"type {entry[0]}"
             raise PeerError(f"expected {wanted.__name__}, the peer sent {got}.")
-        kinds.append(wanted)
-    if len(fds) != sum(issubclass(kind, FdHandle) for kind in kinds):
-        raise PeerError(f"the peer's {len(fds)} descriptor(s) do not fit its {len(kinds)} handle(s).")
+    if len(fds) != sum(issubclass(kind, FdHandle) for kind in expect):
+        raise PeerError(f"the peer's {len(fds)} descriptor(s) do not fit its {len(expect)} handle(s).")
     origins = [_unpack_origin(entry) for entry in entries]
     handles: list[Any] = []
     remaining = iter(list(fds))
-    for kind, entry, origin in zip(kinds, entries, origins, strict=True):
+    for kind, entry, origin in zip(expect, entries, origins, strict=True):
         if issubclass(kind, FdHandle):
             fd = next(remaining)
             handles.append(kind.adopt(fd, origin=origin))
