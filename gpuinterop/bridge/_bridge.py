@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
-from .. import system, timeline
+from .. import timeline
 from .._arguments import check_timeout
 from .._core.device import Device
 from .._core.native import Native
@@ -280,14 +280,10 @@ class Bridge(Resource):
                 "device of this process made it, use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
                 "semaphore)); if another process did, import it first on a Vulkan device of the same UUID."
             )
-        make = _ENDPOINTS[cast("type[FdHandle]", kind)]
         # The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it.
-        duplicate = cast(FdHandle, handle).duplicate().detach()
-        try:
-            endpoint = make(cast("type[FdHandle]", kind)(duplicate, origin=handle.origin))
-        except BaseException:
-            system.close(duplicate)
-            raise
+        with cast(FdHandle, handle).duplicate() as duplicate:
+            endpoint = _ENDPOINTS[type(duplicate)](duplicate)
+            duplicate.detach()
         once = iter((endpoint.close,))
         try:
             semaphore = self._bridge(endpoint, peer, once)
@@ -296,7 +292,7 @@ class Bridge(Resource):
                 close()
             raise
         try:  # consumed last; another thread may have consumed it meanwhile
-            lend(handle, _close, user=f"a bridge of {self._device.backend}")
+            lend(cast(FdHandle, handle), lambda lent: os.close(lent.fd), user=f"a bridge of {self._device.backend}")
         except BaseException:
             semaphore.close()
             raise
@@ -381,11 +377,6 @@ class Bridge(Resource):
         except ResourceBusyError:
             self._watcher.cancel(ResourceClosedError("the bridge was closed while a stream still waited."))
             raise
-
-
-def _close(handle: Handle) -> None:
-    """Close a handle that is no longer needed."""
-    os.close(cast(FdHandle, handle).fd)
 
 
 def _capability(kind: type[FdHandle], words: Capability) -> Capability:

@@ -12,7 +12,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from .. import system, timeline
 from .._core.semaphore import ExternalSemaphore
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 if sys.platform != "win32":
     import fcntl
+
+_Call: TypeAlias = tuple[str, int]
+"""The name and the number of an ioctl."""
 
 
 class Endpoint(ABC):
@@ -197,7 +200,7 @@ class EventFdEndpoint(Endpoint):
         if self._credits:
             self._credits -= 1
             return True
-        if not _readable(self._fd, timeout):
+        if not _polls(self._fd, select.POLLIN, timeout):
             return False
         # Other code may take the signal between the poll and the read, which then must not block. O_NONBLOCK would
         # change the open file for its other users, so this read asks for it alone.
@@ -258,7 +261,7 @@ class SyncFdEndpoint(Endpoint):
 
     # struct sync_file_info of linux/sync_file.h: name, status, flags, num_fences, pad, sync_fence_info
     _INFO: ClassVar[struct.Struct] = struct.Struct("=32siIIIQ")
-    _FILE_INFO: ClassVar[int] = 0xC0383E04
+    _FILE_INFO: ClassVar[_Call] = ("SYNC_IOC_FILE_INFO", 0xC0383E04)
 
     def __init__(self, handle: SyncFd) -> None:
         self._fd = fd = handle.fd
@@ -267,7 +270,7 @@ class SyncFdEndpoint(Endpoint):
         self.label = f"sync file {fd}"
 
     def wait(self, value: int, timeout: float) -> bool:
-        if not self._signalled and _readable(self._fd, timeout):
+        if not self._signalled and _polls(self._fd, select.POLLIN, timeout):
             self._check_status()
             self._signalled = True
         return self._signalled
@@ -280,20 +283,23 @@ class SyncFdEndpoint(Endpoint):
 
     def _check_status(self) -> None:
         """Raise if the fence ended in error, which poll() reports as signalled."""
-        request = bytearray(self._INFO.size)  # asks for no single fence, so the status covers all of them
-        try:
-            fcntl.ioctl(self._fd, self._FILE_INFO, request, True)
-        except OSError as error:
-            raise system.driver_error("SYNC_IOC_FILE_INFO", error.errno or 0) from error
-        status = self._INFO.unpack(request)[1]
+        request = bytes(self._INFO.size)  # asks for no single fence, so the status covers all of them
+        status = self._INFO.unpack(_ioctl(self._fd, self._FILE_INFO, request))[1]
         if status < 0:
             raise system.driver_error(
-                "SYNC_IOC_FILE_INFO", -status, f"{self.label}: the fence was in error, so its work was not done."
+                self._FILE_INFO[0], -status, f"{self.label}: the fence was in error, so its work was not done."
             )
 
 
-def _readable(fd: int, timeout: float) -> bool:
-    return _polls(fd, select.POLLIN, timeout)
+def _ioctl(fd: int, call: _Call, request: bytes) -> bytearray:
+    """Make the call; return the request as the kernel left it."""
+    name, number = call
+    answer = bytearray(request)
+    try:
+        fcntl.ioctl(fd, number, answer, True)
+    except OSError as error:
+        raise system.driver_error(name, error.errno or 0) from error
+    return answer
 
 
 def _polls(fd: int, wanted: int, timeout: float) -> bool:
@@ -344,33 +350,28 @@ class SyncobjEndpoint(Endpoint):
 
     kind = Timeline
 
-    _FD_TO_HANDLE: ClassVar[int] = 0xC01064C2
-    _DESTROY: ClassVar[int] = 0xC00864C0
-    _TIMELINE_WAIT: ClassVar[int] = 0xC02864CA
-    _TIMELINE_SIGNAL: ClassVar[int] = 0xC01864CD
+    _FD_TO_HANDLE: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE", 0xC01064C2)
+    _DESTROY: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_DESTROY", 0xC00864C0)
+    _TIMELINE_WAIT: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT", 0xC02864CA)
+    _TIMELINE_SIGNAL: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL", 0xC01864CD)
     _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
 
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
         self._fd = fd = handle.fd
-        request = bytearray(struct.pack("=IIiI", 0, 0, fd, 0))
+        request = struct.pack("=IIiI", 0, 0, fd, 0)
         refusal: DriverError | None = None
         for self._node in _open_nodes(node):
             try:
-                self._ioctl("DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE", self._FD_TO_HANDLE, request)
-            except DriverError as error:
+                (self._handle,) = struct.unpack_from("=I", _ioctl(self._node, self._FD_TO_HANDLE, request))
+                break
+            except BaseException as error:
                 os.close(self._node)
-                if error.code != errno.EOPNOTSUPP:
+                if not isinstance(error, DriverError) or error.code != errno.EOPNOTSUPP:
                     raise
                 refusal = error
-            except BaseException:
-                os.close(self._node)
-                raise
-            else:
-                break
         else:
             assert refusal is not None  # `_open_nodes` raises if there is no node
             raise refusal
-        (self._handle,) = struct.unpack_from("=I", request)
         self.label = f"DRM syncobj {self._handle}"
 
     def wait(self, value: int, timeout: float) -> bool:
@@ -383,7 +384,7 @@ class SyncobjEndpoint(Endpoint):
             ctypes.addressof(handles), ctypes.addressof(points), deadline, 1, self._WAIT_FOR_SUBMIT, 0, 0,
         )  # fmt: skip
         try:
-            self._ioctl("DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT", self._TIMELINE_WAIT, bytearray(request))
+            _ioctl(self._node, self._TIMELINE_WAIT, request)
         except DriverError as error:
             if error.code == errno.ETIME:
                 return False
@@ -394,20 +395,14 @@ class SyncobjEndpoint(Endpoint):
         handles = ctypes.c_uint32(self._handle)
         points = ctypes.c_uint64(value)
         request = struct.pack("=QQII", ctypes.addressof(handles), ctypes.addressof(points), 1, 0)
-        self._ioctl("DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL", self._TIMELINE_SIGNAL, bytearray(request))
+        _ioctl(self._node, self._TIMELINE_SIGNAL, request)
 
     def close(self) -> None:
         try:
-            self._ioctl("DRM_IOCTL_SYNCOBJ_DESTROY", self._DESTROY, bytearray(struct.pack("=II", self._handle, 0)))
+            _ioctl(self._node, self._DESTROY, struct.pack("=II", self._handle, 0))
         finally:
             os.close(self._node)
             os.close(self._fd)
-
-    def _ioctl(self, call: str, number: int, request: bytearray) -> None:
-        try:
-            fcntl.ioctl(self._node, number, request, True)
-        except OSError as error:
-            raise system.driver_error(call, error.errno or 0) from error
 
 
 _NODES: Final = "/dev/dri/renderD*"

@@ -72,7 +72,7 @@ def test_two_signals_of_a_plain_eventfd_pass_two_waits(host: Device, scope: Exit
 def test_a_signal_that_somebody_else_takes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the read; the descriptor blocks, and the watcher must not."""
     endpoint = gi.bridge.EventFdEndpoint(gi.EventFd(os.eventfd(0)))
-    monkeypatch.setattr(_endpoints, "_readable", lambda fd, timeout: True)
+    monkeypatch.setattr(_endpoints, "_polls", lambda fd, wanted, timeout: True)
     assert not endpoint.wait(0, 0.0)
     endpoint.signal(0)
     assert endpoint.wait(0, 0.0)
