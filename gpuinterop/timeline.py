@@ -191,21 +191,12 @@ class Page:
                     f"another process held the signallers' lock of {self.label} for longer than {LOCK_LIMIT:g} s: let "
                     "that process go on, or end it."
                 )
-            current = self._value.value
-            if value <= current:
-                raise DriverError(
-                    "host timeline signal",
-                    errno.EINVAL,
-                    "VALUE_NOT_GREATER",
-                    f"{self.label} stands at {current}; a signal must be greater, and {value} is not.",
-                )
+            if value <= self._value.value:
+                why = f"stands at {self._value.value}; a signal must be greater, and {value} is not."
+                raise self._refused("VALUE_NOT_GREATER", why)
             if value > MAX_DEVICE_VALUE and self._devices.value:
-                raise DriverError(
-                    "host timeline signal",
-                    errno.EINVAL,
-                    "VALUE_TOO_LARGE",
-                    f"{self.label} is shared with a device, whose streams need values below 2**63, got {value}.",
-                )
+                why = f"is shared with a device, whose streams need values below 2**63, got {value}."
+                raise self._refused("VALUE_TOO_LARGE", why)
             system.fence()  # earlier stores come before the value that announces them
             self._value.value = value  # one aligned 8-byte store
             self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
@@ -216,6 +207,9 @@ class Page:
                 finally:
                     os.close(fd)
         self.wake()
+
+    def _refused(self, symbol: str, why: str) -> DriverError:
+        return DriverError("host timeline signal", errno.EINVAL, symbol, f"{self.label} {why}")
 
     def wait(self, value: int, deadline: float | None, check: Callable[[], None]) -> bool:
         """Block the calling thread, GIL released, until the counter is `value` or more.

@@ -39,10 +39,7 @@ class MipmappedArray(Resource):
             The array does not have level `n`.
         """
         self._check_open()
-        index = check_int(n, "n")
-        if not 0 <= index < self.layout.levels:
-            raise InvalidArgumentError("n", f"expected a level from 0 to {self.layout.levels - 1}, got {n}.")
-        return ArrayLevel(self, index)
+        return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
 class ArrayLevel:

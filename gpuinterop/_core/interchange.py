@@ -59,19 +59,16 @@ class DType:
 
 
 def resolve_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    resolved = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape")
-    if any(dim < 0 for dim in resolved):
-        raise InvalidArgumentError("shape", f"expected dimensions of 0 or more, got {resolved}.")
-    return resolved
+    return resolve_ints((shape,) if isinstance(shape, int) else shape, "shape", minimum=0)
 
 
-def resolve_ints(values: Sequence[int], argument: str) -> tuple[int, ...]:
+def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = None) -> tuple[int, ...]:
     """A tuple of ints, or an error that names the argument."""
     try:
         listed = tuple(values)
     except TypeError:
         raise ArgumentTypeError(argument, f"expected a sequence of ints, got {values!r}.") from None
-    return tuple(check_int(value, argument) for value in listed)
+    return tuple(check_int(value, argument, minimum=minimum) for value in listed)
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -196,36 +193,17 @@ def _sweep() -> None:
 sweeps.append(_sweep)
 
 
-def make_capsule(
-    *,
-    pointer: int,
-    device: tuple[int, int],
-    dtype: DType,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    token: object,
-    versioned: bool,
-) -> object:
+def make_capsule(view: View, token: object, *, versioned: bool) -> object:
     """Make a DLPack capsule that keeps `token` alive until its consumer releases it."""
-    ndim = len(shape)
-    dims = (ctypes.c_int64 * ndim)(*shape)
-    steps = (ctypes.c_int64 * ndim)(*(stride // dtype.itemsize for stride in strides))
-    managed = _ManagedVersioned() if versioned else _Managed()
-    if versioned:
-        managed.version = _Version(1, 0)
-        managed.flags = 0
-    tensor = managed.tensor
-    tensor.data = pointer
-    tensor.device = _Device(*device)
-    tensor.ndim = ndim
-    tensor.dtype = _DataType(dtype.code, dtype.bits, 1)
-    tensor.shape = dims
-    tensor.strides = steps
-    tensor.byte_offset = 0
+    ndim, dtype = len(view.shape), view._dtype
+    dims = (ctypes.c_int64 * ndim)(*view.shape)
+    steps = (ctypes.c_int64 * ndim)(*(stride // dtype.itemsize for stride in view.strides))
+    element = _DataType(dtype.code, dtype.bits, 1)
+    managed = _ManagedVersioned(version=_Version(1, 0)) if versioned else _Managed()
+    managed.tensor = _Tensor(view._pointer, _Device(*view.__dlpack_device__()), ndim, element, dims, steps)
     managed.deleter = _delete
     address = ctypes.addressof(managed)
-    name = _NAME_VERSIONED if versioned else _NAME
-    capsule = _capsule_new(address, name, None)
+    capsule = _capsule_new(address, _NAME_VERSIONED if versioned else _NAME, None)
     _alive[address] = entry = [capsule, managed, dims, steps, token]
     _untaken.append(entry)
     return capsule
@@ -323,15 +301,7 @@ class View:
             )
         token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
         self._order(stream, device[0], token)
-        return make_capsule(
-            pointer=self._pointer,
-            device=device,
-            dtype=self._dtype,
-            shape=self.shape,
-            strides=self.strides,
-            token=token,
-            versioned=max_version is not None and max_version[0] >= 1,
-        )
+        return make_capsule(self, token, versioned=max_version is not None and max_version[0] >= 1)
 
     def _order(self, stream: int | None, device_type: int, token: Hold) -> None:
         if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
