@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from .errors import ArgumentTypeError, InvalidArgumentError
+
+T = TypeVar("T")
 
 MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
 MAX_SIZE: Final = 2**63 - 1
 """Bytes: Python's C API and some driver calls take signed sizes and offsets."""
+
+
+def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:
+    """Return an object of the type."""
+    if not isinstance(value, kind):
+        raise ArgumentTypeError(argument, f"expected {wanted}, got {type(value).__name__}.")
+    return value
 
 
 def check_int(value: object, argument: str, *, minimum: int | None = None, maximum: int | None = None) -> int:

@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ._arguments import check_int
+from ._arguments import check_int, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
-from .errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from .errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from .handles import Binary, Timeline
 
 __all__ = ["Handoff", "HandoffStep"]
@@ -86,8 +86,7 @@ class Handoff:
         if to_graphics is not None:
             given.append(("to_graphics", to_graphics))
         for argument, semaphore in given:
-            if not isinstance(semaphore, ExternalSemaphore):
-                raise ArgumentTypeError(argument, f"expected an ExternalSemaphore, got {type(semaphore).__name__}.")
+            check_type(semaphore, ExternalSemaphore, argument, "an ExternalSemaphore")
         if to_compute.kind is Timeline:
             if to_graphics is not None:
                 raise InvalidArgumentError("to_graphics", "one timeline serves both directions; leave it out.")

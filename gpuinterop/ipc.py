@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from . import system
+from ._arguments import check_type
 from .errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .handles import (
     DeviceIdentity,
@@ -86,7 +87,7 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     PeerError
         The peer is gone, or did not read the whole message within the timeout. Close the connection: it is unusable.
     """
-    _check_socket(connection)
+    check_type(connection, socket.socket, "connection", "a socket.socket")
     _check_sequence("handles", handles, "send_handle")
     body = bytearray(_HEADER.pack(_MAGIC, _VERSION, len(handles)))
     fds = array.array("i")
@@ -129,7 +130,7 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
         The peer is gone, did not send the whole message within the timeout, or sent other data or too many descriptors.
         This process never opens more descriptors than it expects, and closes all that came.
     """
-    _check_socket(connection)
+    check_type(connection, socket.socket, "connection", "a socket.socket")
     _check_sequence("expect", expect, "receive_handle")
     for kind in expect:
         if kind not in WIRE_TYPES:
@@ -162,11 +163,6 @@ class _Patience:
         left = None if self._deadline is None else math.ceil(max(0.0, self._deadline - time.monotonic()) * 1000)
         if not poller.poll(left):
             raise TimeoutError("timed out")
-
-
-def _check_socket(connection: object) -> None:
-    if not isinstance(connection, socket.socket):
-        raise ArgumentTypeError("connection", f"expected a socket.socket, got {type(connection).__name__}.")
 
 
 def _check_sequence(argument: str, things: object, single: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import timeline
-from .._arguments import check_nbytes, check_timeout
+from .._arguments import check_nbytes, check_timeout, check_type
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -594,16 +594,13 @@ class Device:
 
 
 def check_device(device: object, argument: str) -> Device:
-    if not isinstance(device, Device):
-        raise ArgumentTypeError(argument, f"expected a gpuinterop Device, got {type(device).__name__}.")
-    return device
+    return check_type(device, Device, argument, "a gpuinterop Device")
 
 
 def check_devices(devices: object, argument: str, backend: Backend) -> list[Device]:
     """Devices of one backend."""
-    if not isinstance(devices, Iterable):
-        raise ArgumentTypeError(argument, f"expected a sequence of gpuinterop Devices, got {type(devices).__name__}.")
-    found = [check_device(device, argument) for device in devices]
+    given: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
+    found = [check_device(device, argument) for device in given]
     for device in found:
         if device._backend is not backend:
             raise InvalidArgumentError(argument, f"{device!r} is of another backend than {backend.name}.")

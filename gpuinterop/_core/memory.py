@@ -304,11 +304,11 @@ class Buffer(Sized):
         ResourceBusyError
             The memory is pageable and the stream has a pending semaphore wait: the copy would block and could deadlock.
         """
-        self._copy(HostArray(source, argument="source", writable=False), "source", offset, stream, to_host=False)
+        self._copy(source, "source", offset, stream, to_host=False)
 
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy from the buffer into host memory; `offset` is the source offset (see `copy_from_host`)."""
-        self._copy(HostArray(target, argument="target", writable=True), "target", offset, stream, to_host=True)
+        self._copy(target, "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done."""
@@ -320,14 +320,18 @@ class Buffer(Sized):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _copy(self, array: HostArray, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
+    def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
+        array = HostArray(host, argument=argument, writable=to_host)
         start = self._range(offset, array.nbytes, argument)
         here = self._address + start
         target, source = (array.ptr, here) if to_host else (here, array.ptr)
         self._on(
-            stream, start, array.nbytes,
-            lambda native: self._backend.copy(native, target, source, array.nbytes), array=array,
-        )  # fmt: skip
+            stream,
+            start,
+            array.nbytes,
+            lambda native: self._backend.copy(native, target, source, array.nbytes),
+            array=array,
+        )
 
     def _range(self, offset: int, size: int, argument: str) -> int:
         self._check_open()

@@ -12,15 +12,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from .._arguments import check_int, check_nbytes
+from .._arguments import check_int, check_nbytes, check_type
 from ..backend import MulticastBackend
 from ..capabilities import Cell, Operation, Scope
-from ..errors import (
-    ArgumentTypeError,
-    InvalidArgumentError,
-    ResourceBusyError,
-    UnsupportedError,
-)
+from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, Granularity, HandleOrigin, OriginKind
 from . import registry
 from .allocation import Allocation
@@ -360,10 +355,7 @@ class MulticastObject(Sized):
         DriverError
         """
         self._check_open()
-        if not isinstance(allocation, Allocation):
-            raise ArgumentTypeError(
-                "allocation", f"expected an Allocation of Device.allocate, got {type(allocation).__name__}."
-            )
+        check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
         allocation._check_open()
         device = allocation.device
         self._check_home(device, allocation, "allocation")
@@ -419,13 +411,11 @@ class MulticastObject(Sized):
         self._check_open()
         check_devices((device,), "device", self._backend)
         buffer = address if isinstance(address, Buffer) else None
-        number = buffer.ptr if buffer is not None else check_int(address, "address")
+        number = buffer.ptr if buffer is not None else check_nbytes(address, "address")
         at = self._offset(offset, "offset", self._size)
         bound = self._range(device, at, size)
         if buffer is None:
-            self._check_home(device, None, "device")
-            if not 0 < number < 1 << 63:
-                raise InvalidArgumentError("address", f"expected an address or a Buffer, got {number}.")
+            self._check_added(device, "device")
             self._multiple(number, "address")
         else:
             self._check_buffer(device, buffer, bound.size)
@@ -641,8 +631,8 @@ def _reserve(multicast: MulticastObject, binding: MulticastBinding, taken: dict[
         multicast._bindings[binding._lifetime] = binding
 
 
-class MulticastBinding(Resource):
-    """Memory of one device, bound to a multicast object. Made by `MulticastObject.bind_memory` and `bind_address`.
+class MulticastBinding(Sized):
+    """Memory of `device`, bound to a multicast object. Made by `MulticastObject.bind_memory` and `bind_address`.
 
     `close` unbinds it (``cuMulticastUnbind``) when the earlier work of the object's `devices`, those added here, is
     done; the memory is unmapped and released only after that. It does not wait for mappings or other processes: before
@@ -659,6 +649,8 @@ class MulticastBinding(Resource):
             Native("MulticastBinding", lambda _: backend.unbind(group.handle, native, offset, size), parents=parents),
             multicast,
             *(() if memory is None else (memory,)),
+            device=bound.device,
+            size=size,
         )
         self._lifetime.untracked = tuple(device._streams for device in multicast.devices)
         self._bound = bound
@@ -684,19 +676,9 @@ class MulticastBinding(Resource):
         return self._multicast
 
     @property
-    def device(self) -> Device:
-        """Device that owns the bound memory."""
-        return self._bound.device
-
-    @property
     def offset(self) -> int:
         """Offset in the multicast object in bytes."""
         return self._bound.offset
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._bound.size
 
     @property
     def memory(self) -> Allocation | Buffer | None:

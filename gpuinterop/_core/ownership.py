@@ -6,6 +6,7 @@ success consumes the caller's handle, failure leaves it open and untouched. So a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -184,16 +185,13 @@ def dmabuf_size(fdinfo: str) -> int | None:
 def check_size(handle: Handle, size: int) -> None:
     """Refuse a size that exceeds the object: drivers accept it and fail, or crash, later."""
     origin = handle.origin
-    known = [("the exporter", origin.size)] if origin is not None and origin.size is not None else []
-    if isinstance(handle, FdHandle) and not (known and origin is not None and origin.trusted):
-        try:
-            real = handle._use(object_size)
-        except OSError:
-            real = None  # no /proc, or an object that cannot seek: the driver must check
-        if real is not None:
-            known.append(("the system", real))
+    said = origin.size if origin is not None else None
+    known = [("the exporter", said)]
+    if isinstance(handle, FdHandle) and (said is None or origin is None or not origin.trusted):
+        with contextlib.suppress(OSError):  # no /proc, or an object that cannot seek: the driver must check
+            known.append(("the system", handle._use(object_size)))
     for who, limit in known:
-        if size > limit:
+        if limit is not None and size > limit:
             raise InvalidArgumentError(
                 "size",
                 f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size.",

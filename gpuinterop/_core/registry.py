@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
 from .. import system
-from .._arguments import check_int
+from .._arguments import check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -32,7 +32,6 @@ from ..capabilities import (
     recorded,
 )
 from ..errors import (
-    ArgumentTypeError,
     BackendNotFoundError,
     BackendUnavailableError,
     DeviceNotFoundError,
@@ -116,13 +115,9 @@ class LoadedBackend:
                 if number not in infos:
                     known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
                     raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
-                device = self._make(infos[number])
-                self._devices[number] = device
+                table = self._table(infos[number], os.environ.get(_DISABLE_VARIABLE, ""))
+                device = self._devices[number] = Device(self._native, infos[number], table, self.devices)
             return device
-
-    def _make(self, info: DeviceInfo) -> Device:
-        patterns = os.environ.get(_DISABLE_VARIABLE, "")
-        return Device(self._native, info, self._table(info, patterns), self.devices)
 
     def _table(self, info: DeviceInfo, patterns: str) -> Capabilities:
         """The backend's table, completed, promoted by recorded runs, less what the user turned off."""
@@ -133,18 +128,7 @@ class LoadedBackend:
                 f"the backend {self.name!r} must declare UNVERIFIED for {', '.join(bold)}, not SUPPORTED: only "
                 "verified.toml can say that."
             )
-        cells = []
-        for cell in DOMAIN:
-            interfaces = INTERFACES.get(cell.operation)
-            if interfaces is not None and not isinstance(self._native, interfaces) and not _gap(said.get(cell)):
-                names = " or ".join(interface.__name__ for interface in interfaces)
-                cells.append(_default_gap(cell, f"the backend {self.name!r} has no {names}"))
-            elif (own := self._own_gap(cell)) is not None and not _gap(said.get(cell)):
-                cells.append(own)
-            elif cell in said:
-                cells.append(said[cell])
-            else:
-                cells.append(_default_gap(cell, f"the backend {self.name!r} does not declare it"))
+        cells = [self._completed(cell, said.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self._native).__module__.partition(".")[0])
         runs: list[VerifiedRun] = []
         if package is not None and hasattr(package, "__path__"):  # a single module has no folder of its own
@@ -153,32 +137,34 @@ class LoadedBackend:
         promoted = promote(cells, runs, device=name, stand_in=stand_ins.stand_in(self.libraries))
         return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=info.name)
 
-    def _own_gap(self, cell: Cell) -> Capability | None:
-        """Why the core cannot make this semaphore of stream words, if the core makes the backend's semaphores."""
-        if cell.operation is not Operation.CREATE_SEMAPHORE or isinstance(self._native, HostSemaphoreBackend):
-            return None
-        if cell.handle_type is not TimelineFd:
+    def _completed(self, cell: Cell, said: Capability | None) -> Capability:
+        """What the backend says of a cell, unless the cell needs what the backend, or the core, lacks."""
+        if said is not None and not said:
+            return said
+        interfaces = INTERFACES.get(cell.operation)
+        if interfaces is not None and not isinstance(self._native, interfaces):
+            names = " or ".join(interface.__name__ for interface in interfaces)
+            return _default_gap(cell, f"the backend {self.name!r} has no {names}")
+        # Where the backend makes no semaphores, the core makes them of words that streams write.
+        of_words = cell.operation is Operation.CREATE_SEMAPHORE and not isinstance(self._native, HostSemaphoreBackend)
+        if of_words and cell.handle_type is not TimelineFd:
             return cell.gap(
                 Scope.BINDINGS,
                 "only timelines can be made of words that streams write.",
                 "gpuinterop.timeline",
                 "use create_semaphore(TimelineFd), if that is supported.",
             )
-        if system.SYS_FUTEX is None:
+        if of_words and system.SYS_FUTEX is None:
             return cell.gap(
                 Scope.PLATFORM,
                 "our own timelines need memfds, /proc and futexes, implemented for x86-64 and aarch64 Linux.",
                 "gpuinterop.timeline",
                 "import one that Vulkan or Direct3D has made.",
             )
-        return None
+        return said or _default_gap(cell, f"the backend {self.name!r} does not declare it")
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"
-
-
-def _gap(capability: Capability | None) -> bool:
-    return capability is not None and not capability
 
 
 def _default_gap(cell: Cell, reason: str) -> Capability:
@@ -300,8 +286,8 @@ def get_backend(name: str | None = None) -> LoadedBackend:
         The backend does not work here; the message says why and what to install. A backend requested by name never
         falls back to another.
     """
-    if name is not None and not isinstance(name, str):
-        raise ArgumentTypeError("name", f"expected a str, got {type(name).__name__}.")
+    if name is not None:
+        check_type(name, str, "name", "a str")
     source = "name"
     if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
         source = _BACKEND_VARIABLE
@@ -395,11 +381,7 @@ def match_device(identity: DeviceIdentity) -> Device:
     DeviceNotFoundError
         No device matches; the message lists the available devices.
     """
-    if not isinstance(identity, DeviceIdentity):
-        raise ArgumentTypeError(
-            "identity", f"expected a DeviceIdentity, as gpuinterop.vulkan.identity(...) returns, got "
-            f"{type(identity).__name__}."
-        )  # fmt: skip
+    check_type(identity, DeviceIdentity, "identity", "a DeviceIdentity, as gpuinterop.vulkan.identity(...) returns")
     chosen = os.environ.get(_BACKEND_VARIABLE)
     seen = []
     for loaded in [get_backend()] if chosen else _working():

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from .. import timeline
-from .._arguments import check_timeout
-from .._core.device import Device
+from .._arguments import check_timeout, check_type
+from .._core.device import Device, check_device
 from .._core.native import Native
 from .._core.ownership import lend
 from .._core.resource import Resource
@@ -49,12 +49,13 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _GRACE_S: Final = 2.0
-_ENDPOINTS: Final[Mapping[type[FdHandle], Callable[[Any], Endpoint]]] = {
-    TimelineFd: OwnTimelineEndpoint,
-    DrmSyncobjFd: SyncobjEndpoint,
-    SyncFd: SyncFdEndpoint,
-    EventFd: EventFdEndpoint,
+_ENDPOINTS: Final[Mapping[type[FdHandle], tuple[Callable[[Any], Endpoint], str]]] = {
+    TimelineFd: (OwnTimelineEndpoint, "our own page, which the watcher reads."),
+    DrmSyncobjFd: (SyncobjEndpoint, "by the kernel's DRM ioctls; not yet run on a GPU."),
+    SyncFd: (SyncFdEndpoint, "poll() tells when it is signalled; the bridge cannot signal it."),
+    EventFd: (EventFdEndpoint, "a signal adds 1, a wait takes 1."),
 }
+"""The endpoint of each type, and the remark on its capability."""
 
 
 class _Calls(WordCalls):
@@ -193,8 +194,7 @@ class Bridge(Resource):
     """
 
     def __init__(self, device: Device, *, grace: float = _GRACE_S) -> None:
-        if not isinstance(device, Device):
-            raise ArgumentTypeError("device", f"expected a gpuinterop Device, got {type(device).__name__}.")
+        check_device(device, "device")
         seconds = check_timeout(grace)
         if seconds is None:
             raise InvalidArgumentError("grace", "must be finite: a stream would be left blocked for ever.")
@@ -261,10 +261,7 @@ class Bridge(Resource):
         UnsupportedError
             The type cannot be bridged here. An `OpaqueFd` never can, because it does not show what is behind it.
         """
-        if not isinstance(handle, Handle):
-            raise ArgumentTypeError(
-                "handle", f"expected a typed handle such as gpuinterop.EventFd(fd), got {type(handle).__name__}."
-            )
+        check_type(handle, Handle, "handle", "a typed handle such as gpuinterop.EventFd(fd)")
         self._check_open()
         handle._check_open()
         kind = type(handle)
@@ -282,7 +279,7 @@ class Bridge(Resource):
             )
         # The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it.
         with cast(FdHandle, handle).duplicate() as duplicate:
-            endpoint = _ENDPOINTS[type(duplicate)](duplicate)
+            endpoint = _ENDPOINTS[type(duplicate)][0](duplicate)
             duplicate.detach()
         once = iter((endpoint.close,))
         try:
@@ -406,14 +403,4 @@ def _capability(kind: type[FdHandle], words: Capability) -> Capability:
             "Linux: DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE",
             "use gpuinterop.vulkan.TimelineEndpoint(vk, semaphore) for a Vulkan timeline of this process.",
         )
-    return cell.unverified(
-        Scope.PLATFORM,
-        {
-            TimelineFd: "our own page, which the watcher reads",
-            DrmSyncobjFd: "by the kernel's DRM ioctls; not yet run on a GPU",
-            SyncFd: "poll() tells when it is signalled; the bridge cannot signal it",
-            EventFd: "a signal adds 1, a wait takes 1",
-        }[kind]
-        + ".",
-        "docs/bridge.md",
-    )
+    return cell.unverified(Scope.PLATFORM, _ENDPOINTS[kind][1], "docs/bridge.md")

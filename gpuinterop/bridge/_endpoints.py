@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from .. import system, timeline
+from .._arguments import check_type
 from .._core.semaphore import ExternalSemaphore
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
-    ArgumentTypeError,
     DriverError,
     HandleError,
     InvalidArgumentError,
@@ -93,8 +93,7 @@ class SemaphoreEndpoint(Endpoint):
     """
 
     def __init__(self, semaphore: ExternalSemaphore[Any]) -> None:
-        if not isinstance(semaphore, ExternalSemaphore):
-            raise ArgumentTypeError("semaphore", f"expected an ExternalSemaphore, got {type(semaphore).__name__}.")
+        check_type(semaphore, ExternalSemaphore, "semaphore", "an ExternalSemaphore")
         semaphore.check_host_side()
         self._semaphore = semaphore
         self.kind = semaphore.kind
