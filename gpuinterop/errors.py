@@ -91,13 +91,9 @@ class UnsupportedError(GpuInteropError, NotImplementedError):
     """
 
     def __init__(self, capability: Capability, *, context: str = "") -> None:
-        text = f"{capability.cell} is {capability.support.value}"
-        if context:
-            text += f" on {context}"
-        text += f": {capability.reason}"
-        if capability.workaround:
-            text += f" Instead: {capability.workaround}"
-        super().__init__(text)
+        where = f" on {context}" if context else ""
+        instead = f" Instead: {capability.workaround}" if capability.workaround else ""
+        super().__init__(f"{capability.cell} is {capability.support.value}{where}: {capability.reason}{instead}")
         self.capability = capability
 
 

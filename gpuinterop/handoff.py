@@ -82,11 +82,9 @@ class Handoff:
         tracks_submits: bool = True,
         frame: int | None = None,
     ) -> None:
-        given: list[tuple[str, object]] = [("to_compute", to_compute)]
+        check_type(to_compute, ExternalSemaphore, "to_compute", "an ExternalSemaphore")
         if to_graphics is not None:
-            given.append(("to_graphics", to_graphics))
-        for argument, semaphore in given:
-            check_type(semaphore, ExternalSemaphore, argument, "an ExternalSemaphore")
+            check_type(to_graphics, ExternalSemaphore, "to_graphics", "an ExternalSemaphore")
         if to_compute.kind is Timeline:
             if to_graphics is not None:
                 raise InvalidArgumentError("to_graphics", "one timeline serves both directions; leave it out.")

@@ -308,12 +308,10 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
     _syscall(SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0)
 
 
-def futex_wake_all(address: int) -> None:
-    """Wake all threads that sleep in `futex_wait` on `address`."""
-    futex_waker(address)()
-
-
 def futex_waker(address: int) -> Callable[[], object]:
-    """Return `futex_wake_all` of an address as one C call: an interrupt comes only after it has woken them."""
+    """Return what wakes all threads that sleep in `futex_wait` on `address`.
+
+    It is one C call: an interrupt comes only after it has woken them.
+    """
     assert SYS_FUTEX is not None
     return partial(_syscall, SYS_FUTEX, address, _FUTEX_WAKE, _ALL, None, None, 0)

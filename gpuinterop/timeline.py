@@ -250,7 +250,7 @@ class Page:
 
     def wake(self) -> None:
         """Make all waiting threads look again."""
-        system.futex_wake_all(self._futex)
+        system.futex_waker(self._futex)()
 
 
 def _lock(fd: int) -> bool:
