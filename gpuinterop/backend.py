@@ -1,4 +1,4 @@
-"""The contract of backends. A backend may import only this module, errors, handles and capabilities.
+"""The contract of backends. A backend may import only this module, errors, handles, capabilities and native_driver.
 
 (And `gpuinterop.system` and `gpuinterop.timeline`, if it uses our timeline semaphores on the CPU.)
 
@@ -19,32 +19,20 @@ The core makes an interface that a backend does not inherit a gap, with the inte
 
 from __future__ import annotations
 
-import ctypes
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 from . import system
 from .capabilities import Capability, Operation
-from .errors import DriverError, warn_leak
 from .handles import (
     AllocationHandle,
     AnySemaphoreHandle,
     ArrayLayout,
     DeviceIdentity,
-    FabricHandle,
-    FdHandle,
     Granularity,
-    Handle,
     MemoryHandle,
-    OpaqueWin32,
-    OpaqueWin32Kmt,
-    PointerHandle,
-    VmmFd,
-    Win32Handle,
 )
 
 __all__ = [
@@ -543,197 +531,3 @@ INTERFACES: Mapping[Operation, tuple[type[Backend], ...]] = {
     Operation.GRAPH_CAPTURE: (GraphBackend,),
 }
 """The optional interfaces that can implement an operation; it needs one of them."""
-
-
-# -- what backends share whose driver is a library of functions that return a status ---------------------------------
-
-_T = TypeVar("_T")
-_MadeT = TypeVar("_MadeT", bound="Made")
-
-
-class NativeDriver(ABC):
-    """The functions of a driver. A call's results are a tuple that begins with its status, 0 for success."""
-
-    @abstractmethod
-    def returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function and return all its results, for any status."""
-
-    @abstractmethod
-    def error(self, call: str, code: Any) -> DriverError:
-        """Make the error of a call, with the status's name and its meaning for this call."""
-
-    @abstractmethod
-    def keep(self, results: list[tuple[Any, ...]], name: str, calls: Iterable[tuple[Any, ...]]) -> None:
-        """Call a function with the arguments of each of `calls`. C code takes them, calls and stores in one step."""
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function and return its results without the status; raise unless that is success."""
-        return self.check(name, self.returned(name, *arguments))
-
-    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function whose failure may be an answer; return all its results."""
-        return self.returned(name, *arguments)
-
-    def check(self, call: str, result: Any) -> Any:
-        """Return a call's results without the status, several as a tuple; raise unless that is success."""
-        if result[0]:
-            raise self.error(call, result[0])
-        return result[1] if len(result) == 2 else result[1:]
-
-    def attribute(self, call: str, kind: Callable[[int], Any], device: Any, number: int) -> int:
-        """A device's attribute by its number; 0 if the bindings or the driver do not know it."""
-        try:
-            wanted = kind(number)
-        except ValueError:  # newer than the bindings
-            return 0
-        code, *found = self.status(call, wanted, device)
-        return 0 if code else int(found[0])
-
-    def warn(self, call: str, code: Any) -> None:
-        """Warn that a call that undoes something has failed.
-
-        It does not raise: the caller has what was made meanwhile, or already raises an earlier failure.
-        """
-        warn_leak(f"{self.error(call, code)}; its object or setting stays as it is")
-
-
-class NativeDevice(ABC):
-    """A device, with its driver's calls."""
-
-    driver: Any
-
-    def __init__(self, driver: NativeDriver, ordinal: int) -> None:
-        self.driver = driver
-        self.ordinal = ordinal
-
-    @abstractmethod
-    def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        """Call `work` with the device current. Pass `aside` for calls that do not belong to a stream.
-
-        An interrupt may lose the result of `work`, so `work` stores the objects that it makes in a `Made`.
-        """
-
-    def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
-        """`NativeDriver.call` calls a function that does not create objects, on this device."""
-        return self.run(self.driver.call, name, *arguments, aside=aside)
-
-    def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self.run(self.driver.status, name, *arguments)
-        return found
-
-    def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Have `work` make it on this device; undo it if anything raises."""
-        try:
-            self.run(work, aside=aside)
-            return made
-        except BaseException:
-            made.undo()
-            raise
-
-
-class Made(ABC):
-    """An object that one driver call makes and another releases, each called once, even across interrupts."""
-
-    __slots__ = ("_found", "_left", "_told", "device", "handle", "more")
-
-    back: ClassVar[str]
-    """Name of the function that releases it."""
-    device: Any
-    handle: Any
-
-    def __init__(self, device: NativeDevice, *more: Any) -> None:
-        self.device = device
-        self.handle = 0
-        self.more = more
-        """Arguments of `back` behind the handle."""
-        self._found: list[tuple[Any, ...]] = []
-        """Results of the call that makes it."""
-        self._left: Iterator[tuple[Any, ...]] | None = None
-        """Arguments for a pending call of `back`: C code pops them in the step that makes the call."""
-        self._told: list[tuple[Any, ...]] = []
-        """Results of `back`."""
-
-    @property
-    def made(self) -> bool:
-        return bool(self._found) and not self._found[0][0]
-
-    @property
-    @abstractmethod
-    def native(self) -> Any:
-        """The handle as `back` takes it, even if an interrupt came before it was stored in `handle`."""
-
-    def create(self, name: str, *arguments: Any) -> Self:
-        """Make it, with this call alone."""
-        # C code calls a method with `*arguments`, and an interrupt after that would lose the result of `create`.
-        made: Self = self.device.create(self, partial(self.make, name, *arguments))
-        return made
-
-    @abstractmethod
-    def make(self, name: str, *arguments: Any) -> None:
-        """Make it on the device, with a call that returns the handle."""
-
-    def free(self) -> Any:
-        """Release it on the device. A repeated call does nothing, but retries a release that failed."""
-        if not self.made:
-            return None
-        driver = self.device.driver
-        if self._left is None:
-            self._left = iter(((self.native, *self.more),))
-        driver.keep(self._told, self.back, self._left)
-        if self._told and self._told[0][0]:
-            failed = driver.error(self.back, self._told[0][0])
-            self._left, self._told = None, []
-            raise failed
-        return driver.check(self.back, self._told[0]) if self._told else None
-
-    def release(self) -> None:
-        """`free` it, with any device current."""
-        self.device.run(self.free)
-
-    def undo(self) -> None:
-        """`release` it after a failure; if that fails as well, warn (`NativeDriver.warn`)."""
-        try:
-            self.release()
-        except DriverError as error:
-            self.device.driver.warn(error.call, error.code)
-
-
-def describe(union: Any, handle: Handle, pointer_arm: str = "") -> object:
-    """Set a handle in the union of a driver's descriptor; return the object to keep alive until the call.
-
-    It sets exactly one member: they share their bytes.
-    """
-    if isinstance(handle, FdHandle):
-        union.fd = handle.fd
-        return None
-    if isinstance(handle, PointerHandle):
-        setattr(union, pointer_arm, handle.pointer)
-        return None
-    assert isinstance(handle, Win32Handle)
-    if handle.handle is not None:
-        union.win32.handle = handle.handle
-        return None
-    assert handle.name is not None
-    name = ctypes.create_string_buffer(handle.name.encode("utf-16-le") + b"\0\0")
-    union.win32.name = ctypes.addressof(name)
-    return name
-
-
-def exported(kind: type[AllocationHandle], found: Any) -> AllocationHandle:
-    """The handle of what a driver has exported: a descriptor, which the handle owns from now on, a number, or bytes."""
-    if kind is VmmFd:
-        os.set_inheritable(found, False)
-        return VmmFd.adopt(found)
-    if kind is FabricHandle:
-        return FabricHandle(found)
-    return (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=found)
-
-
-class Releases:
-    """The calls that release, for a backend whose objects are `Made`: `Made.back` names the native function."""
-
-    def release(self, made: Native) -> None:
-        made.release()
-
-    destroy_stream = destroy_event = unmap_buffer = destroy_memory = destroy_semaphore = release
-    destroy_array = unmap_allocation = release_allocation = unpin = release

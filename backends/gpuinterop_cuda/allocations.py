@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-from gpuinterop.backend import Address, AllocationBackend, exported
+from gpuinterop.backend import Address, AllocationBackend
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
+from gpuinterop.native_driver import exported
 
 from .driver import Context, Driver, Made, Room
 

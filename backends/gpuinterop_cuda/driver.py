@@ -13,9 +13,10 @@ from functools import partial
 from itertools import starmap
 from typing import Any, Final, TypeVar
 
-from gpuinterop import backend, system
-from gpuinterop.backend import Backend, NativeDevice, NativeDriver, Releases
+from gpuinterop import native_driver, system
+from gpuinterop.backend import Backend
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
+from gpuinterop.native_driver import NativeDevice, NativeDriver, Releases
 
 from .error_hints import GENERAL, MEANINGS, NEWER_NAMES
 
@@ -168,7 +169,7 @@ class Context(NativeDevice):
         return self.driver.run(work, *arguments, contexts=self._pushed, aside=aside)
 
 
-class Made(backend.Made):
+class Made(native_driver.Made):
     """An object of the driver."""
 
     __slots__ = ()

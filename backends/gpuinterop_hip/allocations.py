@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import starmap
 from typing import Any, Final
 
-from gpuinterop.backend import Address, AllocationBackend, exported
+from gpuinterop.backend import Address, AllocationBackend
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import AllocationHandle, FabricHandle, Granularity, OpaqueWin32, OpaqueWin32Kmt, VmmFd
+from gpuinterop.native_driver import exported
 
 from .driver import Driver, Gpu, Made, Room
 from .memory import knows

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuinterop import handles
-from gpuinterop.backend import describe
 from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import Handle
+from gpuinterop.native_driver import describe
 
 # The numbers of hipExternalMemoryHandleType. The runtime refuses all others, although its enum names them.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 from itertools import starmap
 from typing import Any, Final, TypeVar
 
-from gpuinterop import backend, system
-from gpuinterop.backend import Backend, NativeDevice, NativeDriver, Releases
+from gpuinterop import native_driver, system
+from gpuinterop.backend import Backend
 from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
+from gpuinterop.native_driver import NativeDevice, NativeDriver, Releases
 
 from .error_hints import GENERAL, MEANINGS, OUT_OF_MEMORY
 
@@ -210,7 +211,7 @@ class Gpu(NativeDevice):
         return self.driver.run(work, *arguments, ordinal=self.ordinal, aside=aside)
 
 
-class Made(backend.Made):
+class Made(native_driver.Made):
     """An object of the runtime."""
 
     __slots__ = ("_place",)

@@ -27,8 +27,9 @@ import numpy as np
 import gpuinterop as gi
 from gpuinterop._core.native import RETIRED, alive
 from gpuinterop._core.native_stream import NativeStream
-from gpuinterop.backend import INTERFACES, Releases
+from gpuinterop.backend import INTERFACES
 from gpuinterop.exporters import open_exporter
+from gpuinterop.native_driver import Releases
 from tests.kept_streams import destroy_kept_streams
 from tests.spare_pages import unpin_spare_pages
 
