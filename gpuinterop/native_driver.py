@@ -48,7 +48,10 @@ class NativeDriver(ABC):
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function and return its results without the status; raise unless that is success."""
-        return self.check(name, self.returned(name, *arguments))
+        result = self.returned(name, *arguments)
+        if result[0]:  # as `check` has it; timelines of our own pay for each step here
+            raise self.error(name, result[0])
+        return result[1] if len(result) == 2 else result[1:]
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a function whose failure may be an answer; return all its results."""
