@@ -95,10 +95,10 @@ test-main: $(VENV)/.test drivers
 test-kit: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
 
-# One more pre-emption, the pairs that test-main excludes, every mutant, two interrupts. -rP shows what was counted.
+# One more pre-emption, the pairs that test-main excludes, two interrupts. -rP shows what was counted.
 explore: $(VENV)/.test
 	@GPUINTEROP_EXPLORE=1 $(PYTEST) -rP $(addprefix tests/core/test_,$(addsuffix .py,explorer pairs scenes \
-	    interrupted_calls mutants)) $(ARGS) || $(NONE_SELECTED)
+	    interrupted_calls)) $(ARGS) || $(NONE_SELECTED)
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) drivers
 	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \

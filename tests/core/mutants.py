@@ -101,7 +101,7 @@ _NOTE = (
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
-_TAKE = "retire(dropped[0])  # taken out afterwards: an interrupt may come in between\n        del dropped[0]"
+_TAKE = "retire(dropped[0])  # removed afterwards: an interrupt may come in between\n        del dropped[0]"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
 MUTANTS: dict[str, Mutant] = {
@@ -143,14 +143,14 @@ MUTANTS: dict[str, Mutant] = {
             (drain._release, "if not _begin", "busy = native.calls.copy()\n    if busy or not _begin"),
             (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
         ),
-        "a stream and what it has used are closed",
+        "ExternalSemaphore.close & ExternalSemaphore.signal",
     ),
     "a point is taken before the calls are looked for": Mutant(
         ((drain._claim, "if native.calls.copy():", "if False:"),), "a signal that lasts beside a close"
     ),
     "an event is recorded on what is being released": Mutant(
         ((NativeStream.with_event, "if not self.may_be_asked:", "if self.state in GONE:"),),
-        "Stream.close & Stream.synchronize, timed",
+        "Stream.close & Buffer.copy_from_host",
     ),
     "a wait looks at the gate, then notes itself": Mutant(
         ((ExternalSemaphore.wait, _NOTE + _LOOK, _LOOK + _NOTE),), "a wait beside a release that blocks"
@@ -218,12 +218,3 @@ MUTANTS: dict[str, Mutant] = {
     ),
 }  # fmt: skip
 """By what is wrong."""
-
-FEW = (
-    "a transition outside of the monitor", "a use is forgotten", "a question's mark comes behind the look",
-    "a release does not look for calls", "a point is taken before the calls are looked for",
-    "a wait looks at the gate, then notes itself", "a release looks at the notes, then shuts the gate",
-    "a parent is let go when its child's release begins", "a wait that is inherited is not noted",
-    "an interrupt loses a mark's end",
-)  # fmt: skip
-"""Those of every run."""
