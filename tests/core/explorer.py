@@ -729,7 +729,7 @@ class Watched:
         if self._slot is not None:
             return self._slot.__get__(thing, type(thing))
         try:
-            return thing.__dict__[f"watched {self.name}"]
+            return thing.__dict__[self.name]
         except KeyError:
             raise AttributeError(self.name) from None
 
@@ -753,7 +753,7 @@ class Watched:
         if self._slot is not None:
             self._slot.__set__(thing, value)
         else:
-            thing.__dict__[f"watched {self.name}"] = value
+            thing.__dict__[self.name] = value  # where it is found once nobody watches
 
 
 def _refuse(why: str) -> None:

@@ -127,6 +127,13 @@ def closing(kind: type[Toy], use: Callable[[Toy], object]) -> Callable[[Run], Ca
     return build
 
 
+def test_what_outlives_the_watch_keeps_its_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Toy(Lock("monitor"))
+    assert toy.state == "live"
+    monkeypatch.undo()
+    assert toy.state == "live"
+
+
 def test_mark_then_look_is_right() -> None:
     found = explore(closing(Toy, Toy.use))
     print(f"\nmark, look, call beside close: {found}")
