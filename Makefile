@@ -41,7 +41,7 @@ EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp)
 
-.PHONY: help demo test test-all test-main test-kit test-cuda test-exchange test-hip test-hip-amd test-hip-amd-asan \
+.PHONY: help demo docs test test-all test-main test-manual test-kit test-cuda test-exchange test-hip test-hip-amd test-hip-amd-asan \
     test-forwarding explore test-lowest-cuda test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
@@ -55,6 +55,7 @@ help:
 	@echo "make test-hip-amd-asan SOURCES=DIRECTORY  that, under AddressSanitizer"
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
 	@echo "make test-exchange  processes that agree: over sockets and torch.distributed; and MPI, an example"
+	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
 	@echo "make explore      the core's threads in more orders than test-main tries, and struck twice by Ctrl-C; takes long"
 	@echo "make check        lint, types and tests"
@@ -62,6 +63,7 @@ help:
 	@echo "make lint         ruff, import-linter's contracts, and English that readers stumble over"
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
+	@echo "make docs         build the manual into docs/_build/html"
 	@echo "make shaders      compile the demo's shader"
 	@echo "make wheel-check  build the wheel, and test it outside the checkout"
 	@echo "make clean        remove what these made"
@@ -77,7 +79,7 @@ test: $(VENV)/.test drivers
 	    test-main test-cuda test-hip
 
 # torch is large, and not for every system.
-test-all: test-main test-cuda test-hip test-kit test-exchange test-forwarding test-lowest-cuda test-lowest-hip
+test-all: test-main test-cuda test-hip test-kit test-manual test-exchange test-forwarding test-lowest-cuda test-lowest-hip
 
 test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0
@@ -90,6 +92,14 @@ KIT := tests/meta/test_plugin.py tests/meta/test_simulated.py tests/meta/test_to
 
 test-main: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
+
+# A page is a process. What ran on a GPU is compared with its record (tools/manual.py).
+test-manual: $(VENV)/.test drivers
+	@. .vulkan/env; $(PYTEST) tests/manual $(ARGS) || $(NONE_SELECTED)
+
+docs: $(VENV)/.docs
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 # -rP: how many pairs, schedules and points each call had.
 test-kit: $(VENV)/.test drivers
@@ -211,6 +221,10 @@ $(VENV)/.dev: $(MADE) pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dev]'
 	@touch $@ $(VENV)/.test
 
+$(VENV)/.docs: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda,docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .vulkan .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .vulkan docs/_build docs/_generated .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find gpuinterop backends tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -297,7 +297,7 @@ def _show(step: Step) -> None:
     verb = {"wrong": "", "hung": "hung: ", "died": "died: "}[step.outcome]
     say((f"  ✗ {step.step:<32} {verb}{step.detail}", "red"))
     if step.likely_cause:
-        say(("    ", ""), ("likely:", "yellow"), (f" {step.likely_cause} (docs/multicast.md)", ""))
+        say(("    ", ""), ("likely:", "yellow"), (f" {step.likely_cause} (docs/howto/multicast.md)", ""))
 
 
 def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], document: Path | None) -> bool:

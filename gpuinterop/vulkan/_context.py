@@ -39,7 +39,7 @@ class Native(lifetime.Native):
     """Vulkan objects that were made to be shared. They stand on the context, which holds them.
 
     A finalizer must not destroy them, because a queue may still use them. The compute side may still use its import,
-    which keeps the payload on every driver (docs/vulkan.md).
+    which keeps the payload on every driver (docs/howto/vulkan-buffer.md).
     """
 
     def __init__(self, vk: VulkanContext, noun: str) -> None:

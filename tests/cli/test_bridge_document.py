@@ -1,4 +1,4 @@
-"""docs/bridge.md: the endpoint that it shows works, and so does its example of a semaphore of our own."""
+"""docs/concepts/bridge.md: the endpoint that it shows works, and so does its example of a semaphore of our own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 import gpuinterop as gi
 
-TEXT = (Path(__file__).parents[2] / "docs" / "bridge.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "concepts" / "bridge.md").read_text(encoding="utf-8")
 
 
 def sample(word: str) -> str:
-    (found,) = (text for text in re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL) if word in text)
+    (found,) = (text for text in re.findall(r"^```python[^\n]*\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL) if word in text)
     return str(found)
 
 

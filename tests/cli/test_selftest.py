@@ -19,7 +19,7 @@ from gpuinterop.cli import records
 from gpuinterop.cli.records import recorded_runs, verified_file
 from tests.cli.invoke import invoke
 
-HARDWARE = Path(__file__).parents[2] / "docs" / "hardware.md"
+HARDWARE = Path(__file__).parents[2] / "docs" / "reference" / "runs.md"
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_document_shows_what_is_recorded(
     monkeypatch.setattr(subprocess, "run", lambda *_arguments, **_options: SimpleNamespace(returncode=0))
     document.write_text(before.replace("import_memory", "nonsense"), encoding="utf-8")
     assert invoke(*arguments).exit_code == 0
-    assert document.read_text(encoding="utf-8") == before, "docs/hardware.md is not what is recorded"
+    assert document.read_text(encoding="utf-8") == before, "docs/reference/runs.md is not what is recorded"
     document.write_text("no marks\n", encoding="utf-8")
     assert "lacks the lines" in invoke(*arguments).output
     assert invoke("selftest", "--document", str(document)).exit_code == 2

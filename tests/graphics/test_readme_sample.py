@@ -30,7 +30,7 @@ LOOP = "for frame in frames:"
 
 def sample(*, torch: bool) -> tuple[str, str]:
     """The code block with the frame loop: what precedes the loop, and the loop."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python[^\n]*\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     block = next(block for block in blocks if LOOP in block)
     if torch:
         block, changed = re.subn(r"^(\w+ = ).*?# torch: (.*)$", r"\1\2", block, flags=re.MULTILINE)

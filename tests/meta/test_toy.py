@@ -48,7 +48,7 @@ def test_the_example_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> N
 
 def test_the_tree_in_the_manual() -> None:
     """It names the example's files, and no others."""
-    manual = (EXAMPLE.parents[1] / "backends.md").read_text()
+    manual = (EXAMPLE.parents[1] / "backends" / "writing.md").read_text()
     tree = manual[manual.index("docs/examples/backend/") :].partition("```")[0]
     named = re.findall(r"^ +([\w.]+\.\w+)", tree, re.MULTILINE)
     there = [path.name for path in EXAMPLE.rglob("*.*") if path.suffix in (".py", ".toml")]

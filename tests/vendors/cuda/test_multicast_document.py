@@ -1,4 +1,4 @@
-"""The samples of docs/multicast.md do what they say: on the simulated driver, and on no other."""
+"""The samples of docs/howto/multicast.md do what they say: on the simulated driver, and on no other."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import gpuinterop as gi
 from tests.simulated.driver import Simulator, assert_simulated
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = ROOT / "docs" / "multicast.md"
+DOCUMENT = ROOT / "docs" / "howto" / "multicast.md"
 ONE_PROCESS, SEVERAL_PROCESSES, ONE_ALLOCATION = range(3)
 SIZE = 2 << 20
 
 
 def samples(document: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python[^\n]*\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def sample(index: int) -> str:

@@ -1,0 +1,85 @@
+"""What Sphinx adds to the pages: where a block ran, links to the reference, and the tables that are made of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from gpuinterop.capabilities import DOMAIN, VerifiedRun, read_verified
+from sphinx.application import Sphinx
+from tools import manual
+
+ROOT = Path(__file__).resolve().parents[2]
+_GENERATED = ROOT / "docs" / "_generated"
+_NAME = re.compile(r"(?<!`)`gi\.([\w.]+)(\(\))?`(?!`)")
+RAN = {
+    "host": "Runs in CI: the host backend, and real software Vulkan.",
+    "simulated": "Runs in CI: a simulated CUDA driver.",
+}
+
+
+def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
+    """Make MyST's fences of ours, with a line below each that says where it ran, and link names to the reference."""
+    page = str((Path(app.srcdir) / f"{docname}.md").relative_to(ROOT))
+    if not (ROOT / page).exists():
+        return
+    ran = dict(RAN)
+    if record := manual.recorded().get(page):
+        ran["gpu"] = f"Ran on an {record['device']} on {record['date']} ({record['software']})."
+    lines: list[str] = []
+    caption, inside = "", False
+    for line in content[0].split("\n"):
+        fence = re.match(r"^( *)```(\S*) ?([^`]*)$", line)
+        if fence and not inside and not fence[2].startswith("{"):
+            inside = True
+            caption = " ".join(text for kind, text in ran.items() if kind in fence[3].split())
+            lines.append(f"{fence[1]}```{fence[2]}")
+        elif inside:
+            lines.append(line)
+            if line.strip() == "```":
+                inside = False
+                if caption:
+                    indent = line[: -len("```")]
+                    lines += ["", f'{indent}<p class="ran">{caption}</p>', ""]
+        elif fence:
+            inside, caption = True, ""
+            lines.append(line)
+        else:
+            lines.append(_NAME.sub(r"{py:obj}`gi.\1\2 <gpuinterop.\1>`", line))
+    content[0] = "\n".join(lines)
+
+
+# -- the tables that are made of the code ------------------------------------------------------------------------------
+
+
+def matrix() -> str:
+    """The table of what recorded runs have shown: a column a run, a row a cell."""
+    columns: dict[str, VerifiedRun] = {}
+    for backend in ("cuda", "hip", "host"):
+        for run in read_verified(ROOT / "backends" / f"gpuinterop_{backend}" / "verified.toml"):
+            columns[f"{backend}: {run.device}"] = run
+    for run in read_verified(ROOT / "gpuinterop" / "exporters" / "verified.toml"):
+        columns[f"Vulkan: {run.device}"] = run
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    lines.append(f"| *date* | {' | '.join(run.date for run in columns.values())} |")
+    for cell in DOMAIN:
+        if any(cell in run.cells for run in columns.values()):
+            said = ("yes" if cell in run.cells else "" for run in columns.values())
+            lines.append(f"| `{cell}` | {' | '.join(said)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _write(app: Sphinx) -> None:
+    _GENERATED.mkdir(exist_ok=True)
+    for name, text in {"matrix.md": matrix()}.items():
+        path = _GENERATED / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Sphinx calls this."""
+    app.connect("source-read", _source_read)
+    app.connect("builder-inited", _write)
+    return {"parallel_read_safe": True}

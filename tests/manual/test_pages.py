@@ -1,0 +1,125 @@
+"""Every block of the README and of docs runs, or ran on a GPU and has not changed since."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import manual
+
+ROOT = manual.ROOT
+MARKS = {*manual.KINDS, "output"}
+TEXT = {"text", "toml", "yaml", ""}
+"""Languages of fences that nothing runs."""
+
+
+@pytest.mark.timeout(manual.LIMIT_S + 30)
+@pytest.mark.parametrize(
+    ("kind", "page"), [(kind, page) for kind in ("host", "simulated") for page in manual.programs(kind)]
+)
+def test_a_page_runs(kind: str, page: str) -> None:
+    done = manual.run(page, kind)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "LeakedResourceWarning" not in done.stderr, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("page", manual.programs("gpu"))
+def test_a_page_ran_on_a_gpu_as_it_stands(page: str) -> None:
+    run = manual.recorded().get(page)
+    assert run is not None, f"{page} has not run on a GPU: python tools/manual.py record OUT {page}"
+    assert run["sha256"] == manual.digest(page), f"{page} has changed since {run['date']}: record it again"
+
+
+def test_each_block_is_marked() -> None:
+    unmarked = []
+    for page in manual.pages():
+        for block in manual.blocks(page):
+            known = MARKS.issuperset(mark for mark in block.marks if "=" not in mark)
+            runs = manual.KINDS.keys() & set(block.marks)
+            if not known or not (runs or block.language in TEXT or block.language.startswith("{")):
+                unmarked.append(f"{block}: {block.language} {' '.join(block.marks)}")
+    assert not unmarked, "say where each of these runs: " + ", ".join(unmarked)
+
+
+def test_an_excerpt_stands_in_its_file() -> None:
+    found = 0
+    for page in manual.pages():
+        for block in manual.blocks(page):
+            for mark in block.marks:
+                if mark.startswith("in="):
+                    found += 1
+                    assert block.code in (ROOT / mark.removeprefix("in=")).read_text(encoding="utf-8"), block
+    assert found
+
+
+def test_a_change_of_the_source_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    source = "```python gpu\nimport vulkan_application\nprint(1)\n```\n\n```text output\n1\n```\n"
+    page.write_text(source, encoding="utf-8")
+    before = manual.digest(str(page))
+    page.write_text(source.replace("output\n1", "output\n2") + "\nWords.\n", encoding="utf-8")
+    assert manual.digest(str(page)) == before, "what is printed and what is said are not the source"
+    page.write_text(source.replace("print(1)", "print(2)"), encoding="utf-8")
+    assert manual.digest(str(page)) != before
+    page.write_text(source, encoding="utf-8")
+    (tmp_path / "vulkan_application.py").write_text("changed = True\n", encoding="utf-8")
+    monkeypatch.setattr(manual, "EXAMPLES", tmp_path)
+    assert manual.digest(str(page)) != before, "the program that it uses is its source"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("```python host\nprint(1)\n```\n\n```text output\n2\n```\n", "expected"),
+        ("```python host\nraise SystemExit(3)\n```\n", ""),
+        ("```console host\n$ echo 1\n2\n```\n", "expected"),
+        ("```console host\n$ false\n```\n", "ended with status 1"),
+        ("```yaml host\nkey: value\n```\n", "expected python or console"),
+    ],
+    ids=["another output", "an exit", "a command's output", "a command's status", "another language"],
+)
+def test_a_wrong_page_fails(tmp_path: Path, text: str, said: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    done = manual.run(str(page), "host")
+    assert done.returncode != 0
+    assert re.search(said, done.stderr)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named: set[Path] = set()
+    for page in manual.pages():
+        folder = (ROOT / page).parent
+        for tree in re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL):
+            entries = [line for line in tree.split() if not line.startswith(":")]
+            named |= {folder / f"{entry}.md" for entry in entries}
+    missing = [page for page in manual.pages() if ROOT / page not in named]
+    assert missing == ["README.md", "docs/index.md"]
+
+
+def test_every_public_name_stands_in_the_manual() -> None:
+    """By a directive of the reference, and by a how-to page, a concept or an example."""
+    import importlib
+
+    import gpuinterop as gi
+
+    reference = "\n".join(path.read_text(encoding="utf-8") for path in (manual.DOCS / "reference" / "api").glob("*.md"))
+    listed = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", reference, re.MULTILINE))
+    names = {f"gpuinterop.{name}" for name in gi.__all__}
+    for module in ("bridge", "capabilities", "errors", "exchange", "exporters", "handoff", "handles", "ipc", "vulkan"):
+        names |= {f"gpuinterop.{module}.{name}" for name in importlib.import_module(f"gpuinterop.{module}").__all__}
+
+    def there(name: str) -> bool:
+        top = f"gpuinterop.{name.rpartition('.')[2]}"
+        return name in listed or (top in names and top in listed)
+
+    assert sorted(name for name in names if not there(name)) == []
+    told = "\n".join(
+        (ROOT / page).read_text(encoding="utf-8") for page in manual.pages() if not page.startswith("docs/reference/api")
+    )
+    told += "\n".join(path.read_text(encoding="utf-8") for path in manual.EXAMPLES.rglob("*.py"))
+    untold = [name for name in gi.__all__ if not re.search(rf"\b{re.escape(name)}\b", told)]
+    assert untold == []

@@ -1,0 +1,260 @@
+"""The code blocks of README.md and docs: which there are, and run them.
+
+A page is a program. A fence says behind the language where its block runs:
+
+    ```python host                 in CI, on the host backend and real software Vulkan
+    ```python simulated            in CI, on our simulated CUDA driver
+    ```python gpu                  on a GPU; docs/recorded.toml has the date and a hash of what ran
+    ```python host gpu             both
+    ```python host file=peer.py    written to that file beside the program, not run
+    ```console host                each line that begins with "$ " is a command
+    ```text output                 what the block before it has printed; "..." stands for anything
+    ```toml in=examples/x.toml     an excerpt, as it stands in that file of docs or of the checkout
+
+A page's blocks of one kind run in order, in one process and one folder of their own. What a reader need not see stands in
+a comment that begins with "<!-- host" (or another kind).
+
+Usage:
+    python tools/manual.py run KIND [PAGE...]       run the programs of that kind: those of all pages, or of these
+    python tools/manual.py record OUT [PAGE...]     run those of kind gpu on this machine's GPU, and write OUT
+    python tools/manual.py recorded OUT             take over what `record` wrote on another machine
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import doctest
+import hashlib
+import io
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+EXAMPLES = DOCS / "examples"
+RECORD = DOCS / "recorded.toml"
+KINDS = {"host": "host", "simulated": "cuda", "gpu": "cuda"}
+"""How a block runs, and on which backend."""
+LIMIT_S = 240
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$|^<!-- (?P<hidden>[\w ]+)\n(?P<setup>.*?)^-->$",
+    re.MULTILINE | re.DOTALL,
+)
+_LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fence of a page, or a hidden comment with code."""
+
+    page: str
+    line: int
+    language: str
+    marks: tuple[str, ...]
+    """Kinds, or ``output``, or ``in=FILE``, or nothing."""
+    file: str
+    """The file to write the code to."""
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[str]:
+    """The README and the pages of docs, as paths in the checkout."""
+    found = (path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The blocks of a page, in order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for found in _FENCE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 2  # that of the code
+        if found["hidden"]:
+            if KINDS.keys() & found["hidden"].split():
+                yield Block(page, line, "python", tuple(found["hidden"].split()), "", found["setup"])
+            continue
+        language, *marks = found["info"].split() or [""]
+        file = next((mark.removeprefix("file=") for mark in marks if mark.startswith("file=")), "")
+        indent = len(found["indent"])
+        code = "".join(text_line[indent:] for text_line in found["code"].splitlines(keepends=True))
+        yield Block(page, line, language, tuple(marks), file, code)
+
+
+def program(page: str, kind: str) -> list[Block]:
+    """The page's blocks of this kind, with the outputs that follow them."""
+    found: list[Block] = []
+    taken = False
+    for block in blocks(page):
+        if "output" not in block.marks:
+            taken = kind in block.marks
+        if taken:
+            found.append(block)
+    return found
+
+
+def programs(kind: str) -> list[str]:
+    """Pages with blocks of this kind."""
+    return [page for page in pages() if program(page, kind)]
+
+
+def digest(page: str, kind: str = "gpu") -> str:
+    """A hash of a program's source, and of the examples that it names."""
+    source = "".join(block.code for block in program(page, kind) if "output" not in block.marks)
+    for path in sorted(EXAMPLES.glob("*.py")):
+        if re.search(rf"\b{path.stem}\b", source):
+            source += path.read_text(encoding="utf-8")
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """What ran on a GPU, by page."""
+    if not RECORD.exists():
+        return {}
+    return {run["page"]: run for run in tomllib.loads(RECORD.read_text(encoding="utf-8"))["run"]}
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def run(page: str, kind: str, *, timeout: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """Run a page's program in a process of its own, in an empty folder."""
+    environment = os.environ | {"GPUINTEROP_BACKEND": KINDS[kind], "PYTHONUNBUFFERED": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    extra = [str(EXAMPLES), os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", ""), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, extra))
+    if kind == "simulated":
+        library = _simulated()
+        environment["LD_LIBRARY_PATH"] = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        environment.setdefault("GPUINTEROP_SIM_DEVICES", "2")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-X", "faulthandler", "-W", "error::ResourceWarning", __file__, "_here", kind, page]
+        return subprocess.run(
+            command, cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=timeout
+        )
+
+
+def _simulated() -> Path:
+    sys.path.insert(0, str(ROOT))
+    from tests.simulated.build import build
+
+    return build("cuda")
+
+
+def _here(page: str, kind: str) -> None:
+    """Run the program in this process."""
+    if kind == "simulated":
+        import ctypes
+
+        assert hasattr(ctypes.CDLL("libcuda.so.1"), "gpuinterop_simulated_driver"), "this is not the simulated driver"
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    for block in program(page, kind):
+        if "output" in block.marks:
+            if not doctest.OutputChecker().check_output(block.code, printed, _LIKE):
+                raise AssertionError(f"{block}: expected\n{block.code}\ngot\n{printed}")
+        elif block.file:
+            Path(block.file).write_text(block.code, encoding="utf-8")
+        elif block.language == "console":
+            printed = _console(block)
+        elif block.language == "python":
+            caught = io.StringIO()
+            with contextlib.redirect_stdout(caught):
+                exec(compile("\n" * (block.line - 1) + block.code, block.page, "exec"), names)
+            printed = caught.getvalue()
+            print(printed, end="")
+        else:
+            raise AssertionError(f"{block}: expected python or console, got {block.language!r}")
+
+
+def _console(block: Block) -> str:
+    """Run each command, and compare what it prints with the lines below it, if there are any."""
+    everything = ""
+    for part in re.split(r"^\$ ", block.code, flags=re.MULTILINE)[1:]:
+        command, _, expected = part.partition("\n")
+        while command.endswith("\\"):
+            line, _, expected = expected.partition("\n")
+            command = f"{command}\n{line}"
+        done = subprocess.run(["bash", "-euc", command], stdout=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 0, f"{block}: `{command}` ended with status {done.returncode}\n{done.stdout}"
+        if expected.strip() and not doctest.OutputChecker().check_output(expected, done.stdout, _LIKE):
+            raise AssertionError(f"{block}: `{command}`: expected\n{expected}\ngot\n{done.stdout}")
+        everything += done.stdout
+    return everything
+
+
+# -- recording ---------------------------------------------------------------------------------------------------------
+
+
+def _machine() -> dict[str, str]:
+    import gpuinterop as gi
+
+    backend = gi.get_backend("cuda")
+    versions = {**backend.versions(), "Python": platform.python_version()}
+    return {"device": backend.device().name, "software": ", ".join(f"{name} {text}" for name, text in versions.items())}
+
+
+def _record(out: Path, only: Sequence[str]) -> int:
+    machine, failed, lines = _machine(), 0, []
+    for page in only or programs("gpu"):
+        done = run(page, "gpu")
+        print(f"{page}: {'passed' if done.returncode == 0 else f'FAILED with {done.returncode}'}")
+        if done.returncode:
+            failed += 1
+            print(done.stdout[-2000:], done.stderr[-4000:])
+            continue
+        lines += ["[[run]]", f'page = "{page}"', f'sha256 = "{digest(page)}"', f"date = {datetime.date.today()}"]
+        lines += [*(f'{name} = "{text}"' for name, text in machine.items()), ""]
+    out.write_text("\n".join(lines), encoding="utf-8")
+    return int(failed > 0)
+
+
+def _take_over(out: Path) -> int:
+    """Merge what ran elsewhere into the record; programs that are gone leave it."""
+    runs = recorded() | {run["page"]: run for run in tomllib.loads(out.read_text(encoding="utf-8")).get("run", [])}
+    text = "# What ran on a GPU, and a hash of its source; `python tools/manual.py record` writes it. Do not edit.\n"
+    for page in programs("gpu"):
+        if entry := runs.get(page):
+            text += "\n[[run]]\n"
+            text += "".join(
+                f"{name} = {value}\n" if name == "date" else f'{name} = "{value}"\n' for name, value in entry.items()
+            )
+    RECORD.write_text(text, encoding="utf-8")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    match arguments:
+        case ["_here", kind, page]:
+            _here(page, kind)
+            return 0
+        case ["run", kind, *only] if kind in KINDS:
+            failed = 0
+            for page in only or programs(kind):
+                done = run(page, kind)
+                print(f"{page}: {'passed' if done.returncode == 0 else 'FAILED'}")
+                if done.returncode or only:
+                    print(done.stdout, done.stderr)
+                failed += done.returncode != 0
+            return int(failed > 0)
+        case ["record", out, *only]:
+            return _record(Path(out), only)
+        case ["recorded", out]:
+            return _take_over(Path(out))
+    print(__doc__)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
