@@ -39,7 +39,7 @@ SPACE := $(subst ,, )
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 # Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
-SHADERS := $(wildcard gpuinterop/cli/demo/*.comp)
+SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
 
 .PHONY: help demo docs test test-all test-main test-manual test-kit test-cuda test-exchange test-hip test-hip-amd test-hip-amd-asan \
     test-forwarding explore test-lowest-cuda test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean

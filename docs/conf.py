@@ -1,7 +1,7 @@
 """Sphinx's configuration. `make docs` builds the manual into docs/_build/html.
 
-The theme is furo: it reads well on a wide screen and on a telephone, in light and dark, without settings of ours, and it
-is what pip, attrs and urllib3 use. The pages are Markdown, so that they can be read in the repository too.
+The theme is furo: it reads well on a wide screen and on a telephone, in light and dark, without settings of ours, and
+it is what pip, attrs and urllib3 use. The pages are Markdown, so that they can be read in the repository too.
 """
 
 from __future__ import annotations

@@ -6,17 +6,17 @@ A page is a program. A fence says behind the language where its block runs:
     ```python simulated            in CI, on our simulated CUDA driver
     ```python gpu                  on a GPU; docs/recorded.toml has the date and a hash of what ran
     ```python host gpu             both
-    ```python host file=peer.py    written to that file beside the program, not run
+    ```python host file=peer.py    appended to that file beside the program, not run
     ```console host                each line that begins with "$ " is a command
     ```text output                 what the block before it has printed; "..." stands for anything
     ```toml in=examples/x.toml     an excerpt, as it stands in that file of docs or of the checkout
 
-A page's blocks of one kind run in order, in one process and one folder of their own. What a reader need not see stands in
-a comment that begins with "<!-- host" (or another kind).
+A page's blocks of one kind run in order, in one process and one folder of their own. What a reader need not see stands
+in a comment that begins with "<!-- host" (or another kind).
 
 Usage:
     python tools/manual.py run KIND [PAGE...]       run the programs of that kind: those of all pages, or of these
-    python tools/manual.py record OUT [PAGE...]     run those of kind gpu on this machine's GPU, and write OUT
+    python tools/manual.py record OUT [PAGE...]     run those of kind gpu on this machine; write OUT, and pictures
     python tools/manual.py recorded OUT             take over what `record` wrote on another machine
 """
 
@@ -30,6 +30,7 @@ import io
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,8 +47,10 @@ RECORD = DOCS / "recorded.toml"
 KINDS = {"host": "host", "simulated": "cuda", "gpu": "cuda"}
 """How a block runs, and on which backend."""
 LIMIT_S = 240
+SOURCES = (".py", ".comp")
 _FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$|^<!-- (?P<hidden>[\w ]+)\n(?P<setup>.*?)^-->$",
+    r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$"
+    r"|^<!-- (?P<hidden>[\w =.]+)\n(?P<setup>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
 )
 _LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -72,7 +75,7 @@ class Block:
 
 def pages() -> list[str]:
     """The README and the pages of docs, as paths in the checkout."""
-    found = (path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+    found = (path for path in DOCS.rglob("*.md") if not {"_build", "_generated"} & set(path.parts))
     return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
 
 
@@ -81,14 +84,14 @@ def blocks(page: str) -> Iterator[Block]:
     text = (ROOT / page).read_text(encoding="utf-8")
     for found in _FENCE.finditer(text):
         line = text.count("\n", 0, found.start()) + 2  # that of the code
-        if found["hidden"]:
-            if KINDS.keys() & found["hidden"].split():
-                yield Block(page, line, "python", tuple(found["hidden"].split()), "", found["setup"])
+        language, *marks = (f"python {found['hidden']}" if found["hidden"] else found["info"]).split() or [""]
+        if found["hidden"] and not KINDS.keys() & set(marks):
             continue
-        language, *marks = found["info"].split() or [""]
         file = next((mark.removeprefix("file=") for mark in marks if mark.startswith("file=")), "")
-        indent = len(found["indent"])
-        code = "".join(text_line[indent:] for text_line in found["code"].splitlines(keepends=True))
+        if language.startswith("{"):  # MyST's own
+            continue
+        indent = len(found["indent"] or "")
+        code = "".join(text[indent:] for text in (found["code"] or found["setup"] or "").splitlines(keepends=True))
         yield Block(page, line, language, tuple(marks), file, code)
 
 
@@ -110,12 +113,16 @@ def programs(kind: str) -> list[str]:
 
 
 def digest(page: str, kind: str = "gpu") -> str:
-    """A hash of a program's source, and of the examples that it names."""
+    """A hash of a program's source, and of the examples that it names, and those name."""
     source = "".join(block.code for block in program(page, kind) if "output" not in block.marks)
-    for path in sorted(EXAMPLES.glob("*.py")):
-        if re.search(rf"\b{path.stem}\b", source):
-            source += path.read_text(encoding="utf-8")
-    return hashlib.sha256(source.encode()).hexdigest()
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
+    used, todo = dict[Path, str](), [source]
+    while todo:
+        text = todo.pop()
+        new = {path: texts[path] for path in texts.keys() - used.keys() if re.search(rf"\b{path.stem}\b", text)}
+        used |= new
+        todo += new.values()
+    return hashlib.sha256("".join((source, *(used[path] for path in sorted(used)))).encode()).hexdigest()
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -128,21 +135,38 @@ def recorded() -> dict[str, dict[str, Any]]:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def run(page: str, kind: str, *, timeout: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-    """Run a page's program in a process of its own, in an empty folder."""
+def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a page's program in a process of its own, in an empty folder; those of the examples in a copy of theirs.
+
+    The pictures that it writes go into the folder `pictures`.
+    """
     environment = os.environ | {"GPUINTEROP_BACKEND": KINDS[kind], "PYTHONUNBUFFERED": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    extra = [str(EXAMPLES), os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", ""), os.environ.get("PYTHONPATH", "")]
+    extra = [
+        str(EXAMPLES),
+        str(ROOT),
+        os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", ""),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, extra))
     if kind == "simulated":
         library = _simulated()
         environment["LD_LIBRARY_PATH"] = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         environment.setdefault("GPUINTEROP_SIM_DEVICES", "2")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "here"
+        if page.startswith("docs/examples/"):
+            shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            folder.mkdir()
         command = [sys.executable, "-X", "faulthandler", "-W", "error::ResourceWarning", __file__, "_here", kind, page]
-        return subprocess.run(
-            command, cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=timeout
+        done = subprocess.run(
+            command, cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=LIMIT_S
         )
+        if pictures is not None:
+            for picture in (*folder.glob("*.png"), *folder.glob("*.gif")):
+                shutil.copy(picture, pictures)
+        return done
 
 
 def _simulated() -> Path:
@@ -165,9 +189,11 @@ def _here(page: str, kind: str) -> None:
             if not doctest.OutputChecker().check_output(block.code, printed, _LIKE):
                 raise AssertionError(f"{block}: expected\n{block.code}\ngot\n{printed}")
         elif block.file:
-            Path(block.file).write_text(block.code, encoding="utf-8")
+            with open(block.file, "a", encoding="utf-8") as file:
+                file.write(block.code)
         elif block.language == "console":
             printed = _console(block)
+            print(printed, end="")
         elif block.language == "python":
             caught = io.StringIO()
             with contextlib.redirect_stdout(caught):
@@ -201,14 +227,14 @@ def _machine() -> dict[str, str]:
     import gpuinterop as gi
 
     backend = gi.get_backend("cuda")
-    versions = {**backend.versions(), "Python": platform.python_version()}
+    versions = {**backend.versions, "Python": platform.python_version()}
     return {"device": backend.device().name, "software": ", ".join(f"{name} {text}" for name, text in versions.items())}
 
 
 def _record(out: Path, only: Sequence[str]) -> int:
     machine, failed, lines = _machine(), 0, []
     for page in only or programs("gpu"):
-        done = run(page, "gpu")
+        done = run(page, "gpu", pictures=out.parent)
         print(f"{page}: {'passed' if done.returncode == 0 else f'FAILED with {done.returncode}'}")
         if done.returncode:
             failed += 1

@@ -1,4 +1,4 @@
-"""What Sphinx adds to the pages: where a block ran, links to the reference, and the tables that are made of the code."""
+"""What Sphinx adds to the pages: where a block ran, links to the reference, and tables that are made of the code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpuinterop.capabilities import DOMAIN, VerifiedRun, read_verified
 from sphinx.application import Sphinx
+
+from gpuinterop.capabilities import DOMAIN, VerifiedRun, read_verified
 from tools import manual
 
 ROOT = Path(__file__).resolve().parents[2]

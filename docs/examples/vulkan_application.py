@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-import gpuinterop as gi
 import vulkan as api
+
+import gpuinterop as gi
 
 SEMAPHORES = ((gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd), (gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))
 

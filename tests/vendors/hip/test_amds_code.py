@@ -1,6 +1,6 @@
 """What AMD's runtime does otherwise than its documentation says, and this library's users must not meet.
 
-Each fails on AMD's runtime where the backend does not allow for it. See docs/backends/hip.md for the versions concerned.
+Each fails on AMD's runtime where the backend does not allow for it. docs/backends/hip.md names the versions.
 """
 
 from __future__ import annotations

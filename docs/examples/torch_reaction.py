@@ -1,0 +1,157 @@
+"""A torch tensor that a Vulkan shader animates, and torch disturbs: no copy, no wait of the host.
+
+    python torch_reaction.py            writes reaction.png and reaction.gif
+
+A compute shader lets two substances react and diffuse (Gray and Scott's model) in a buffer. torch drops one of them
+into the same bytes, and colours the field. Each side waits on the device for the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+import vulkan as api
+from PIL import Image
+from vulkan_application import Application
+
+import gpuinterop as gi
+
+SIZE, FRAMES, STEPS = 160, 64, 80
+FEED, KILL = 0.0545, 0.062
+SHADER = Path(__file__).with_name("reaction.spv")
+
+
+class Reaction:
+    """The Vulkan program: a pipeline over one storage buffer."""
+
+    def __init__(self, application: Application, buffer: Any) -> None:
+        device = application.device
+        storage = api.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+        stage = api.VK_SHADER_STAGE_COMPUTE_BIT
+        binding = api.VkDescriptorSetLayoutBinding(0, storage, 1, stage, None)
+        self.sets = api.vkCreateDescriptorSetLayout(
+            device, api.VkDescriptorSetLayoutCreateInfo(pBindings=[binding]), None
+        )
+        push = api.VkPushConstantRange(stage, 0, 16)
+        self.layout = api.vkCreatePipelineLayout(
+            device, api.VkPipelineLayoutCreateInfo(pSetLayouts=[self.sets], pPushConstantRanges=[push]), None
+        )
+        code = SHADER.read_bytes()
+        self.shader = api.vkCreateShaderModule(
+            device, api.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code), None
+        )
+        main = api.VkPipelineShaderStageCreateInfo(stage=stage, module=self.shader, pName="main")
+        info = api.VkComputePipelineCreateInfo(stage=main, layout=self.layout)
+        (self.pipeline,) = api.vkCreateComputePipelines(device, None, 1, [info], None)
+        size = api.VkDescriptorPoolSize(storage, 1)
+        self.pool = api.vkCreateDescriptorPool(
+            device, api.VkDescriptorPoolCreateInfo(maxSets=1, pPoolSizes=[size]), None
+        )
+        info = api.VkDescriptorSetAllocateInfo(descriptorPool=self.pool, pSetLayouts=[self.sets])
+        (self.set,) = api.vkAllocateDescriptorSets(device, info)
+        whole = api.VkDescriptorBufferInfo(buffer.vk_buffer, 0, buffer.size)
+        write = api.VkWriteDescriptorSet(
+            dstSet=self.set, dstBinding=0, descriptorCount=1, descriptorType=storage, pBufferInfo=[whole]
+        )
+        api.vkUpdateDescriptorSets(device, 1, [write], 0, None)
+        self.buffer = buffer
+
+    def steps(self, commands: Any) -> None:
+        """Record STEPS steps; an even number, so that the first field is the newest."""
+        compute = api.VK_PIPELINE_BIND_POINT_COMPUTE
+        self.buffer.acquire(commands)  # gpuinterop: ownership, from torch
+        api.vkCmdBindPipeline(commands, compute, self.pipeline)
+        api.vkCmdBindDescriptorSets(commands, compute, self.layout, 0, 1, [self.set], 0, None)
+        written = api.VkMemoryBarrier(
+            srcAccessMask=api.VK_ACCESS_SHADER_WRITE_BIT, dstAccessMask=api.VK_ACCESS_SHADER_READ_BIT
+        )
+        shader = api.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
+        groups = (SIZE + 15) // 16
+        for step in range(STEPS):
+            values = api.ffi.new("char[]", struct.pack("iiff", SIZE, step % 2, FEED, KILL))
+            api.vkCmdPushConstants(commands, self.layout, api.VK_SHADER_STAGE_COMPUTE_BIT, 0, 16, values)
+            api.vkCmdDispatch(commands, groups, groups, 1)
+            api.vkCmdPipelineBarrier(commands, shader, shader, 0, 1, [written], 0, None, 0, None)
+        self.buffer.release(commands)  # gpuinterop: ownership, to torch
+
+    def destroy(self, device: Any) -> None:
+        api.vkDestroyDescriptorPool(device, self.pool, None)
+        api.vkDestroyPipeline(device, self.pipeline, None)
+        api.vkDestroyShaderModule(device, self.shader, None)
+        api.vkDestroyPipelineLayout(device, self.layout, None)
+        api.vkDestroyDescriptorSetLayout(device, self.sets, None)
+
+
+def colours(field: torch.Tensor) -> torch.Tensor:
+    """The second substance as colours, on torch's device."""
+    amount = (field[..., 1] * 2.6).clamp(0, 1)
+    dark, middle, light = (
+        torch.tensor(c, device=field.device) for c in ([18.0, 22, 48], [38, 132, 160], [250, 226, 150])
+    )
+    low, high = (2 * amount).clamp(0, 1)[..., None], (2 * amount - 1).clamp(0, 1)[..., None]
+    return (dark + (middle - dark) * low + (light - middle) * high).to(torch.uint8)
+
+
+def expected(field: torch.Tensor) -> torch.Tensor:
+    """What the shader should make of a field in one frame, by torch alone."""
+    for _ in range(STEPS):
+        near = sum(field.roll(way, (0, 1)) for way in ((0, 1), (0, -1), (1, 0), (-1, 0)))
+        far = sum(field.roll(way, (0, 1)) for way in ((1, 1), (1, -1), (-1, 1), (-1, -1)))
+        spread = 0.2 * near + 0.05 * far - field
+        u, v = field[..., 0], field[..., 1]
+        reaction = u * v * v
+        change = (spread[..., 0] - reaction + FEED * (1 - u), 0.5 * spread[..., 1] + reaction - (KILL + FEED) * v)
+        field = field + torch.stack(change, -1)
+    return field
+
+
+def main() -> None:
+    with Application() as application:
+        device = gi.match_device(gi.vulkan.identity(application.physical_device))
+        buffer = gi.vulkan.share_buffer(application.vk, device, 2 * SIZE * SIZE * 8)
+        handoff = gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "binary", "bridged"))
+        fields = torch.from_dlpack(buffer.view((2, SIZE, SIZE, 2), "float32"))
+        stream = device.wrap_stream(torch.cuda.current_stream() if fields.is_cuda else 0)
+        print(f"{application.name}, torch {torch.__version__} on {fields.device}, {handoff.mode} semaphores")
+
+        fields[0] = torch.tensor([1.0, 0.0], device=fields.device)
+        reaction = Reaction(application, buffer)
+        commands = application.record(reaction.steps)
+        torch.manual_seed(7)
+        drop = torch.tensor([0.5, 0.5], device=fields.device)
+        drops = torch.randint(8, SIZE - 8, (9, 2)).tolist()
+        pictures, before = [], fields[0].clone()
+        device.synchronize()
+        for frame in range(FRAMES):
+            application.submit(commands, **handoff.vulkan_submit())
+            handoff.acquire(stream)  # torch's stream waits for the shader
+            if frame == FRAMES - 1:
+                error = (fields[0] - expected(before)).abs().max()
+            if frame % 4 == 0 and drops:
+                x, y = drops.pop()
+                fields[0, y - 5 : y + 5, x - 5 : x + 5] = drop  # in place
+            pictures.append(colours(fields[0]))
+            before = fields[0].clone()
+            handoff.release(stream)  # the shader waits for torch
+        stream.synchronize(timeout=60)
+
+        images = [Image.fromarray(picture.cpu().numpy()) for picture in pictures]
+        images[-1].resize((480, 480)).save("reaction.png")
+        films = [image.quantize(24) for image in images[::2]]
+        films[0].save("reaction.gif", save_all=True, append_images=films[1:], duration=90, loop=0)
+        right = error.item() < 1e-4
+        print(
+            f"{FRAMES} frames of {STEPS} steps: {'the same as torch computes' if right else f'WRONG by {error.item()}'}"
+        )
+        print("reaction.png, reaction.gif")
+        del fields, pictures, before
+        reaction.destroy(application.device)
+        handoff.close()
+        buffer.close()
+
+
+if __name__ == "__main__":
+    main()
