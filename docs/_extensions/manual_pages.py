@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,17 @@ def _write(app: Sphinx) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def _signature(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """Leave out the constructor of a class that its users do not construct: its docstring has no parameters."""
+    made_elsewhere = what == "class" and "\nParameters\n" not in inspect.cleandoc(obj.__doc__ or "")
+    return ("", returns) if made_elsewhere and signature else None
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx calls this."""
     app.connect("source-read", _source_read)
     app.connect("builder-inited", _write)
+    app.connect("autodoc-process-signature", _signature)
     return {"parallel_read_safe": True}
