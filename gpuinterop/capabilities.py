@@ -242,7 +242,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     """
 
     def __init__(self, cells: Iterable[Capability], *, owner: str = "") -> None:
-        self._cells = {(capability.operation, capability.handle_type): capability for capability in cells}
+        self._cells: dict[Any, Capability] = {(found.operation, found.handle_type): found for found in cells}
         self._owner = owner
         if absent := [str(cell) for cell in DOMAIN if (cell.operation, cell.handle_type) not in self._cells]:
             raise InvalidArgumentError("cells", f"expected every cell of DOMAIN; missing: {', '.join(absent)}.")
@@ -260,8 +260,13 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
 
     def of(self, requirement: Requirement) -> Capability:
         """Return the capability of a cell. A pair outside :data:`DOMAIN` gives a gap, not a ``KeyError``."""
-        cell = _cell(requirement)
-        found = self._cells.get((cell.operation, cell.handle_type))
+        try:
+            found = self._cells.get(requirement)
+        except TypeError:  # a requirement that cannot be hashed: _cell refuses it
+            found = None
+        if found is None:
+            cell = _cell(requirement)
+            found = self._cells.get((cell.operation, cell.handle_type))
         if found is not None:
             return found
         return cell.gap(Scope.BINDINGS, "the pair has no meaning: " + _meaning(cell), "gpuinterop.capabilities.DOMAIN")
@@ -276,8 +281,9 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
 
     def require(self, *requirements: Requirement) -> None:
         """Raise :class:`UnsupportedError` for the first requirement that is not usable."""
-        if gaps := self.missing(*requirements):
-            raise UnsupportedError(gaps[0], context=self._owner)
+        for requirement in requirements:
+            if not (found := self.of(requirement)):
+                raise UnsupportedError(found, context=self._owner)
 
 
 def _meaning(cell: Cell) -> str:
