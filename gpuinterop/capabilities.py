@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import tomllib
 import warnings
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from enum import Enum
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import handles as _h
@@ -97,9 +99,8 @@ class Cell:
     @classmethod
     def parse(cls, text: str) -> Cell:
         """Parse the output of ``str``, e.g. ``import_memory:opaque_fd``."""
-        for cell in DOMAIN:
-            if str(cell) == text:
-                return cell
+        if (cell := _BY_NAME.get(text)) is not None:
+            return cell
         raise InvalidArgumentError("cell", f"expected a cell of gpuinterop.capabilities.DOMAIN, got {text!r}.")
 
     def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
@@ -212,6 +213,7 @@ _PAIRS: Mapping[Operation, tuple[HandleType | None, ...]] = {
 DOMAIN: tuple[Cell, ...] = tuple(Cell(operation, kind) for operation in Operation for kind in _PAIRS[operation])
 """Every meaningful cell; a device's table has exactly these."""
 
+_BY_NAME: Final[Mapping[str, Cell]] = {str(cell): cell for cell in DOMAIN}
 
 Requirement: TypeAlias = "Operation | Cell | tuple[Operation, HandleType | None]"
 
@@ -301,14 +303,16 @@ def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
     InvalidArgumentError
         A pattern matches no cell: a typo would otherwise silently turn nothing off.
     """
-    wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
-    for pattern in wanted:
-        if not any(_matches(cell, pattern) for cell in DOMAIN):
+    off: set[Cell] = set()
+    for pattern in filter(None, map(str.strip, patterns.split(","))):
+        try:
+            off |= _matching(pattern)
+        except ValueError:
             names = dict.fromkeys(name for cell in DOMAIN for name in (cell.operation.value, str(cell)))
             near = difflib.get_close_matches(pattern.lower(), names) or [operation.value for operation in Operation]
             raise InvalidArgumentError(
                 "GPUINTEROP_DISABLE", f"expected patterns of capabilities such as {', '.join(near)}; got {pattern!r}."
-            )
+            ) from None
     return [
         replace(
             found,
@@ -318,14 +322,19 @@ def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
             reference="environment",
             workaround="unset GPUINTEROP_DISABLE.",
         )
-        if found and any(_matches(found.cell, pattern) for pattern in wanted)
+        if found and found.cell in off
         else found
         for found in cells
     ]
 
 
-def _matches(cell: Cell, pattern: str) -> bool:
-    return fnmatchcase(str(cell), pattern) or fnmatchcase(cell.operation.value, pattern)
+@cache
+def _matching(pattern: str) -> frozenset[Cell]:
+    fits = re.compile(translate(pattern)).match
+    found = frozenset(cell for name, cell in _BY_NAME.items() if fits(name) or fits(cell.operation.value))
+    if not found:
+        raise ValueError(f"{pattern!r} matches no cell")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,17 +357,10 @@ class Rule:
         for name in ("cells", "but", "when"):
             if not isinstance(getattr(self, name), list | tuple):
                 raise TypeError(f"{name} of the rule that says {self.reason!r} is not a list")
-        for pattern in (*self.cells, *self.but):
-            if not any(_matches(cell, pattern) for cell in DOMAIN):
-                raise TypeError(f"{pattern!r}, of the rule that says {self.reason!r}, matches no cell")
 
-    def fits(self, cell: Cell, facts: Mapping[str, object]) -> bool:
-        """Whether it is a rule for this cell, and all its facts hold."""
-        return (
-            any(_matches(cell, pattern) for pattern in self.cells)
-            and not any(_matches(cell, pattern) for pattern in self.but)
-            and all(bool(facts[fact.removeprefix("not ")]) is not fact.startswith("not ") for fact in self.when)
-        )
+    def holds(self, facts: Mapping[str, object]) -> bool:
+        """Whether all its facts hold."""
+        return all(bool(facts[fact.removeprefix("not ")]) is not fact.startswith("not ") for fact in self.when)
 
     def says(self, cell: Cell, facts: Mapping[str, object]) -> Capability:
         """What it says of a cell: a gap of its scope, or else that the cell is usable."""
@@ -389,12 +391,20 @@ class Rules:
 
     def __init__(self, file: Traversable) -> None:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
+        self.by_cell: dict[Cell, list[Rule]] = {cell: [] for cell in DOMAIN}
+        """The rules for each cell, in their order."""
+        self._symbols: dict[Cell, dict[str, None]] = {cell: {} for cell in DOMAIN}
         try:
             self.rules = [Rule(**rule) for rule in content["rule"]]
+            for rule in self.rules:
+                for cell in set().union(*map(_matching, rule.cells)).difference(*map(_matching, rule.but)):
+                    self.by_cell[cell].append(rule)
+            for glob, symbols in content.get("symbols", {}).items():
+                for cell in _matching(glob):
+                    self._symbols[cell].update(dict.fromkeys(symbols))
         except (TypeError, ValueError) as error:  # a key that is missing or not a rule's, or a value of another kind
             raise InvalidArgumentError("file", f"expected rules as `Rules` has them, got {file}: {error}.") from error
         self._texts: dict[str, str] = content.get("texts", {})
-        self._symbols: dict[str, list[str]] = content.get("symbols", {})
         self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
         """The names of all facts that the backend is asked for."""
 
@@ -411,9 +421,9 @@ class Rules:
 
     def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> Capability | None:
         """One cell; None where no rule fits it."""
-        symbols = dict.fromkeys(name for glob, names in self._symbols.items() if _matches(cell, glob) for name in names)
-        known = {**self._texts, **facts, "missing": ", ".join(symbol for symbol in symbols if not has(symbol))}
-        return next((rule.says(cell, known) for rule in self.rules if rule.fits(cell, known)), None)
+        missing = ", ".join(symbol for symbol in self._symbols[cell] if not has(symbol))
+        known = {**self._texts, **facts, "missing": missing}
+        return next((rule.says(cell, known) for rule in self.by_cell[cell] if rule.holds(known)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
