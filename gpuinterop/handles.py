@@ -24,7 +24,7 @@ from multiprocessing import reduction
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from . import system
-from ._arguments import check_int
+from ._arguments import check_int, check_type
 from .errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, LeakedResourceWarning
 
 __all__ = [
@@ -471,12 +471,12 @@ class Win32Handle(Handle):
             raise InvalidArgumentError("handle", "expected exactly one of handle= and name=.")
         if handle is not None and (handle := check_int(handle, "handle")) <= 0:
             raise HandleError(f"handle: invalid NT handle {handle}; check the call that returned it.")
-        if name is not None and not isinstance(name, str):
-            raise ArgumentTypeError("name", f"expected a str, got {type(name).__name__}.")
-        if name is not None and (not name or "\0" in name):
-            raise InvalidArgumentError("name", f"expected a non-empty str without NUL, got {name!r}.")
-        if name is not None and not self.nameable:
-            raise InvalidArgumentError("name", f"{type(self).__name__} objects have no name; pass handle=.")
+        if name is not None:
+            check_type(name, str, "name", "a str")
+            if not name or "\0" in name:
+                raise InvalidArgumentError("name", f"expected a non-empty str without NUL, got {name!r}.")
+            if not self.nameable:
+                raise InvalidArgumentError("name", f"{type(self).__name__} objects have no name; pass handle=.")
         super().__init__(origin=origin)
         self._handle = handle
         self._name = name

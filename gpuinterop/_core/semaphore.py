@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
-from .._arguments import check_int, check_timeout
+from .._arguments import check_int, check_timeout, check_type
 from ..backend import HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
@@ -546,8 +546,7 @@ class SemaphoreBatch:
         if not semaphores:
             raise InvalidArgumentError("semaphores", "expected one or more, got none.")
         for semaphore in semaphores:
-            if not isinstance(semaphore, ExternalSemaphore):
-                raise ArgumentTypeError("semaphores", f"expected ExternalSemaphores, got {type(semaphore).__name__}.")
+            check_type(semaphore, ExternalSemaphore, "semaphores", "ExternalSemaphores")
             semaphore._check_open()
             if semaphore._device is not semaphores[0]._device:
                 raise InvalidArgumentError("semaphores", "belong to different devices; make a batch for each.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._arguments import check_timeout
+from .._arguments import check_timeout, check_type
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -160,8 +160,7 @@ class Stream(Resource):
     def wait_stream(self, other: Stream) -> None:
         """Make this stream's later work wait for all earlier work of `other`."""
         self._check_open()
-        if not isinstance(other, Stream):
-            raise ArgumentTypeError("other", f"expected a gpuinterop Stream, got {type(other).__name__}.")
+        check_type(other, Stream, "other", "a gpuinterop Stream")
         other._check_open()
         if other is self:
             return

@@ -318,8 +318,7 @@ class Bridge(Resource):
         DriverError
             The page with the words could not be pinned.
         """
-        if not isinstance(endpoint, Endpoint):
-            raise ArgumentTypeError("endpoint", f"expected a gpuinterop.bridge.Endpoint, got {endpoint!r}.")
+        check_type(endpoint, Endpoint, "endpoint", "a gpuinterop.bridge.Endpoint")
         kind = getattr(endpoint, "kind", None)
         if kind is not Timeline and kind is not Binary:
             raise InvalidArgumentError("endpoint", f"expected kind gpuinterop.Timeline or Binary, got {kind!r}.")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
-from .._arguments import check_int
+from .._arguments import check_int, check_type
 from .._core.allocation import Allocation
 from .._core.device import Device
 from .._core.memory import Buffer
@@ -291,8 +291,7 @@ class Team:
         call = "create_multicast"
 
         def check() -> list[Any]:
-            if not isinstance(device, Device):
-                raise ArgumentTypeError("device", f"expected a Device, got {type(device).__name__}.")
+            check_type(device, Device, "device", "a Device")
             _check_sendable(handle_type, "handle_type")
             device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
             mark = device.identity.uuid or device.identity.luid
@@ -378,8 +377,7 @@ class Team:
         """All devices were added, so that no driver will block: those of all ranks together are the whole team."""
 
         def look() -> list[int]:
-            if not isinstance(multicast, MulticastObject):
-                raise ArgumentTypeError("multicast", f"expected a MulticastObject, got {type(multicast).__name__}.")
+            check_type(multicast, MulticastObject, "multicast", "a MulticastObject")
             multicast._check_open()
             return [multicast.size, multicast.device_count, len(multicast.devices)]
 
@@ -469,8 +467,7 @@ class Team:
         with ExitStack() as undo, ExitStack() as handles:
 
             def export() -> int:
-                if not isinstance(allocation, Allocation):
-                    raise ArgumentTypeError("allocation", f"expected an Allocation, got {type(allocation).__name__}.")
+                check_type(allocation, Allocation, "allocation", "an Allocation")
                 exported.append(handles.enter_context(allocation.export()))
                 return allocation.size
 
@@ -497,10 +494,9 @@ def _check_sendable(kind: object, argument: str) -> None:
         raise ArgumentTypeError(argument, f"{name} cannot be sent; {known} can.")
 
 
-def _check_step(argument: str, name: object) -> None:
+def _check_step(argument: str, name: str) -> None:
     """The name travels in every message, and stands in every error."""
-    if not isinstance(name, str):
-        raise ArgumentTypeError(argument, f"expected a str, got {type(name).__name__}.")
+    check_type(name, str, argument, "a str")
     if len(name) > _STEP:
         raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")
 

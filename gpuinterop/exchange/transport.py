@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from .. import system
-from .._arguments import check_int, check_timeout
+from .._arguments import check_int, check_timeout, check_type
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .delivery import is_our_user
 from .votes import names
@@ -117,8 +117,7 @@ class SocketTransport(Transport):
         self.size = check_int(size, "size", minimum=1)
         self.rank = check_int(rank, "rank", minimum=0, maximum=self.size - 1)
         limit = check_seconds(timeout)
-        if not isinstance(job, str):
-            raise ArgumentTypeError("job", f"expected a str, got {type(job).__name__}.")
+        check_type(job, str, "job", "a str")
         self._round = 0
         mine = _Hello.of(self.rank, self.size, job)
         with contextlib.ExitStack() as scope:

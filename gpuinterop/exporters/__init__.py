@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from .._arguments import check_type
+from ..errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from ..handles import DeviceIdentity
@@ -49,8 +50,7 @@ def open_exporter(
     DeviceNotFoundError
         `driver` fits no device.
     """
-    if not isinstance(name, str):
-        raise ArgumentTypeError("name", f"expected a str, got {type(name).__name__}.")
+    check_type(name, str, "name", "a str")
     if name not in _NAMES:
         raise InvalidArgumentError("name", f"expected one of {', '.join(_NAMES)}, got {name!r}.")
     if driver is not None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
-from .._arguments import check_nbytes
+from .._arguments import check_nbytes, check_type
 from .._core.ownership import lend
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
 from ..errors import (
@@ -506,9 +506,7 @@ class MemfdExporter(Exporter):
 
     def import_memory(self, handle: AllocationHandle, size: int) -> MemfdMemory:
         self._check_open()
-        if not isinstance(handle, VmmFd):
-            raise ArgumentTypeError("handle", f"expected a VmmFd, got {type(handle).__name__}.")
-        return MemfdMemory(self, size, handle)
+        return MemfdMemory(self, size, check_type(handle, VmmFd, "handle", "a VmmFd"))
 
     def create_semaphore(self, kind: type, *, exportable: bool = True) -> MemfdSemaphore:
         self._check_open()

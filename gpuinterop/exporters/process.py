@@ -28,6 +28,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .. import errors
+from .._arguments import check_type
 from ..bridge import Endpoint, OwnTimelineEndpoint
 from ..capabilities import Capabilities, Capability, Cell, Scope, Support
 from ..errors import (
@@ -558,9 +559,8 @@ class ProcessExporter(Exporter):
         return ProcessMemory(_Remote(self._child, made["object"]), made["size"], made["dedicated"])
 
     def import_memory(self, handle: AllocationHandle, size: int) -> ProcessMemory:
-        if not isinstance(handle, FdHandle):
-            raise ArgumentTypeError("handle", f"expected a VmmFd, got {type(handle).__name__}.")
-        made = self._child.call("import_memory", handles=[handle], size=size)[0]
+        fd = check_type(handle, FdHandle, "handle", "a VmmFd")
+        made = self._child.call("import_memory", handles=[fd], size=size)[0]
         handle.close()  # what the child has taken over is its duplicate
         return ProcessMemory(_Remote(self._child, made["object"]), made["size"], made["dedicated"])
 

@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import check_flags, check_timeout
+from .._arguments import check_flags, check_timeout, check_type
 from ..capabilities import Operation
 from ..errors import (
-    ArgumentTypeError,
     InvalidArgumentError,
     LeakedResourceWarning,
     ResourceClosedError,
@@ -109,8 +108,7 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     from .._core.allocation import Allocation
 
     check_context(vk)
-    if not isinstance(allocation, Allocation):
-        raise ArgumentTypeError("allocation", f"expected one of Device.allocate(), got {type(allocation).__name__}.")
+    check_type(allocation, Allocation, "allocation", "one of Device.allocate()")
     usage = check_flags(usage, "usage")
     device = allocation.device
     check_device(vk, device)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import ref
 
 from .. import system
-from .._arguments import MAX_32, check_int, check_timeout
+from .._arguments import MAX_32, check_int, check_timeout, check_type
 from .._core import native as lifetime
 from .._core.drain import drain
 from .._core.monitor import locked, refuse_reentry
 from .._core.native import LIVE, retire
 from ..capabilities import Capabilities
-from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
+from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
 from ..handles import DeviceIdentity
 from ._api import NOT_READY, Api, check_call
 from ._query import PhysicalDevice
@@ -359,9 +359,8 @@ def _leave(context: lifetime.Native, state: lifetime.State, why: str, left: list
         left.append(why)
 
 
-def check_context(vk: Any) -> VulkanContext:
+def check_context(vk: object) -> VulkanContext:
     """Refuse anything but an open context, before a lookup of functions on a VkDevice that may be gone."""
-    if not isinstance(vk, VulkanContext):
-        raise ArgumentTypeError("vk", f"expected a gpuinterop.vulkan.VulkanContext, got {type(vk).__name__}.")
-    vk.check_open()
-    return vk
+    context = check_type(vk, VulkanContext, "vk", "a gpuinterop.vulkan.VulkanContext")
+    context.check_open()
+    return context

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
+from .._arguments import check_type
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ..handles import Binary, SemaphoreHandle, Timeline
 from ._context import Native, VulkanContext
 from ._endpoint import TimelineEndpoint
@@ -116,8 +117,7 @@ def share_semaphore(
 
 
 def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
-    if not isinstance(bridge, Bridge):
-        raise ArgumentTypeError("bridge", f"expected a gpuinterop.bridge.Bridge, got {type(bridge).__name__}.")
+    check_type(bridge, Bridge, "bridge", "a gpuinterop.bridge.Bridge")
     if bridge.device is not device:
         raise InvalidArgumentError("bridge", f"is of {bridge.device.name}, not of {device.name}.")
     if kind is not Timeline:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .._arguments import check_flags, check_sequence, check_timeout
+from .._arguments import check_flags, check_sequence, check_timeout, check_type
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
@@ -44,8 +44,7 @@ def check_device(vk: VulkanContext, device: Device) -> None:
     from .._core.device import Device
 
     check_context(vk)
-    if not isinstance(device, Device):
-        raise ArgumentTypeError("device", f"expected a device of gpuinterop, got {type(device).__name__}.")
+    check_type(device, Device, "device", "a device of gpuinterop")
     if vk.identity.conflicts(device.identity):
         raise InvalidArgumentError(
             "device",

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._arguments import check_int
+from ..._arguments import check_int, check_type
 from ...capabilities import Capabilities, Operation
 from ...errors import (
-    ArgumentTypeError,
     BackendUnavailableError,
     DeviceNotFoundError,
     DriverError,
@@ -200,14 +199,12 @@ def _layers(api: Api, loader: Functions) -> set[str]:
 
 def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:
     """The physical device that `VulkanExporter` is asked for."""
-    if driver is not None and not isinstance(driver, str):
-        raise ArgumentTypeError("driver", f"expected a str, got {type(driver).__name__}.")
     if index is not None:
         index = check_int(index, "device_index")
     matching = devices
     if driver is not None:
         # "lavapipe" is its common name; it calls itself llvmpipe.
-        wanted = driver.lower().replace("lavapipe", "llvmpipe")
+        wanted = check_type(driver, str, "driver", "a str").lower().replace("lavapipe", "llvmpipe")
         matching = [d for d in devices if wanted in f"{d.name}\n{d.driver_name}".lower()]
     elif index is None:
 

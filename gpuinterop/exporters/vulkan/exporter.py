@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..._arguments import check_type
 from ..._core.ownership import check_size
 from ...capabilities import Capabilities, Cell, Operation, Scope
 from ...errors import (
@@ -185,8 +186,7 @@ class VulkanExporter(Exporter):
         return VulkanMemory(self, size)
 
     def import_memory(self, handle: AllocationHandle, size: int) -> VulkanMemory:
-        if not isinstance(handle, VmmFd):
-            raise ArgumentTypeError("handle", f"expected a VmmFd, got {type(handle).__name__}.")
+        check_type(handle, VmmFd, "handle", "a VmmFd")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, VmmFd))
         check_size(handle, size)  # SwiftShader maps what is not there, and dies of the first touch
         maker = handle.origin.device if handle.origin is not None else None
