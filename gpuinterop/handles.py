@@ -816,6 +816,12 @@ class ArrayUsage(Flag):
     """Six layers are the faces of a cube."""
 
 
+def usage_of(flags: int) -> ArrayUsage:
+    """Return the usage of an image that Vulkan created with these ``VkImageUsageFlags``."""
+    usage = ArrayUsage.SURFACE if flags & 0x8 else ArrayUsage.NONE  # VK_IMAGE_USAGE_STORAGE_BIT
+    return usage | ArrayUsage.COLOR_ATTACHMENT if flags & 0x10 else usage  # VK_IMAGE_USAGE_COLOR_ATTACHMENT_BIT
+
+
 class Texel(NamedTuple):
     """What a texel consists of: equal channels, each of `bits` bits.
 

@@ -24,6 +24,7 @@ from ..handles import (
     OpaqueFd,
     VmmFd,
     texel_of,
+    usage_of,
 )
 
 __all__ = [
@@ -166,9 +167,7 @@ class ExporterImage(_Closing):
     @property
     def array_usage(self) -> ArrayUsage:
         """What ``map_mipmapped_array`` has to be told of it."""
-        usage = ArrayUsage.SURFACE if self.usage & 0x8 else ArrayUsage.NONE  # VK_IMAGE_USAGE_STORAGE_BIT
-        if self.usage & 0x10:  # VK_IMAGE_USAGE_COLOR_ATTACHMENT_BIT
-            usage |= ArrayUsage.COLOR_ATTACHMENT
+        usage = usage_of(self.usage)
         return usage | ArrayUsage.CUBEMAP if self.parameters.cube else usage
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from .._arguments import MAX_32, check_flags, check_int, check_sequence
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from ..handles import ArrayUsage, MemoryHandle
+from ..handles import MemoryHandle, usage_of
 from . import _api as c
 from ._context import VulkanContext
 from ._export import Bound, create_image, require_exportable
@@ -68,13 +68,13 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
     raise InvalidArgumentError("format", f"expected a VkFormat that PyPI's vulkan knows, got {format}.")
 
 
-def _texel(name: str) -> tuple[int, str]:
-    """Channels and dtype of a texel whose channels are alike."""
+def _texel(name: str) -> tuple[int, str, int]:
+    """Return the channels of a texel whose channels are alike, their dtype and the bytes of each."""
     found = _FORMAT.fullmatch(name)
     sizes = re.findall(r"\d+", found[1]) if found else []
     if not found or len(set(sizes)) != 1 or sizes[0] not in ("8", "16", "32", "64"):
         raise InvalidArgumentError("format", f"{name} has no channels that an array's elements could be.")
-    return len(sizes), _NUMERIC[found[2]] + sizes[0]
+    return len(sizes), _NUMERIC[found[2]] + sizes[0], int(sizes[0]) // 8
 
 
 class SharedImage(PairedMemory):
@@ -114,17 +114,12 @@ class SharedImage(PairedMemory):
             self.row_pitch, self._offset = int(layout.rowPitch), int(layout.offset)
             self.buffer = imported.map_buffer(offset=0, size=native.size)
         else:
-            usage = ArrayUsage.NONE
-            if make.usage & c.IMAGE_STORAGE:
-                usage |= ArrayUsage.SURFACE
-            if make.usage & c.IMAGE_COLOR_ATTACHMENT:
-                usage |= ArrayUsage.COLOR_ATTACHMENT
             self.array = imported.map_mipmapped_array(
                 make.name,
                 make.extent,
                 levels=make.levels,
                 layers=make.layers if make.layers > 1 else 0,
-                usage=usage,
+                usage=usage_of(make.usage),
             )
 
     @property
@@ -143,8 +138,7 @@ class SharedImage(PairedMemory):
         """
         if self.buffer is None:
             raise InvalidArgumentError("tiling", "an optimally tiled image has no rows; use `array`.")
-        channels, dtype = _texel(self.format)
-        item = int(dtype.lstrip("uintfloa")) // 8
+        channels, dtype, item = _texel(self.format)
         width, height = self.extent
         return self.buffer.view((height, width, channels), dtype, self._offset, (self.row_pitch, channels * item, item))
 
