@@ -248,8 +248,8 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         self._owner = owner
         if absent := [str(cell) for cell in DOMAIN if (cell.operation, cell.handle_type) not in self._cells]:
             raise InvalidArgumentError("cells", f"expected every cell of DOMAIN; missing: {', '.join(absent)}.")
-        if extra := [str(c.cell) for c in self._cells.values() if c.cell not in DOMAIN]:
-            raise InvalidArgumentError("cells", f"expected only cells of DOMAIN, got {', '.join(extra)}.")
+        if extra := {found.cell for found in self._cells.values()}.difference(DOMAIN):
+            raise InvalidArgumentError("cells", f"expected only cells of DOMAIN, got {', '.join(map(str, extra))}.")
 
     def __getitem__(self, key: tuple[Operation, HandleType | None]) -> Capability:
         return self._cells[key]
