@@ -222,8 +222,7 @@ class Bridge(Resource):
 
         `from_endpoint` takes any semaphore for which you write an `Endpoint`.
         """
-        words = device.capabilities.of(Operation.STREAM_MEMORY_OPS)
-        return MappingProxyType({kind: _capability(kind, words) for kind in (*_ENDPOINTS, OpaqueFd)})
+        return MappingProxyType({kind: _capability(kind, device) for kind in (*_ENDPOINTS, OpaqueFd)})
 
     @overload
     def import_semaphore(
@@ -265,11 +264,10 @@ class Bridge(Resource):
         self._check_open()
         handle._check_open()
         kind = type(handle)
-        found = self.capabilities(self._device).get(kind)
-        if found is None:
+        if kind not in (*_ENDPOINTS, OpaqueFd):
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
-        if not found:
+        if not (found := _capability(cast(type[FdHandle], kind), self._device)):
             raise UnsupportedError(found, context=f"a bridge of {self._device.name}")
         if isinstance(handle, TimelineFd) and not timeline.is_ours(handle.fd):
             raise HandleError(
@@ -375,8 +373,9 @@ class Bridge(Resource):
             raise
 
 
-def _capability(kind: type[FdHandle], words: Capability) -> Capability:
+def _capability(kind: type[FdHandle], device: Device) -> Capability:
     cell = Cell(Operation.IMPORT_SEMAPHORE, kind)
+    words = device.capabilities.of(Operation.STREAM_MEMORY_OPS)
     if not words:
         assert words.scope is not None
         return cell.gap(words.scope, words.reason, words.reference, words.workaround)
