@@ -13,6 +13,7 @@ from .simulation import WaveParameters
 __all__ = ["Producer", "step"]
 
 _GROUP = 16  # local_size in wave.comp
+_FIRST_STEP_S = 30.0
 
 
 def step(slots: Any, width: int, height: int, courant2: float, damping: float, current: int, following: int) -> None:
@@ -49,8 +50,6 @@ class Producer:
         ``Binary`` or ``Timeline``; None: no semaphores, the host orders the frames.
     exportable : bool
         False: the timeline is reached by its endpoint alone.
-    timeout : float
-        Seconds that a first step may take.
 
     Attributes
     ----------
@@ -67,7 +66,6 @@ class Producer:
         kind: type | None,
         *,
         exportable: bool = True,
-        timeout: float = 30.0,
     ) -> None:
         self._exporter = exporter
         self.parameters = parameters
@@ -81,8 +79,8 @@ class Producer:
                 self.back = undo.enter_context(exporter.create_semaphore(kind))
             self.memory.write(0, bytes(parameters.size))
             # A step of a field that is still changes nothing, and makes ready what the first frame needs.
-            if not self.submit(0, wait=False, signal=False).done(timeout):
-                raise SemaphoreTimeoutError(f"the exporter's first step is not done after {timeout:g} s.")
+            if not self.submit(0, wait=False, signal=False).done(_FIRST_STEP_S):
+                raise SemaphoreTimeoutError(f"the exporter's first step is not done after {_FIRST_STEP_S:g} s.")
             self._undo = undo.pop_all()
 
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:

@@ -8,7 +8,6 @@ nothing at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -138,13 +137,7 @@ _PADDLES = (
 )
 
 
-def simulate(
-    parameters: WaveParameters,
-    frames: int,
-    sources: Sources,
-    *,
-    tick: Callable[[], object] | None = None,
-) -> Field:
+def simulate(parameters: WaveParameters, frames: int, sources: Sources) -> Field:
     """Compute the two slots after `frames` frames, with NumPy alone.
 
     Parameters
@@ -153,8 +146,6 @@ def simulate(
     frames : int
     sources : Sources
         What the consumer writes.
-    tick : callable, optional
-        Called after each frame.
 
     Returns
     -------
@@ -168,8 +159,6 @@ def simulate(
             rows, columns = slice(patch.top, patch.top + patch.size), slice(patch.left, patch.left + patch.size)
             cells = slots[(frame + 1) % 2, rows, columns]
             cells += sources.window * (np.float32(patch.target) - cells)
-        if tick is not None:
-            tick()
     return slots
 
 
