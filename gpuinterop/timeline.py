@@ -211,7 +211,7 @@ class Page:
     def _refused(self, symbol: str, why: str) -> DriverError:
         return DriverError("host timeline signal", errno.EINVAL, symbol, f"{self.label} {why}")
 
-    def wait(self, value: int, deadline: float | None, check: Callable[[], None]) -> bool:
+    def wait(self, value: int, deadline: float | None, check: Callable[[], None] = lambda: None) -> bool:
         """Block the calling thread, GIL released, until the counter is `value` or more.
 
         Parameters
@@ -219,7 +219,7 @@ class Page:
         value : int
         deadline : float, optional
             Time of ``time.monotonic()``.
-        check : callable
+        check : callable, optional
             Called now and then; raises to stop the wait.
 
         Returns

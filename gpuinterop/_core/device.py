@@ -61,8 +61,8 @@ T = TypeVar("T")
 
 _gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # of all devices together
 
-# The APIs know these only as one resource that owns its memory.
 _COPIERS = 4  # streams of ours that wait for the next copy
+# The APIs know these only as one resource that owns its memory.
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
 
@@ -563,8 +563,9 @@ class Device:
     def _ordinal_of(self, handle: Handle) -> int | None:
         """The ordinal of the backend's device that the handle's origin names; None if unknown."""
         identity = handle.origin.device if handle.origin is not None else None
-        infos = self._backend.devices() if identity is not None else ()
-        return next((info.ordinal for info in infos if identity is not None and info.identity.matches(identity)), None)
+        if identity is None:
+            return None
+        return next((info.ordinal for info in self._backend.devices() if info.identity.matches(identity)), None)
 
     def _allocations(self) -> AllocationBackend:
         backend = self._backend
@@ -638,16 +639,18 @@ def _article(noun: str) -> str:
 def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
     """Refuse what is not an open handle of the wanted types."""
     if not isinstance(handle, wanted):
-        fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
         got = f"an int; wrap it: {example}" if isinstance(handle, int) else type(handle).__name__
-        raise ArgumentTypeError("handle", f"{call} expects one of {fits}, got {got}.")
+        raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
     handle._check_open()
 
 
 def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
     if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
-        fits = ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
-        raise ArgumentTypeError(argument, f"expected one of the types {fits}, got {handle_type!r}.")
+        raise ArgumentTypeError(argument, f"expected one of the types {_names(wanted)}, got {handle_type!r}.")
+
+
+def _names(wanted: type[Handle]) -> str:
+    return ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
 
 
 def _dedicated(handle: Handle, dedicated: bool | None) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
-from .._arguments import check_int, check_timeout, check_type
+from .._arguments import MAX_64, check_int, check_timeout, check_type
 from ..backend import HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T")
 
-_MAX_VALUE = 2**64 - 1
 _MAX_MILLISECONDS = 2**31 - 1
 _ORIGINS: dict[type, OriginKind] = {
     Binary: OriginKind.BINARY,
@@ -73,7 +72,7 @@ class SemaphoreCalls(ABC):
     Handles are objects that it made; a batch is the result of `prepare` for several.
     """
 
-    max_value: int = _MAX_VALUE
+    max_value: int = MAX_64
     """Largest value that a stream can wait for."""
     blocks: bool = False
     """Whether `destroy` waits for the whole device."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..backend import Address, Native as Handle
     from .device import Device
 
-__all__ = ["OwnTimelines", "PinnedWords", "Spare", "no_timeout", "spare_words", "stream_words"]
+__all__ = ["OwnTimelines", "PinnedWords", "Spare", "spare_words", "stream_words"]
 
 MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE
 """Largest value that a stream can wait for; comparisons wrap around."""
@@ -40,6 +40,13 @@ SPARE: Final = 64
 """Number of pages kept for later semaphores, per device and kind."""
 _STRIDE: Final = 64
 """Bytes from one word to the next: a cache line, because the CPU writes one word and a device another."""
+_NO_TIMEOUT: Final = Cell(Operation.WAIT_TIMEOUT, TimelineFd).gap(
+    Scope.RUNTIME,
+    "a stream that waits for a word waits until it is stored.",
+    "cuStreamWaitValue64, hipStreamWaitValue64",
+    "use Stream.synchronize(timeout=...), which names what a stream waits for.",
+)
+"""The gap that `ExternalSemaphore.wait` reports for a timeout if streams wait for words."""
 
 
 def stream_words(device: Device) -> StreamMemoryBackend:
@@ -54,16 +61,6 @@ def stream_words(device: Device) -> StreamMemoryBackend:
     backend = device._backend
     assert isinstance(backend, StreamMemoryBackend)  # otherwise the capability is a gap
     return backend
-
-
-def no_timeout() -> Capability:
-    """The gap that `ExternalSemaphore.wait` reports for a timeout if streams wait for words."""
-    return Cell(Operation.WAIT_TIMEOUT, TimelineFd).gap(
-        Scope.RUNTIME,
-        "a stream that waits for a word waits until it is stored.",
-        "cuStreamWaitValue64, hipStreamWaitValue64",
-        "use Stream.synchronize(timeout=...), which names what a stream waits for.",
-    )
 
 
 class PinnedWords:
@@ -227,7 +224,7 @@ class WordCalls(SemaphoreCalls):
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
         """Return None: its factory has checked that streams can write and wait."""
-        return no_timeout() if cell[0] is Operation.WAIT_TIMEOUT else None
+        return _NO_TIMEOUT if cell[0] is Operation.WAIT_TIMEOUT else None
 
 
 class OwnTimelines(WordCalls):
@@ -321,4 +318,4 @@ class OwnTimelines(WordCalls):
         handle.page.signal(value)
 
     def host_wait(self, handle: _Own, value: int, timeout: float) -> bool:
-        return handle.page.wait(value, time.monotonic() + timeout, lambda: None)
+        return handle.page.wait(value, time.monotonic() + timeout)

@@ -146,7 +146,7 @@ class OwnTimelineEndpoint(Endpoint):
         self._page: timeline.Page | None = timeline.Page(self._fd, self._address, self.label)
 
     def wait(self, value: int, timeout: float) -> bool:
-        return self._open().wait(value, time.monotonic() + timeout, _nothing)
+        return self._open().wait(value, time.monotonic() + timeout)
 
     def signal(self, value: int) -> None:
         self._open().signal(value)
@@ -160,10 +160,6 @@ class OwnTimelineEndpoint(Endpoint):
         if self._page is None:
             raise ResourceClosedError(f"{self.label} was closed.")
         return self._page
-
-
-def _nothing() -> None:
-    """Do nothing: a poll need not be cancelled."""
 
 
 class EventFdEndpoint(Endpoint):

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import system
 from .._arguments import check_int, check_timeout, check_type
-from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError
 from .delivery import is_our_user
 from .votes import names
 
@@ -565,15 +565,12 @@ def check_seconds(timeout: Any) -> float:
     return seconds
 
 
-def check_transport(transport: Any) -> Transport:
+def check_transport(transport: object) -> Transport:
     """A transport whose rank and size fit."""
-    if not isinstance(transport, Transport):
-        raise ArgumentTypeError(
-            "transport", f"expected a gpuinterop.exchange.Transport, got {type(transport).__name__}."
-        )
-    if not 0 <= transport.rank < transport.size:
-        raise InvalidArgumentError("transport", f"says that it is rank {transport.rank} of {transport.size}.")
-    return transport
+    found = check_type(transport, Transport, "transport", "a gpuinterop.exchange.Transport")
+    if not 0 <= found.rank < found.size:
+        raise InvalidArgumentError("transport", f"says that it is rank {found.rank} of {found.size}.")
+    return found
 
 
 __all__ = ["SocketTransport", "TorchTransport", "Transport"]
