@@ -401,15 +401,7 @@ def test_without_the_attribute_there_are_none(simulator: Simulator) -> None:
         "    print(refused(lambda: device.create_semaphore(gi.TimelineFd)))\n"
         "    print(refused(lambda: device.import_semaphore(handle)), os.fstat(handle.fd).st_size)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env=simulator.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout == f"True\nTrue {mmap.PAGESIZE}\n", done.stderr
+    assert simulator.run(program) == f"True\nTrue {mmap.PAGESIZE}\n"
 
 
 # -- with the host -----------------------------------------------------------------------------------------------------

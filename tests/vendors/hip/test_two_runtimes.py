@@ -97,18 +97,10 @@ def test_the_library_that_is_named_is_the_one_that_is_called(simulator: Simulato
         (tmp_path / name / "lib").mkdir(parents=True)
         paths.append(Path(shutil.copy(simulator.path, tmp_path / name / "lib")))
     program = (
-        "import ctypes, sys; first = ctypes.CDLL(sys.argv[1]); "
+        "import ctypes, os; paths = os.environ['PATHS'].split(os.pathsep); first = ctypes.CDLL(paths[0]); "
         "import gpuinterop as gi; from tests.simulated.driver import Simulator; "
-        "backend = gi.get_backend('hip'); ctypes.CDLL(sys.argv[3]); "
-        "called = [path for path in sys.argv[1:] if Simulator(path).calls('hipRuntimeGetVersion')]; "
+        "backend = gi.get_backend('hip'); ctypes.CDLL(paths[2]); "
+        "called = [path for path in paths if Simulator(path).calls('hipRuntimeGetVersion')]; "
         "assert called == [backend.libraries['libamdhip64']], (called, backend.libraries)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, paths)],
-        env={**simulator.environment(), "ROCM_PATH": str(tmp_path / "rocm")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    simulator.run(program, ROCM_PATH=str(tmp_path / "rocm"), PATHS=os.pathsep.join(map(str, paths)))
