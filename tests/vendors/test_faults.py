@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.testing.suites.base import fds, together
 from tests.kept_streams import destroy_kept_streams
 from tests.simulated.driver import Simulator
 from tests.spare_pages import unpin_spare_pages
@@ -19,10 +19,6 @@ from .table import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, UNKNOWN, VENDO
 pytestmark = pytest.mark.usefixtures("simulator")
 
 LIMIT = 20.0
-
-
-def fds() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("fate", VENDOR.import_fds)
@@ -61,31 +57,22 @@ def test_imports_of_many_threads_never_close_each_others_descriptors(
 ) -> None:
     """Every second import fails, and drivers close its descriptor; what other threads have open stays theirs."""
     with memfd.create_memory(4096) as memory:
-        problems: list[BaseException] = []
 
         def work() -> None:
-            try:
-                for _ in range(30):
-                    read, write = os.pipe()
-                    mark = os.fstat(read)
-                    handle = memory.export()
-                    try:
-                        device.import_memory(handle, size=4096).close()
-                    except gi.DriverError:
-                        handle.close()
-                    assert os.fstat(read).st_ino == mark.st_ino
-                    os.close(read)
-                    os.close(write)
-            except BaseException as error:
-                problems.append(error)
+            for _ in range(30):
+                read, write = os.pipe()
+                mark = os.fstat(read)
+                handle = memory.export()
+                try:
+                    device.import_memory(handle, size=4096).close()
+                except gi.DriverError:
+                    handle.close()
+                assert os.fstat(read).st_ino == mark.st_ino
+                os.close(read)
+                os.close(write)
 
         simulator.fail(VENDOR.call("ImportExternalMemory"), code=OUT_OF_MEMORY, fd=VENDOR.import_fds[0], every=2)
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT)
-        assert not problems
+        together([work] * 6)
         simulator.clear_faults()
         device.drain()
 

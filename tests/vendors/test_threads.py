@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 import threading
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.testing.suites.base import together
 from tests.simulated.driver import Simulator
 
 from .table import VENDOR
@@ -25,25 +27,16 @@ def test_eight_threads_signal_one_batch(backend: Any, windows: Simulator) -> Non
     batch = backend.prepare([semaphore])
     streams = [backend.create_stream(device) for _ in range(THREADS)]
     start = threading.Barrier(THREADS)
-    problems: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            start.wait(LIMIT)
-            for turn in range(ROUNDS):
-                backend.signal(batch, streams[index], (1 + turn * THREADS + index,))
-        except BaseException as error:
-            problems.append(error)
+        start.wait(LIMIT)
+        for turn in range(ROUNDS):
+            backend.signal(batch, streams[index], (1 + turn * THREADS + index,))
 
     call = VENDOR.call("SignalExternalSemaphoresAsync")
     windows.delay(call, microseconds=500)
     windows.forget_descriptors()
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-    assert not problems
+    together([functools.partial(work, index) for index in range(THREADS)])
     told: dict[int, list[int]] = {}
     for (params,) in windows.descriptors(call):
         told.setdefault(params.stream, []).append(params.value)

@@ -6,6 +6,7 @@ through a mapping of the test's.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import subprocess
@@ -23,6 +24,7 @@ import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.process import ProcessExporter
 from gpuinterop.testing.peer import BackendPeer
+from gpuinterop.testing.suites.base import held, new_stream, together
 from tests.core.forged import FORGED, forge
 from tests.simulated.driver import Simulator
 
@@ -89,18 +91,6 @@ def imported(device: gi.Device, handle: Any, scope: ExitStack) -> Any:
     return semaphore
 
 
-def new_stream(device: gi.Device, scope: ExitStack) -> Any:
-    return scope.enter_context(device.create_stream())
-
-
-def is_held(stream: Any) -> bool:
-    try:
-        stream.record().wait(GRACE)
-    except gi.SemaphoreTimeoutError:
-        return True
-    return False
-
-
 @contextmanager
 def rescued(counter: Counter, value: int) -> Iterator[None]:
     """Should the block hang behind a wait for `value`, end the wait, and fail."""
@@ -130,10 +120,10 @@ def test_plain_memory_is_all_there_is(device: gi.Device, scope: ExitStack) -> No
     for value in (1, 7, (1 << 32) + 1, MAX - 1):
         made.wait(stream, value)
         made.signal(stream, value + 1)
-        assert is_held(stream)
+        assert held(stream)
         assert counter.value < value
         counter.value = value - 1
-        assert is_held(stream), f"a wait for {value} passed at {value - 1}"
+        assert held(stream), f"a wait for {value} passed at {value - 1}"
         assert counter.value == value - 1, "the signal came before the wait was over"
         counter.value = value
         assert counter.comes_to(value + 1)
@@ -234,7 +224,7 @@ def test_values_below_2_63(device: gi.Device, scope: ExitStack) -> None:
             call()
     made.wait(stream, MAX)
     counter.value = MAX - 1
-    assert is_held(stream)
+    assert held(stream)
     counter.value = MAX
     stream.synchronize(LIMIT)
     with gi.TimelineFd.adopt(forge()) as handle:
@@ -257,7 +247,7 @@ def test_captures_are_refused_and_go_on(device: gi.Device, scope: ExitStack) -> 
     made.wait(stream, 1)
     graph.launch(stream)
     made.signal(stream, 2)
-    assert is_held(stream)
+    assert held(stream)
     made.host_signal(1)
     assert counter.comes_to(2)
     stream.synchronize(LIMIT)
@@ -268,27 +258,20 @@ def test_captures_are_refused_and_go_on(device: gi.Device, scope: ExitStack) -> 
 def test_default_streams(device: gi.Device, scope: ExitStack, number: int) -> None:
     """Also from a thread in which no context is current."""
     made, counter = make(device, scope)
-    problems: list[BaseException] = []
 
     def work() -> None:
         try:
             with device.wrap_stream(number) as stream:
                 made.wait(stream, 1)
                 made.signal(stream, 2)
-                if not is_held(stream):
-                    raise AssertionError("the wait did not hold the stream")
+                assert held(stream), "the wait did not hold the stream"
                 counter.value = 1
                 stream.synchronize(LIMIT)
-        except BaseException as error:
-            problems.append(error)
+        except BaseException:
             counter.value = MAX
+            raise
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(2 * LIMIT)
-    assert not thread.is_alive()
-    if problems:
-        raise problems[0]
+    together([work])
     assert counter.value == 2
 
 
@@ -316,7 +299,7 @@ def test_nothing_blocks_behind_a_pending_wait(device: gi.Device, scope: ExitStac
             made.close()
             with pytest.raises(gi.ResourceBusyError):
                 made.close(timeout=GRACE)
-            assert is_held(stream)
+            assert held(stream)
             with device.import_semaphore(copy) as third:
                 third.signal(other, 3)
                 stream.synchronize(LIMIT)
@@ -332,7 +315,7 @@ def test_a_page_stays_pinned_while_a_stream_waits(device: gi.Device, simulator: 
     made.close()
     device.drain()
     assert simulator.calls("cuMemHostUnregister") == before
-    assert is_held(stream)
+    assert held(stream)
     counter.value = 1
     stream.synchronize(LIMIT)
     made.close(timeout=LIMIT)
@@ -427,7 +410,7 @@ def test_streams_of_cuda_and_of_the_host(device: gi.Device, host: gi.Device, sco
         cpu.wait(thread, 2 * turn)
         if turn:
             cpu.signal(thread, 2 * turn + 1)
-    assert is_held(gpu)
+    assert held(gpu)
     cpu.host_signal(1)
     cpu.host_wait(2 * rounds, timeout=LIMIT)
     cuda.host_wait(2 * rounds, timeout=LIMIT)
@@ -441,10 +424,10 @@ def test_calling_threads_of_both(device: gi.Device, host: gi.Device, scope: Exit
     gpu, thread = new_stream(device, scope), new_stream(host, scope)
     cuda.wait(gpu, 1)
     cpu.wait(thread, 2)
-    assert is_held(gpu)
+    assert held(gpu)
     cpu.host_signal(1)
     gpu.synchronize(LIMIT)
-    assert is_held(thread)
+    assert held(thread)
     cuda.host_signal(2)
     thread.synchronize(LIMIT)
     cuda.signal(gpu, MAX)
@@ -511,7 +494,7 @@ def test_a_party_of_its_own(device: gi.Device, scope: ExitStack) -> None:
         ours.wait(stream, 3 * turn + 1)
         ours.signal(stream, 3 * turn + 2)
         ours.wait(stream, 3 * turn + 3)
-        assert is_held(stream)
+        assert held(stream)
         assert not work.done()
         theirs.signal(3 * turn + 1)
         stream.synchronize(LIMIT)
@@ -564,8 +547,8 @@ def test_two_devices(devices: list[gi.Device], scope: ExitStack) -> None:
             made.signal(one, 2 * turn + 2)
             other.wait(two, 2 * turn + 2)
             other.signal(two, 2 * turn + 3)
-        assert is_held(one)
-        assert is_held(two)
+        assert held(one)
+        assert held(two)
         assert counter.value == 0
         counter.value = 1
         one.synchronize(LIMIT)
@@ -585,7 +568,7 @@ def test_one_device_goes_while_the_other_waits(devices: list[gi.Device], scope: 
         for _ in range(3):
             other: Any = first.import_semaphore(made.export())
             other.close(timeout=LIMIT)
-        assert is_held(stream)
+        assert held(stream)
         third: Any = first.import_semaphore(made.export())
         with first.create_stream() as signalling:
             third.signal(signalling, 1)
@@ -636,26 +619,17 @@ def test_threads_of_one_semaphore(device: gi.Device, scope: ExitStack) -> None:
     threads = 4
     made, counter = make(device, scope)
     streams = [new_stream(device, scope) for _ in range(threads)]
-    problems: list[BaseException] = []
     start = threading.Barrier(threads)
 
     def work(index: int) -> None:
-        try:
-            start.wait(LIMIT)
-            for turn in range(50):
-                value = threads * turn + index
-                made.wait(streams[index], value)
-                if value:
-                    made.signal(streams[index], value + 1)
-        except BaseException as error:
-            problems.append(error)
+        start.wait(LIMIT)
+        for turn in range(50):
+            value = threads * turn + index
+            made.wait(streams[index], value)
+            if value:
+                made.signal(streams[index], value + 1)
 
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(LIMIT)
-    assert not problems
+    together([functools.partial(work, index) for index in range(threads)])
     assert counter.value == 0
     made.host_signal(1)
     for stream in streams:

@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.testing.suites.base import fds
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED
+from ..table import INVALID_VALUE, OUT_OF_MEMORY, UNKNOWN
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
 
 LIMIT = 20.0
-INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, NOT_SUPPORTED, UNKNOWN = 1, 2, 700, 801, 999
-
-
-def fds() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 def test_what_is_no_memory_is_said_so(device: gi.Device) -> None:
