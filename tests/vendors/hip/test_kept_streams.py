@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.native_stream import fail_stream
+from gpuinterop.testing.suites.base import together
 from tests.forwarding.runtime import Runtime
 from tests.simulated.driver import Simulator
 
@@ -55,11 +55,7 @@ def test_two_threads_never_have_the_same(device: gi.Device) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT)
+        together([work] * 4)
     finally:
         sys.setswitchinterval(interval)
     assert (problems, opened) == ([], set())
