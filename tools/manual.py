@@ -26,6 +26,7 @@ import contextlib
 import datetime
 import doctest
 import hashlib
+import importlib
 import io
 import os
 import platform
@@ -48,6 +49,7 @@ KINDS = {"host": "host", "simulated": "cuda", "gpu": "cuda"}
 """How a block runs, and on which backend."""
 LIMIT_S = 240
 SOURCES = (".py", ".comp")
+FRAMEWORKS = ("cupy", "jax", "numba", "numpy", "torch", "warp")
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$"
     r"|^<!-- (?P<hidden>[\w =.]+)\n(?P<setup>.*?)^-->$",
@@ -112,8 +114,8 @@ def programs(kind: str) -> list[str]:
     return [page for page in pages() if program(page, kind)]
 
 
-def digest(page: str, kind: str = "gpu") -> str:
-    """A hash of a program's source, and of the examples that it names, and those name."""
+def source_of(page: str, kind: str = "gpu") -> str:
+    """A program's source, with the examples that it names, and those that they name."""
     source = "".join(block.code for block in program(page, kind) if "output" not in block.marks)
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
     used, todo = dict[Path, str](), [source]
@@ -122,7 +124,12 @@ def digest(page: str, kind: str = "gpu") -> str:
         new = {path: texts[path] for path in texts.keys() - used.keys() if re.search(rf"\b{path.stem}\b", text)}
         used |= new
         todo += new.values()
-    return hashlib.sha256("".join((source, *(used[path] for path in sorted(used)))).encode()).hexdigest()
+    return "".join((source, *(used[path] for path in sorted(used))))
+
+
+def digest(page: str) -> str:
+    """A hash of the source of what runs on a GPU."""
+    return hashlib.sha256(source_of(page).encode()).hexdigest()
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -223,25 +230,30 @@ def _console(block: Block) -> str:
 # -- recording ---------------------------------------------------------------------------------------------------------
 
 
-def _machine() -> dict[str, str]:
+def _machine(page: str) -> dict[str, str]:
+    """The device, and the versions of what the page's program stands on."""
     import gpuinterop as gi
 
     backend = gi.get_backend("cuda")
     versions = {**backend.versions, "Python": platform.python_version()}
+    for name in sorted(set(re.findall(r"^\s*(?:import|from) (\w+)", source_of(page), re.MULTILINE))):
+        if name in FRAMEWORKS:
+            versions[name] = str(importlib.import_module(name).__version__)
     return {"device": backend.device().name, "software": ", ".join(f"{name} {text}" for name, text in versions.items())}
 
 
 def _record(out: Path, only: Sequence[str]) -> int:
-    machine, failed, lines = _machine(), 0, []
+    failed, lines = 0, list[str]()
     for page in only or programs("gpu"):
         done = run(page, "gpu", pictures=out.parent)
         print(f"{page}: {'passed' if done.returncode == 0 else f'FAILED with {done.returncode}'}")
         if done.returncode:
             failed += 1
-            print(done.stdout[-2000:], done.stderr[-4000:])
+            print(done.stderr[-4000:])
             continue
+        print(done.stdout)
         lines += ["[[run]]", f'page = "{page}"', f'sha256 = "{digest(page)}"', f"date = {datetime.date.today()}"]
-        lines += [*(f'{name} = "{text}"' for name, text in machine.items()), ""]
+        lines += [*(f'{name} = "{text}"' for name, text in _machine(page).items()), ""]
     out.write_text("\n".join(lines), encoding="utf-8")
     return int(failed > 0)
 

@@ -122,7 +122,7 @@ def test_the_readmes_loop_in_a_block(program: Program, failing: bool) -> None:
     if not cpu:
         import torch as _torch  # noqa: F401 - the README's sample uses it on a GPU: without it this fails
     setup, loop = sample(torch=not cpu)
-    if program.driver == "lavapipe":  # as docs/use.md says for a driver that shares no semaphores
+    if program.driver == "lavapipe":  # as docs/concepts/frame.md says for a driver that shares no semaphores
         setup = setup.replace(
             "share_handoff(vk, device)", 'share_handoff(vk, device, allow=("timeline", "binary", "bridged"))'
         )
