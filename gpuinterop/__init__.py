@@ -10,6 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+"""Version of the library.
+
+Examples
+--------
+>>> gi.__version__.split(".")[0]
+'0'
+"""
 
 _MODULES = ("backend", "bridge", "capabilities", "errors", "exchange", "handles", "handoff", "ipc", "vulkan")
 _NAMES = {

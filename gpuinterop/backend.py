@@ -15,6 +15,15 @@ makes something must then undo what it made. A method that releases something mu
 the core calls the method again after an interrupt. (A native call that failed and was reported may be made again.)
 
 The core makes an interface that a backend does not inherit a gap, with the interface's name as the reason.
+
+Examples
+--------
+``docs/examples/backend`` is a backend to copy. An entry point names the class:
+
+From ``docs/examples/backend/pyproject.toml``::
+
+    [project.entry-points."gpuinterop.backends"]
+    mine = "gpuinterop_mine.backend:MyBackend"
 """
 
 from __future__ import annotations
@@ -77,6 +86,15 @@ class DeviceInfo:
         Attribute that its views offer: ``__array_interface__`` or ``__cuda_array_interface__``.
     note : str
         Why the device cannot match other APIs' devices, if it cannot (a MIG instance).
+
+    Examples
+    --------
+    >>> from gpuinterop.backend import DeviceInfo
+    >>> info = DeviceInfo(ordinal=0, name="My GPU", dlpack=(2, 0), array_interface="__cuda_array_interface__")
+    >>> info.identity.name
+    'My GPU'
+    >>> device.info.array_interface
+    '__array_interface__'
     """
 
     ordinal: int
@@ -97,13 +115,33 @@ class DeviceInfo:
 
 
 def pci_bus_id(text: str) -> str:
-    """Convert a PCI address from a vendor's call to the form of `DeviceInfo.pci_bus_id`."""
+    """Convert a PCI address from a vendor's call to the form of `DeviceInfo.pci_bus_id`.
+
+    Examples
+    --------
+    >>> from gpuinterop.backend import pci_bus_id
+    >>> pci_bus_id("00000000:3F:00.0")
+    '0000:3f:00.0'
+    """
     domain, _, rest = text.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
 class Backend(ABC):
-    """The calls of every backend: streams, events, copies, external memory, external semaphores."""
+    """The calls of every backend: streams, events, copies, external memory, external semaphores.
+
+    Examples
+    --------
+    An import owns the descriptor when it returns, and leaves it alone when it raises.
+
+    From ``docs/examples/backend/gpuinterop_mine/memory.py``::
+
+        if size > self.size_of(handle.fd):
+            raise HandleError("size: beyond the memfd.")
+        memory = Imported(handle.fd, size)
+        os.close(handle.fd)
+        return memory
+    """
 
     name: ClassVar[str]
     """Name of the backend in ``GPUINTEROP_BACKEND``."""
@@ -290,7 +328,16 @@ class Backend(ABC):
 
 
 class ArrayBackend(Backend):
-    """Mipmapped arrays."""
+    """Mipmapped arrays.
+
+    Examples
+    --------
+    What a backend implements for it:
+
+    >>> from gpuinterop.backend import ArrayBackend, Backend
+    >>> sorted(ArrayBackend.__abstractmethods__ - Backend.__abstractmethods__)
+    ['copy_level', 'destroy_array', 'map_array']
+    """
 
     @abstractmethod
     def map_array(self, memory: Native, layout: ArrayLayout) -> Native: ...
@@ -306,7 +353,16 @@ class ArrayBackend(Backend):
 
 
 class HostSemaphoreBackend(Backend):
-    """Semaphores that the backend creates and exports, and that the calling thread can wait for without a stream."""
+    """Semaphores that the backend creates and exports, and that the calling thread can wait for without a stream.
+
+    Examples
+    --------
+    What a backend implements for it:
+
+    >>> from gpuinterop.backend import Backend, HostSemaphoreBackend
+    >>> sorted(HostSemaphoreBackend.__abstractmethods__ - Backend.__abstractmethods__)
+    ['create_semaphore', 'export_semaphore', 'host_signal', 'host_wait']
+    """
 
     @abstractmethod
     def create_semaphore(self, device: Native, handle_type: type[AnySemaphoreHandle]) -> Native: ...
@@ -324,7 +380,17 @@ class HostSemaphoreBackend(Backend):
 
 
 class AllocationBackend(Backend):
-    """Memory that the backend allocates and other processes and APIs can import."""
+    """Memory that the backend allocates and other processes and APIs can import.
+
+    Examples
+    --------
+    What a backend implements for it:
+
+    >>> from gpuinterop.backend import AllocationBackend, Backend
+    >>> sorted(AllocationBackend.__abstractmethods__ - Backend.__abstractmethods__)
+    ['allocate', 'export_allocation', 'granularity', 'import_allocation', 'map_allocation', 'release_allocation',
+     'unmap_allocation']
+    """
 
     unmap_allocation_blocks: ClassVar[bool] = False
     """Whether `unmap_allocation` waits for work of streams that have not used the allocation."""
@@ -372,6 +438,14 @@ class StreamMemoryBackend(Backend):
     """64-bit words in host memory that streams write and wait for. Our own timelines and the bridge use them.
 
     The core implements `Operation.CREATE_SEMAPHORE` for timelines with it: see `gpuinterop.timeline`.
+
+    Examples
+    --------
+    What a backend implements for it:
+
+    >>> from gpuinterop.backend import Backend, StreamMemoryBackend
+    >>> sorted(StreamMemoryBackend.__abstractmethods__ - Backend.__abstractmethods__)
+    ['pin', 'unpin', 'wait_value', 'write_value']
     """
 
     @abstractmethod
@@ -409,6 +483,12 @@ class SemaphoreNode:
         The semaphores, as `GraphBackend.semaphore_pointer` numbers them.
     values : tuple of int
         The captured values.
+
+    Examples
+    --------
+    >>> from gpuinterop.backend import SemaphoreNode
+    >>> SemaphoreNode(native=0x5510, signals=True, semaphores=(0x7F00,), values=(2,)).signals
+    True
     """
 
     native: Native
@@ -421,6 +501,15 @@ class GraphBackend(Backend):
     """Signals and waits captured into graphs, whose values can be set for each launch.
 
     Graphs and their executables are plain numbers (``CUgraph``, ``CUgraphExec``): other libraries own most of them.
+
+    Examples
+    --------
+    What a backend implements for it:
+
+    >>> from gpuinterop.backend import Backend, GraphBackend
+    >>> sorted(GraphBackend.__abstractmethods__ - Backend.__abstractmethods__)
+    ['begin_capture', 'destroy_executable', 'destroy_graph', 'end_capture', 'instantiate', 'launch', 'semaphore_nodes',
+     'semaphore_pointer', 'set_node']
     """
 
     @abstractmethod
@@ -465,6 +554,15 @@ class MulticastBackend(AllocationBackend):
     ranges, devices and the order of the calls: every device of the team is added before a call that would block until
     then (bind and map), bytes are bound once, and an unbind equals its bind. The core releases a binding or a mapping
     after the work of the team's devices, and mappings before bindings when the whole group is closed.
+
+    Examples
+    --------
+    What a backend implements for it, beside those of an `AllocationBackend`:
+
+    >>> from gpuinterop.backend import AllocationBackend, MulticastBackend
+    >>> sorted(MulticastBackend.__abstractmethods__ - AllocationBackend.__abstractmethods__)
+    ['add_device', 'bind_address', 'bind_memory', 'create_multicast', 'export_multicast', 'import_multicast',
+     'is_shareable', 'multicast_granularity', 'multimem_add', 'multimem_store', 'unbind']
     """
 
     @abstractmethod
@@ -530,4 +628,10 @@ INTERFACES: Mapping[Operation, tuple[type[Backend], ...]] = {
     Operation.STREAM_MEMORY_OPS: (StreamMemoryBackend,),
     Operation.GRAPH_CAPTURE: (GraphBackend,),
 }
-"""The optional interfaces that can implement an operation; it needs one of them."""
+"""The optional interfaces that can implement an operation; it needs one of them.
+
+Examples
+--------
+>>> gi.backend.INTERFACES[gi.Operation.GRAPH_CAPTURE]
+(<class 'gpuinterop.backend.GraphBackend'>,)
+"""

@@ -38,7 +38,15 @@ HandleType: TypeAlias = type[_h.Handle]
 
 
 class Operation(Enum):
-    """Operation of a device. The value is the name in tables, in JSON and in ``GPUINTEROP_DISABLE``."""
+    """Operation of a device. The value is the name in tables, in JSON and in ``GPUINTEROP_DISABLE``.
+
+    Examples
+    --------
+    >>> gi.Operation("import_memory")
+    <Operation.IMPORT_MEMORY: 'import_memory'>
+    >>> device.capabilities.supports(gi.Operation.STREAM_MEMORY_OPS)
+    True
+    """
 
     IMPORT_MEMORY = "import_memory"
     MAP_BUFFER = "map_buffer"
@@ -59,11 +67,23 @@ class Operation(Enum):
 
 
 MULTICAST: Final = frozenset((Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST))
-"""Operations that also depend on the fabric between devices, so that a run proves less for another machine."""
+"""Operations that also depend on the fabric between devices, so that a run proves less for another machine.
+
+Examples
+--------
+>>> gi.Operation.CREATE_MULTICAST in gi.capabilities.MULTICAST
+True
+"""
 
 
 class Support(Enum):
-    """How reliable a cell is."""
+    """How reliable a cell is.
+
+    Examples
+    --------
+    >>> device.capabilities.of(gi.Operation.GRAPH_CAPTURE).support
+    <Support.UNSUPPORTED: 'unsupported'>
+    """
 
     SUPPORTED = "supported"
     """The backend's ``verified.toml`` has a dated run on a device of this name; simulated runs never count."""
@@ -76,7 +96,13 @@ class Support(Enum):
 
 
 class Scope(Enum):
-    """What a gap depends on: another version or model of it may support the operation."""
+    """What a gap depends on: another version or model of it may support the operation.
+
+    Examples
+    --------
+    >>> device.capabilities.of(gi.Operation.GRAPH_CAPTURE).scope
+    <Scope.RUNTIME: 'runtime'>
+    """
 
     BINDINGS = "bindings"
     RUNTIME = "runtime"
@@ -87,7 +113,18 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the table: an operation and, if it takes one, a handle type."""
+    """One cell of the table: an operation and, if it takes one, a handle type.
+
+    Examples
+    --------
+    >>> cell = gi.Cell(gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)
+    >>> str(cell)
+    'import_memory:opaque_fd'
+    >>> cell == gi.Cell.parse("import_memory:opaque_fd")
+    True
+    >>> device.capabilities.supports(cell)
+    True
+    """
 
     operation: Operation
     handle_type: HandleType | None = None
@@ -104,11 +141,27 @@ class Cell:
         raise InvalidArgumentError("cell", f"expected a cell of gpuinterop.capabilities.DOMAIN, got {text!r}.")
 
     def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
-        """Declare the cell usable, but unproven here: only a recorded run raises it to SUPPORTED."""
+        """Declare the cell usable, but unproven here: only a recorded run raises it to SUPPORTED.
+
+        Examples
+        --------
+        >>> cell = gi.Cell(gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)
+        >>> found = cell.unverified(gi.Scope.DEVICE, "the vendor documents it.", "the vendor's API reference")
+        >>> bool(found)
+        True
+        """
         return replace(self.gap(scope, reason, reference), support=Support.UNVERIFIED)
 
     def gap(self, scope: Scope, reason: str, reference: str, workaround: str = "") -> Capability:
-        """Declare the cell a gap: what it depends on, why, where that is written, and what to do instead."""
+        """Declare the cell a gap: what it depends on, why, where that is written, and what to do instead.
+
+        Examples
+        --------
+        >>> cell = gi.Cell(gi.Operation.GRAPH_CAPTURE)
+        >>> gap = cell.gap(gi.Scope.DRIVER, "needs driver 13 or newer.", "release notes of 13", "update the driver.")
+        >>> bool(gap), gap.workaround
+        (False, 'update the driver.')
+        """
         return Capability(
             operation=self.operation,
             handle_type=self.handle_type,
@@ -135,6 +188,13 @@ class Capability:
     reason, reference, workaround : str
         Why; where that is written or measured; what to do instead. All but SUPPORTED cells have a scope, a reason and
         a reference. For SUPPORTED, the reason is the backend's remark on the cell, and the reference is the run.
+
+    Examples
+    --------
+    >>> found = device.capabilities.of((gi.Operation.IMPORT_MEMORY, gi.DmaBufFd))
+    >>> if not found:
+    ...     print(found.workaround)
+    export the memory as OpaqueFd; lavapipe and SwiftShader both do.
     """
 
     operation: Operation
@@ -164,7 +224,14 @@ class Capability:
         return self.usable
 
     def as_dict(self) -> dict[str, str | None]:
-        """The form that ``gpuinterop info --json`` prints."""
+        """The form that ``gpuinterop info --json`` prints.
+
+        Examples
+        --------
+        >>> found = device.capabilities.of(gi.Operation.GRAPH_CAPTURE)
+        >>> found.as_dict()["support"]
+        'unsupported'
+        """
         return {
             "operation": self.operation.value,
             "handle_type": self.handle_type.type_name if self.handle_type else None,
@@ -211,7 +278,14 @@ _PAIRS: Mapping[Operation, tuple[HandleType | None, ...]] = {
 }
 
 DOMAIN: tuple[Cell, ...] = tuple(Cell(operation, kind) for operation in Operation for kind in _PAIRS[operation])
-"""Every meaningful cell; a device's table has exactly these."""
+"""Every meaningful cell; a device's table has exactly these.
+
+Examples
+--------
+>>> cells = [cell for cell in gi.capabilities.DOMAIN if cell.operation is gi.Operation.CREATE_SEMAPHORE]
+>>> [str(cell) for cell in cells]
+['create_semaphore:opaque_fd', 'create_semaphore:timeline_fd']
+"""
 
 _BY_NAME: Final[Mapping[str, Cell]] = {str(cell): cell for cell in DOMAIN}
 
@@ -239,8 +313,14 @@ def _cell(requirement: Requirement) -> Cell:
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     """Read-only capability table of one device, with every cell of :data:`DOMAIN`.
 
-    >>> if missing := device.capabilities.missing((Operation.MAP_BUFFER, gi.OpaqueFd)):
-    ...     print(missing[0].reason)
+    Examples
+    --------
+    >>> wanted = (gi.Operation.MAP_BUFFER, gi.OpaqueFd), (gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd)
+    >>> if missing := device.capabilities.missing(*wanted):
+    ...     print(missing[0].reason)  # and use another way
+    >>> usable = [str(found.cell) for found in device.capabilities.values() if found]
+    >>> "map_buffer:opaque_fd" in usable
+    True
     """
 
     def __init__(self, cells: Iterable[Capability], *, owner: str = "") -> None:
@@ -261,7 +341,13 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         return len(DOMAIN)
 
     def of(self, requirement: Requirement) -> Capability:
-        """Return the capability of a cell. A pair outside :data:`DOMAIN` gives a gap, not a ``KeyError``."""
+        """Return the capability of a cell. A pair outside :data:`DOMAIN` gives a gap, not a ``KeyError``.
+
+        Examples
+        --------
+        >>> device.capabilities.of((gi.Operation.MAP_BUFFER, gi.OpaqueFd)).usable
+        True
+        """
         try:
             found = self._cells.get(requirement)
         except TypeError:  # a requirement that cannot be hashed: _cell refuses it
@@ -282,7 +368,15 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         return [found for found in map(self.of, requirements) if not found]
 
     def require(self, *requirements: Requirement) -> None:
-        """Raise :class:`UnsupportedError` for the first requirement that is not usable."""
+        """Raise :class:`UnsupportedError` for the first requirement that is not usable.
+
+        Examples
+        --------
+        >>> device.capabilities.require(gi.Operation.GRAPH_CAPTURE)
+        Traceback (most recent call last):
+            ...
+        gpuinterop.errors.UnsupportedError: graph_capture is unsupported on ...: the CPU has no graphs: ...
+        """
         for requirement in requirements:
             if not (found := self.of(requirement)):
                 raise UnsupportedError(found, context=self._owner)
@@ -387,6 +481,14 @@ class Rules:
 
     The table ``[symbols]`` lists, by the same globs, the functions that a driver must have for an operation. The fact
     ``missing`` names those of a cell that it lacks.
+
+    Examples
+    --------
+    >>> from importlib.resources import files
+    >>> rules = gi.capabilities.Rules(files("gpuinterop_host") / "capabilities.toml")
+    >>> sorted(rules.facts)
+    ['futex', 'swiftshader gap']
+    >>> table = rules.table({"futex": False, "swiftshader gap": ""})
     """
 
     def __init__(self, file: Traversable) -> None:
@@ -406,7 +508,17 @@ class Rules:
             raise InvalidArgumentError("file", f"expected rules as `Rules` has them, got {file}: {error}.") from error
         self._texts: dict[str, str] = content.get("texts", {})
         self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
-        """The names of all facts that the backend is asked for."""
+        """The names of all facts that the backend is asked for.
+
+        Examples
+        --------
+        >>> table = device.capabilities
+        >>> table.supports((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd), (gi.Operation.MAP_BUFFER, gi.OpaqueFd))
+        True
+        >>> for gap in table.missing(gi.Operation.GRAPH_CAPTURE):
+        ...     print(gap.reason)
+        the CPU has no graphs: a stream runs its work at once and cannot record it for a replay.
+        """
 
     def attributes(self, read: Callable[[int], int]) -> dict[str, object]:
         """The facts ``attribute N``, which `read` returns by number."""
@@ -444,6 +556,14 @@ class VerifiedRun:
         Cells that the run exercised and that passed.
     tests : Mapping[str, int]
         Number of tests that passed, failed, and were skipped: as declared gaps, or unexpectedly.
+
+    Examples
+    --------
+    >>> from importlib.resources import files
+    >>> from gpuinterop.capabilities import read_verified
+    >>> run = read_verified(files("gpuinterop_cuda") / "verified.toml")[0]
+    >>> run.device, gi.Cell(gi.Operation.GRAPH_CAPTURE) in run.cells
+    ('NVIDIA H200', True)
     """
 
     date: str

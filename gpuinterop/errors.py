@@ -1,4 +1,13 @@
-"""Errors and warnings of gpuinterop. Messages say what went wrong and what to do about it."""
+"""Errors and warnings of gpuinterop. Messages say what went wrong and what to do about it.
+
+Examples
+--------
+>>> try:
+...     device.import_memory(fd, size=65536)
+... except gi.ArgumentTypeError as error:
+...     print(error.argument, "is wrong")
+handle is wrong
+"""
 
 from __future__ import annotations
 
@@ -32,7 +41,16 @@ __all__ = [
 
 
 class GpuInteropError(Exception):
-    """Base of every error that gpuinterop raises."""
+    """Base of every error that gpuinterop raises.
+
+    Examples
+    --------
+    >>> try:
+    ...     stream = gi.get_backend("metal").device().create_stream()
+    ... except gi.GpuInteropError as error:
+    ...     print(f"no sharing: {error}")
+    no sharing: name: there is no backend 'metal'; installed: ...
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process boundaries (multiprocessing, pytest-xdist): rebuild without calling __init__, whose
@@ -49,11 +67,27 @@ def _rebuild(cls: type[GpuInteropError], args: tuple[Any, ...], attributes: dict
 
 
 class BackendNotFoundError(GpuInteropError, LookupError):
-    """A backend of that name is not installed; the message lists the installed ones."""
+    """A backend of that name is not installed; the message lists the installed ones.
+
+    Examples
+    --------
+    >>> gi.get_backend("metal")
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.BackendNotFoundError: name: there is no backend 'metal'; installed: ...
+    """
 
 
 class DeviceNotFoundError(GpuInteropError, LookupError):
-    """No device has that ordinal or identity; the message lists the available devices."""
+    """No device has that ordinal or identity; the message lists the available devices.
+
+    Examples
+    --------
+    >>> gi.get_backend("host").device(7)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.DeviceNotFoundError: ordinal: host has no device 7; devices: 0: ...
+    """
 
 
 class BackendUnavailableError(GpuInteropError, RuntimeError):
@@ -72,6 +106,12 @@ class BackendUnavailableError(GpuInteropError, RuntimeError):
     ----------
     reason, fix, absent
         The arguments.
+
+    Examples
+    --------
+    >>> for name, installed in gi.backends().items():
+    ...     if installed.error is not None and not installed.error.absent:
+    ...         problem = f"{name} does not work here: {installed.error.reason} {installed.error.fix}"
     """
 
     def __init__(self, reason: str, *, fix: str = "", absent: bool = False) -> None:
@@ -88,6 +128,14 @@ class UnsupportedError(GpuInteropError, NotImplementedError):
     ----------
     capability : Capability
         The gap in the capability table, with scope, reason, reference and workaround.
+
+    Examples
+    --------
+    >>> try:
+    ...     memory = device.import_memory(gi.DmaBufFd(fd), size=65536)
+    ... except gi.UnsupportedError as error:
+    ...     print(error.capability.workaround)
+    export the memory as OpaqueFd; lavapipe and SwiftShader both do.
     """
 
     def __init__(self, capability: Capability, *, context: str = "") -> None:
@@ -104,6 +152,14 @@ class InvalidArgumentError(GpuInteropError, ValueError):
     ----------
     argument : str
         The name of the argument.
+
+    Examples
+    --------
+    >>> try:
+    ...     buffer.fill(256)
+    ... except gi.InvalidArgumentError as error:
+    ...     error.argument
+    'byte'
     """
 
     def __init__(self, argument: str, problem: str) -> None:
@@ -112,27 +168,85 @@ class InvalidArgumentError(GpuInteropError, ValueError):
 
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
-    """An argument has the wrong type, most often a bare int instead of a typed handle."""
+    """An argument has the wrong type, most often a bare int instead of a typed handle.
+
+    Examples
+    --------
+    >>> device.import_memory(fd, size=65536)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.ArgumentTypeError: handle: import_memory expects one of OpaqueFd, ...
+    """
 
 
 class HandleError(GpuInteropError, ValueError):
-    """A handle cannot be used: closed, consumed, not of the stated kind, or of another device."""
+    """A handle cannot be used: closed, consumed, not of the stated kind, or of another device.
+
+    Examples
+    --------
+    >>> handle = gi.OpaqueFd(fd)
+    >>> with device.import_memory(handle, size=65536) as memory:
+    ...     device.import_memory(handle, size=65536)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.HandleError: handle: this OpaqueFd was consumed by host import_memory; use handle.duplicate() ...
+    """
 
 
 class ResourceClosedError(GpuInteropError):
-    """The object was closed."""
+    """The object was closed.
+
+    Examples
+    --------
+    >>> stream.close()
+    >>> buffer.fill(7, stream=stream)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.ResourceClosedError: ...
+    """
 
 
 class ResourceBusyError(GpuInteropError):
-    """The object is still in use by pending work or by exported arrays."""
+    """The object is still in use by pending work or by exported arrays.
+
+    Examples
+    --------
+    >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
+    >>> array = np.asarray(memory.map_buffer().view(16))
+    >>> memory.close(timeout=0)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.ResourceBusyError: ...
+    """
 
 
 class SemaphoreTimeoutError(GpuInteropError, TimeoutError):
-    """A wait expired; the message names the semaphores and values."""
+    """A wait expired; the message names the semaphores and values.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+    ...     semaphore.host_wait(1, timeout=0.01)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
+    """
 
 
 class PeerError(GpuInteropError, ConnectionError):
-    """Another process died, or did not send a valid gpuinterop message."""
+    """Another process died, or did not send a valid gpuinterop message.
+
+    Examples
+    --------
+    >>> import socket
+    >>> here, there = socket.socketpair()
+    >>> there.close()
+    >>> with here:
+    ...     gi.ipc.receive_handle(here, gi.OpaqueFd)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.PeerError: the peer closed the connection after 0 of 136 bytes.
+    """
 
 
 class DriverError(GpuInteropError):
@@ -146,6 +260,18 @@ class DriverError(GpuInteropError):
         Its status.
     symbol : str
         The status by name, e.g. ``CUDA_ERROR_INVALID_VALUE``.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> import os
+    >>> with open(os.devnull) as file, gi.OpaqueFd(file.fileno()) as handle:
+    ...     try:
+    ...         device.import_memory(handle, size=65536)
+    ...     except gi.DriverError as error:
+    ...         print(error.call, error.symbol)
+    cuImportExternalMemory CUDA_ERROR_...
     """
 
     def __init__(self, call: str, code: int, symbol: str, meaning: str = "") -> None:
@@ -156,17 +282,45 @@ class DriverError(GpuInteropError):
 
 
 class OutOfMemoryError(DriverError, MemoryError):
-    """A native call failed for lack of memory."""
+    """A native call failed for lack of memory.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> device.allocate(1 << 50)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.OutOfMemoryError: cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY (2)...
+    """
 
 
 class LeakedResourceWarning(ResourceWarning):
-    """An object that owns a handle, a mapping or a semaphore was dropped without ``close()``."""
+    """An object that owns a handle, a mapping or a semaphore was dropped without ``close()``.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> allocation = device.allocate(4096)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", gi.LeakedResourceWarning)
+    ...     del allocation
+    >>> print(caught[0].message)
+    Allocation ... was dropped without close()
+    """
 
 
 def again(failure: BaseException) -> BaseException:
     """Return a copy of a remembered failure to raise, with the original as its cause.
 
     Raising the same object twice would pile up tracebacks, and two threads would write to it at once.
+
+    Examples
+    --------
+    >>> first = gi.DriverError("cuStreamQuery", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    >>> second = gi.errors.again(first)
+    >>> second is first, second.symbol, second.__cause__ is first
+    (False, 'CUDA_ERROR_ILLEGAL_ADDRESS', True)
     """
     try:
         fresh = copy.copy(failure)
@@ -189,12 +343,33 @@ class _Unraisable:
 
 
 def report(error: BaseException) -> None:
-    """Report an exception that no caller can catch."""
+    """Report an exception that no caller can catch.
+
+    Examples
+    --------
+    >>> import sys
+    >>> hook, told = sys.unraisablehook, []
+    >>> sys.unraisablehook = lambda args: told.append(str(args.exc_value))
+    >>> gi.errors.report(ValueError("a callback failed"))
+    >>> sys.unraisablehook = hook
+    >>> told
+    ['a callback failed']
+    """
     _Unraisable(error)
 
 
 def warn_leak(message: str, source: object = None) -> None:
-    """Warn of a leak; if warnings are errors, report the error instead of raising it."""
+    """Warn of a leak; if warnings are errors, report the error instead of raising it.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", gi.LeakedResourceWarning)
+    ...     gi.errors.warn_leak("releasing Buffer #7 failed")
+    >>> print(caught[0].message)
+    releasing Buffer #7 failed
+    """
     try:
         warnings.warn(message, LeakedResourceWarning, stacklevel=3, source=source)
     except LeakedResourceWarning as error:

@@ -9,6 +9,16 @@ Ownership, the same for every vendor:
   After a failed import the caller still owns it, open and untouched.
 - If one thread ends use while another imports or duplicates the handle, that takes effect afterwards.
 - The caller still owns an NT handle after an import, as its API says. KMT handles hold no reference.
+
+Examples
+--------
+>>> handle = gi.OpaqueFd(fd)  # borrows the descriptor
+>>> with device.import_memory(handle, size=65536) as memory:
+...     handle  # the driver owns the descriptor now
+<OpaqueFd consumed>
+>>> with device.allocate(4096) as allocation, allocation.export() as handle:
+...     handle.owned
+True
 """
 
 from __future__ import annotations
@@ -90,6 +100,14 @@ class DeviceIdentity:
         16 bytes: Vulkan's ``driverUUID``.
     is_cpu : bool
         A software device; it matches the host backend's device.
+
+    Examples
+    --------
+    >>> identity = gi.DeviceIdentity(name="another process's GPU", uuid=bytes(range(16)))
+    >>> identity.conflicts(device.identity)
+    True
+    >>> gi.match_device(gi.DeviceIdentity(is_cpu=True))
+    <Device host:0 ...>
     """
 
     name: str = ""
@@ -103,6 +121,14 @@ class DeviceIdentity:
         """Whether the two are certainly different devices: an identifier that both have differs.
 
         Identifiers that only one side knows prove nothing.
+
+        Examples
+        --------
+        >>> one = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
+        >>> one.conflicts(gi.DeviceIdentity(pci_bus_id="0000:65:00.0"))
+        True
+        >>> one.conflicts(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
+        False
         """
         return not all(self._agreements(other))
 
@@ -110,6 +136,14 @@ class DeviceIdentity:
         """Whether the two are certainly one device.
 
         Both are CPUs, or the identifiers that both have are equal.
+
+        Examples
+        --------
+        >>> one = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
+        >>> one.matches(gi.DeviceIdentity(pci_bus_id="0000:17:00.0", uuid=bytes(range(16))))
+        True
+        >>> one.matches(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
+        False
         """
         found = self._agreements(other)
         return bool(found) and all(found)
@@ -123,7 +157,17 @@ class DeviceIdentity:
 
 
 class OriginKind(Enum):
-    """What kind of object a handle was exported from."""
+    """What kind of object a handle was exported from.
+
+    Examples
+    --------
+    >>> from gpuinterop.handles import OriginKind
+    >>> handle = gi.OpaqueFd(fd, origin=gi.HandleOrigin(kind=OriginKind.MEMORY))
+    >>> device.import_semaphore(handle)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.HandleError: handle: this OpaqueFd was exported from a memory object, and the driver does not ...
+    """
 
     MEMORY = "memory"
     ALLOCATION = "allocation"
@@ -149,6 +193,13 @@ class HandleOrigin:
         Whether the exporting allocation was dedicated.
     trusted : bool
         True if an exporter or backend of this process made the handle. Otherwise the origin can only refuse a use.
+
+    Examples
+    --------
+    >>> with device.allocate(4096) as allocation, allocation.export() as handle:
+    ...     origin = handle.origin
+    >>> origin.size, origin.trusted, origin.device == device.identity
+    (4096, True, True)
     """
 
     kind: OriginKind
@@ -176,7 +227,16 @@ _NO_FD = 2**31  # the first number beyond a C int, and so beyond descriptors
 
 
 class Handle:
-    """Base of all handles. Construct the types of :func:`handle_types`, which tell the driver what the handle is."""
+    """Base of all handles. Construct the types of :func:`handle_types`, which tell the driver what the handle is.
+
+    Examples
+    --------
+    >>> with gi.OpaqueFd(fd) as handle:
+    ...     handle.type_name, handle.closed
+    ('opaque_fd', False)
+    >>> handle.closed
+    True
+    """
 
     type_name: ClassVar[str] = ""
     """The name in tables, in JSON and in ``GPUINTEROP_DISABLE``, e.g. ``timeline_fd``."""
@@ -257,6 +317,15 @@ class FdHandle(Handle):
         `fd` is not an int.
     HandleError
         `fd` is not open, or out of range.
+
+    Examples
+    --------
+    >>> handle = gi.OpaqueFd(fd)
+    >>> handle.fd == fd, handle.owned
+    (True, False)
+    >>> with handle.duplicate() as second:  # for a second import
+    ...     second.owned
+    True
     """
 
     # __del__ may see it if a check below fails or an interrupt strikes before it.
@@ -280,7 +349,15 @@ class FdHandle(Handle):
 
     @classmethod
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
-        """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this."""
+        """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this.
+
+        Examples
+        --------
+        >>> import os
+        >>> with gi.OpaqueFd.adopt(os.dup(fd)) as handle:  # closes its descriptor
+        ...     handle.owned
+        True
+        """
         return cls._adopt_made([fd], origin=origin)
 
     @classmethod
@@ -291,6 +368,12 @@ class FdHandle(Handle):
         ------
         DriverError
             The system refuses (``dup``).
+
+        Examples
+        --------
+        >>> with gi.OpaqueFd.adopt_duplicate(fd) as handle:
+        ...     handle.fd == fd
+        False
         """
         made: list[int] = []
         try:
@@ -401,7 +484,15 @@ class FdHandle(Handle):
         return set(calls).intersection(sys._current_frames()) if calls else set()
 
     def detach(self) -> int:
-        """Return the fd, which the caller must close from now on. Ends use of the handle."""
+        """Return the fd, which the caller must close from now on. Ends use of the handle.
+
+        Examples
+        --------
+        >>> import os
+        >>> with device.allocate(4096) as allocation:
+        ...     number = allocation.export().detach()  # the caller's now
+        >>> os.close(number)
+        """
         self._check_open()
         if threading.get_ident() in self._calls.copy():
             raise HandleError(
@@ -424,6 +515,13 @@ class FdHandle(Handle):
         ------
         HandleError
             The handle is closed, or its fd cannot be duplicated: other code has closed it, or too many are open.
+
+        Examples
+        --------
+        >>> handle = gi.OpaqueFd(fd)
+        >>> with device.import_memory(handle.duplicate(), size=65536) as first:
+        ...     second = device.import_memory(handle, size=65536)
+        ...     second.close()
         """
         try:
             twin = self._use(lambda fd: self.adopt_duplicate(fd, origin=self.origin))
@@ -460,6 +558,13 @@ class Win32Handle(Handle):
         Value of the NT handle. The caller owns it, even after an import.
     name : str, optional
         Name of the object.
+
+    Examples
+    --------
+    >>> gi.D3D12Heap(handle=0x1A4)
+    <D3D12Heap handle=0x1a4>
+    >>> gi.D3D12Heap(name="renderer/heap 3")
+    <D3D12Heap name='renderer/heap 3'>
     """
 
     nameable: ClassVar[bool] = True
@@ -492,7 +597,13 @@ class Win32Handle(Handle):
         return self._name
 
     def detach(self) -> int | None:
-        """Return the handle's value, which the caller closes. Ends use of the handle."""
+        """Return the handle's value, which the caller closes. Ends use of the handle.
+
+        Examples
+        --------
+        >>> gi.D3D12Heap(handle=0x1A4).detach()
+        420
+        """
         handle = self.handle
         self._state = _State.DETACHED
         return handle
@@ -539,6 +650,11 @@ class PointerHandle(Handle):
         Address of the object, which the caller still owns.
     keepalive : object, optional
         Object that lives as long as the objects imported from this handle.
+
+    Examples
+    --------
+    >>> gi.NvSciBuf(0x7F0000, keepalive=buffer)
+    <NvSciBuf pointer=0x7f0000>
     """
 
     def __init__(self, pointer: int, *, keepalive: object = None, origin: HandleOrigin | None = None) -> None:
@@ -561,164 +677,415 @@ class PointerHandle(Handle):
 
 
 class Binary:
-    """Signalled or not; calls take no value."""
+    """Signalled or not; calls take no value.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.OpaqueFd) as semaphore:
+    ...     semaphore.kind is gi.Binary
+    ...     semaphore.signal(stream)
+    ...     semaphore.wait(stream)
+    True
+    """
 
 
 class Timeline:
-    """A counter that only grows; calls take a value."""
+    """A counter that only grows; calls take a value.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+    ...     semaphore.kind is gi.Timeline
+    ...     semaphore.signal(stream, 1)
+    ...     semaphore.wait(stream, 1)
+    True
+    """
 
 
 class Fence:
-    """A Direct3D fence; calls take a value."""
+    """A Direct3D fence; calls take a value.
+
+    Examples
+    --------
+    >>> gi.D3D12Fence.kind is gi.Fence  # ``fence.wait(stream, 1)``, ``fence.signal(stream, 2)``
+    True
+    """
 
 
 class Keyed:
-    """A keyed mutex; calls take a key, waits also a timeout."""
+    """A keyed mutex; calls take a key, waits also a timeout.
+
+    Examples
+    --------
+    >>> gi.KeyedMutex.kind is gi.Keyed  # ``mutex.wait(stream, 0, timeout=1)``, ``mutex.signal(stream, 1)``
+    True
+    """
 
 
 class SciSync:
-    """NvSciSync; calls take the address of an ``NvSciSyncFence``."""
+    """NvSciSync; calls take the address of an ``NvSciSyncFence``.
+
+    Examples
+    --------
+    >>> gi.NvSciSync.kind is gi.SciSync  # ``semaphore.wait(stream, address_of_fence)``
+    True
+    """
 
 
 class MemoryHandle(Handle):
-    """A handle that ``Device.import_memory`` takes."""
+    """A handle that ``Device.import_memory`` takes.
+
+    Examples
+    --------
+    >>> from gpuinterop.handles import MemoryHandle, handle_types
+    >>> [name for name, kind in handle_types().items() if issubclass(kind, MemoryHandle)][:2]
+    ['opaque_fd', 'dma_buf_fd']
+    """
 
 
 class SemaphoreHandle(Handle, Generic[K]):
-    """A handle that ``Device.import_semaphore`` takes; `K` is the kind."""
+    """A handle that ``Device.import_semaphore`` takes; `K` is the kind.
+
+    Examples
+    --------
+    >>> from gpuinterop.handles import SemaphoreHandle, handle_types
+    >>> [name for name, kind in handle_types().items() if issubclass(kind, SemaphoreHandle)][:2]
+    ['opaque_fd', 'timeline_fd']
+    """
 
     kind: ClassVar[type]
 
 
 class AllocationHandle(Handle):
-    """A handle that ``Device.import_allocation`` takes."""
+    """A handle that ``Device.import_allocation`` takes.
+
+    Examples
+    --------
+    >>> from gpuinterop.handles import AllocationHandle, handle_types
+    >>> [name for name, kind in handle_types().items() if issubclass(kind, AllocationHandle)]
+    ['vmm_fd', 'opaque_win32', 'opaque_win32_kmt', 'fabric']
+    """
 
 
 class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary]):
-    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_FD``: memory, or a binary semaphore."""
+    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_FD``: memory, or a binary semaphore.
+
+    Examples
+    --------
+    >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+    ...     buffer = memory.map_buffer()
+    """
 
     type_name = "opaque_fd"
     kind = Binary
 
 
 class TimelineFd(FdHandle, SemaphoreHandle[Timeline]):
-    """A timeline semaphore's ``OPAQUE_FD``. Drivers cannot tell it from a binary semaphore's, so the type must."""
+    """A timeline semaphore's ``OPAQUE_FD``. Drivers cannot tell it from a binary semaphore's, so the type must.
+
+    Examples
+    --------
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
+    ...     semaphore.signal(stream, 1)
+    """
 
     type_name = "timeline_fd"
     kind = Timeline
 
 
 class DmaBufFd(FdHandle, MemoryHandle):
-    """A Linux dma-buf."""
+    """A Linux dma-buf.
+
+    Examples
+    --------
+    The host backend refuses it:
+
+    >>> device.import_memory(gi.DmaBufFd(fd), size=65536)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:dma_buf_fd is unsupported on ...
+    """
 
     type_name = "dma_buf_fd"
 
 
 class VmmFd(FdHandle, AllocationHandle):
-    """A shareable virtual-memory allocation (``cuMemExportToShareableHandle``), or the host backend's memfd."""
+    """A shareable virtual-memory allocation (``cuMemExportToShareableHandle``), or the host backend's memfd.
+
+    Examples
+    --------
+    >>> with device.allocate(65536, gi.VmmFd) as mine, mine.export() as handle:
+    ...     with device.import_allocation(handle, mine.size) as theirs:  # in another process
+    ...         theirs.buffer.fill(7)
+    """
 
     type_name = "vmm_fd"
 
 
 class DrmSyncobjFd(FdHandle):
-    """A DRM syncobj. Only :mod:`gpuinterop.bridge` takes it."""
+    """A DRM syncobj. Only :mod:`gpuinterop.bridge` takes it.
+
+    Examples
+    --------
+    Without a render node (``/dev/dri/renderD*``) the bridge refuses it:
+
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     try:
+    ...         semaphore = bridge.import_semaphore(gi.DrmSyncobjFd(fd))
+    ...     except gi.GpuInteropError as error:
+    ...         reason = str(error)
+    """
 
     type_name = "drm_syncobj_fd"
 
 
 class SyncFd(FdHandle):
-    """A Linux sync file. Only :mod:`gpuinterop.bridge` takes it."""
+    """A Linux sync file. Only :mod:`gpuinterop.bridge` takes it.
+
+    Examples
+    --------
+    A bridge refuses a descriptor of another kind:
+
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     bridge.import_semaphore(gi.SyncFd(fd))
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.HandleError: handle: expected a sync file, got ...
+    """
 
     type_name = "sync_fd"
 
 
 class EventFd(FdHandle):
-    """An eventfd. Only :mod:`gpuinterop.bridge` takes it."""
+    """An eventfd. Only :mod:`gpuinterop.bridge` takes it.
+
+    Examples
+    --------
+    >>> import os
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     semaphore = bridge.import_semaphore(gi.EventFd(os.eventfd(1)))
+    ...     semaphore.wait(stream)
+    ...     stream.synchronize(timeout=10)
+    """
 
     type_name = "event_fd"
 
 
 class OpaqueWin32(Win32Handle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle):
-    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32``."""
+    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32``.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_memory(gi.OpaqueWin32(handle=0x1A4), size=65536)  # of vkGetMemoryWin32HandleKHR
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:opaque_win32 is unsupported on ...
+    """
 
     type_name = "opaque_win32"
     kind = Binary
 
 
 class OpaqueWin32Kmt(KmtHandle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle):
-    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32_KMT``."""
+    """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32_KMT``.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> handle = gi.OpaqueWin32Kmt(handle=0x40000002, keepalive=buffer)
+    >>> device.import_memory(handle, size=65536)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:opaque_win32_kmt is unsupported on ...
+    """
 
     type_name = "opaque_win32_kmt"
     kind = Binary
 
 
 class TimelineWin32(Win32Handle, SemaphoreHandle[Timeline]):
-    """A timeline semaphore's NT handle."""
+    """A timeline semaphore's NT handle.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_semaphore(gi.TimelineWin32(name="renderer/timeline"))
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_semaphore:timeline_win32 is unsupported on ...
+    """
 
     type_name = "timeline_win32"
     kind = Timeline
 
 
 class D3D12Heap(Win32Handle, MemoryHandle):
-    """A shared ``ID3D12Heap``."""
+    """A shared ``ID3D12Heap``.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_memory(gi.D3D12Heap(handle=0x1A4), size=1 << 20)  # of ID3D12Device::CreateSharedHandle
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:d3d12_heap is unsupported on ...
+    """
 
     type_name = "d3d12_heap"
 
 
 class D3D12Resource(Win32Handle, MemoryHandle):
-    """A shared committed ``ID3D12Resource``; always dedicated."""
+    """A shared committed ``ID3D12Resource``; always dedicated.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_memory(gi.D3D12Resource(name="renderer/colour"), size=1 << 20)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:d3d12_resource is unsupported on ...
+    """
 
     type_name = "d3d12_resource"
 
 
 class D3D12Fence(Win32Handle, SemaphoreHandle[Fence]):
-    """A shared ``ID3D12Fence``."""
+    """A shared ``ID3D12Fence``.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_semaphore(gi.D3D12Fence(handle=0x1A8))  # of ID3D12Device::CreateSharedHandle
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_semaphore:d3d12_fence is unsupported on ...
+    """
 
     type_name = "d3d12_fence"
     kind = Fence
 
 
 class D3D11Resource(Win32Handle, MemoryHandle):
-    """A shared ``ID3D11Resource``'s NT handle; always dedicated."""
+    """A shared ``ID3D11Resource``'s NT handle; always dedicated.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_memory(gi.D3D11Resource(handle=0x1AC), size=1 << 20)  # of IDXGIResource1::CreateSharedHandle
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:d3d11_resource is unsupported on ...
+    """
 
     type_name = "d3d11_resource"
 
 
 class D3D11ResourceKmt(KmtHandle, MemoryHandle):
-    """A shared ``ID3D11Resource``'s global share handle; always dedicated."""
+    """A shared ``ID3D11Resource``'s global share handle; always dedicated.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> texture = object()  # the application's ID3D11Texture2D
+    >>> handle = gi.D3D11ResourceKmt(handle=0x40000002, keepalive=texture)  # of IDXGIResource::GetSharedHandle
+    >>> device.import_memory(handle, size=1 << 20)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:d3d11_resource_kmt is unsupported on ...
+    """
 
     type_name = "d3d11_resource_kmt"
 
 
 class D3D11Fence(Win32Handle, SemaphoreHandle[Fence]):
-    """A shared ``ID3D11Fence``."""
+    """A shared ``ID3D11Fence``.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_semaphore(gi.D3D11Fence(handle=0x1B0))  # of ID3D11Fence::CreateSharedHandle
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_semaphore:d3d11_fence is unsupported on ...
+    """
 
     type_name = "d3d11_fence"
     kind = Fence
 
 
 class KeyedMutex(Win32Handle, SemaphoreHandle[Keyed]):
-    """An ``IDXGIKeyedMutex``'s NT handle."""
+    """An ``IDXGIKeyedMutex``'s NT handle.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> device.import_semaphore(gi.KeyedMutex(handle=0x1AC))  # the handle of the shared resource
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_semaphore:keyed_mutex is unsupported on ...
+    """
 
     type_name = "keyed_mutex"
     kind = Keyed
 
 
 class KeyedMutexKmt(KmtHandle, SemaphoreHandle[Keyed]):
-    """An ``IDXGIKeyedMutex``'s global share handle."""
+    """An ``IDXGIKeyedMutex``'s global share handle.
+
+    Examples
+    --------
+    Outside of Windows the import is refused:
+
+    >>> texture = object()  # the application's ID3D11Texture2D
+    >>> device.import_semaphore(gi.KeyedMutexKmt(handle=0x40000002, keepalive=texture))
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_semaphore:keyed_mutex_kmt is unsupported on ...
+    """
 
     type_name = "keyed_mutex_kmt"
     kind = Keyed
 
 
 class NvSciBuf(PointerHandle, MemoryHandle):
-    """An ``NvSciBufObj``."""
+    """An ``NvSciBufObj``.
+
+    Examples
+    --------
+    The host backend refuses it:
+
+    >>> device.import_memory(gi.NvSciBuf(0x7F0000), size=65536)  # the address of the NvSciBufObj
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:nvscibuf is unsupported on ...
+    """
 
     type_name = "nvscibuf"
 
 
 class NvSciSync(PointerHandle, SemaphoreHandle[SciSync]):
-    """An ``NvSciSyncObj``."""
+    """An ``NvSciSyncObj``.
+
+    Examples
+    --------
+    The host backend refuses it:
+
+    >>> device.import_semaphore(gi.NvSciSync(0x7F0000))  # the address of the NvSciSyncObj
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_semaphore:nvscisync is unsupported on ...
+    """
 
     type_name = "nvscisync"
     kind = SciSync
@@ -731,6 +1098,15 @@ class FabricHandle(AllocationHandle):
     ----------
     data : bytes
         The 64 bytes.
+
+    Examples
+    --------
+    The bytes may travel by any means, such as MPI; pickle takes the handle as it is:
+
+    >>> import pickle
+    >>> handle = gi.FabricHandle(bytes(range(64)))
+    >>> pickle.loads(pickle.dumps(handle)).data == handle.data
+    True
     """
 
     type_name = "fabric"
@@ -770,7 +1146,14 @@ _CONCRETE: tuple[type[Handle], ...] = (
 
 
 def handle_types() -> dict[str, type[Handle]]:
-    """Return every concrete handle type by its :attr:`Handle.type_name`."""
+    """Return every concrete handle type by its :attr:`Handle.type_name`.
+
+    Examples
+    --------
+    >>> from gpuinterop.handles import handle_types
+    >>> handle_types()["timeline_fd"] is gi.TimelineFd
+    True
+    """
     return {kind.type_name: kind for kind in _CONCRETE}
 
 
@@ -805,6 +1188,16 @@ class ArrayUsage(Flag):
     """Usage of an image in external memory; the exporter must have created it for the same usage.
 
     The drivers' flags: ``CUDA_ARRAY3D_SURFACE_LDST``, ``CUDA_ARRAY3D_COLOR_ATTACHMENT``, ``CUDA_ARRAY3D_CUBEMAP``.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> usage = gi.ArrayUsage.SURFACE | gi.ArrayUsage.COLOR_ATTACHMENT
+    >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+    ...     image = memory.map_mipmapped_array("R8G8B8A8_UNORM", (64, 32), usage=usage)
+    ...     image.layout.usage is usage
+    True
     """
 
     NONE = 0
@@ -830,6 +1223,12 @@ class Texel(NamedTuple):
     numeric : str
         ``UNORM``, ``SNORM``, ``UINT``, ``SINT`` or ``SFLOAT``, as in the format's name.
     bits, channels : int
+
+    Examples
+    --------
+    >>> from gpuinterop.handles import Texel
+    >>> Texel("SFLOAT", bits=32, channels=4).nbytes
+    16
     """
 
     numeric: str
@@ -881,6 +1280,13 @@ class ArrayLayout:
     offset : int
         Offset from the start of the memory in bytes.
     usage : ArrayUsage
+
+    Examples
+    --------
+    >>> from gpuinterop.handles import ArrayLayout
+    >>> layout = ArrayLayout(format="R8G8B8A8_UNORM", extent=(64, 32, 0), levels=2)
+    >>> layout.texel
+    Texel(numeric='UNORM', bits=8, channels=4)
     """
 
     format: str
@@ -905,6 +1311,12 @@ class Granularity(NamedTuple):
         Sizes and offsets that are not multiples of it are refused.
     recommended : int
         Granularity for the best performance, a multiple of the minimum.
+
+    Examples
+    --------
+    >>> step = device.allocation_granularity()
+    >>> step.minimum, step.recommended
+    (4096, 4096)
     """
 
     minimum: int

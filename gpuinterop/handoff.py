@@ -3,6 +3,18 @@
 Binary: one semaphore each way. Timeline: one semaphore; for frame k (from 0) the graphics side signals ``2 k + 1``, the
 compute side ``2 k + 2``. The handoff enforces the order submit, acquire, release: a call out of turn raises at once,
 instead of waiting for ever. On a timeline that was used before, the handoff goes on from its current value.
+
+Examples
+--------
+>>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+...     handoff = gi.Handoff(semaphore)
+...     for frame in range(2):
+...         handoff.next_submit()
+...         semaphore.host_signal(2 * frame + 1)  # by the graphics side
+...         handoff.acquire(stream)
+...         handoff.release(stream)
+HandoffStep(frame=0, wait_value=None, signal_value=1)
+HandoffStep(frame=1, wait_value=2, signal_value=3)
 """
 
 from __future__ import annotations
@@ -32,6 +44,13 @@ class HandoffStep:
         Value to wait for, 0 for a binary semaphore; None if there is no wait (the very first frame).
     signal_value : int
         Value to signal, 0 for a binary semaphore.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+    ...     step = gi.Handoff(semaphore).next_submit()
+    >>> step.wait_value is None, step.signal_value
+    (True, 1)
     """
 
     frame: int
@@ -72,6 +91,21 @@ class Handoff:
     InvalidArgumentError
         The semaphores do not fit together. Or `frame` has gone by: its values were signalled. Or the timeline's value
         does not begin a frame, so that you must pass the next `frame`.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.OpaqueFd) as ready, device.create_semaphore(gi.OpaqueFd) as done:
+    ...     handoff = gi.Handoff(ready, done)  # two binary semaphores
+    ...     for frame in range(3):
+    ...         handoff.next_submit()
+    ...         ready.host_signal()  # the graphics side has drawn
+    ...         handoff.acquire(stream)
+    ...         buffer.fill(frame, stream=stream)
+    ...         handoff.release(stream)
+    ...         done.host_wait(timeout=10)  # the graphics side may draw again
+    HandoffStep(frame=0, wait_value=None, signal_value=0)
+    HandoffStep(frame=1, wait_value=0, signal_value=0)
+    HandoffStep(frame=2, wait_value=0, signal_value=0)
     """
 
     def __init__(
@@ -142,6 +176,15 @@ class Handoff:
         ------
         InvalidArgumentError
             No submission is under way: `next_submit` was not called, or its frame was acquired already.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+        ...     handoff = gi.Handoff(semaphore)
+        ...     step = handoff.next_submit()
+        ...     handoff.undo_submit()  # vkQueueSubmit failed
+        ...     handoff.next_submit() == step
+        True
         """
         self._take(_Turn.ACQUIRE, _Turn.SUBMIT)
         _promised.pop(self._to_compute, None)

@@ -9,6 +9,18 @@ send wrong handles, which imports check, but not code that runs.
 ``multiprocessing`` passes handles too, as arguments of a Process and through a Pipe; plain pickle is refused. Do not
 use a Queue, a Pool or an executor: they pickle in their own thread, after ``put()`` has returned. By then a ``with``
 block has closed the handle, and the other side waits in vain. Without a ``with`` block the handle leaks.
+
+Examples
+--------
+A child process gets an allocation through a socket pair:
+
+>>> import socket
+>>> here, there = socket.socketpair()
+>>> with here, there, device.allocate(65536) as mine, mine.export() as handle:
+...     gi.ipc.send_handle(here, handle)
+...     received = gi.ipc.receive_handle(there, gi.VmmFd)  # in the child
+...     with device.import_allocation(received, received.origin.size) as theirs:
+...         theirs.buffer.fill(7)
 """
 
 from __future__ import annotations
@@ -45,10 +57,16 @@ from .handles import (
 
 __all__ = ["WIRE_TYPES", "receive_handle", "receive_handles", "send_handle", "send_handles"]
 
-# The order is the wire format: append only.
 WIRE_TYPES: tuple[type[Handle], ...] = (
     OpaqueFd, TimelineFd, DmaBufFd, VmmFd, DrmSyncobjFd, SyncFd, EventFd, FabricHandle,
 )  # fmt: skip
+"""Handle types that can be sent. The order is the wire format: append only.
+
+Examples
+--------
+>>> gi.OpaqueFd in gi.ipc.WIRE_TYPES, gi.D3D12Heap in gi.ipc.WIRE_TYPES
+(True, False)
+"""
 _KINDS: tuple[OriginKind | None, ...] = (
     None, OriginKind.MEMORY, OriginKind.ALLOCATION, OriginKind.BINARY, OriginKind.TIMELINE, OriginKind.FENCE,
     OriginKind.KEYED, OriginKind.OTHER, OriginKind.MULTICAST,
@@ -67,7 +85,18 @@ H = TypeVar("H", bound=Handle)
 
 
 def send_handle(connection: socket.socket, handle: Handle) -> None:
-    """Send one handle (see `send_handles`)."""
+    """Send one handle (see `send_handles`).
+
+    Examples
+    --------
+    >>> import socket
+    >>> here, there = socket.socketpair()
+    >>> with here, there, device.create_semaphore(gi.TimelineFd) as semaphore, semaphore.export() as handle:
+    ...     gi.ipc.send_handle(here, handle)
+    ...     with gi.ipc.receive_handle(there, gi.TimelineFd) as received:
+    ...         received.origin.kind
+    <OriginKind.TIMELINE: 'timeline'>
+    """
     send_handles(connection, [handle])
 
 
@@ -86,6 +115,15 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
         A handle means nothing in another process (Win32, NvSci), or an argument is not of these types.
     PeerError
         The peer is gone, or did not read the whole message within the timeout. Close the connection: it is unusable.
+
+    Examples
+    --------
+    >>> import socket
+    >>> here, there = socket.socketpair()
+    >>> with here, there, gi.OpaqueFd(fd) as memory, gi.TimelineFd(timeline_fd) as semaphore:
+    ...     gi.ipc.send_handles(here, [memory, semaphore])
+    ...     for handle in gi.ipc.receive_handles(there, [gi.OpaqueFd, gi.TimelineFd]):
+    ...         handle.close()
     """
     check_type(connection, socket.socket, "connection", "a socket.socket")
     _check_sequence("handles", handles, "send_handle")
@@ -107,7 +145,20 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
 
 
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
-    """Receive one handle of the type that the caller expects (see `receive_handles`)."""
+    """Receive one handle of the type that the caller expects (see `receive_handles`).
+
+    Examples
+    --------
+    >>> import socket
+    >>> here, there = socket.socketpair()
+    >>> here.settimeout(10)
+    >>> there.settimeout(10)
+    >>> with here, there, gi.OpaqueFd(fd) as memory:
+    ...     gi.ipc.send_handle(here, memory)
+    ...     with gi.ipc.receive_handle(there, gi.OpaqueFd) as received:
+    ...         received.owned, received.trusted
+    (True, False)
+    """
     handle: H = receive_handles(connection, [expect])[0]
     return handle
 
@@ -129,6 +180,17 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     PeerError
         The peer is gone, did not send the whole message within the timeout, or sent other data or too many descriptors.
         This process never opens more descriptors than it expects, and closes all that came.
+
+    Examples
+    --------
+    >>> import socket
+    >>> here, there = socket.socketpair()
+    >>> with here, there, gi.OpaqueFd(fd) as memory:
+    ...     gi.ipc.send_handles(here, [memory])
+    ...     gi.ipc.receive_handles(there, [gi.TimelineFd])  # what this process expects is another type
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.PeerError: expected TimelineFd, the peer sent OpaqueFd.
     """
     check_type(connection, socket.socket, "connection", "a socket.socket")
     _check_sequence("expect", expect, "receive_handle")

@@ -22,6 +22,15 @@ class Allocation(Mappable):
 
     Its size is the requested one, rounded up to the granularity. All its devices see it at one address. Unmapping it
     waits for the work of each of them.
+
+    Examples
+    --------
+    >>> with device.allocate(65536) as allocation, allocation.export() as handle:
+    ...     field = np.asarray(allocation.buffer.view((64, 64), "float32"))
+    ...     field[:] = 1
+    ...     with device.import_allocation(handle, allocation.size) as theirs:  # in another process
+    ...         np.asarray(theirs.buffer.view(2, "float32"))
+    array([1., 1.], dtype=float32)
     """
 
     def __init__(
@@ -67,6 +76,15 @@ class Allocation(Mappable):
         ------
         InvalidArgumentError
             `device` is not one of them.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> first, second = devices
+        >>> with first.allocate(1 << 20, access=[second]) as allocation, second.create_stream() as stream:
+        ...     allocation.buffer_on(second).fill(7, stream=stream)  # a stream of the second device
+        ...     stream.synchronize(timeout=10)
         """
         from .device import check_device  # it stands on this module
 
@@ -87,7 +105,14 @@ class Allocation(Mappable):
         return found[0]
 
     def export(self) -> AllocationHandle:
-        """A new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``)."""
+        """A new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
+
+        Examples
+        --------
+        >>> with device.allocate(65536) as allocation, allocation.export() as handle:
+        ...     handle.origin.size
+        65536
+        """
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(

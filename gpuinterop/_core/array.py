@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 
 class MipmappedArray(Resource):
-    """An optimally tiled image in external memory. Made by `ExternalMemory.map_mipmapped_array`."""
+    """An optimally tiled image in external memory. Made by `ExternalMemory.map_mipmapped_array`.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+    ...     image = memory.map_mipmapped_array("R32_SFLOAT", (64, 64), levels=3)
+    ...     [image.level(n).extent for n in range(3)]
+    [(64, 64, 0), (32, 32, 0), (16, 16, 0)]
+    """
 
     def __init__(self, memory: ExternalMemory, backend: ArrayBackend, layout: ArrayLayout) -> None:
         gate = memory._device._gate if backend.releases_block else None
@@ -51,6 +61,17 @@ class ArrayLevel:
         Width, height and depth of this level in texels.
     nbytes : int
         Size of all layers, tightly packed.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+    ...     level = memory.map_mipmapped_array("R32_SFLOAT", (64, 64)).level(0)
+    ...     level.copy_from_buffer(buffer, stream=stream)
+    ...     texels = np.empty((64, 64), "float32")
+    ...     level.copy_to_host(texels, stream=stream)
+    ...     stream.synchronize(timeout=10)
     """
 
     def __init__(self, array: MipmappedArray, index: int) -> None:
@@ -62,7 +83,17 @@ class ArrayLevel:
         self.nbytes = texels * array.layout.texel.nbytes
 
     def copy_from_host(self, source: object, *, stream: Stream) -> None:
-        """Enqueue a copy of `nbytes` of host memory into the level; `source` must stay unchanged until it is done."""
+        """Enqueue a copy of `nbytes` of host memory into the level; `source` must stay unchanged until it is done.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+        ...     level = memory.map_mipmapped_array("R8G8B8A8_UNORM", (64, 32)).level(0)
+        ...     level.copy_from_host(np.full((32, 64, 4), 255, "uint8"), stream=stream)
+        ...     stream.synchronize(timeout=10)
+        """
         self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
 
     def copy_to_host(self, target: object, *, stream: Stream) -> None:

@@ -67,7 +67,19 @@ _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D
 
 
 class Device:
-    """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed."""
+    """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed.
+
+    Examples
+    --------
+    >>> device.backend, device.ordinal
+    ('host', 0)
+    >>> device.capabilities.supports((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd))
+    True
+    >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory, device.create_stream() as stream:
+    ...     buffer = memory.map_buffer()
+    ...     buffer.fill(7, stream=stream)
+    ...     stream.synchronize(timeout=10)
+    """
 
     def __init__(
         self,
@@ -136,13 +148,32 @@ class Device:
 
     @functools.cached_property
     def identity(self) -> DeviceIdentity:
-        """Identity to compare with the one that another API reports."""
+        """Identity to compare with the one that another API reports.
+
+        Examples
+        --------
+        >>> device.identity.is_cpu
+        True
+        >>> gi.match_device(device.identity) is device
+        True
+        """
         return self.info.identity
 
     def can_access(self, peer: Device) -> bool:
         """Whether this device can use memory of `peer` (``cuDeviceCanAccessPeer`` / ``hipDeviceCanAccessPeer``).
 
         True for the device itself; False for a device of another backend.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> first, second = devices
+        >>> second.can_access(first)
+        True
+        >>> with first.allocate(1 << 20, access=[second]) as allocation:
+        ...     allocation.buffer_on(second).ptr == allocation.buffer.ptr
+        True
         """
         check_device(peer, "peer")
         return peer is self or (peer._backend is self._backend and _reaches(self, peer.ordinal))
@@ -183,6 +214,17 @@ class Device:
             The device cannot import this type; the driver was not called.
         DriverError
             The driver refused.
+
+        Examples
+        --------
+        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+        ...     buffer = memory.map_buffer(offset=4096, size=1024)
+        ...     buffer.fill(7)
+        ...     np.asarray(buffer.view((2, 2), "uint8"))
+        array([[7, 7],
+               [7, 7]], dtype=uint8)
+
+        The import has consumed the handle. To import the object twice, duplicate the handle before.
         """
         check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
         kind = type(handle)
@@ -215,6 +257,12 @@ class Device:
         ------
         ArgumentTypeError, HandleError, UnsupportedError, DriverError
             See `import_memory`.
+
+        Examples
+        --------
+        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
+        ...     semaphore.signal(stream, 1)
+        ...     stream.synchronize(timeout=10)
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         kind = type(handle)
@@ -250,6 +298,15 @@ class Device:
         ArgumentTypeError, HandleError, InvalidArgumentError, UnsupportedError, DriverError
             See `import_memory`; UnsupportedError also if one of the devices has no peer access to the memory. When
             only the import shows that, the import is undone.
+
+        Examples
+        --------
+        The handle comes from another process, through `gpuinterop.ipc`. Here one process has both sides:
+
+        >>> with device.allocate(65536) as mine, device.import_allocation(mine.export(), mine.size) as theirs:
+        ...     mine.buffer.fill(7)
+        ...     np.asarray(theirs.buffer.view(4))
+        array([7, 7, 7, 7], dtype=uint8)
         """
         check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
         kind = type(handle)
@@ -310,6 +367,15 @@ class Device:
             The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use
             its memory (`can_access`).
         OutOfMemoryError
+
+        Examples
+        --------
+        >>> with device.allocate(1000) as allocation, allocation.export() as handle:
+        ...     allocation.buffer.fill(0)
+        ...     allocation.size  # rounded up
+        ...     handle.origin.kind
+        4096
+        <OriginKind.ALLOCATION: 'allocation'>
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
@@ -336,6 +402,11 @@ class Device:
         ------
         UnsupportedError
             The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`).
+
+        Examples
+        --------
+        >>> device.allocation_granularity()
+        Granularity(minimum=4096, recommended=4096)
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
@@ -363,6 +434,15 @@ class Device:
         ------
         UnsupportedError
             The device does not support multicast (`Operation.CREATE_MULTICAST`).
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> step = device.multicast_granularity(devices, 3 << 20).minimum
+        >>> size = -(-(3 << 20) // step) * step
+        >>> size
+        4194304
         """
         from .multicast import granularity  # it stands on this module
 
@@ -387,6 +467,13 @@ class Device:
             The backend does not create this type (`Operation.CREATE_SEMAPHORE`).
         DriverError
             The page could not be pinned.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, semaphore.export() as handle:
+        ...     with device.import_semaphore(handle) as theirs:  # in another process
+        ...         semaphore.signal(stream, 1)
+        ...         theirs.host_wait(1, timeout=10)
         """
         check_handle_type(handle_type, SemaphoreHandle, "handle_type")
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
@@ -409,6 +496,12 @@ class Device:
         high_priority : bool
             Give the stream the device's highest priority. Streams that wait for long need it: on AMD a waiting stream
             stalls the others on its hardware queue, and each priority has four queues.
+
+        Examples
+        --------
+        >>> with device.create_stream(high_priority=True) as stream:
+        ...     buffer.fill(7, stream=stream)
+        ...     stream.synchronize(timeout=10)
         """
         drain()
         return self._new_stream(high_priority=bool(high_priority))
@@ -422,6 +515,16 @@ class Device:
             The other library still owns it; this call keeps it alive. 0 is the device's default stream. On the host
             backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, signals are
             immediate.
+
+        Examples
+        --------
+        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``. The default stream serves on each
+        backend:
+
+        >>> stream = device.wrap_stream(0)
+        >>> buffer.fill(7, stream=stream)
+        >>> np.asarray(buffer.view(4))
+        array([7, 7, 7, 7], dtype=uint8)
         """
         if isinstance(stream, Stream):
             if stream._device is not self:
@@ -448,6 +551,13 @@ class Device:
             `timeout` seconds passed in total; the message names the stream and its waits.
         GpuInteropError
             An operation on one of the streams has failed; the last such failure is raised.
+
+        Examples
+        --------
+        >>> buffer.fill(7, stream=stream)
+        >>> device.synchronize(timeout=10)
+        >>> stream.query()
+        True
         """
         limit = check_timeout(timeout)
         deadline = None if limit is None else time.monotonic() + limit
@@ -485,6 +595,14 @@ class Device:
         ------
         ResourceBusyError
             `timeout` passed; the message names what is still in use.
+
+        Examples
+        --------
+        >>> allocation = device.allocate(4096)
+        >>> array = np.asarray(allocation.buffer.view(4096))
+        >>> allocation.close()
+        >>> del array  # until now the allocation stayed mapped
+        >>> device.drain(timeout=10)
         """
         limit = check_timeout(timeout)
         drain()

@@ -44,6 +44,20 @@ class GraphStep:
         The node's semaphores in order; None for one that gpuinterop did not import, or has released.
     values : tuple of int
         Values that the next launch waits for or signals; 0 for a binary semaphore.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
+    ...     with stream.capture() as graph:
+    ...         semaphore.signal(stream, 1)
+    ...     (step,) = graph.semaphores.signals
+    ...     step
+    ...     step.set(7)  # what the next launch signals
+    ...     graph.launch(stream)
+    ...     graph.close()
+    <GraphStep signal 1>
     """
 
     def __init__(self, owner: GraphSemaphores, node: SemaphoreNode) -> None:
@@ -114,15 +128,37 @@ class GraphSemaphores(Resource):
     executable : int
         The ``CUgraphExec`` instantiated from it: torch's ``raw_cuda_graph_exec()``, CuPy's ``Graph.graphExec``.
 
+    Attributes
+    ----------
+    device : Device
+    steps : tuple of GraphStep
+        The nodes that wait or signal, in the driver's order.
+
+    Raises
+    ------
+    UnsupportedError
+        The device cannot capture graphs (`Operation.GRAPH_CAPTURE`).
+
+    Notes
+    -----
     The caller keeps both graphs, which must outlive this object: the nodes belong to them. The semaphores are not
     released before this object is closed, even if they are closed earlier.
 
     Examples
     --------
-    >>> with gi.GraphSemaphores(device, graph.raw_cuda_graph(), graph.raw_cuda_graph_exec()) as semaphores:
-    ...     for _ in frames:
-    ...         graph.replay()
+    torch's graph is ``gi.GraphSemaphores(device, graph.raw_cuda_graph(), graph.raw_cuda_graph_exec())``.
+
+    On CUDA (here a simulated driver):
+
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
+    ...     with stream.capture() as graph:  # instead of torch's
+    ...         semaphore.wait(stream, 1)
+    ...         semaphore.signal(stream, 2)
+    ...     with gi.GraphSemaphores(device, graph.ptr, graph.executable_ptr) as semaphores:
     ...         semaphores.advance(2)
+    ...         semaphores.steps
+    ...     graph.close()
+    (<GraphStep wait 3>, <GraphStep signal 4>)
     """
 
     def __init__(
@@ -168,6 +204,18 @@ class GraphSemaphores(Resource):
         ------
         InvalidArgumentError
             A value would exceed 64 bits, or gpuinterop did not import a semaphore; no value was changed.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
+        ...     with stream.capture() as graph:
+        ...         semaphore.signal(stream, 1)
+        ...     graph.semaphores.advance(2)
+        ...     graph.semaphores.signals[0].values
+        ...     graph.close()
+        (3,)
         """
         step_by = check_int(by, "by")
         self._check_open()
@@ -184,6 +232,17 @@ class Graph(Resource):
     """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 
     Semaphores and mappings that its work uses are released after it.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> with stream.capture() as graph:
+    ...     buffer.fill(7, stream=stream)
+    >>> with graph:
+    ...     for frame in range(3):
+    ...         graph.launch(stream)
+    ...     stream.synchronize(timeout=10)
     """
 
     def __init__(self, device: Device, backend: GraphBackend) -> None:

@@ -226,6 +226,14 @@ class View:
         Name of the element type.
     ptr : int
         Address of the first element.
+
+    Examples
+    --------
+    >>> view = buffer.view((2, 3), "float32")
+    >>> view.shape, view.strides, view.nbytes
+    ((2, 3), (12, 4), 24)
+    >>> field = np.from_dlpack(view)  # or torch.from_dlpack(view), cupy.from_dlpack(view)
+    >>> field[:] = 1
     """
 
     def __init__(
@@ -282,6 +290,12 @@ class View:
             call waits for those streams, because CPU consumers have no streams.
         max_version, dl_device, copy
             See the array API; a copy is never made.
+
+        Examples
+        --------
+        >>> view = buffer.view(4, "float32")
+        >>> np.from_dlpack(view)
+        array([0., 0., 0., 0.], dtype=float32)
         """
         self._buffer._check_open()
         device = self.__dlpack_device__()

@@ -203,6 +203,16 @@ class Buffer(Sized):
 
     Made by `ExternalMemory.map_buffer`, `Allocation.buffer` and `Allocation.buffer_on`. Closing the last buffer of a
     mapping unmaps it, once pending work and exported arrays are done with it.
+
+    Examples
+    --------
+    >>> buffer.copy_from_host(np.arange(4, dtype="float32"))
+    >>> field = np.asarray(buffer.view(4, "float32"))
+    >>> field *= 0.5  # in place
+    >>> result = np.empty(4, "float32")
+    >>> buffer.copy_to_host(result)
+    >>> result
+    array([0. , 0.5, 1. , 1.5], dtype=float32)
     """
 
     def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
@@ -254,6 +264,14 @@ class Buffer(Sized):
         ------
         InvalidArgumentError
             The window exceeds the buffer, or is not aligned to its element size.
+
+        Examples
+        --------
+        >>> field = np.from_dlpack(buffer.view((2, 3), "float32"))
+        >>> field[:] = 1
+        >>> rows = buffer.view((64, 60, 4), "uint8", strides=(256, 4, 1))  # a linear image, 256 bytes a row
+        >>> np.asarray(rows).shape
+        (64, 60, 4)
         """
         self._check_open()
         element = DType(dtype)
@@ -282,6 +300,15 @@ class Buffer(Sized):
         """Return an object that keeps the bytes mapped as long as it lives, as an exported array does.
 
         Use it when you hand `ptr` to another API, whose work gpuinterop cannot see.
+
+        Examples
+        --------
+        >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
+        >>> buffer = memory.map_buffer()
+        >>> token = buffer.hold()
+        >>> address = buffer.ptr  # another library uses it
+        >>> memory.close()
+        >>> del token  # it has finished: now the bytes are unmapped
         """
         token = Hold(self)  # first: the result of the check below then stays true
         self._check_open()
@@ -303,15 +330,40 @@ class Buffer(Sized):
         ------
         ResourceBusyError
             The memory is pageable and the stream has a pending semaphore wait: the copy would block and could deadlock.
+
+        Examples
+        --------
+        >>> buffer.copy_from_host(np.arange(16, dtype="float32"), offset=256)
+        >>> buffer.copy_from_host(b"gpuinterop", stream=stream)
+        >>> stream.synchronize(timeout=10)
         """
         self._copy(source, "source", offset, stream, to_host=False)
 
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
-        """Copy from the buffer into host memory; `offset` is the source offset (see `copy_from_host`)."""
+        """Copy from the buffer into host memory; `offset` is the source offset (see `copy_from_host`).
+
+        Examples
+        --------
+        >>> buffer.fill(7)
+        >>> texels = np.empty((2, 4), "uint8")
+        >>> buffer.copy_to_host(texels, offset=256)
+        >>> texels
+        array([[7, 7, 7, 7],
+               [7, 7, 7, 7]], dtype=uint8)
+        """
         self._copy(target, "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
-        """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done."""
+        """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done.
+
+        Examples
+        --------
+        >>> buffer.fill(0)
+        >>> buffer.fill(255, offset=4, size=4, stream=stream)
+        >>> stream.synchronize(timeout=10)
+        >>> np.asarray(buffer.view(3, "uint32"))
+        array([         0, 4294967295,          0], dtype=uint32)
+        """
         value = check_int(byte, "byte", minimum=0, maximum=255)
         start = check_nbytes(offset, "offset", minimum=0)
         count = check_nbytes(self._size - start if size is None else size)
@@ -407,6 +459,15 @@ class ExternalMemory(Mappable):
     Closing it closes its buffers and arrays. When the device is done with them, the native release follows
     (``cuDestroyExternalMemory`` / ``hipDestroyExternalMemory``). The exporter may free its own memory after that
     (`on_released`, ``close(timeout=...)``).
+
+    Examples
+    --------
+    >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
+    >>> buffer = memory.map_buffer()
+    >>> buffer.fill(7, stream=stream)
+    >>> memory.on_released(lambda: print("the exporter may free its memory"))
+    >>> memory.close(timeout=10)  # waits for the stream's work
+    the exporter may free its memory
     """
 
     def __init__(
@@ -436,6 +497,14 @@ class ExternalMemory(Mappable):
             All earlier buffers were closed, and pending work or arrays still use one of them.
         UnsupportedError
             The device cannot map buffers of this memory (`Operation.MAP_BUFFER`).
+
+        Examples
+        --------
+        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+        ...     vertices = memory.map_buffer(size=4096)
+        ...     indices = memory.map_buffer(offset=4096, size=1024)
+        ...     indices.ptr - vertices.ptr
+        4096
         """
         self._check_open()
         start = check_nbytes(offset, "offset", minimum=0)
@@ -474,6 +543,16 @@ class ExternalMemory(Mappable):
         ------
         UnsupportedError
             The device cannot map arrays of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
+        ...     image = memory.map_mipmapped_array("R8G8B8A8_UNORM", (64, 32), levels=2)
+        ...     texels = np.empty((32, 64, 4), "uint8")
+        ...     image.level(0).copy_to_host(texels, stream=stream)
+        ...     stream.synchronize(timeout=10)
         """
         from .array import map_mipmapped_array
 

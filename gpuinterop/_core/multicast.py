@@ -61,6 +61,17 @@ def create_multicast(
         a device of another backend.
     DriverError
         The driver refused; what this call created was released.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> size = 4 << 20
+    >>> first, second = (device.allocate(size) for device in devices)
+    >>> with first, second, gi.create_multicast(devices, size) as multicast:
+    ...     bindings = [multicast.bind_memory(first), multicast.bind_memory(second)]
+    ...     with multicast.map() as mapping:
+    ...         address = mapping.ptr  # an argument of a kernel with multimem instructions
     """
     kinds = _kinds(handle_types)
     team = leader, count, members = _team(devices, device)
@@ -93,6 +104,19 @@ def import_multicast(
         `handle` is closed or consumed, or of another kind.
     ArgumentTypeError, InvalidArgumentError, UnsupportedError, DriverError
         See `create_multicast`.
+
+    Examples
+    --------
+    The handle comes from another process, which has device 0. This process adds device 1:
+
+    On CUDA (here a simulated driver):
+
+    >>> size = 4 << 20
+    >>> with gi.create_multicast(2, size, gi.VmmFd) as theirs, theirs.export() as handle:
+    ...     with gi.import_multicast(handle, 2, size, device=devices[1]) as mine:
+    ...         mine.add_device(devices[1])
+    ...         mine.device_count, mine.devices
+    (2, (<Device cuda:1 ...>,))
     """
     check_handle(handle, AllocationHandle, "import_multicast", "VmmFd(fd)")
     kind = type(handle)
@@ -232,6 +256,18 @@ class MulticastObject(Sized):
 
     `close` unmaps, unbinds and releases, in this order, each when the earlier work of `devices` is done. The process
     that created the object keeps it open until every other process has imported it.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> size = 4 << 20
+    >>> first, second = (device.allocate(size) for device in devices)
+    >>> with first, second, gi.create_multicast(devices, size) as multicast:
+    ...     for allocation in (first, second):
+    ...         binding = multicast.bind_memory(allocation)
+    ...     multicast.complete, len(multicast.bindings)
+    (True, 2)
     """
 
     def __init__(
@@ -296,6 +332,15 @@ class MulticastObject(Sized):
             The device was added already, is of another backend, or exceeds the team; or memory was bound or mapped.
         UnsupportedError
             The device does not support multicast.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with gi.create_multicast(2, 4 << 20) as multicast:  # two devices, each added by its process
+        ...     multicast.add_device(devices[0])
+        ...     multicast.complete
+        False
         """
         self._check_open()
         check_devices((device,), "device", self._backend)
@@ -353,6 +398,15 @@ class MulticastObject(Sized):
         ResourceBusyError
             The bytes were bound, and their unbind waits for pending work.
         DriverError
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
+        ...     binding = multicast.bind_memory(allocation, offset=2 << 20, size=2 << 20)
+        ...     binding.offset, binding.size
+        (2097152, 2097152)
         """
         self._check_open()
         check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
@@ -407,6 +461,15 @@ class MulticastObject(Sized):
             See `bind_memory`; also if this object is shared and the memory was not allocated here to be shared.
         ResourceBusyError, DriverError
             See `bind_memory`.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
+        ...     binding = multicast.bind_address(device, allocation.buffer, 2 << 20)
+        ...     binding.memory is allocation.buffer
+        True
         """
         self._check_open()
         check_devices((device,), "device", self._backend)
@@ -439,6 +502,16 @@ class MulticastObject(Sized):
         ------
         InvalidArgumentError
             `device` does not have a binding of exactly these bytes; the message lists the existing bindings.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
+        ...     binding = multicast.bind_memory(allocation, size=2 << 20)
+        ...     multicast.unbind(device, offset=0, size=2 << 20)
+        ...     multicast.bindings
+        ()
         """
         self._check_open()
         check_device(device, "device")
@@ -468,6 +541,16 @@ class MulticastObject(Sized):
         InvalidArgumentError
             Not every device was added, or one of `devices` was not added here.
         DriverError
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
+        ...     binding = multicast.bind_memory(allocation)
+        ...     with multicast.map() as mapping:
+        ...         mapping.size
+        4194304
         """
         self._check_open()
         chosen = self.devices if devices is None else check_devices(devices, "devices", self._backend)
@@ -486,6 +569,14 @@ class MulticastObject(Sized):
         ----------
         handle_type : type, optional
             One of `handle_types`; optional if there is only one.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> with gi.create_multicast([device], 4 << 20, gi.VmmFd) as multicast, multicast.export() as handle:
+        ...     handle.origin.kind
+        <OriginKind.MULTICAST: 'multicast'>
         """
         self._check_open()
         if not self._exportable:
@@ -637,6 +728,16 @@ class MulticastBinding(Sized):
     `close` unbinds it (``cuMulticastUnbind``) when the earlier work of the object's `devices`, those added here, is
     done; the memory is unmapped and released only after that. It does not wait for mappings or other processes: before
     you close a binding, stop all stores to its bytes.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
+    ...     binding = multicast.bind_memory(allocation)
+    ...     binding.memory is allocation
+    ...     binding.close(timeout=10)  # unbinds, once earlier work is done
+    True
     """
 
     def __init__(
@@ -696,6 +797,17 @@ class MulticastMapping(Resource):
 
     Only ``multimem`` instructions may access it, so array libraries cannot use it, and it is not a `Buffer`; the
     devices' own allocations have buffers. `close` unmaps it when the earlier work of the devices added here is done.
+
+    Examples
+    --------
+    On CUDA (here a simulated driver):
+
+    >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
+    ...     binding = multicast.bind_memory(allocation)
+    ...     with multicast.map() as mapping:
+    ...         address = mapping.ptr  # an argument of the kernel
+    ...         mapping.devices
+    (<Device cuda:0 ...>,)
     """
 
     def __init__(self, multicast: MulticastObject, devices: Sequence[Device]) -> None:

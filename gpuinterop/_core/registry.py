@@ -60,7 +60,16 @@ def _forked() -> None:
 
 
 class LoadedBackend:
-    """A backend that works on this machine. Made by `get_backend`."""
+    """A backend that works on this machine. Made by `get_backend`.
+
+    Examples
+    --------
+    >>> backend = gi.get_backend("host")
+    >>> backend.name, len(backend.devices())
+    ('host', 1)
+    >>> backend.device(0)
+    <Device host:0 ...>
+    """
 
     def __init__(self, native: Backend) -> None:
         self._native = native
@@ -179,6 +188,14 @@ class InstalledBackend:
     name : str
     distribution : str
         Name and version of the distribution that installs it.
+
+    Examples
+    --------
+    >>> installed = gi.backends()["host"]
+    >>> installed.available
+    True
+    >>> installed.distribution
+    'gpuinterop ...'
     """
 
     def __init__(self, rivals: Sequence[EntryPoint]) -> None:
@@ -266,7 +283,16 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
 
 
 def backends() -> Mapping[str, InstalledBackend]:
-    """Every installed backend by name. Drivers are called only when you ask whether one is available."""
+    """Every installed backend by name. Drivers are called only when you ask whether one is available.
+
+    Examples
+    --------
+    >>> for name, installed in gi.backends().items():
+    ...     if installed.error is not None:
+    ...         reason, fix = installed.error.reason, installed.error.fix
+    >>> "host" in gi.backends()
+    True
+    """
     return {name: InstalledBackend(rivals) for name, rivals in sorted(_installed().items())}
 
 
@@ -285,6 +311,15 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     BackendUnavailableError
         The backend does not work here; the message says why and what to install. A backend requested by name never
         falls back to another.
+
+    Examples
+    --------
+    >>> gi.get_backend("host").device()
+    <Device host:0 ...>
+    >>> gi.get_backend("metal")
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.BackendNotFoundError: name: there is no backend 'metal'; installed: cuda, hip, host.
     """
     if name is not None:
         check_type(name, str, "name", "a str")
@@ -354,7 +389,14 @@ def _reasons() -> str:
 
 
 def devices() -> Sequence[Device]:
-    """Every device of the chosen backend."""
+    """Every device of the chosen backend.
+
+    Examples
+    --------
+    >>> for device in gi.devices():
+    ...     print(device.backend, device.ordinal)
+    host 0
+    """
     return get_backend().devices()
 
 
@@ -366,6 +408,11 @@ def device(ordinal: int = 0) -> Device:
     DeviceNotFoundError, BackendNotFoundError, BackendUnavailableError
     ArgumentTypeError
         `ordinal` is not an int.
+
+    Examples
+    --------
+    >>> gi.device()  # with GPUINTEROP_BACKEND=host
+    <Device host:0 ...>
     """
     return get_backend().device(ordinal)
 
@@ -380,6 +427,11 @@ def match_device(identity: DeviceIdentity) -> Device:
     ------
     DeviceNotFoundError
         No device matches; the message lists the available devices.
+
+    Examples
+    --------
+    >>> gi.match_device(gi.vulkan.identity(physical_device))
+    <Device host:0 ...>
     """
     check_type(identity, DeviceIdentity, "identity", "a DeviceIdentity, as gpuinterop.vulkan.identity(...) returns")
     chosen = os.environ.get(_BACKEND_VARIABLE)

@@ -58,6 +58,17 @@ class Resource:
         ResourceBusyError
             `timeout` passed, and pending work or exported arrays still use the object. It stays closed, and the
             native release still happens later.
+
+        Examples
+        --------
+        >>> allocation = device.allocate(4096)
+        >>> array = np.asarray(allocation.buffer.view(16))
+        >>> allocation.close(timeout=0)
+        Traceback (most recent call last):
+            ...
+        gpuinterop.errors.ResourceBusyError: ...
+        >>> del array
+        >>> allocation.close(timeout=10)
         """
         check_timeout(timeout)
         if interrupted():  # in a signal handler that struck inside a transition
@@ -72,6 +83,13 @@ class Resource:
 
         The exporter of the memory or semaphore may free its own only then. The callback runs on the thread that
         drains, and must not block. Its exceptions go to `sys.unraisablehook`.
+
+        Examples
+        --------
+        >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
+        >>> memory.on_released(lambda: print("released"))
+        >>> memory.close()
+        released
         """
         self._on_released(self._lifetime, callback)
 

@@ -180,6 +180,15 @@ class ExternalSemaphore(Resource, Generic[K]):
     `close()` leaves a stream's pending waits pending, as every GPU driver does. ``close(timeout=...)`` waits that long
     for them, then cancels them if the driver can (on the host backend the stream fails with `ResourceClosedError`).
     `close()` cancels threads in `host_wait` at once.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+    ...     semaphore.wait(stream, 1)
+    ...     buffer.fill(7, stream=stream)
+    ...     semaphore.signal(stream, 2)
+    ...     semaphore.host_signal(1)  # the stream goes on
+    ...     semaphore.host_wait(2, timeout=10)
     """
 
     def __init__(
@@ -267,6 +276,14 @@ class ExternalSemaphore(Resource, Generic[K]):
             device.
         UnsupportedError
             The device cannot wait for this kind, or cannot wait with a timeout.
+
+        Examples
+        --------
+        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, device.create_stream() as producer:
+        ...     semaphore.wait(stream, 1)
+        ...     buffer.fill(7, stream=stream)  # behind the wait
+        ...     semaphore.signal(producer, 1)
+        ...     stream.synchronize(timeout=10)
         """
         if type(stream) is not Stream:
             check_stream(self._device, stream)
@@ -350,6 +367,15 @@ class ExternalSemaphore(Resource, Generic[K]):
             accept that, and later waits never return), or the stream is of another device.
         UnsupportedError
             The device cannot signal this kind.
+
+        Examples
+        --------
+        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
+        ...     semaphore.signal(stream, 1)
+        ...     semaphore.signal(stream, 1)
+        Traceback (most recent call last):
+            ...
+        gpuinterop.errors.InvalidArgumentError: value: 1 after 1 on the same stream for ...: a timeline only grows; ...
         """
         if type(stream) is not Stream:
             check_stream(self._device, stream)
@@ -401,6 +427,14 @@ class ExternalSemaphore(Resource, Generic[K]):
             The backend cannot wait for semaphores without a stream.
         SemaphoreTimeoutError
             `timeout` seconds passed.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+        ...     semaphore.host_wait(1, timeout=0.01)
+        Traceback (most recent call last):
+            ...
+        gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
         """
         number = self._check_value(value)
         limit = check_timeout(timeout)
@@ -429,6 +463,13 @@ class ExternalSemaphore(Resource, Generic[K]):
         ------
         UnsupportedError
             The backend cannot signal semaphores without a stream.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+        ...     semaphore.wait(stream, 1)
+        ...     semaphore.host_signal(1)
+        ...     stream.synchronize(timeout=10)
         """
         number = self._check_value(value)
         self._on_host(lambda: self._calls.host_signal(self._native, number))
@@ -444,7 +485,14 @@ class ExternalSemaphore(Resource, Generic[K]):
             del calls[-1]
 
     def export(self) -> SemaphoreHandle[K]:
-        """Return a new handle that the caller owns; only `Device.create_semaphore` makes exportable semaphores."""
+        """Return a new handle that the caller owns; only `Device.create_semaphore` makes exportable semaphores.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, semaphore.export() as handle:
+        ...     handle.origin.kind  # send it with gi.ipc.send_handle(connection, handle)
+        <OriginKind.TIMELINE: 'timeline'>
+        """
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
@@ -539,6 +587,14 @@ class SemaphoreBatch:
     ----------
     *semaphores : ExternalSemaphore
         The caller still owns them; a batch needs no `close`.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.TimelineFd) as depth, device.create_semaphore(gi.TimelineFd) as colour:
+    ...     batch = gi.SemaphoreBatch(depth, colour)
+    ...     batch.signal(stream, (1, 5))
+    ...     batch.wait(stream, (1, 5))
+    ...     stream.synchronize(timeout=10)
     """
 
     def __init__(self, *semaphores: ExternalSemaphore[Any]) -> None:

@@ -40,6 +40,15 @@ class Stream(Resource):
 
     gpuinterop owns a stream of `create_stream`: `close()` lets its work finish, then destroys it. The other library
     still owns a stream of `wrap_stream`.
+
+    Examples
+    --------
+    >>> with device.create_stream() as stream:
+    ...     buffer.fill(7, stream=stream)
+    ...     event = stream.record()
+    ...     event.wait(timeout=10)
+    ...     event.done
+    True
     """
 
     def __init__(self, device: Device, native: NativeStream, lifetime: Native) -> None:
@@ -99,13 +108,19 @@ class Stream(Resource):
 
         Examples
         --------
+        On CUDA (here a simulated driver):
+
+        >>> semaphore = device.import_semaphore(gi.TimelineFd(timeline_fd))
         >>> with stream.capture() as graph:
         ...     semaphore.wait(stream, 1)
         ...     buffer.fill(7, stream=stream)
         ...     semaphore.signal(stream, 2)
-        >>> for frame in frames:
-        ...     graph.launch(stream)
-        ...     graph.semaphores.advance(2)
+        >>> with semaphore, graph, device.create_stream() as renderer:
+        ...     for frame in range(3):
+        ...         semaphore.signal(renderer, 2 * frame + 1)  # the other side's
+        ...         graph.launch(stream)
+        ...         graph.semaphores.advance(2)
+        ...         stream.synchronize(timeout=10)
         """
         from .graph import capture  # it stands on this module
 
@@ -120,6 +135,13 @@ class Stream(Resource):
             An operation on the stream has failed.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
+
+        Examples
+        --------
+        >>> buffer.fill(7, stream=stream)
+        >>> stream.synchronize(timeout=10)
+        >>> stream.query()
+        True
         """
         self._check_open()
         stream = self._known_as()
@@ -148,6 +170,18 @@ class Stream(Resource):
             failed.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+        ...     semaphore.wait(stream, 1)
+        ...     try:
+        ...         stream.synchronize(timeout=0.01)
+        ...     except gi.SemaphoreTimeoutError as error:
+        ...         print(error)
+        ...     semaphore.host_signal(1)
+        ...     stream.synchronize(timeout=10)
+        Stream ... is not idle after 0.01 s; it may be waiting for ... to reach 1.
         """
         limit = check_timeout(timeout)
         self._check_open()
@@ -158,7 +192,16 @@ class Stream(Resource):
         self.check_failure()
 
     def wait_stream(self, other: Stream) -> None:
-        """Make this stream's later work wait for all earlier work of `other`."""
+        """Make this stream's later work wait for all earlier work of `other`.
+
+        Examples
+        --------
+        >>> with device.create_stream() as other:
+        ...     buffer.fill(7, stream=other)
+        ...     stream.wait_stream(other)
+        ...     buffer.fill(8, size=1024, stream=stream)  # behind the first fill
+        ...     stream.synchronize(timeout=10)
+        """
         self._check_open()
         check_type(other, Stream, "other", "a gpuinterop Stream")
         other._check_open()
@@ -174,7 +217,14 @@ class Stream(Resource):
         other.check_failure()  # it may have failed since the check above, before we stood behind it
 
     def record(self) -> Event:
-        """Record an event that is done when all earlier work is."""
+        """Record an event that is done when all earlier work is.
+
+        Examples
+        --------
+        >>> buffer.fill(7, stream=stream)
+        >>> event = stream.record()
+        >>> event.wait(timeout=10)
+        """
         self._check_open()
         self.check_failure()
         tidy()
@@ -306,7 +356,16 @@ class Stream(Resource):
 
 
 class Event:
-    """A point in a stream's work. Made by `Stream.record`; freed when dropped."""
+    """A point in a stream's work. Made by `Stream.record`; freed when dropped.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> async def frame():
+    ...     buffer.fill(7, stream=stream)
+    ...     await stream.record()
+    >>> asyncio.run(frame())
+    """
 
     def __init__(self, stream: Stream, native: NativeStream) -> None:
         backend = stream._backend

@@ -8,10 +8,13 @@ word; when the second word changes, it signals.
 You choose it by name; it is never a silent fallback. It costs a thread, tens of microseconds per handoff, and a CPU
 core during short waits (docs/concepts/bridge.md).
 
->>> with gpuinterop.bridge.Bridge(device) as bridge:
-...     semaphore = bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, vk_semaphore))
-...     semaphore.wait(stream, 1)
-...     semaphore.signal(stream, 2)
+Examples
+--------
+>>> with gi.bridge.Bridge(device) as bridge:
+...     with gi.vulkan.share_semaphore(vk, device, gi.Timeline, bridge=bridge) as shared:
+...         shared.semaphore.signal(stream, 1)
+...         submit(commands, wait_semaphores=[shared.vk_semaphore], wait_values=[1], wait_stages=[0x10000])
+...         vk.close()  # waits for the queue
 """
 
 from __future__ import annotations

@@ -94,6 +94,15 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     fails, its process dies, or the bridge is closed while a stream waits, the stream goes on, so that it does not hang,
     and fails: `Stream.synchronize`, `Stream.query` and all later calls that enqueue raise the reason. Signals enqueued
     after that wait are not forwarded. Discard the results of work enqueued after it, which ran without the wait.
+
+    Examples
+    --------
+    >>> import os
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     semaphore = bridge.import_semaphore(gi.EventFd(os.eventfd(0)))
+    ...     semaphore.wait(stream)
+    ...     semaphore.host_signal()  # or other code writes to the eventfd
+    ...     stream.synchronize(timeout=10)
     """
 
     def __init__(self, bridge: Bridge, endpoint: Endpoint) -> None:
@@ -191,6 +200,16 @@ class Bridge(Resource):
     **Blocking calls.** The watcher is a Python thread and needs the GIL for some microseconds per handoff. This
     library's blocking calls release it (`Backend.holds_gil`). If you call a binding that keeps it (hip-python 7:
     ``hipStreamSynchronize``, ``hipMemcpy``...) behind a bridged wait, the program deadlocks. Use `Stream.synchronize`.
+
+    Examples
+    --------
+    >>> import os
+    >>> with gi.bridge.Bridge(device) as bridge, gi.EventFd.adopt(os.eventfd(0)) as mine:
+    ...     semaphore = bridge.import_semaphore(mine.duplicate())
+    ...     buffer.fill(7, stream=stream)
+    ...     semaphore.signal(stream)
+    ...     os.eventfd_read(mine.fd)  # blocks until the stream has signalled
+    1
     """
 
     def __init__(self, device: Device, *, grace: float = _GRACE_S) -> None:
@@ -221,6 +240,12 @@ class Bridge(Resource):
         """Return which handle types `import_semaphore` takes on a device, with the reason for every gap.
 
         `from_endpoint` takes any semaphore for which you write an `Endpoint`.
+
+        Examples
+        --------
+        >>> table = gi.bridge.Bridge.capabilities(device)
+        >>> bool(table[gi.EventFd]), bool(table[gi.OpaqueFd])
+        (True, False)
         """
         return MappingProxyType({kind: _capability(kind, device) for kind in (*_ENDPOINTS, OpaqueFd)})
 
@@ -259,6 +284,14 @@ class Bridge(Resource):
             A system call failed, or the page with the words could not be pinned.
         UnsupportedError
             The type cannot be bridged here. An `OpaqueFd` never can, because it does not show what is behind it.
+
+        Examples
+        --------
+        >>> import os
+        >>> with gi.bridge.Bridge(device) as bridge:
+        ...     semaphore = bridge.import_semaphore(gi.EventFd(os.eventfd(1)), peer=os.getppid())
+        ...     semaphore.wait(stream)
+        ...     stream.synchronize(timeout=10)
         """
         check_type(handle, Handle, "handle", "a typed handle such as gpuinterop.EventFd(fd)")
         self._check_open()
@@ -315,6 +348,13 @@ class Bridge(Resource):
             The bridge was closed, or the parent process made it.
         DriverError
             The page with the words could not be pinned.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, gi.bridge.Bridge(device) as bridge:
+        ...     bridged = bridge.from_endpoint(gi.bridge.SemaphoreEndpoint(semaphore))
+        ...     bridged.signal(stream, 1)
+        ...     semaphore.host_wait(1, timeout=10)
         """
         check_type(endpoint, Endpoint, "endpoint", "a gpuinterop.bridge.Endpoint")
         kind = getattr(endpoint, "kind", None)

@@ -53,6 +53,26 @@ class Endpoint(ABC):
         Name in messages.
     cannot_signal : Capability, optional
         The gap, if it can only be waited for.
+
+    Examples
+    --------
+    >>> import threading
+    >>> class Frames(gi.bridge.Endpoint):
+    ...     kind, label = gi.Binary, "frames of the decoder"
+    ...     def __init__(self):
+    ...         self.ready = threading.Semaphore(0)
+    ...     def wait(self, value, timeout):
+    ...         return self.ready.acquire(timeout=timeout)
+    ...     def signal(self, value):
+    ...         self.ready.release()
+    ...     def close(self):
+    ...         pass
+    >>> frames = Frames()
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     semaphore = bridge.from_endpoint(frames)
+    ...     semaphore.wait(stream)
+    ...     frames.signal(0)  # by the decoder's thread
+    ...     stream.synchronize(timeout=10)
     """
 
     kind: type
@@ -90,6 +110,14 @@ class SemaphoreEndpoint(Endpoint):
     ------
     UnsupportedError
         Its backend cannot wait for semaphores without a stream.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+    ...     endpoint = gi.bridge.SemaphoreEndpoint(semaphore)
+    ...     endpoint.signal(1)
+    ...     endpoint.wait(1, timeout=0)
+    True
     """
 
     def __init__(self, semaphore: ExternalSemaphore[Any]) -> None:
@@ -132,6 +160,16 @@ class OwnTimelineEndpoint(Endpoint):
         The handle was consumed or closed.
     DriverError
         It cannot be mapped.
+
+    Examples
+    --------
+    >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+    ...     number = semaphore.export().detach()
+    ...     endpoint = gi.bridge.OwnTimelineEndpoint(gi.TimelineFd(number))
+    ...     semaphore.signal(stream, 1)
+    ...     endpoint.wait(1, timeout=10)
+    ...     endpoint.close()  # and the descriptor
+    True
     """
 
     kind = Timeline
@@ -180,6 +218,15 @@ class EventFdEndpoint(Endpoint):
         `handle` is not an eventfd.
     ResourceClosedError
         The handle was consumed or closed.
+
+    Examples
+    --------
+    >>> import os
+    >>> endpoint = gi.bridge.EventFdEndpoint(gi.EventFd(os.eventfd(0)))
+    >>> endpoint.signal(0)
+    >>> endpoint.wait(0, timeout=0), endpoint.wait(0, timeout=0)
+    (True, False)
+    >>> endpoint.close()
     """
 
     kind = Binary
@@ -244,6 +291,15 @@ class SyncFdEndpoint(Endpoint):
         `handle` is not a sync file.
     ResourceClosedError
         The handle was consumed or closed.
+
+    Examples
+    --------
+    >>> print(gi.bridge.SyncFdEndpoint.cannot_signal.reason)
+    only the driver that made a sync file can signal it.
+    >>> gi.bridge.SyncFdEndpoint(gi.SyncFd(fd))
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.HandleError: handle: expected a sync file, got ...
     """
 
     kind = Binary
@@ -341,6 +397,15 @@ class SyncobjEndpoint(Endpoint):
         The descriptor is not a syncobj, or no node's driver supports them (EOPNOTSUPP).
     ResourceClosedError
         The handle was consumed or closed.
+
+    Examples
+    --------
+    Without a render node there is nothing to make the kernel's calls on:
+
+    >>> gi.bridge.SyncobjEndpoint(gi.DrmSyncobjFd(fd), node="/dev/dri/renderD999")
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.InvalidArgumentError: node: no DRM render node can be opened (/dev/dri/renderD999: ...).
     """
 
     kind = Timeline

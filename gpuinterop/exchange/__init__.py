@@ -35,6 +35,15 @@ or sends more than 64 MiB. Other users of the host cannot connect.
 
 After a failure the team is broken: each later call raises the same error again. To go on, close the transport and
 make a new one: the ranks may no longer be in the same round on the old one.
+
+Examples
+--------
+A job of one rank; more ranks differ in nothing but `rank` and `size`:
+
+>>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport:
+...     team = gi.exchange.Team(transport, timeout=10)
+...     with team.step("load the scene"):
+...         buffer.fill(7)
 """
 
 from __future__ import annotations

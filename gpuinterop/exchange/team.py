@@ -59,6 +59,17 @@ class Team:
     that failed, its own error is the cause. A rank that has died, or does not answer in time, is a `PeerError`. What
     a call has made is closed before it raises, and the team is broken: each later call raises the error again. The
     module's page says how far this goes. One thread at a time.
+
+    Examples
+    --------
+    >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport:
+    ...     team = gi.exchange.Team(transport, timeout=10)
+    ...     team
+    ...     with device.allocate(65536) as mine:
+    ...         (same,) = team.gather_allocations(mine)  # with more ranks: those of all, by rank
+    ...         same is mine
+    <Team rank 0 of 1>
+    True
     """
 
     def __init__(self, transport: Transport, *, timeout: float = 30.0) -> None:
@@ -96,6 +107,14 @@ class Team:
             The same on every rank.
         error : Exception, optional
             Why this rank has failed.
+
+        Examples
+        --------
+        >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport:
+        ...     gi.exchange.Team(transport).vote("load", ValueError("no scene"))
+        Traceback (most recent call last):
+            ...
+        gpuinterop.errors.PeerError: rank 0, step 'load': ValueError: no scene
         """
         _check_step("step", step)
         with self._present(step):
@@ -106,6 +125,12 @@ class Team:
         """Run the body, and vote: it succeeds on all ranks, or raises on all.
 
         An exception that is not an ``Exception``, such as Ctrl-C, leaves at once; to the others this rank is silent.
+
+        Examples
+        --------
+        >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport:
+        ...     with gi.exchange.Team(transport).step("load"):
+        ...         buffer.copy_from_host(np.zeros(16))
         """
         _check_step("name", name)
         with self._present(name):
@@ -189,6 +214,14 @@ class Team:
         ------
         HandleError
             Descriptors do not leave their host: take `FabricHandle` where the ranks are on several.
+
+        Examples
+        --------
+        >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport, gi.OpaqueFd(fd) as handle:
+        ...     team = gi.exchange.Team(transport)
+        ...     shared = team.share_handle(handle if team.rank == 0 else None, expect=gi.OpaqueFd)
+        ...     with device.import_memory(shared, size=65536) as memory:
+        ...         buffer = memory.map_buffer()
         """
         call = "share_handle"
 
@@ -213,6 +246,12 @@ class Team:
         -------
         list of Handle
             By rank, owned by the caller; this rank's own is a duplicate. `handle` is still the caller's.
+
+        Examples
+        --------
+        >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport, gi.OpaqueFd(fd) as handle:
+        ...     for each in gi.exchange.Team(transport).gather_handles(handle):
+        ...         each.close()
         """
         return self._distribute("gather_handles", handle, type(handle), range(self.size))
 
@@ -287,6 +326,20 @@ class Team:
         UnsupportedError, DriverError, PeerError
             As `gpuinterop.create_multicast`, `gpuinterop.import_multicast` and `MulticastObject.add_device`, of any
             rank.
+
+        Examples
+        --------
+        On CUDA (here a simulated driver):
+
+        >>> size = 4 << 20
+        >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport, device.allocate(size) as memory:
+        ...     team = gi.exchange.Team(transport)
+        ...     with team.create_multicast(device, size) as multicast:
+        ...         binding = team.bind_memory(multicast, memory)
+        ...         mapping = team.map(multicast)
+        ...         mapping.size
+        ...         mapping.close()
+        4194304
         """
         call = "create_multicast"
 
@@ -460,6 +513,13 @@ class Team:
         ------
         UnsupportedError
             A device has no peer access to another's memory.
+
+        Examples
+        --------
+        >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport, device.allocate(65536) as mine:
+        ...     everyones = gi.exchange.Team(transport).gather_allocations(mine)
+        ...     everyones[transport.rank] is mine
+        True
         """
         call = "gather_allocations"
         exported: list[AllocationHandle] = []

@@ -42,6 +42,14 @@ class Transport(ABC):
         This process's, from 0.
     size : int
         How many ranks there are.
+
+    Examples
+    --------
+    >>> class Alone(gi.exchange.Transport):
+    ...     rank, size = 0, 1
+    ...     def exchange(self, payload, deadline):
+    ...         return [payload]
+    >>> gi.exchange.Team(Alone()).vote("ready")
     """
 
     rank: int
@@ -109,6 +117,11 @@ class SocketTransport(Transport):
     A path has one team at a time, whose ranks have all met the same rank 0. When two jobs use it, every rank outside
     that team gets an error. Without `job` a rank in the team may be the other job's: two ranks that come first cannot
     tell.
+
+    Examples
+    --------
+    >>> with gi.exchange.SocketTransport(folder, rank=0, size=1, job="render 7") as transport:
+    ...     gi.exchange.Team(transport).vote("ready")
     """
 
     def __init__(
@@ -460,6 +473,16 @@ class TorchTransport(Transport):
 
     The tags from 0x47490000 on are the transport's. A rank that hangs leaves a thread behind on the others, which waits
     for it.
+
+    Examples
+    --------
+    With torch:
+
+    >>> import torch.distributed
+    >>> torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
+    >>> team = gi.exchange.Team(gi.exchange.TorchTransport())
+    >>> team.vote("ready")
+    >>> torch.distributed.destroy_process_group()
     """
 
     _TAG: Final = 0x47490000

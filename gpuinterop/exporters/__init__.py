@@ -49,6 +49,16 @@ def open_exporter(
         What it needs is missing; the message says what.
     DeviceNotFoundError
         `driver` fits no device.
+
+    Examples
+    --------
+    >>> from gpuinterop.exporters import open_exporter
+    >>> with open_exporter("memfd") as exporter, exporter.create_memory(4096) as theirs, theirs.export() as handle:
+    ...     with device.import_memory(handle, size=theirs.size) as memory:
+    ...         buffer = memory.map_buffer()
+    ...         buffer.fill(7)
+    ...     list(theirs.read(0, 4))  # what the other side sees
+    [7, 7, 7, 7]
     """
     check_type(name, str, "name", "a str")
     if name not in _NAMES:

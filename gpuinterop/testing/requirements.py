@@ -13,7 +13,13 @@ from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
 __all__ = ["DECLARED", "HANDLE_TYPES", "KIND", "cells_of", "params_of", "requires", "skip_declared"]
 
 KIND: Final = "kind"
-"""Stands in `requires` for the handle type of the semaphore kind that the test is parametrized with as ``kind``."""
+"""Stands in `requires` for the handle type of the semaphore kind that the test is parametrized with as ``kind``.
+
+Examples
+--------
+>>> from gpuinterop.testing import KIND, requires
+>>> mark = requires((gi.Operation.IMPORT_SEMAPHORE, KIND))
+"""
 
 HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
 """What an exporter's semaphore of a kind is exported as."""
@@ -32,6 +38,15 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
     ----------
     *cells : Operation, Cell or (Operation, handle type)
         `KIND` as a handle type stands for that of the test's ``kind`` parameter.
+
+    Examples
+    --------
+    >>> from gpuinterop.testing import requires
+    >>> from gpuinterop.testing.suites import Suite
+    >>> class TestMyRenderer(Suite):
+    ...     @requires((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd))
+    ...     def test_total(self, bench):
+    ...         assert bench.exporter.create_memory(4096).size >= 4096
     """
     mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
     return mark

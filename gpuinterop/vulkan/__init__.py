@@ -1,12 +1,19 @@
 """Vulkan's side of sharing, in one call each, from the application's own Vulkan objects.
 
->>> vk = gi.vulkan.VulkanContext(instance, physical_device, device, queue, queue_family_index)
->>> compute = gi.match_device(gi.vulkan.identity(physical_device))
->>> with gi.vulkan.share_buffer(vk, compute, size) as buffer, gi.vulkan.share_handoff(vk, compute) as handoff:
-...     ...
-
 Handles are PyPI vulkan's, or raw integers with the address of ``vkGetInstanceProcAddr``. Importing this module needs
-neither PyPI's `vulkan` nor a loader; its functions do.
+neither PyPI's ``vulkan`` nor a loader; its functions do.
+
+Examples
+--------
+>>> device = gi.match_device(gi.vulkan.identity(physical_device))
+>>> with gi.vulkan.share_buffer(vk, device, 4096) as buffer, gi.vulkan.share_handoff(vk, device) as handoff:
+...     buffer.release(commands)  # after the commands that write it
+...     for frame in range(3):
+...         submit(commands, **handoff.vulkan_submit())
+...         handoff.acquire(stream)
+...         buffer.fill(frame, stream=stream)
+...         handoff.release(stream)
+...     handoff.wait_host(timeout=10)
 """
 
 from __future__ import annotations

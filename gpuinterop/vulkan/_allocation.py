@@ -37,6 +37,15 @@ class ImportedBuffer(Shared, BufferTransfer):
     ----------
     allocation : Allocation
         Not owned.
+
+    Examples
+    --------
+    >>> with device.allocate(65536) as allocation, gi.vulkan.import_allocation(vk, allocation) as imported:
+    ...     imported.buffer.fill(7)
+    ...     imported.acquire(commands)  # the compute side wrote first
+    ...     imported.release(commands)
+    ...     imported.size
+    65536
     """
 
     def __init__(self, vk: VulkanContext, allocation: Allocation, native: Bound) -> None:
@@ -104,6 +113,13 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
         extension.
     DriverError
         A native call failed.
+
+    Examples
+    --------
+    >>> with device.allocate(65536) as allocation, gi.vulkan.import_allocation(vk, allocation) as imported:
+    ...     vk_buffer = imported.vk_buffer  # for vkCmdCopyBuffer and the like
+    ...     np.asarray(imported.buffer.view(4))
+    array([0, 0, 0, 0], dtype=uint8)
     """
     from .._core.allocation import Allocation
 

@@ -71,6 +71,15 @@ class BufferTransfer:
         ------
         ResourceClosedError
             The buffer was closed, or the context.
+
+        Examples
+        --------
+        >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared, gi.vulkan.share_handoff(vk, device) as handoff:
+        ...     shared.release(commands)  # after the commands that write it
+        ...     submit(commands, **handoff.vulkan_submit())
+        ...     handoff.acquire(stream)
+        ...     shared.fill(7, stream=stream)
+        ...     stream.synchronize(timeout=10)
         """
         source = stage, access, self._vk.family()
         self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign))
@@ -90,6 +99,14 @@ class BufferTransfer:
         ------
         ResourceClosedError
             See `release`.
+
+        Examples
+        --------
+        >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:
+        ...     shared.fill(7)  # the compute side writes first
+        ...     shared.acquire(commands)
+        ...     submit(commands)
+        ...     vk.close()  # waits for the queue
         """
         self._transfer(cmd, (stage, 0, self._foreign), (stage, access, self._vk.family()))
 
@@ -110,6 +127,15 @@ class SharedBuffer(PairedMemory, BufferTransfer):
         What the buffer was mapped from.
     handle_type : type
         The type of the handle that it was exported as.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:
+    ...     shared.release(commands)
+    ...     vk_buffer = shared.vk_buffer  # Vulkan's
+    ...     shared.copy_from_host(np.arange(4, dtype="float32"))
+    ...     np.asarray(shared.view(4, "float32"))
+    array([0., 1., 2., 3.], dtype=float32)
     """
 
     def __init__(self, vk: VulkanContext, native: Bound, memory: ExternalMemory, size: int) -> None:
@@ -183,6 +209,13 @@ def share_buffer(
         `device` is another GPU, the usage cannot be shared, or the application did not enable an extension.
     DriverError
         A native call failed.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_buffer(vk, device, 1 << 20) as shared:
+    ...     field = np.asarray(shared.view((512, 512), "float32"))
+    ...     field[:] = 1
+    ...     vk_buffer = shared.vk_buffer
     """
     check_device(vk, device)
     kind = agree_on_memory(vk, device, Operation.MAP_BUFFER, handle_types)

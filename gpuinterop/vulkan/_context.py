@@ -142,6 +142,12 @@ class VulkanContext:
         A value is not a handle, or its type shows another kind of handle.
     InvalidArgumentError
         A handle is null, or the physical device does not have this queue family.
+
+    Examples
+    --------
+    >>> with gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, queue_family_index=0) as context:
+    ...     with gi.vulkan.share_buffer(context, device, 4096) as shared:
+    ...         shared.fill(7)
     """
 
     def __init__(
@@ -214,6 +220,13 @@ class VulkanContext:
         ResourceBusyError
             `timeout` passed. Objects that the queue may still use are left to the VkDevice; streams that wait through a
             bridge go on and fail.
+
+        Examples
+        --------
+        >>> context = gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)
+        >>> field = np.asarray(gi.vulkan.share_buffer(context, device, 4096).view(1024, "float32"))
+        >>> context.close(timeout=10)  # destroys the VkBuffer
+        >>> field[:] = 1  # the array lives on
         """
         limit = check_timeout(timeout)
         refuse_reentry()

@@ -39,6 +39,18 @@ class TimelineEndpoint(Endpoint):
         The context was closed.
     InvalidArgumentError
         The device has no timeline semaphores, or the application did not enable them.
+
+    Examples
+    --------
+    >>> import vulkan
+    >>> kind = vulkan.VkSemaphoreTypeCreateInfo(semaphoreType=vulkan.VK_SEMAPHORE_TYPE_TIMELINE)
+    >>> vk_semaphore = vulkan.vkCreateSemaphore(vk_device, vulkan.VkSemaphoreCreateInfo(pNext=kind), None)
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     semaphore = bridge.from_endpoint(gi.vulkan.TimelineEndpoint(vk, vk_semaphore))
+    ...     semaphore.signal(stream, 1)
+    ...     stream.synchronize(timeout=10)
+    ...     semaphore.close(timeout=10)
+    >>> vulkan.vkDestroySemaphore(vk_device, vk_semaphore, None)
     """
 
     kind = Timeline

@@ -190,6 +190,14 @@ def export_memory(
         The application did not enable the extension, the handle type is another, or `vk_memory` is null.
     DriverError
         ``vkGetMemoryFdKHR`` failed.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:  # or a VkDeviceMemory of your own
+    ...     size = shared.allocation_size
+    ...     with gi.vulkan.export_memory(vk, shared.vk_memory, size=size, dedicated=shared.dedicated) as handle:
+    ...         handle.origin.kind  # send it with gi.ipc.send_handle(connection, handle)
+    <OriginKind.MEMORY: 'memory'>
     """
     check_context(vk)
     size = check_nbytes(size)
@@ -254,6 +262,13 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
         The application did not enable the extension, or `vk_semaphore` is null.
     DriverError
         ``vkGetSemaphoreFdKHR`` failed.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_semaphore(vk, device, gi.Binary) as shared:  # or a VkSemaphore of your own
+    ...     with gi.vulkan.export_semaphore(vk, shared.vk_semaphore, gi.Binary) as handle:
+    ...         semaphore = device.import_semaphore(handle)
+    ...         semaphore.close()
     """
     check_context(vk)
     handle_type = semaphore_handle_type(kind)

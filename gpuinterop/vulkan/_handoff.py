@@ -39,6 +39,16 @@ class VulkanSubmit(TypedDict):
     """The semaphores that one submission waits for and signals, in parallel lists.
 
     The values go into ``VkTimelineSemaphoreSubmitInfo``; those of binary semaphores are 0 and ignored.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_handoff(vk, device) as handoff:
+    ...     what = handoff.vulkan_submit()
+    ...     submit(commands, **what)
+    ...     what["wait_semaphores"], what["signal_values"]
+    ...     handoff.acquire(stream)
+    ...     stream.synchronize(timeout=10)
+    ([], [0])
     """
 
     wait_semaphores: list[Any]
@@ -84,6 +94,12 @@ class QueueFamily:
     transfer_only : bool
         Whether it supports only transfers. On NVIDIA a handoff to CUDA through such a family costs a fortieth, because
         the GPU need not switch from graphics to compute: submit copies to it.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_handoff(vk, device) as handoff:
+    ...     handoff.queue_family.index, handoff.queue_family.transfer_only
+    (0, False)
     """
 
     index: int
@@ -101,6 +117,17 @@ class SharedHandoff(Shared):
     ----------
     mode : str
         ``timeline``, ``binary`` or ``bridged``.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared, gi.vulkan.share_handoff(vk, device) as handoff:
+    ...     shared.release(commands)  # after the commands that write it
+    ...     for frame in range(3):
+    ...         submit(commands, **handoff.vulkan_submit())
+    ...         handoff.acquire(stream)
+    ...         shared.fill(frame, stream=stream)
+    ...         handoff.release(stream)
+    ...     handoff.wait_host(timeout=10)
     """
 
     def __init__(
@@ -211,6 +238,14 @@ class SharedHandoff(Shared):
             The handoff or the context was closed.
         DriverError
             ``vkQueueSubmit`` failed. The frame can be submitted again.
+
+        Examples
+        --------
+        >>> with gi.vulkan.share_handoff(vk, device) as handoff:
+        ...     handoff.submit()  # no commands: the semaphores alone
+        ...     handoff.acquire(stream)
+        ...     handoff.release(stream)
+        ...     handoff.wait_host(timeout=10)
         """
         vk, api = self._vk, self._vk.api
         target = vk.queue if queue is None else api.handle("VkQueue", queue, "queue")
@@ -321,12 +356,15 @@ def share_handoff(
     DriverError
         A native call failed.
 
+
     Examples
     --------
     The same code for every machine:
 
-    >>> handoff = gi.vulkan.share_handoff(vk, device, allow=("timeline", "binary", "bridged"))
-    >>> log(handoff.mode)
+    >>> allow = ("timeline", "binary", "bridged")
+    >>> with gi.vulkan.share_handoff(vk, device, allow=allow) as handoff:
+    ...     handoff.mode  # SwiftShader exports binary semaphores alone
+    'binary'
     """
     check_device(vk, device)
     check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")

@@ -97,6 +97,15 @@ class SharedImage(PairedMemory):
         Size in bytes.
     dedicated : bool
     handle_type : type
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_image(vk, device, (60, 32), "R8G8B8A8_UNORM", tiling="linear") as image:
+    ...     vk_image = image.vk_image  # Vulkan's
+    ...     texels = np.asarray(image.view())
+    ...     texels[:] = 255
+    ...     texels.shape, image.row_pitch
+    ((32, 60, 4), 240)
     """
 
     def __init__(self, vk: VulkanContext, native: Bound, imported: ExternalMemory, make: _ImagePlan) -> None:
@@ -301,6 +310,12 @@ def share_image(
         `device` is another GPU, or the driver does not share this format, tiling and usage, or none so large.
     DriverError
         A native call failed.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_image(vk, device, (64, 32), "R32G32B32A32_SFLOAT", tiling="linear") as image:
+    ...     np.asarray(image.view()).shape
+    (32, 64, 4)
     """
     check_device(vk, device)
     plan = _ImagePlan(vk, extent, format, tiling, levels, layers, usage)

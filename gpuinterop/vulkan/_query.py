@@ -315,6 +315,12 @@ def identity(
         A value is not a handle, or is a handle of another kind.
     ResourceClosedError
         The context was closed.
+
+    Examples
+    --------
+    >>> identity = gi.vulkan.identity(physical_device)
+    >>> gi.match_device(identity).identity.matches(identity)
+    True
     """
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).identity
 
@@ -350,6 +356,13 @@ def capabilities(
         A value is not a handle, or is a handle of another kind.
     ResourceClosedError
         The context was closed.
+
+    Examples
+    --------
+    >>> table = gi.vulkan.capabilities(physical_device)
+    >>> table.supports((gi.Operation.MAP_BUFFER, gi.OpaqueFd))
+    True
+    >>> both = [cell for cell, found in table.items() if found and device.capabilities[cell]]
     """
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).capabilities
 
@@ -380,6 +393,12 @@ def required_extensions(
         A value is not a handle, or is a handle of another kind.
     ResourceClosedError
         The context was closed.
+
+    Examples
+    --------
+    >>> instance_extensions, device_extensions = gi.vulkan.required_extensions(physical_device)
+    >>> "VK_KHR_external_memory_fd" in device_extensions
+    True
     """
     physical = PhysicalDevice.of(physical_device, instance, get_instance_proc_addr)
     return list(_INSTANCE_EXTENSIONS), device_extensions(physical)

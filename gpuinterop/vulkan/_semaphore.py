@@ -32,6 +32,14 @@ class SharedSemaphore(Pair, Generic[K]):
         The compute side's.
     kind : type
         ``Binary`` or ``Timeline``.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_semaphore(vk, device, gi.Binary) as shared:
+    ...     vk_semaphore = shared.vk_semaphore  # Vulkan's
+    ...     submit(commands, signal_semaphores=[vk_semaphore], signal_values=[0])
+    ...     shared.semaphore.wait(stream)
+    ...     stream.synchronize(timeout=10)
     """
 
     def __init__(self, vk: VulkanContext, native: Native, semaphore: ExternalSemaphore[K], kind: type[K]) -> None:
@@ -101,6 +109,13 @@ def share_semaphore(
         enable an extension.
     DriverError
         A native call failed.
+
+    Examples
+    --------
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     with gi.vulkan.share_semaphore(vk, device, gi.Timeline, bridge=bridge) as shared:
+    ...         shared.semaphore.signal(stream, 1)
+    ...         stream.synchronize(timeout=10)
     """
     check_device(vk, device)
     if bridge is not None:

@@ -1,0 +1,114 @@
+"""Every public name has an example in its docstring, and every example runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import types
+from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import gpuinterop as gi
+from tests.simulated.build import build
+
+from .examples import Docstring, docstrings, run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds, and libraries preloaded by name")
+
+ROOT: Final = Path(__file__).parents[2]
+MODULES: Final = (
+    "gpuinterop", *(f"gpuinterop.{name}" for name in gi._MODULES), "gpuinterop.exporters", "gpuinterop.testing",
+)  # fmt: skip
+EXEMPT: Final = {
+    "gpuinterop.backend.Address": "an alias, for annotations",
+    "gpuinterop.backend.Native": "an alias, for annotations",
+}
+"""Public names without an example, and why."""
+ALL: Final = {str(one): one for one in docstrings()}
+SHOWN: Final = {name: one for name, one in ALL.items() if one.examples}
+ON_THE_HOST: Final = {name: one for name, one in SHOWN.items() if one.mode == "host"}
+EXCERPTS: Final = {name: one for name, one in ALL.items() if one.excerpts}
+
+
+def home(module: str, name: str) -> str:
+    """The docstring of a public name, as `ALL` names it."""
+    value = getattr(import_module(module), name)
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, type | types.FunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    here = f"{module}.{name}"  # of a value: there, or in the one module below that assigns it
+    return next((one for one in (here, *ALL) if one in ALL and one.startswith(module) and one.endswith(f".{name}")), "")
+
+
+PUBLIC: Final = {f"{module}.{name}": home(module, name) for module in MODULES for name in import_module(module).__all__}
+
+
+def test_every_public_name_has_an_example() -> None:
+    assert len(PUBLIC) > 200
+    bare = {name for name, there in PUBLIC.items() if there not in SHOWN and there not in EXCERPTS}
+    assert bare == EXEMPT.keys()
+
+
+@pytest.mark.parametrize("name", ON_THE_HOST)
+def test_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "host")
+    assert run(ON_THE_HOST[name]) == ""
+
+
+@pytest.mark.parametrize("name", EXCERPTS)
+def test_an_excerpt_stands_in_its_program(name: str) -> None:
+    for path, lines in EXCERPTS[name].excerpts:
+        program = [line.strip() for line in (ROOT / path).read_text(encoding="utf-8").splitlines()]
+        wanted = [line.strip() for line in lines.splitlines()]
+        assert any(program[at : at + len(wanted)] == wanted for at in range(len(program)))
+
+
+def _child(mode: str, expected: int, **variables: str) -> None:
+    """Run those of a mode in a process of its own, where warnings are errors."""
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
+        variables[name] = os.pathsep.join(filter(None, (variables.get(name), os.environ.get(name))))
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.manual.examples", mode],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": passed\n") == expected
+
+
+def test_on_cuda() -> None:
+    expected = [name for name, one in SHOWN.items() if one.mode == "cuda"]
+    library = build("cuda")
+    variables = {"GPUINTEROP_BACKEND": "cuda", "GPUINTEROP_SIM_DEVICES": "2", "LD_LIBRARY_PATH": str(library.parent)}
+    _child("cuda", len(expected), **variables)
+
+
+def test_with_torch() -> None:
+    """``make test-exchange`` installs torch apart from the environment of the tests."""
+    prefix = os.environ.get("GPUINTEROP_TEST_EXCHANGE")
+    variables = {"base": prefix, "platbase": prefix} if prefix else {}
+    place = sysconfig.get_path("platlib", sysconfig.get_preferred_scheme("prefix"), vars=variables)
+    if PathFinder.find_spec("torch", [place]) is None:
+        pytest.skip("torch is not there: make test-exchange installs it")
+    expected = [name for name, one in SHOWN.items() if one.mode == "torch"]
+    _child("torch", len(expected), GPUINTEROP_BACKEND="host", PYTHONPATH=place)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (">>> device.backend\n'metal'", "'host'"),
+    (">>> gi.errors.warn_leak('lost')", "lost"),
+    (">>> undefined", "NameError"),
+])  # fmt: skip
+def test_a_wrong_example_is_found(text: str, said: str) -> None:
+    assert said in run(Docstring("here", "", text, __file__, 1))
