@@ -60,8 +60,10 @@ __all__ = [
     "pci_bus_id",
 ]
 
-Native: TypeAlias = Any  # opaque to the core; `Any` lets a backend narrow it under mypy --strict
+Native: TypeAlias = Any
+"""An object of a backend, opaque to the core. It is ``Any``, so a backend may narrow it under ``mypy --strict``."""
 Address: TypeAlias = int
+"""An address on the device or the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,9 @@ class DeviceInfo:
     Attributes
     ----------
     ordinal : int
+        Number of the device among the backend's devices, from 0.
     name : str
+        Name of the device as its driver reports it.
     uuid : bytes, optional
         16 bytes that equal Vulkan's ``deviceUUID``; None if the vendor's UUID differs from that (HIP).
     pci_bus_id : str, optional
@@ -109,13 +113,14 @@ class DeviceInfo:
 
     @property
     def identity(self) -> DeviceIdentity:
+        """Identity to compare with the one that another API reports."""
         return DeviceIdentity(
             name=self.name, uuid=self.uuid, luid=self.luid, pci_bus_id=self.pci_bus_id, is_cpu=self.is_cpu
         )
 
 
 def pci_bus_id(text: str) -> str:
-    """Convert a PCI address from a vendor's call to the form of `DeviceInfo.pci_bus_id`.
+    """Convert a PCI address from a vendor's call, such as ``cuDeviceGetPCIBusId``, to `DeviceInfo.pci_bus_id`.
 
     Examples
     --------

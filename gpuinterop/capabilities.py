@@ -115,6 +115,12 @@ class Scope(Enum):
 class Cell:
     """One cell of the table: an operation and, if it takes one, a handle type.
 
+    Attributes
+    ----------
+    operation : Operation
+    handle_type : type, optional
+        None for an operation that takes no handle.
+
     Examples
     --------
     >>> cell = gi.Cell(gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)
@@ -135,7 +141,13 @@ class Cell:
 
     @classmethod
     def parse(cls, text: str) -> Cell:
-        """Parse the output of ``str``, e.g. ``import_memory:opaque_fd``."""
+        """Parse the output of ``str``, e.g. ``import_memory:opaque_fd``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `text` does not name a cell of :data:`DOMAIN`.
+        """
         if (cell := _BY_NAME.get(text)) is not None:
             return cell
         raise InvalidArgumentError("cell", f"expected a cell of gpuinterop.capabilities.DOMAIN, got {text!r}.")
@@ -214,10 +226,12 @@ class Capability:
 
     @property
     def cell(self) -> Cell:
+        """The cell."""
         return Cell(self.operation, self.handle_type)
 
     @property
     def usable(self) -> bool:
+        """Whether the operation may be tried: SUPPORTED or UNVERIFIED. ``bool(capability)`` is the same."""
         return self.support in (Support.SUPPORTED, Support.UNVERIFIED)
 
     def __bool__(self) -> bool:
@@ -313,6 +327,9 @@ def _cell(requirement: Requirement) -> Cell:
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     """Read-only capability table of one device, with every cell of :data:`DOMAIN`.
 
+    It is a mapping from ``(operation, handle type or None)`` to `Capability`. The methods take requirements: an
+    `Operation`, a `Cell`, or a pair ``(operation, handle type)``.
+
     Examples
     --------
     >>> wanted = (gi.Operation.MAP_BUFFER, gi.OpaqueFd), (gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd)
@@ -343,6 +360,11 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     def of(self, requirement: Requirement) -> Capability:
         """Return the capability of a cell. A pair outside :data:`DOMAIN` gives a gap, not a ``KeyError``.
 
+        Raises
+        ------
+        ArgumentTypeError
+            `requirement` is neither an `Operation`, a `Cell` nor a pair of an operation and a handle type.
+
         Examples
         --------
         >>> device.capabilities.of((gi.Operation.MAP_BUFFER, gi.OpaqueFd)).usable
@@ -368,7 +390,12 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         return [found for found in map(self.of, requirements) if not found]
 
     def require(self, *requirements: Requirement) -> None:
-        """Raise :class:`UnsupportedError` for the first requirement that is not usable.
+        """Raise `UnsupportedError` for the first requirement that is not usable.
+
+        Raises
+        ------
+        UnsupportedError
+            A requirement is not usable; `UnsupportedError.capability` says why.
 
         Examples
         --------

@@ -120,7 +120,7 @@ class DeviceIdentity:
     def conflicts(self, other: DeviceIdentity) -> bool:
         """Whether the two are certainly different devices: an identifier that both have differs.
 
-        Identifiers that only one side knows prove nothing.
+        Identifiers that only one side knows prove nothing. Those compared are the PCI address, the UUID and the LUID.
 
         Examples
         --------
@@ -186,7 +186,9 @@ class HandleOrigin:
     Attributes
     ----------
     kind : OriginKind
+        Kind of object.
     device : DeviceIdentity, optional
+        Device that the object lies on.
     size : int, optional
         Size of the memory object in bytes.
     dedicated : bool, optional
@@ -209,6 +211,7 @@ class HandleOrigin:
     trusted: bool = False
 
     def untrusted(self) -> HandleOrigin:
+        """Return a copy that is not trusted, for another process."""
         return replace(self, trusted=False)
 
 
@@ -351,6 +354,13 @@ class FdHandle(Handle):
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
         """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this.
 
+        Parameters
+        ----------
+        fd : int
+            Open descriptor; success gives it to the handle.
+        origin : HandleOrigin, optional
+            Origin of the handle.
+
         Examples
         --------
         >>> import os
@@ -363,6 +373,13 @@ class FdHandle(Handle):
     @classmethod
     def adopt_duplicate(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
         """Wrap and **own** a close-on-exec duplicate of an fd, which stays the caller's. For backends and exporters.
+
+        Parameters
+        ----------
+        fd : int
+            Open descriptor, which the caller still owns.
+        origin : HandleOrigin, optional
+            Origin of the handle.
 
         Raises
         ------
@@ -401,6 +418,7 @@ class FdHandle(Handle):
         return self._fd
 
     def fileno(self) -> int:
+        """Return `fd`, which ``select`` and ``fcntl`` ask for."""
         return self.fd
 
     @property
@@ -486,6 +504,11 @@ class FdHandle(Handle):
     def detach(self) -> int:
         """Return the fd, which the caller must close from now on. Ends use of the handle.
 
+        Raises
+        ------
+        HandleError
+            The handle is closed, consumed or detached already.
+
         Examples
         --------
         >>> import os
@@ -557,7 +580,16 @@ class Win32Handle(Handle):
     handle : int, optional
         Value of the NT handle. The caller owns it, even after an import.
     name : str, optional
-        Name of the object.
+        Name of the object, which the driver opens (`Operation.IMPORT_BY_NAME`).
+
+    Raises
+    ------
+    ArgumentTypeError
+        `handle` is not an int, or `name` is not a str.
+    InvalidArgumentError
+        Both were given, or neither; or `name` is empty, or objects of this type have no name.
+    HandleError
+        `handle` is 0 or negative.
 
     Examples
     --------
@@ -588,11 +620,13 @@ class Win32Handle(Handle):
 
     @property
     def handle(self) -> int | None:
+        """Value of the NT handle; None if the object is named. Raises `HandleError` once the handle is closed."""
         self._check_open()
         return self._handle
 
     @property
     def name(self) -> str | None:
+        """Name of the object; None if it has a handle. Raises `HandleError` once the handle is closed."""
         self._check_open()
         return self._name
 
@@ -666,6 +700,7 @@ class PointerHandle(Handle):
 
     @property
     def pointer(self) -> int:
+        """Address of the object. Raises `HandleError` once the handle is closed."""
         self._check_open()
         return self._pointer
 
@@ -1122,10 +1157,12 @@ class FabricHandle(AllocationHandle):
 
     @property
     def data(self) -> bytes:
+        """The 64 bytes. Raises `HandleError` once the handle is closed."""
         self._check_open()
         return self._data
 
     def duplicate(self) -> Self:
+        """Return a second handle of the same bytes."""
         return type(self)(self.data, origin=self.origin)
 
     def __reduce__(self) -> Any:

@@ -40,6 +40,7 @@ class HandoffStep:
     Attributes
     ----------
     frame : int
+        Number of the frame, from 0.
     wait_value : int or None
         Value to wait for, 0 for a binary semaphore; None if there is no wait (the very first frame).
     signal_value : int
@@ -88,6 +89,7 @@ class Handoff:
     Raises
     ------
     ArgumentTypeError
+        An argument is not a semaphore.
     InvalidArgumentError
         The semaphores do not fit together. Or `frame` has gone by: its values were signalled. Or the timeline's value
         does not begin a frame, so that you must pass the next `frame`.
@@ -192,6 +194,13 @@ class Handoff:
     def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
         """Make `stream` wait for the graphics side. Returns at once.
 
+        Parameters
+        ----------
+        stream : Stream
+            Stream of the semaphores' device.
+        timeout : float, optional
+            See `ExternalSemaphore.wait`.
+
         Raises
         ------
         InvalidArgumentError
@@ -205,7 +214,12 @@ class Handoff:
         self._turn = _Turn.RELEASE
 
     def release(self, stream: Stream) -> None:
-        """Make `stream` signal the graphics side. Returns at once.
+        """Make `stream` signal the graphics side when its earlier work is done. Returns at once.
+
+        Parameters
+        ----------
+        stream : Stream
+            Stream of the semaphores' device.
 
         Raises
         ------

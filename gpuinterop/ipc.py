@@ -85,7 +85,19 @@ H = TypeVar("H", bound=Handle)
 
 
 def send_handle(connection: socket.socket, handle: Handle) -> None:
-    """Send one handle (see `send_handles`).
+    """Send one handle. The caller still owns it: the peer gets a duplicate.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        See `send_handles`.
+    handle : Handle
+        Handle of one of `WIRE_TYPES`.
+
+    Raises
+    ------
+    ArgumentTypeError, PeerError
+        See `send_handles`.
 
     Examples
     --------
@@ -108,6 +120,7 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     connection : socket.socket
         The socket, whose timeout applies to the whole message and is not changed.
     handles : sequence of Handle
+        Up to 64 handles, each of one of `WIRE_TYPES`.
 
     Raises
     ------
@@ -145,7 +158,24 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
 
 
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
-    """Receive one handle of the type that the caller expects (see `receive_handles`).
+    """Receive one handle of the type that the caller expects.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        See `receive_handles`.
+    expect : type
+        Type of the handle, one of `WIRE_TYPES`.
+
+    Returns
+    -------
+    Handle
+        The handle, which the caller owns. Its origin came from the peer, and is not trusted.
+
+    Raises
+    ------
+    ArgumentTypeError, PeerError
+        See `receive_handles`.
 
     Examples
     --------
@@ -172,6 +202,11 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
         The socket, whose timeout applies to the whole message and is not changed.
     expect : sequence of type
         Handle types in order: the peer must not choose the type of its descriptors.
+
+    Returns
+    -------
+    list of Handle
+        The handles, which the caller owns. Their origins came from the peer, and are not trusted.
 
     Raises
     ------

@@ -21,7 +21,12 @@ class Allocation(Mappable):
     """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`.
 
     Its size is the requested one, rounded up to the granularity. All its devices see it at one address. Unmapping it
-    waits for the work of each of them.
+    waits for the work of each of them; the release follows (``cuMemRelease`` / ``hipMemRelease``).
+
+    Attributes
+    ----------
+    handle_type : type
+        Type of the handles that it is exported as, or of the one that it was imported from.
 
     Examples
     --------
@@ -105,7 +110,18 @@ class Allocation(Mappable):
         return found[0]
 
     def export(self) -> AllocationHandle:
-        """A new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
+        """Return a new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
+
+        Returns
+        -------
+        AllocationHandle
+            Handle of the type that `Device.allocate` was given, with its origin. Other processes import it with
+            `Device.import_allocation`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The allocation was imported.
 
         Examples
         --------

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 class MipmappedArray(Resource):
     """An optimally tiled image in external memory. Made by `ExternalMemory.map_mipmapped_array`.
 
+    Closing it releases it when the device is done with it (``cuMipmappedArrayDestroy``).
+
+    Attributes
+    ----------
+    layout : ArrayLayout
+        Format, extent, levels, layers, offset and usage.
+
     Examples
     --------
     On CUDA (here a simulated driver):
@@ -41,7 +48,12 @@ class MipmappedArray(Resource):
         self._lifetime.create(lambda: backend.map_array(memory._native, layout))
 
     def level(self, n: int) -> ArrayLevel:
-        """One mip level.
+        """Return one mip level.
+
+        Parameters
+        ----------
+        n : int
+            Number of the level; 0 is the largest.
 
         Raises
         ------
@@ -55,8 +67,13 @@ class MipmappedArray(Resource):
 class ArrayLevel:
     """One mip level of an array, all its layers.
 
+    The caller's stream orders the copies (``cuMipmappedArrayGetLevel``, ``cuMemcpy3DAsync``). In host memory and in
+    buffers texels lie row after row, slice after slice, layer after layer, without gaps.
+
     Attributes
     ----------
+    index : int
+        Number of the level.
     extent : tuple of int
         Width, height and depth of this level in texels.
     nbytes : int
@@ -83,7 +100,21 @@ class ArrayLevel:
         self.nbytes = texels * array.layout.texel.nbytes
 
     def copy_from_host(self, source: object, *, stream: Stream) -> None:
-        """Enqueue a copy of `nbytes` of host memory into the level; `source` must stay unchanged until it is done.
+        """Enqueue a copy of host memory into the level.
+
+        Parameters
+        ----------
+        source : numpy.ndarray or bytes-like
+            Host memory of `nbytes`, any shape and dtype. Leave it unchanged until the stream has copied it.
+        stream : Stream
+            Stream of the same device.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The size is not `nbytes`, or the stream is being captured.
+        ResourceBusyError
+            See `Buffer.copy_from_host`.
 
         Examples
         --------
@@ -97,15 +128,44 @@ class ArrayLevel:
         self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
 
     def copy_to_host(self, target: object, *, stream: Stream) -> None:
-        """Enqueue a copy of the level into host memory."""
+        """Enqueue a copy of the level into host memory.
+
+        Parameters
+        ----------
+        target : numpy.ndarray or bytearray
+            Host memory of `nbytes`, writable and C-contiguous. Do not read it before the stream has copied it.
+        stream : Stream
+            Stream of the same device.
+
+        Raises
+        ------
+        InvalidArgumentError, ResourceBusyError
+            See `copy_from_host`.
+        """
         self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_array=False)
 
     def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream) -> None:
-        """Enqueue a copy of `nbytes` of a buffer, from `offset`, into the level."""
+        """Enqueue a copy of `nbytes` of a buffer into the level.
+
+        Parameters
+        ----------
+        source : Buffer
+            Buffer of the same device.
+        offset : int
+            Offset in the buffer in bytes.
+        stream : Stream
+            Stream of the same device.
+        """
         self._copy_buffer(source, offset, stream, to_array=True)
 
     def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream) -> None:
-        """Enqueue a copy of the level into a buffer, from `offset`."""
+        """Enqueue a copy of the level into `nbytes` of a buffer.
+
+        Parameters
+        ----------
+        target, offset, stream
+            See `copy_from_buffer`.
+        """
         self._copy_buffer(target, offset, stream, to_array=False)
 
     def _copy_host(self, host: HostArray, argument: str, stream: Stream, *, to_array: bool) -> None:

@@ -69,6 +69,15 @@ _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D
 class Device:
     """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed.
 
+    Several threads may use it at once.
+
+    Attributes
+    ----------
+    info : DeviceInfo
+        The device as its backend describes it.
+    capabilities : Capabilities
+        What the device can do, and the reason for every gap.
+
     Examples
     --------
     >>> device.backend, device.ordinal
@@ -125,10 +134,12 @@ class Device:
 
     @property
     def ordinal(self) -> int:
+        """Number of the device among its backend's devices, from 0."""
         return self.info.ordinal
 
     @property
     def name(self) -> str:
+        """Name of the device as its driver reports it."""
         return self.info.name
 
     @property
@@ -162,7 +173,15 @@ class Device:
     def can_access(self, peer: Device) -> bool:
         """Whether this device can use memory of `peer` (``cuDeviceCanAccessPeer`` / ``hipDeviceCanAccessPeer``).
 
-        True for the device itself; False for a device of another backend.
+        Parameters
+        ----------
+        peer : Device
+            The device that has the memory.
+
+        Returns
+        -------
+        bool
+            True for the device itself; False for a device of another backend.
 
         Examples
         --------
@@ -201,6 +220,11 @@ class Device:
         dedicated : bool, optional
             Whether the exporting allocation is dedicated. Default: what the handle's origin says, and True for
             Direct3D resources.
+
+        Returns
+        -------
+        ExternalMemory
+            The memory, which the caller closes.
 
         Raises
         ------
@@ -253,6 +277,11 @@ class Device:
             timeline. Success consumes it, as in `import_memory`. Every device that can create timelines imports those
             of `create_semaphore`, from any process and backend, even if it cannot import its vendor's.
 
+        Returns
+        -------
+        ExternalSemaphore
+            The semaphore, which the caller closes.
+
         Raises
         ------
         ArgumentTypeError, HandleError, UnsupportedError, DriverError
@@ -292,6 +321,11 @@ class Device:
         access : sequence of Device, optional
             Further devices that map it, see `allocate`. The memory may lie on another device: then this device and
             each of `access` need peer access to that one.
+
+        Returns
+        -------
+        Allocation
+            The allocation, which the caller closes. It cannot be exported again.
 
         Raises
         ------
@@ -361,12 +395,18 @@ class Device:
         access : sequence of Device, optional
             Further devices of the same backend that map it (`Allocation.buffer_on`). The memory lies on this device.
 
+        Returns
+        -------
+        Allocation
+            The allocation, which the caller closes. Its bytes are undefined at first.
+
         Raises
         ------
         UnsupportedError
             The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use
             its memory (`can_access`).
         OutOfMemoryError
+            The device has not enough free memory.
 
         Examples
         --------
@@ -392,6 +432,11 @@ class Device:
 
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
         """Granularity to which `allocate` rounds sizes up (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
+
+        Parameters
+        ----------
+        handle_type : type
+            The argument of the planned `allocate` call.
 
         Returns
         -------
@@ -461,6 +506,11 @@ class Device:
         handle_type : type
             `TimelineFd`; `OpaqueFd` on the host backend.
 
+        Returns
+        -------
+        ExternalSemaphore
+            The semaphore, which the caller closes: a timeline at 0, or a binary semaphore that is not signalled.
+
         Raises
         ------
         UnsupportedError
@@ -497,6 +547,11 @@ class Device:
             Give the stream the device's highest priority. Streams that wait for long need it: on AMD a waiting stream
             stalls the others on its hardware queue, and each priority has four queues.
 
+        Returns
+        -------
+        Stream
+            The stream, which the caller closes.
+
         Examples
         --------
         >>> with device.create_stream(high_priority=True) as stream:
@@ -515,6 +570,18 @@ class Device:
             The other library still owns it; this call keeps it alive. 0 is the device's default stream. On the host
             backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, signals are
             immediate.
+
+        Returns
+        -------
+        Stream
+            The stream, which needs no `close`.
+
+        Raises
+        ------
+        ArgumentTypeError
+            `stream` is not a stream.
+        InvalidArgumentError
+            `stream` belongs to another device, or its number cannot be a pointer.
 
         Examples
         --------
@@ -544,6 +611,11 @@ class Device:
         """Block until every stream that this library knows on the device is idle, then release closed objects.
 
         It waits for each stream, even if another one has failed.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; None sets no limit.
 
         Raises
         ------

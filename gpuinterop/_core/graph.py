@@ -200,6 +200,11 @@ class GraphSemaphores(Resource):
     def advance(self, by: int) -> None:
         """Add `by` to the value of every timeline and fence, as each new frame needs.
 
+        Parameters
+        ----------
+        by : int
+            What one frame adds to the timeline.
+
         Raises
         ------
         InvalidArgumentError
@@ -231,7 +236,8 @@ class GraphSemaphores(Resource):
 class Graph(Resource):
     """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 
-    Semaphores and mappings that its work uses are released after it.
+    Semaphores and mappings that its work uses are released after it. Closing it releases the driver's graph when its
+    launches are done (``cuGraphExecDestroy``, ``cuGraphDestroy``).
 
     Examples
     --------
@@ -273,7 +279,18 @@ class Graph(Resource):
         return self._semaphores
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue the graph's work (``cuGraphLaunch``). Returns at once."""
+        """Enqueue the graph's work (``cuGraphLaunch``). Returns at once.
+
+        Parameters
+        ----------
+        stream : Stream
+            Stream of the same device, which need not be the captured one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The capture has not ended, or the stream is being captured.
+        """
         executable = self._captured()[1]
         check_stream(self._device, stream)
         if stream.capturing:

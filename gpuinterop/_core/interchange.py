@@ -217,15 +217,24 @@ _CPU, _CUDA, _CUDA_HOST, _ROCM = 1, 2, 3, 10
 class View:
     """A typed, strided window on a buffer, for ``from_dlpack`` of any array library. Made by `Buffer.view`.
 
+    It has the interface that fits the memory: DLPack everywhere, ``__array_interface__`` on the host,
+    ``__cuda_array_interface__`` on a GPU. The array that a library makes keeps the bytes mapped, even if the buffer is
+    closed; the view alone does not.
+
     Attributes
     ----------
     shape : tuple of int
+        Number of elements in each dimension.
     strides : tuple of int
         Strides in bytes.
+    ndim : int
+        Number of dimensions.
+    nbytes : int
+        Number of elements, multiplied by the element size.
     dtype : str
         Name of the element type.
     ptr : int
-        Address of the first element.
+        Address of the first element on the device.
 
     Examples
     --------
@@ -290,6 +299,13 @@ class View:
             call waits for those streams, because CPU consumers have no streams.
         max_version, dl_device, copy
             See the array API; a copy is never made.
+
+        Raises
+        ------
+        BufferError
+            The consumer asks for a copy or for another device, or a stride is not a multiple of the element size.
+        InvalidArgumentError
+            The array API refuses this stream.
 
         Examples
         --------

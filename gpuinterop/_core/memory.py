@@ -202,7 +202,7 @@ class Buffer(Sized):
     """Mapped bytes that the device and its array libraries use in place.
 
     Made by `ExternalMemory.map_buffer`, `Allocation.buffer` and `Allocation.buffer_on`. Closing the last buffer of a
-    mapping unmaps it, once pending work and exported arrays are done with it.
+    mapping unmaps it, once pending work and exported arrays are done with it. Pass `view` to an array library.
 
     Examples
     --------
@@ -247,8 +247,9 @@ class Buffer(Sized):
         Parameters
         ----------
         shape : int or sequence of int
+            Number of elements in each dimension.
         dtype : str or dtype
-            ``"float32"``, a NumPy or a torch dtype.
+            ``"float32"``, a NumPy or a torch dtype. Elements have the byte order of the machine.
         offset : int
             Offset of the first element from the buffer's start in bytes.
         strides : sequence of int, optional
@@ -319,8 +320,9 @@ class Buffer(Sized):
 
         Parameters
         ----------
-        source : array or buffer
-            Host memory. If you pass a stream, leave it unchanged until the stream has copied it.
+        source : numpy.ndarray or bytes-like
+            Host memory, of any shape and dtype; its bytes are copied in C order. If you pass a stream, leave them
+            unchanged until the stream has copied them.
         offset : int
             Destination offset in bytes.
         stream : Stream, optional
@@ -328,6 +330,10 @@ class Buffer(Sized):
 
         Raises
         ------
+        ArgumentTypeError
+            `source` is not host memory.
+        InvalidArgumentError
+            The bytes do not fit into the buffer, or `stream` is of another device, or is being captured.
         ResourceBusyError
             The memory is pageable and the stream has a pending semaphore wait: the copy would block and could deadlock.
 
@@ -340,7 +346,22 @@ class Buffer(Sized):
         self._copy(source, "source", offset, stream, to_host=False)
 
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
-        """Copy from the buffer into host memory; `offset` is the source offset (see `copy_from_host`).
+        """Copy from the buffer into host memory (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
+
+        Parameters
+        ----------
+        target : numpy.ndarray or bytearray
+            Host memory, writable and C-contiguous, whose size says how many bytes are copied. If you pass a stream, do
+            not read them before the stream has copied them.
+        offset : int
+            Source offset in bytes.
+        stream : Stream, optional
+            See `copy_from_host`.
+
+        Raises
+        ------
+        ArgumentTypeError, InvalidArgumentError, ResourceBusyError
+            See `copy_from_host`; also if `target` is read-only or not contiguous.
 
         Examples
         --------
@@ -354,7 +375,21 @@ class Buffer(Sized):
         self._copy(target, "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
-        """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``); ``stream=None`` returns when done.
+        """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
+
+        Parameters
+        ----------
+        byte : int
+            Value of each byte, 0 to 255.
+        offset, size : int
+            Range in bytes; by default the whole buffer.
+        stream : Stream, optional
+            See `copy_from_host`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The range exceeds the buffer, or `stream` is of another device.
 
         Examples
         --------
@@ -460,6 +495,13 @@ class ExternalMemory(Mappable):
     (``cuDestroyExternalMemory`` / ``hipDestroyExternalMemory``). The exporter may free its own memory after that
     (`on_released`, ``close(timeout=...)``).
 
+    Attributes
+    ----------
+    handle_type : type
+        Type of the handle that it was imported from.
+    dedicated : bool
+        Whether the exporting allocation is dedicated.
+
     Examples
     --------
     >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
@@ -488,6 +530,11 @@ class ExternalMemory(Mappable):
         ----------
         offset, size : int
             Range in bytes; by default the whole memory.
+
+        Returns
+        -------
+        Buffer
+            The buffer, which the caller closes; closing the memory closes it too.
 
         Raises
         ------
@@ -539,8 +586,15 @@ class ExternalMemory(Mappable):
         usage : ArrayUsage
             How the image is used; the exporter must have created it for the same usage.
 
+        Returns
+        -------
+        MipmappedArray
+            The array, which the caller closes; closing the memory closes it too.
+
         Raises
         ------
+        InvalidArgumentError
+            The image does not fit into the memory, or its format is not one that every side lays out alike.
         UnsupportedError
             The device cannot map arrays of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
 

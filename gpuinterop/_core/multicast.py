@@ -49,7 +49,12 @@ def create_multicast(
     handle_types : type or sequence of type, optional
         Types of the handles that `MulticastObject.export` returns.
     device : Device, optional
-        Device through which the driver is called; by default the team's first, or `gpuinterop.device()`.
+        Device through which the driver is called; by default the team's first, or ``gpuinterop.device()``.
+
+    Returns
+    -------
+    MulticastObject
+        The object, which the caller closes.
 
     Raises
     ------
@@ -97,6 +102,11 @@ def import_multicast(
         See `create_multicast`.
     size : int
         `MulticastObject.size`; drivers do not report it.
+
+    Returns
+    -------
+    MulticastObject
+        The object, which the caller closes.
 
     Raises
     ------
@@ -326,6 +336,11 @@ class MulticastObject(Sized):
     def add_device(self, device: Device) -> None:
         """Add a device of the team before anything is bound or mapped (``cuMulticastAddDevice``).
 
+        Parameters
+        ----------
+        device : Device
+            A device of this process. Each process adds its own.
+
         Raises
         ------
         InvalidArgumentError
@@ -398,6 +413,7 @@ class MulticastObject(Sized):
         ResourceBusyError
             The bytes were bound, and their unbind waits for pending work.
         DriverError
+            The driver refused.
 
         Examples
         --------
@@ -455,6 +471,11 @@ class MulticastObject(Sized):
         assume_all_added : bool
             See `bind_memory`.
 
+        Returns
+        -------
+        MulticastBinding
+            See `bind_memory`.
+
         Raises
         ------
         InvalidArgumentError
@@ -498,6 +519,13 @@ class MulticastObject(Sized):
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """End a binding as `MulticastBinding.close` does (``cuMulticastUnbind``, after pending work).
 
+        Parameters
+        ----------
+        device : Device
+            Device whose memory is bound.
+        offset, size : int
+            The binding's bytes in this object, neither more nor fewer.
+
         Raises
         ------
         InvalidArgumentError
@@ -536,11 +564,17 @@ class MulticastObject(Sized):
         assume_all_added : bool
             See `bind_memory`.
 
+        Returns
+        -------
+        MulticastMapping
+            The mapping, which the caller closes; closing this object closes it too.
+
         Raises
         ------
         InvalidArgumentError
             Not every device was added, or one of `devices` was not added here.
         DriverError
+            The driver refused.
 
         Examples
         --------
@@ -569,6 +603,11 @@ class MulticastObject(Sized):
         ----------
         handle_type : type, optional
             One of `handle_types`; optional if there is only one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The object was imported, or was not created for this handle type.
 
         Examples
         --------

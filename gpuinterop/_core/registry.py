@@ -79,6 +79,7 @@ class LoadedBackend:
 
     @property
     def name(self) -> str:
+        """Name of the backend in ``GPUINTEROP_BACKEND``."""
         return self._native.name
 
     @property
@@ -108,9 +109,15 @@ class LoadedBackend:
     def device(self, ordinal: int = 0) -> Device:
         """Return a device, the same object every time.
 
+        Parameters
+        ----------
+        ordinal : int
+            Number of the device among the backend's devices.
+
         Raises
         ------
         DeviceNotFoundError
+            The backend has no such device; the message lists its devices.
         ArgumentTypeError
             `ordinal` is not an int.
         """
@@ -186,6 +193,7 @@ class InstalledBackend:
     Attributes
     ----------
     name : str
+        Name of the backend in ``GPUINTEROP_BACKEND``.
     distribution : str
         Name and version of the distribution that installs it.
 
@@ -304,6 +312,11 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     name : str, optional
         Default: ``GPUINTEROP_BACKEND``; without that, the backend of highest priority that works and has a device.
 
+    Returns
+    -------
+    LoadedBackend
+        The backend, the same object every time.
+
     Raises
     ------
     BackendNotFoundError
@@ -403,9 +416,22 @@ def devices() -> Sequence[Device]:
 def device(ordinal: int = 0) -> Device:
     """Return a device of the chosen backend (`get_backend`).
 
+    Parameters
+    ----------
+    ordinal : int
+        Number of the device among the backend's devices.
+
+    Returns
+    -------
+    Device
+        The device, the same object every time; it needs no `close`.
+
     Raises
     ------
-    DeviceNotFoundError, BackendNotFoundError, BackendUnavailableError
+    DeviceNotFoundError
+        The backend has no such device; the message lists its devices.
+    BackendNotFoundError, BackendUnavailableError
+        See `get_backend`.
     ArgumentTypeError
         `ordinal` is not an int.
 
@@ -422,6 +448,16 @@ def match_device(identity: DeviceIdentity) -> Device:
 
     A CPU matches the host backend's device. Every working backend is searched, in order of priority; if
     ``GPUINTEROP_BACKEND`` is set, only that one.
+
+    Parameters
+    ----------
+    identity : DeviceIdentity
+        Identity of the device, such as `gpuinterop.vulkan.identity` returns.
+
+    Returns
+    -------
+    Device
+        The device, the same object every time; it needs no `close`.
 
     Raises
     ------

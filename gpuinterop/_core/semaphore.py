@@ -179,7 +179,15 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     `close()` leaves a stream's pending waits pending, as every GPU driver does. ``close(timeout=...)`` waits that long
     for them, then cancels them if the driver can (on the host backend the stream fails with `ResourceClosedError`).
-    `close()` cancels threads in `host_wait` at once.
+    `close()` cancels threads in `host_wait` at once. The native release follows when the streams have finished their
+    work with the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
+
+    Attributes
+    ----------
+    handle_type : type
+        Type of the handle that it was imported from, or is exported as.
+    kind : type
+        ``Binary``, ``Timeline``, ``Fence``, ``Keyed`` or ``SciSync``.
 
     Examples
     --------
@@ -233,6 +241,7 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     @property
     def device(self) -> Device:
+        """Device whose streams use it."""
         return self._device
 
     @property
@@ -421,6 +430,13 @@ class ExternalSemaphore(Resource, Generic[K]):
     def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
         """Block the calling thread until the semaphore is signalled, without a stream.
 
+        Parameters
+        ----------
+        value : int
+            See `wait`.
+        timeout : float, optional
+            Seconds to wait; None sets no limit.
+
         Raises
         ------
         UnsupportedError
@@ -459,6 +475,11 @@ class ExternalSemaphore(Resource, Generic[K]):
     def host_signal(self, value: int | None = None) -> None:
         """Signal from the calling thread at once, without a stream.
 
+        Parameters
+        ----------
+        value : int
+            See `signal`.
+
         Raises
         ------
         UnsupportedError
@@ -486,6 +507,16 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     def export(self) -> SemaphoreHandle[K]:
         """Return a new handle that the caller owns; only `Device.create_semaphore` makes exportable semaphores.
+
+        Returns
+        -------
+        SemaphoreHandle
+            Handle of the type that `Device.create_semaphore` was given, with its origin.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The semaphore was imported.
 
         Examples
         --------
@@ -586,7 +617,13 @@ class SemaphoreBatch:
     Parameters
     ----------
     *semaphores : ExternalSemaphore
-        The caller still owns them; a batch needs no `close`.
+        The caller still owns them; a batch needs no `close`. Each may have another kind.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The semaphores are of several devices, or one is named twice; or some are the driver's, and others are a bridge's
+        or our own timelines.
 
     Examples
     --------
@@ -624,7 +661,22 @@ class SemaphoreBatch:
             dropped.append(self._lifetime)
 
     def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for all; `values` in the constructor's order, None for binary semaphores."""
+        """Make `stream` wait for all. Returns at once.
+
+        Parameters
+        ----------
+        stream : Stream
+            Stream of the same device.
+        values : sequence of int or None
+            One value per semaphore, in the constructor's order; None for a binary one, or for all.
+        timeout : float, optional
+            See `ExternalSemaphore.wait`.
+
+        Raises
+        ------
+        InvalidArgumentError, UnsupportedError
+            See `ExternalSemaphore.wait`.
+        """
         numbers = self._check(stream, values, Operation.WAIT_SEMAPHORE)
         ms = None
         if timeout is not None:
@@ -649,9 +701,17 @@ class SemaphoreBatch:
             del calls[-1]
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
-        """Make `stream` signal all; `values` in the constructor's order, None for binary semaphores.
+        """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
 
-        If one value is refused, no semaphore is signalled.
+        Parameters
+        ----------
+        stream, values
+            See `wait`.
+
+        Raises
+        ------
+        InvalidArgumentError, UnsupportedError
+            See `ExternalSemaphore.signal`.
         """
         numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
         native = stream._known_as()

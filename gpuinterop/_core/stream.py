@@ -74,6 +74,7 @@ class Stream(Resource):
 
     @property
     def device(self) -> Device:
+        """Device that does the work."""
         return self._device
 
     @property
@@ -127,7 +128,7 @@ class Stream(Resource):
         return capture(self)
 
     def query(self) -> bool:
-        """Whether all earlier work is done; never blocks.
+        """Whether all earlier work is done (``cuStreamQuery`` / ``hipStreamQuery``); never blocks.
 
         Raises
         ------
@@ -154,6 +155,9 @@ class Stream(Resource):
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until the stream is idle.
+
+        Without a timeout CUDA's driver blocks (``cuStreamSynchronize``). With one, and on HIP, the call polls an event
+        (``cuEventQuery`` / ``hipEventQuery``).
 
         Parameters
         ----------
@@ -194,6 +198,20 @@ class Stream(Resource):
     def wait_stream(self, other: Stream) -> None:
         """Make this stream's later work wait for all earlier work of `other`.
 
+        The driver orders the two (``cuEventRecord``, ``cuStreamWaitEvent`` / ``hip...``); the call returns at once.
+
+        Parameters
+        ----------
+        other : Stream
+            Stream of the same backend; it may be of another device.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `other` is of another backend.
+        GpuInteropError
+            An operation on one of the streams has failed.
+
         Examples
         --------
         >>> with device.create_stream() as other:
@@ -217,7 +235,12 @@ class Stream(Resource):
         other.check_failure()  # it may have failed since the check above, before we stood behind it
 
     def record(self) -> Event:
-        """Record an event that is done when all earlier work is.
+        """Record an event that is done when all earlier work is (``cuEventRecord`` / ``hipEventRecord``).
+
+        Returns
+        -------
+        Event
+            The event: block with `Event.wait`, await it in asyncio, or ask `Event.done`.
 
         Examples
         --------
@@ -358,6 +381,8 @@ class Stream(Resource):
 class Event:
     """A point in a stream's work. Made by `Stream.record`; freed when dropped.
 
+    ``await event`` lets other tasks of asyncio run until the stream reaches the event.
+
     Examples
     --------
     >>> import asyncio
@@ -384,6 +409,11 @@ class Event:
 
     def wait(self, timeout: float | None = None) -> None:
         """Block the calling thread until the stream reaches the event.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; None sets no limit.
 
         Raises
         ------

@@ -142,6 +142,11 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     def host_signal(self, value: int | None = None) -> None:
         """Signal from the calling thread at once, without a stream.
 
+        Parameters
+        ----------
+        value : int
+            See `ExternalSemaphore.signal`.
+
         Raises
         ------
         UnsupportedError
@@ -241,6 +246,11 @@ class Bridge(Resource):
 
         `from_endpoint` takes any semaphore for which you write an `Endpoint`.
 
+        Parameters
+        ----------
+        device : Device
+            Device whose streams would use the semaphores.
+
         Examples
         --------
         >>> table = gi.bridge.Bridge.capabilities(device)
@@ -267,6 +277,11 @@ class Bridge(Resource):
             after an error the caller still owns it, open and untouched.
         peer : int, optional
             Pid of the process that signals: if it dies, waiting streams go on and fail with `PeerError`.
+
+        Returns
+        -------
+        BridgedSemaphore
+            The semaphore, which the caller closes; closing the bridge closes it too.
 
         Raises
         ------
@@ -334,6 +349,11 @@ class Bridge(Resource):
         endpoint : Endpoint
             Success gives it to the bridge, which closes it; after an error the caller still owns it.
         peer : int, optional
+            See `import_semaphore`.
+
+        Returns
+        -------
+        BridgedSemaphore
             See `import_semaphore`.
 
         Raises

@@ -54,6 +54,8 @@ class Team:
         Seconds that a vote takes at most, the same on every rank: how much later than another a rank may come to a
         step.
 
+    Notes
+    -----
     Every call has one outcome for all ranks. Failure: on every rank the same error, of the same class and with the same
     attributes and text, which begins with the rank and the step; ``.rank`` and ``.step`` have them as well. On the rank
     that failed, its own error is the cause. A rank that has died, or does not answer in time, is a `PeerError`. What
@@ -122,9 +124,14 @@ class Team:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Run the body, and vote: it succeeds on all ranks, or raises on all.
+        """Run the body of a ``with``, and vote: it succeeds on all ranks, or raises on all.
 
         An exception that is not an ``Exception``, such as Ctrl-C, leaves at once; to the others this rank is silent.
+
+        Parameters
+        ----------
+        name : str
+            Name of the step in errors, the same on every rank.
 
         Examples
         --------
@@ -399,6 +406,13 @@ class Team:
         that is not ready yet (``CUDA_ERROR_SYSTEM_NOT_READY``) is asked again, by all ranks together, five times at
         most.
 
+        Parameters
+        ----------
+        multicast : MulticastObject
+            The object, to which the ranks have added all devices.
+        allocation, offset, start, size
+            See `MulticastObject.bind_memory`.
+
         Raises
         ------
         InvalidArgumentError
@@ -406,6 +420,7 @@ class Team:
         ResourceBusyError
             A driver was not ready, and a rank's pending work did not let it unbind within half the time-out.
         DriverError, PeerError
+            A driver refused, or a rank has died.
         """
         return self._bind(
             "bind_memory",

@@ -62,6 +62,7 @@ class Transport(ABC):
         Parameters
         ----------
         payload : bytes
+            What this rank says, 64 MiB at most.
         deadline : float
             A time of ``time.monotonic()``; the call ends when all is there, and at the deadline at the latest.
 
@@ -69,9 +70,7 @@ class Transport(ABC):
         -------
         list of bytes or None
             By rank, this one's own included. None for a rank that is dead, or has sent nothing so far. What comes too
-            late is dropped, and never taken for an answer of a later round.
-
-        A peer's death or silence never raises.
+            late is dropped, and never taken for an answer of a later round. A peer's death or silence never raises.
 
         Raises
         ------
@@ -111,6 +110,8 @@ class SocketTransport(Transport):
     InvalidArgumentError
         Another process has this rank at this path; or a file is there that is not a socket.
 
+    Notes
+    -----
     A peer that has ended is found at once, unless a process that it has forked still holds its connections: then at the
     time-out.
 
@@ -471,6 +472,13 @@ class TorchTransport(Transport):
         The process group; all ranks by default. A group of NCCL alone sends no CPU tensors;
         ``dist.new_group(backend="gloo")`` makes one that does.
 
+    Raises
+    ------
+    InvalidArgumentError
+        torch.distributed is not initialised, this process is not in the group, or the group sends no CPU tensors.
+
+    Notes
+    -----
     The tags from 0x47490000 on are the transport's. A rank that hangs leaves a thread behind on the others, which waits
     for it.
 

@@ -43,6 +43,11 @@ def open_exporter(
     **options
         Passed on to the exporter's class.
 
+    Returns
+    -------
+    Exporter
+        The exporter, which makes memory and semaphores by its own means. The caller closes it.
+
     Raises
     ------
     BackendUnavailableError
