@@ -742,7 +742,7 @@ class Fence:
 
     Examples
     --------
-    >>> gi.D3D12Fence.kind is gi.Fence  # ``fence.wait(stream, 1)``, ``fence.signal(stream, 2)``
+    >>> gi.D3D12Fence.kind is gi.Fence  # fence.wait(stream, 1), fence.signal(stream, 2)
     True
     """
 
@@ -752,7 +752,7 @@ class Keyed:
 
     Examples
     --------
-    >>> gi.KeyedMutex.kind is gi.Keyed  # ``mutex.wait(stream, 0, timeout=1)``, ``mutex.signal(stream, 1)``
+    >>> gi.KeyedMutex.kind is gi.Keyed  # mutex.wait(stream, 0, timeout=1), mutex.signal(stream, 1)
     True
     """
 
@@ -762,7 +762,7 @@ class SciSync:
 
     Examples
     --------
-    >>> gi.NvSciSync.kind is gi.SciSync  # ``semaphore.wait(stream, address_of_fence)``
+    >>> gi.NvSciSync.kind is gi.SciSync  # semaphore.wait(stream, address_of_fence)
     True
     """
 

@@ -622,8 +622,8 @@ class SemaphoreBatch:
     Raises
     ------
     InvalidArgumentError
-        The semaphores are of several devices, or one is named twice; or some are the driver's, and others are a bridge's
-        or our own timelines.
+        The semaphores are of several devices, or one is named twice; or some are the driver's, and others are a
+        bridge's or our own timelines.
 
     Examples
     --------

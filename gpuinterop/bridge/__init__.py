@@ -11,10 +11,11 @@ core during short waits (docs/concepts/bridge.md).
 Examples
 --------
 >>> with gi.bridge.Bridge(device) as bridge:
-...     with gi.vulkan.share_semaphore(vk, device, gi.Timeline, bridge=bridge) as shared:
-...         shared.semaphore.signal(stream, 1)
-...         submit(commands, wait_semaphores=[shared.vk_semaphore], wait_values=[1], wait_stages=[0x10000])
-...         vk.close()  # waits for the queue
+...     shared = gi.vulkan.share_semaphore(vk, device, gi.Timeline, bridge=bridge)
+...     commands = record(lambda commands: None)
+...     submit(commands, wait_semaphores=[shared.vk_semaphore], wait_values=[1], wait_stages=[0x10000])
+...     shared.semaphore.signal(stream, 1)
+...     vk.close()  # waits for the queue
 """
 
 from __future__ import annotations

@@ -6,14 +6,15 @@ neither PyPI's ``vulkan`` nor a loader; its functions do.
 Examples
 --------
 >>> device = gi.match_device(gi.vulkan.identity(physical_device))
->>> with gi.vulkan.share_buffer(vk, device, 4096) as buffer, gi.vulkan.share_handoff(vk, device) as handoff:
-...     buffer.release(commands)  # after the commands that write it
-...     for frame in range(3):
-...         submit(commands, **handoff.vulkan_submit())
-...         handoff.acquire(stream)
-...         buffer.fill(frame, stream=stream)
-...         handoff.release(stream)
-...     handoff.wait_host(timeout=10)
+>>> buffer = gi.vulkan.share_buffer(vk, device, 4096)
+>>> handoff = gi.vulkan.share_handoff(vk, device)
+>>> commands = record(buffer.release)  # behind the commands that write the buffer
+>>> for frame in range(3):
+...     submit(commands, **handoff.vulkan_submit())
+...     handoff.acquire(stream)
+...     buffer.fill(frame, stream=stream)
+...     handoff.release(stream)
+>>> vk.close()  # waits for the queue, and closes what was shared
 """
 
 from __future__ import annotations

@@ -40,12 +40,11 @@ class ImportedBuffer(Shared, BufferTransfer):
 
     Examples
     --------
-    >>> with device.allocate(65536) as allocation, gi.vulkan.import_allocation(vk, allocation) as imported:
+    >>> with device.allocate(65536) as allocation:
+    ...     imported = gi.vulkan.import_allocation(vk, allocation)
     ...     imported.buffer.fill(7)
-    ...     imported.acquire(commands)  # the compute side wrote first
-    ...     imported.release(commands)
-    ...     imported.size
-    65536
+    ...     submit(record(imported.acquire))  # before the commands that read the buffer
+    ...     vk.close()  # waits for the queue, and destroys the VkBuffer
     """
 
     def __init__(self, vk: VulkanContext, allocation: Allocation, native: Bound) -> None:

@@ -74,12 +74,13 @@ class BufferTransfer:
 
         Examples
         --------
-        >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared, gi.vulkan.share_handoff(vk, device) as handoff:
-        ...     shared.release(commands)  # after the commands that write it
-        ...     submit(commands, **handoff.vulkan_submit())
-        ...     handoff.acquire(stream)
-        ...     shared.fill(7, stream=stream)
-        ...     stream.synchronize(timeout=10)
+        >>> import vulkan
+        >>> shared = gi.vulkan.share_buffer(vk, device, 4096)
+        >>> def work(commands):
+        ...     vulkan.vkCmdFillBuffer(commands, shared.vk_buffer, 0, 4096, 0x07070707)
+        ...     shared.release(commands)
+        >>> submit(record(work))
+        >>> vk.close()  # waits for the queue
         """
         source = stage, access, self._vk.family()
         self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign))
@@ -102,11 +103,10 @@ class BufferTransfer:
 
         Examples
         --------
-        >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:
-        ...     shared.fill(7)  # the compute side writes first
-        ...     shared.acquire(commands)
-        ...     submit(commands)
-        ...     vk.close()  # waits for the queue
+        >>> shared = gi.vulkan.share_buffer(vk, device, 4096)
+        >>> shared.fill(7)  # the compute side writes first
+        >>> submit(record(shared.acquire))  # before the commands that read the buffer
+        >>> vk.close()  # waits for the queue
         """
         self._transfer(cmd, (stage, 0, self._foreign), (stage, access, self._vk.family()))
 
@@ -131,7 +131,6 @@ class SharedBuffer(PairedMemory, BufferTransfer):
     Examples
     --------
     >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:
-    ...     shared.release(commands)
     ...     vk_buffer = shared.vk_buffer  # Vulkan's
     ...     shared.copy_from_host(np.arange(4, dtype="float32"))
     ...     np.asarray(shared.view(4, "float32"))

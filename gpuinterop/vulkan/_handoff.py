@@ -42,13 +42,13 @@ class VulkanSubmit(TypedDict):
 
     Examples
     --------
-    >>> with gi.vulkan.share_handoff(vk, device) as handoff:
-    ...     what = handoff.vulkan_submit()
-    ...     submit(commands, **what)
-    ...     what["wait_semaphores"], what["signal_values"]
-    ...     handoff.acquire(stream)
-    ...     stream.synchronize(timeout=10)
+    >>> handoff = gi.vulkan.share_handoff(vk, device)
+    >>> what = handoff.vulkan_submit()
+    >>> what["wait_semaphores"], what["signal_values"]  # the first frame waits for nothing
     ([], [0])
+    >>> submit(record(lambda commands: None), **what)
+    >>> handoff.acquire(stream)
+    >>> vk.close()  # waits for the queue
     """
 
     wait_semaphores: list[Any]
@@ -120,14 +120,16 @@ class SharedHandoff(Shared):
 
     Examples
     --------
-    >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared, gi.vulkan.share_handoff(vk, device) as handoff:
-    ...     shared.release(commands)  # after the commands that write it
-    ...     for frame in range(3):
-    ...         submit(commands, **handoff.vulkan_submit())
-    ...         handoff.acquire(stream)
-    ...         shared.fill(frame, stream=stream)
-    ...         handoff.release(stream)
-    ...     handoff.wait_host(timeout=10)
+    >>> shared = gi.vulkan.share_buffer(vk, device, 4096)
+    >>> handoff = gi.vulkan.share_handoff(vk, device)
+    >>> commands = record(shared.release)  # behind the commands that write the buffer
+    >>> for frame in range(3):
+    ...     submit(commands, **handoff.vulkan_submit())
+    ...     handoff.acquire(stream)
+    ...     shared.fill(frame, stream=stream)
+    ...     handoff.release(stream)
+    >>> handoff.wait_host(timeout=10)
+    >>> vk.close()  # waits for the queue
     """
 
     def __init__(
@@ -241,11 +243,11 @@ class SharedHandoff(Shared):
 
         Examples
         --------
-        >>> with gi.vulkan.share_handoff(vk, device) as handoff:
-        ...     handoff.submit()  # no commands: the semaphores alone
-        ...     handoff.acquire(stream)
-        ...     handoff.release(stream)
-        ...     handoff.wait_host(timeout=10)
+        >>> handoff = gi.vulkan.share_handoff(vk, device)
+        >>> handoff.submit(queue, [record(lambda commands: None)])
+        >>> handoff.acquire(stream)
+        >>> handoff.release(stream)
+        >>> vk.close()  # waits for the queue
         """
         vk, api = self._vk, self._vk.api
         target = vk.queue if queue is None else api.handle("VkQueue", queue, "queue")

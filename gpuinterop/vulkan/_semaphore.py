@@ -35,11 +35,11 @@ class SharedSemaphore(Pair, Generic[K]):
 
     Examples
     --------
-    >>> with gi.vulkan.share_semaphore(vk, device, gi.Binary) as shared:
-    ...     vk_semaphore = shared.vk_semaphore  # Vulkan's
-    ...     submit(commands, signal_semaphores=[vk_semaphore], signal_values=[0])
-    ...     shared.semaphore.wait(stream)
-    ...     stream.synchronize(timeout=10)
+    >>> shared = gi.vulkan.share_semaphore(vk, device, gi.Binary)
+    >>> submit(record(lambda commands: None), signal_semaphores=[shared.vk_semaphore], signal_values=[0])
+    >>> shared.semaphore.wait(stream)
+    >>> stream.synchronize(timeout=10)
+    >>> vk.close()  # waits for the queue
     """
 
     def __init__(self, vk: VulkanContext, native: Native, semaphore: ExternalSemaphore[K], kind: type[K]) -> None:

@@ -26,7 +26,7 @@ from .names import common, graphics
 LIBRARY: Final = Path(gi.__file__).parent
 MARKS: Final = {"cuda": "On CUDA (here a simulated driver):", "torch": "With torch:"}
 """The lines in a docstring whose examples a process of their own runs."""
-GRAPHICS: Final = {"instance", "physical_device", "vk_device", "queue", "vk", "commands", "submit"}
+GRAPHICS: Final = {"instance", "physical_device", "vk_device", "queue", "vk", "record", "submit"}
 EXCERPT: Final = re.compile(r"^( *)From ``(\S+)``::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
 
 

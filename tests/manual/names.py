@@ -1,4 +1,40 @@
-"""What the examples of the reference may assume. An example finds these names, and imports everything else itself."""
+"""What an example of the reference may assume.
+
+Each example runs by itself on the host backend (``GPUINTEROP_BACKEND=host``), and so on every machine. It finds these
+names, and imports everything else:
+
+``gi``, ``np``
+    gpuinterop and NumPy.
+``device``, ``devices``
+    The backend's first device, and all of them. On a GPU, write ``gi.device()``.
+``stream``
+    A stream of the device: ``device.create_stream()``.
+``buffer``
+    Memory of the device: 65536 bytes or more, all zero.
+``fd``
+    The descriptor of 65536 bytes, all zero, that another API exported. The example owns it.
+``timeline_fd``
+    The descriptor of a timeline semaphore, at 0, that another API exported. The example owns it.
+``folder``
+    An empty directory.
+
+An example that begins with "On CUDA (here a simulated driver):" has the devices of CUDA instead, and two of them. The
+driver is a test double: the example shows the calls, not the hardware.
+
+An example that uses Vulkan also finds these names. They come from the application in
+``docs/examples/vulkan_application.py``, here on SwiftShader:
+
+``instance``, ``physical_device``, ``vk_device``, ``queue``
+    The application's objects, made by PyPI's ``vulkan``. The device has the extensions that
+    `gpuinterop.vulkan.required_extensions` lists, and timeline semaphores.
+``vk``
+    ``gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)``.
+``record``
+    A function of the application: ``record(work)`` returns a command buffer in which ``work(commands)`` has recorded.
+``submit``
+    A function of the application: ``submit(commands)`` submits a command buffer. It takes the semaphores of a
+    `gpuinterop.vulkan.VulkanSubmit` as keywords.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +55,7 @@ SIZE = 65536
 
 @contextmanager
 def common(backend: str = "host") -> Iterator[dict[str, Any]]:
-    """Names of every example.
-
-    ``gi``, ``np``
-        gpuinterop and NumPy.
-    ``device``
-        The device: the host backend's, so an example runs on every machine. On a GPU, write ``gi.device()``.
-    ``stream``
-        A stream of the device (``device.create_stream()``).
-    ``buffer``
-        Memory of the device: 65536 bytes or more, all zero.
-    ``fd``
-        The descriptor of 65536 bytes, all zero, that another API exported. The example owns it.
-    ``timeline_fd``
-        The descriptor of a timeline semaphore, at 0, that another API exported. The example owns it.
-    ``folder``
-        An empty directory.
-    ``devices``
-        The devices of the backend: one on the host, two on the simulated driver.
-    """
+    """Names of every example."""
     devices = gi.get_backend(backend).devices()
     device = devices[0]
     with ExitStack() as scope:
@@ -46,12 +64,9 @@ def common(backend: str = "host") -> Iterator[dict[str, Any]]:
         buffer.fill(0)
         identity = None if device.identity.is_cpu else device.identity  # a simulated GPU is on the CPU too
         other = scope.enter_context(open_exporter("memfd", identity=identity))
-        theirs = (
-            scope.enter_context(other.create_memory(SIZE)),
-            scope.enter_context(other.create_semaphore(gi.Timeline)),
-        )
-        handles = [one.export() for one in theirs]
-        fd, timeline_fd = (scope.enter_context(_descriptor(one)) for one in handles)
+        memory = scope.enter_context(other.create_memory(SIZE))
+        timeline = scope.enter_context(other.create_semaphore(gi.Timeline))
+        fd, timeline_fd = (scope.enter_context(_descriptor(one.export())) for one in (memory, timeline))
         folder = scope.enter_context(tempfile.TemporaryDirectory())
         yield {
             "gi": gi, "np": np, "device": device, "devices": devices, "stream": stream, "buffer": buffer, "fd": fd,
@@ -73,75 +88,12 @@ def _descriptor(handle: gi.handles.Handle) -> Iterator[int]:
 
 @contextmanager
 def graphics() -> Iterator[dict[str, Any]]:
-    """Names of the examples that use Vulkan, here SwiftShader's, made by PyPI's ``vulkan``.
+    """Names of the examples that use Vulkan."""
+    from docs.examples.vulkan_application import Application
 
-    ``instance``, ``physical_device``, ``vk_device``, ``queue``
-        The application's objects. The device has the extensions that `gpuinterop.vulkan.required_extensions` names, and
-        timeline semaphores.
-    ``vk``
-        ``gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)``.
-    ``commands``
-        A command buffer of queue family 0 that is being recorded.
-    ``submit``
-        A function of the application. ``submit(commands)`` ends the command buffer and submits it to the queue.
-        Keywords are those of `gpuinterop.vulkan.VulkanSubmit`.
-    """
-    import vulkan
-
-    with ExitStack() as scope:
-        app = vulkan.VkApplicationInfo(apiVersion=vulkan.VK_MAKE_VERSION(1, 2, 0))
-        instance = vulkan.vkCreateInstance(vulkan.VkInstanceCreateInfo(pApplicationInfo=app), None)
-        scope.callback(vulkan.vkDestroyInstance, instance, None)
-        physical_device = next(
-            one
-            for one in vulkan.vkEnumeratePhysicalDevices(instance)
-            if "SwiftShader" in vulkan.vkGetPhysicalDeviceProperties(one).deviceName
-        )
-        _, extensions = gi.vulkan.required_extensions(physical_device)
-        queues = vulkan.VkDeviceQueueCreateInfo(queueFamilyIndex=0, queueCount=1, pQueuePriorities=[1.0])
-        timelines = vulkan.VkPhysicalDeviceTimelineSemaphoreFeatures(timelineSemaphore=vulkan.VK_TRUE)
-        info = vulkan.VkDeviceCreateInfo(
-            pNext=timelines, pQueueCreateInfos=[queues], ppEnabledExtensionNames=extensions
-        )
-        vk_device = vulkan.vkCreateDevice(physical_device, info, None)
-        scope.callback(vulkan.vkDestroyDevice, vk_device, None)
-        queue = vulkan.vkGetDeviceQueue(vk_device, 0, 0)
-        pool = vulkan.vkCreateCommandPool(vk_device, vulkan.VkCommandPoolCreateInfo(queueFamilyIndex=0), None)
-        scope.callback(vulkan.vkDestroyCommandPool, vk_device, pool, None)
-        info = vulkan.VkCommandBufferAllocateInfo(
-            commandPool=pool, level=vulkan.VK_COMMAND_BUFFER_LEVEL_PRIMARY, commandBufferCount=1
-        )
-        commands = vulkan.vkAllocateCommandBuffers(vk_device, info)[0]
-        again = vulkan.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
-        vulkan.vkBeginCommandBuffer(commands, vulkan.VkCommandBufferBeginInfo(flags=again))
-        ended: list[Any] = []
-
-        def submit(
-            commands: Any,
-            *,
-            wait_semaphores: list[Any] = [],  # noqa: B006 - never changed
-            wait_values: list[int] = [],  # noqa: B006
-            wait_stages: list[int] = [],  # noqa: B006
-            signal_semaphores: list[Any] = [],  # noqa: B006
-            signal_values: list[int] = [],  # noqa: B006
-        ) -> None:
-            if not ended:
-                vulkan.vkEndCommandBuffer(commands)
-                ended.append(commands)
-            values = vulkan.VkTimelineSemaphoreSubmitInfo(
-                pWaitSemaphoreValues=wait_values or None, pSignalSemaphoreValues=signal_values or None
-            )
-            info = vulkan.VkSubmitInfo(
-                pNext=values,
-                pWaitSemaphores=wait_semaphores,
-                pWaitDstStageMask=wait_stages,
-                pCommandBuffers=[commands],
-                pSignalSemaphores=signal_semaphores,
-            )
-            vulkan.vkQueueSubmit(queue, 1, [info], None)
-
-        vk = scope.enter_context(gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0))
+    with Application() as application:
         yield {
-            "instance": instance, "physical_device": physical_device, "vk_device": vk_device, "queue": queue, "vk": vk,
-            "commands": commands, "submit": submit,
+            "instance": application.instance, "physical_device": application.physical_device,
+            "vk_device": application.device, "queue": application.queue, "vk": application.vk,
+            "record": application.record, "submit": application.submit,
         }  # fmt: skip

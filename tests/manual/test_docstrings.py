@@ -57,9 +57,11 @@ def test_every_public_name_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", ON_THE_HOST)
-def test_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_host(name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("GPUINTEROP_BACKEND", "host")
+    monkeypatch.setenv("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation")  # it prints what is against Vulkan's rules
     assert run(ON_THE_HOST[name]) == ""
+    assert "Validation Error" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("name", EXCERPTS)
