@@ -151,9 +151,9 @@ class Backend(ABC):
     name: ClassVar[str]
     """Name of the backend in ``GPUINTEROP_BACKEND``."""
     priority: ClassVar[int] = 0
-    """Rank of the backend when none is chosen: the core takes the highest that works; the host backend has -1."""
+    """Rank of the backend when none is chosen. The core takes the highest that works; the host backend has -1."""
     holds_gil: bool = False
-    """Whether blocking calls keep the GIL: the core then polls `is_done` and never calls `synchronize`."""
+    """Whether blocking calls keep the GIL. If so, the core polls `is_done` and never calls `synchronize`."""
     synchronize_blocks_others: ClassVar[bool] = False
     """Whether calls of other threads, even one that would end the wait, may block while a thread is in `synchronize`
     (HIP: ROCm/rocm-systems #11678): the core then polls `is_done` instead."""
@@ -170,7 +170,7 @@ class Backend(ABC):
     """Whether a forked child may use the backend anew (host). A GPU's driver does not work in a forked child."""
 
     releases_block_for_all: ClassVar[bool] = False
-    """Whether those releases also wait for work of other devices (HIP: ``hipFree`` waits for that of device 0)."""
+    """Whether those releases also wait for work of other devices, as HIP's ``hipFree`` does for that of device 0."""
 
     @abstractmethod
     def __init__(self) -> None:

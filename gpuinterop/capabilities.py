@@ -191,15 +191,21 @@ class Capability:
 
     Attributes
     ----------
-    operation, handle_type
-        The cell.
+    operation : Operation
+        The operation of the cell.
+    handle_type : type, optional
+        The handle type of the cell; None for an operation that takes no handle.
     support : Support
         Usable if ``SUPPORTED`` or ``UNVERIFIED``.
     scope : Scope, optional
         What a gap depends on.
-    reason, reference, workaround : str
-        Why; where that is written or measured; what to do instead. All but SUPPORTED cells have a scope, a reason and
-        a reference. For SUPPORTED, the reason is the backend's remark on the cell, and the reference is the run.
+    reason : str
+        Why; for SUPPORTED, the backend's remark on the cell. All but SUPPORTED cells have a scope, a reason and a
+        reference.
+    reference : str
+        Document or measurement that says so; for SUPPORTED, the run.
+    workaround : str
+        What to do instead of a gap, if there is something.
 
     Examples
     --------
@@ -231,7 +237,7 @@ class Capability:
 
     @property
     def usable(self) -> bool:
-        """Whether the operation may be tried: SUPPORTED or UNVERIFIED. ``bool(capability)`` is the same."""
+        """Whether the operation is SUPPORTED or UNVERIFIED, and may be tried. ``bool(capability)`` is the same."""
         return self.support in (Support.SUPPORTED, Support.UNVERIFIED)
 
     def __bool__(self) -> bool:

@@ -104,8 +104,12 @@ class BackendUnavailableError(GpuInteropError, RuntimeError):
 
     Attributes
     ----------
-    reason, fix, absent
-        The arguments.
+    reason : str
+        The argument.
+    fix : str
+        The argument.
+    absent : bool
+        The argument.
 
     Examples
     --------

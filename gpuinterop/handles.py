@@ -1259,7 +1259,10 @@ class Texel(NamedTuple):
     ----------
     numeric : str
         ``UNORM``, ``SNORM``, ``UINT``, ``SINT`` or ``SFLOAT``, as in the format's name.
-    bits, channels : int
+    bits : int
+        Bits of one channel.
+    channels : int
+        Number of channels.
 
     Examples
     --------
@@ -1285,7 +1288,8 @@ TEXELS: Final = {
                             "SFLOAT": (16, 32)}.items()
     for bits in widths
 } | {"B8G8R8A8_UNORM": Texel("UNORM", 8, 4)}  # fmt: skip
-"""Vulkan's formats that every side lays out alike. Others are refused: a wrong guess would read beside the image."""
+"""Vulkan's formats that every side lays out alike. Others are refused, because a wrong guess would read
+beside the image."""
 
 
 def texel_of(format: str) -> Texel:
@@ -1312,11 +1316,14 @@ class ArrayLayout:
         Name of a Vulkan format without the prefix, e.g. ``R32G32B32A32_SFLOAT``.
     extent : tuple of int
         Width, height, depth in texels; height and depth are 0 for dimensions that the image does not have.
-    levels, layers : int
-        Number of mip levels; number of array layers (0: not an array).
+    levels : int
+        Number of mip levels.
+    layers : int
+        Number of array layers; 0 if the image is not an array.
     offset : int
         Offset from the start of the memory in bytes.
     usage : ArrayUsage
+        How the image is used.
 
     Examples
     --------

@@ -60,7 +60,7 @@ __all__ = ["WIRE_TYPES", "receive_handle", "receive_handles", "send_handle", "se
 WIRE_TYPES: tuple[type[Handle], ...] = (
     OpaqueFd, TimelineFd, DmaBufFd, VmmFd, DrmSyncobjFd, SyncFd, EventFd, FabricHandle,
 )  # fmt: skip
-"""Handle types that can be sent. The order is the wire format: append only.
+"""Handle types that can be sent. Their order is that of the wire format, so append only.
 
 Examples
 --------

@@ -57,7 +57,7 @@ class Allocation(Mappable):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Devices that may use it: its own device first, then those of `access`."""
+        """Devices that may use it, its own device first, then those of `access`."""
         return self._devices
 
     @property

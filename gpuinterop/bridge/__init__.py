@@ -10,12 +10,13 @@ core during short waits (docs/concepts/bridge.md).
 
 Examples
 --------
+>>> import vulkan
 >>> with gi.bridge.Bridge(device) as bridge:
 ...     shared = gi.vulkan.share_semaphore(vk, device, gi.Timeline, bridge=bridge)
 ...     commands = record(lambda commands: None)
 ...     submit(commands, wait_semaphores=[shared.vk_semaphore], wait_values=[1], wait_stages=[0x10000])
 ...     shared.semaphore.signal(stream, 1)
-...     vk.close()  # waits for the queue
+...     vulkan.vkQueueWaitIdle(queue)  # the queue goes on when the stream has signalled
 """
 
 from __future__ import annotations

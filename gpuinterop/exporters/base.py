@@ -89,7 +89,9 @@ class ImageParameters:
     ----------
     format : str
         Vulkan's name, without ``VK_FORMAT_``.
-    width, height : int
+    width : int
+        Size in texels.
+    height : int
         Size in texels.
     depth : int
         Size in texels; 0: a 2D image.
@@ -311,8 +313,10 @@ class Exporter(_Closing):
     ----------
     name : str
         ``vulkan``, ``memfd`` or ``process``.
-    driver, device : str
-        Name and version, for reports.
+    driver : str
+        Name and version of the driver, for reports.
+    device : str
+        Name of the device, for reports.
     identity : DeviceIdentity
         What ``gpuinterop.match_device`` takes: its own device, or the one that its handles are said to come from.
     """
@@ -325,7 +329,7 @@ class Exporter(_Closing):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """A usable cell: this party can play the other part in that operation."""
+        """Capabilities of this party. A cell is usable if the party can play the other part in that operation."""
 
     @abstractmethod
     def create_memory(self, size: int) -> ExporterMemory: ...

@@ -70,7 +70,7 @@ class ImportedBuffer(Shared, BufferTransfer):
 
     @property
     def buffer(self) -> Buffer:
-        """The compute side's buffer: the allocation's own."""
+        """The compute side's buffer, which is the allocation's own."""
         return self.allocation.buffer
 
     @property

@@ -148,7 +148,7 @@ class SharedBuffer(PairedMemory, BufferTransfer):
 
     @property
     def size(self) -> int:
-        """`Buffer.size`: the size in bytes that was asked for."""
+        """Size in bytes that was asked for (`Buffer.size`)."""
         return self.buffer.size
 
     def view(

@@ -40,6 +40,8 @@ class Docstring:
     text: str
     file: str
     line: int
+    of_value: bool = False
+    """Whether it is that of a property or of a name that is assigned."""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}" if self.name else self.module
@@ -64,16 +66,19 @@ def docstrings() -> Iterator[Docstring]:
     """All of the library's, from its source, which has those of assigned names too."""
     for path in sorted(LIBRARY.rglob("*.py")):
         module = ".".join(("gpuinterop", *path.relative_to(LIBRARY).with_suffix("").parts)).removesuffix(".__init__")
-        for name, found in _strings(ast.parse(path.read_text(encoding="utf-8")), ""):
-            yield Docstring(module, name, str(found.value), str(path), found.lineno)
+        for name, found, of_value in _strings(ast.parse(path.read_text(encoding="utf-8")), ""):
+            yield Docstring(module, name, str(found.value), str(path), found.lineno, of_value)
 
 
-def _strings(owner: ast.Module | ast.ClassDef | ast.FunctionDef, prefix: str) -> Iterator[tuple[str, ast.Constant]]:
+def _strings(
+    owner: ast.Module | ast.ClassDef | ast.FunctionDef, prefix: str
+) -> Iterator[tuple[str, ast.Constant, bool]]:
     named = prefix.removesuffix(".")
+    of_value = any(getattr(one, "id", "") == "property" for one in getattr(owner, "decorator_list", ()))
     for node in owner.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield named, node.value
-        named = ""
+            yield named, node.value, of_value
+        named, of_value = "", True
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield from _strings(node, f"{prefix}{node.name}.")
         elif isinstance(node, ast.AnnAssign | ast.Assign):
