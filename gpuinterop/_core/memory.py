@@ -381,8 +381,10 @@ class Buffer(Sized):
         ----------
         byte : int
             Value of each byte, 0 to 255.
-        offset, size : int
-            Range in bytes; by default the whole buffer.
+        offset : int
+            Offset of the first byte.
+        size : int, optional
+            Number of bytes; by default all from `offset` on.
         stream : Stream, optional
             See `copy_from_host`.
 
@@ -528,8 +530,10 @@ class ExternalMemory(Mappable):
 
         Parameters
         ----------
-        offset, size : int
-            Range in bytes; by default the whole memory.
+        offset : int
+            Offset of the first byte in the memory.
+        size : int, optional
+            Size in bytes; by default all from `offset` on.
 
         Returns
         -------
@@ -579,8 +583,10 @@ class ExternalMemory(Mappable):
             A Vulkan format without the prefix, e.g. ``R32G32B32A32_SFLOAT``; see `MipmappedArray`.
         extent : sequence of int
             Width, height, depth in texels; 0 or omitted for a dimension that the image does not have.
-        levels, layers : int
-            Number of mip levels; number of array layers, 0 if the image is not an array.
+        levels : int
+            Number of mip levels.
+        layers : int
+            Number of array layers; 0 if the image is not an array.
         offset : int
             Offset of the image in bytes.
         usage : ArrayUsage

@@ -394,9 +394,10 @@ class MulticastObject(Sized):
             memory. That it would refuse such a bind is inferred from that, not tried.
         offset : int
             Offset in this object in bytes.
-        start, size : int
-            Range of the allocation in bytes; by default as much as both have. All three are multiples of the minimum
-            granularity.
+        start : int
+            Offset in the allocation in bytes.
+        size : int
+            Size in bytes; by default as much as both have. All three are multiples of the minimum granularity.
         assume_all_added : bool
             Says that every device of the team was added, in other processes as well. Until then the driver blocks,
             possibly for ever. `gpuinterop.exchange` lets the processes agree first.
@@ -466,8 +467,10 @@ class MulticastObject(Sized):
         address : int or Buffer
             Address of the first byte, a multiple of the minimum granularity, or a buffer. The binding keeps a buffer
             alive, and closing the buffer closes the binding. Keep memory behind a number until it is unbound.
-        size, offset : int
-            Size, and offset in this object, in bytes; multiples of the minimum granularity.
+        size : int
+            Size in bytes, a multiple of the minimum granularity.
+        offset : int
+            Offset in this object in bytes, a multiple of the minimum granularity.
         assume_all_added : bool
             See `bind_memory`.
 
@@ -523,8 +526,10 @@ class MulticastObject(Sized):
         ----------
         device : Device
             Device whose memory is bound.
-        offset, size : int
-            The binding's bytes in this object, neither more nor fewer.
+        offset : int
+            Offset of the binding in this object in bytes.
+        size : int
+            Size of the binding in bytes.
 
         Raises
         ------

@@ -332,7 +332,7 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     >>> gi.get_backend("metal")
     Traceback (most recent call last):
         ...
-    gpuinterop.errors.BackendNotFoundError: name: there is no backend 'metal'; installed: cuda, hip, host.
+    gpuinterop.errors.BackendNotFoundError: name: there is no backend 'metal'; installed: ...
     """
     if name is not None:
         check_type(name, str, "name", "a str")

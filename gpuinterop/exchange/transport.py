@@ -94,8 +94,10 @@ class SocketTransport(Transport):
         on every rank, and this team's alone until it is closed. In a directory each rank has a socket,
         ``.gpuinterop-rank-0``; one that was killed leaves it, and the next takes it over. Nothing else there is
         touched.
-    rank, size : int
-        This rank, and how many there are.
+    rank : int
+        This rank, from 0.
+    size : int
+        How many ranks there are.
     timeout : float
         Seconds to wait for the others to come.
     job : str

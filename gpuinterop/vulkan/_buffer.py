@@ -64,8 +64,10 @@ class BufferTransfer:
         ----------
         cmd : VkCommandBuffer
             Being recorded, for a queue of the context's family.
-        stage, access : int
-            ``VkPipelineStageFlags`` and ``VkAccessFlags`` of Vulkan's use; by default all.
+        stage : int
+            ``VkPipelineStageFlags`` of Vulkan's use; by default all.
+        access : int
+            ``VkAccessFlags`` of Vulkan's use; by default all.
 
         Raises
         ------

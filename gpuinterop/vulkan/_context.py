@@ -123,8 +123,12 @@ class VulkanContext:
 
     Parameters
     ----------
-    instance, physical_device, device : VkInstance, VkPhysicalDevice, VkDevice
-        PyPI vulkan's handles, or their values as ints.
+    instance : VkInstance
+        PyPI vulkan's handle, or its value as an int.
+    physical_device : VkPhysicalDevice
+        PyPI vulkan's handle, or its value as an int.
+    device : VkDevice
+        PyPI vulkan's handle, or its value as an int.
     queue : VkQueue, optional
         Queue for ``submit`` of a shared handoff; `close` waits for its work. Other threads must not use it during
         either call.

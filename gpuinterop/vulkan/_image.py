@@ -166,8 +166,10 @@ class SharedImage(PairedMemory):
         ----------
         cmd : VkCommandBuffer
             Being recorded, for a queue of the context's family.
-        stage, access : int
-            The stages and accesses of Vulkan's use; by default all.
+        stage : int
+            ``VkPipelineStageFlags`` of Vulkan's use; by default all.
+        access : int
+            ``VkAccessFlags`` of Vulkan's use; by default all.
         layout : int
             ``VkImageLayout`` that Vulkan leaves it in.
         shared_layout : int
@@ -290,8 +292,10 @@ def share_image(
         A ``VkFormat``, or its name with or without ``VK_FORMAT_``.
     tiling : str
         ``linear``: rows of bytes, `view` on every backend. ``optimal``: a mipmapped array, where the device has them.
-    levels, layers : int
-        Mip levels and array layers; 1 for a linear image.
+    levels : int
+        Number of mip levels; 1 for a linear image.
+    layers : int
+        Number of array layers; 1 for a linear image.
     usage : int, optional
         ``VkImageUsageFlags``. Default: storage, sampled and transfers; transfers alone for a linear image.
     handle_types : sequence of type, optional

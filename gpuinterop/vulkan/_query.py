@@ -382,8 +382,10 @@ def required_extensions(
 
     Returns
     -------
-    instance_extensions, device_extensions : list of str
-        Names for ``VkInstanceCreateInfo`` and ``VkDeviceCreateInfo``.
+    instance_extensions : list of str
+        Names for ``VkInstanceCreateInfo``.
+    device_extensions : list of str
+        Names for ``VkDeviceCreateInfo``.
 
     Raises
     ------
