@@ -42,6 +42,8 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,7 @@ from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import FdHandle
 
 SIZE = 65536
+APPLICATION = Path(__file__).parents[2] / "docs" / "examples" / "vulkan_application.py"
 
 
 @contextmanager
@@ -89,9 +92,7 @@ def _descriptor(handle: gi.handles.Handle) -> Iterator[int]:
 @contextmanager
 def graphics() -> Iterator[dict[str, Any]]:
     """Names of the examples that use Vulkan."""
-    from docs.examples.vulkan_application import Application
-
-    with Application() as application:
+    with run_path(str(APPLICATION))["Application"]() as application:
         yield {
             "instance": application.instance, "physical_device": application.physical_device,
             "vk_device": application.device, "queue": application.queue, "vk": application.vk,
