@@ -241,7 +241,7 @@ class View:
     >>> view = buffer.view((2, 3), "float32")
     >>> view.shape, view.strides, view.nbytes
     ((2, 3), (12, 4), 24)
-    >>> field = np.from_dlpack(view)  # or torch.from_dlpack(view), cupy.from_dlpack(view)
+    >>> field = np.asarray(view)  # or torch.from_dlpack(view), cupy.from_dlpack(view)
     >>> field[:] = 1
     """
 

@@ -268,7 +268,7 @@ class Buffer(Sized):
 
         Examples
         --------
-        >>> field = np.from_dlpack(buffer.view((2, 3), "float32"))
+        >>> field = np.asarray(buffer.view((2, 3), "float32"))
         >>> field[:] = 1
         >>> rows = buffer.view((64, 60, 4), "uint8", strides=(256, 4, 1))  # a linear image, 256 bytes a row
         >>> np.asarray(rows).shape
