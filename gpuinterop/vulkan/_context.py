@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -42,8 +42,9 @@ class Native(lifetime.Native):
     which keeps the payload on every driver (docs/howto/vulkan-buffer.md).
     """
 
-    def __init__(self, vk: VulkanContext, noun: str) -> None:
-        super().__init__(noun, lambda _: self._destroy(), parents=(vk._lifetime,), how=lifetime.Standing.HOLDS)
+    def __init__(self, vk: VulkanContext, noun: str, keeps: Sequence[Native] = ()) -> None:
+        parents = (vk._lifetime, *keeps)
+        super().__init__(noun, lambda _: self._destroy(), parents=parents, how=lifetime.Standing.HOLDS)
         self._vk = vk
         self._made: list[tuple[str, Any]] = []
         self._pending: Iterator[Callable[[], None]] | None = None
@@ -109,6 +110,12 @@ class Native(lifetime.Native):
             calls = [partial(getattr(vk.functions, name), vk.device, one, vk.api.ffi.NULL) for name, one in made if one]
             self._pending = iter(calls)
         deque(map(operator.call, self._pending), 0)  # C code pops and calls: an interrupt cannot come in between
+
+
+class _Fence(Native):
+    """Behind the queue's work when the context is closed. It keeps what that work may use."""
+
+    noted_of_closed = True
 
 
 class Watched(Native):
@@ -262,12 +269,13 @@ class VulkanContext:
         """Put a fence behind the queue's work, unless there is no queue, or no object that it could be using."""
         try:
             self._submitting.acquire()
-            if self.queue is not None and self._lifetime.standing:
-                fence, info = Native(self, "fence"), self.api.new("VkFenceCreateInfo")
-                fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))
-                self._lifetime.use(lambda _: self._submit(fence))
-        except ResourceClosedError:  # by another thread
-            pass
+            while self.queue is not None and self._lifetime.standing and self._lifetime.state is LIVE:
+                used = [native for native in self._shared() if not isinstance(native, Watched)]
+                fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
+                with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
+                    fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))  # noqa: B023 - at once
+                    self._lifetime.use(lambda _: self._submit(fence))  # noqa: B023
+                    break
         finally:
             try:  # noqa: SIM105 - as in `monitor.locked`
                 self._submitting.release()

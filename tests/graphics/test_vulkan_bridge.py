@@ -15,6 +15,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.native import LIVE
+from gpuinterop.vulkan._api import NOT_READY
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -122,6 +123,31 @@ def test_a_context_that_gives_up_is_called_no_more(
         with pytest.raises(gi.ResourceClosedError, match=r"VulkanContext #\d+ is closed"):
             behind.wait(LIMIT)
     assert True not in after_the_end
+
+
+def test_a_bridged_semaphore_outlives_the_queues_work(application: Application, device: gi.Device) -> None:
+    """The streams are done with it, and the queue is not: it is destroyed behind the queue's fence."""
+    vk: Any = application.vk
+    handoff = gi.vulkan.share_handoff(vk, device, allow=("bridged",))
+    destroyed: list[bool] = []
+    done: list[bool] = []
+    fence_status, destroy = vk.functions.vkGetFenceStatus, vk.functions.vkDestroySemaphore
+
+    def status(*arguments: Any) -> int:
+        done.append(len(done) > 20)  # the queue is at work for twenty looks
+        return int(fence_status(*arguments)) if done[-1] else NOT_READY
+
+    def watch(*arguments: Any) -> None:
+        destroyed.append(bool(done) and done[-1])
+        destroy(*arguments)
+
+    vk.functions.__dict__.update(vkGetFenceStatus=status, vkDestroySemaphore=watch)
+    with device.create_stream() as stream:
+        handoff.submit()
+        handoff.acquire(stream)
+        handoff.release(stream)
+        vk.close(LIMIT)
+    assert destroyed == [True]
 
 
 CLOSED = "close() returned"

@@ -380,7 +380,7 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
     # What the library left is destroyed by the test, and the layer would say so if it had been before.
     vulkan.vkDestroyBuffer(device, objects[0], None)
     vulkan.vkFreeMemory(device, objects[1], None)
-    (fence,) = program.vk._lifetime.standing
+    (fence,) = (native for native in program.vk._lifetime.standing if native.label.startswith("fence"))
     vulkan.vkDestroyFence(device, fence.handle, None)
 
 
