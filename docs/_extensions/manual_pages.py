@@ -84,8 +84,12 @@ def _signature(
     app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str, str | None] | None:
     """Leave out the constructor of a class that its users do not construct: its docstring has no parameters."""
-    made_elsewhere = what == "class" and "\nParameters\n" not in inspect.cleandoc(obj.__doc__ or "")
-    return ("", returns) if made_elsewhere and signature else None
+    if what != "class" or not signature:
+        return None
+    if signature.startswith("(*_args"):  # `__new__` of a handle takes anything; `__init__` says what
+        wanted = list(inspect.signature(obj.__init__).parameters.values())[1:]  # type: ignore[misc]
+        return str(inspect.Signature([one.replace(annotation=inspect.Parameter.empty) for one in wanted])), returns
+    return None if "\nParameters\n" in inspect.cleandoc(obj.__doc__ or "") else ("", returns)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
