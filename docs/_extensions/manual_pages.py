@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sphinx.application import Sphinx
-
-from gpuinterop.capabilities import DOMAIN, VerifiedRun, read_verified
+from gpuinterop.capabilities import DOMAIN, read_verified
 from tools import manual
 
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
 ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = ROOT / "docs" / "reference" / "stand_in.toml"
 _GENERATED = ROOT / "docs" / "_generated"
 _NAME = re.compile(r"(?<!`)`gi\.([\w.]+)(\(\))?`(?!`)")
 RAN = {
@@ -56,18 +60,23 @@ def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
 
 
 def matrix() -> str:
-    """The table of what recorded runs have shown: a column a run, a row a cell."""
-    columns: dict[str, VerifiedRun] = {}
-    for backend in ("cuda", "hip", "host"):
-        for run in read_verified(ROOT / "backends" / f"gpuinterop_{backend}" / "verified.toml"):
-            columns[f"{backend}: {run.device}"] = run
-    for run in read_verified(ROOT / "gpuinterop" / "exporters" / "verified.toml"):
-        columns[f"Vulkan: {run.device}"] = run
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    lines.append(f"| *date* | {' | '.join(run.date for run in columns.values())} |")
-    for cell in DOMAIN:
-        if any(cell in run.cells for run in columns.values()):
-            said = ("yes" if cell in run.cells else "" for run in columns.values())
+    """The table of what recorded runs have shown: a column a run, a row a cell; and what a stand-in device has."""
+    columns: list[tuple[str, str, Collection[str], str]] = []
+    for owner, folder in {
+        "cuda": "backends/gpuinterop_cuda",
+        "hip": "backends/gpuinterop_hip",
+        "host": "backends/gpuinterop_host",
+        "Vulkan": "gpuinterop/exporters",
+    }.items():
+        runs = read_verified(ROOT / folder / "verified.toml")
+        columns += [(f"{owner}: {run.device}", run.date, set(map(str, run.cells)), "yes") for run in runs]
+    shown = tomllib.loads(STAND_IN.read_text(encoding="utf-8"))
+    columns.append((shown["title"], str(shown["date"]), shown["cells"], "stand-in"))
+    lines = [f"| | {' | '.join(title for title, *_ in columns)} |", "|---" * (1 + len(columns)) + "|"]
+    lines.append(f"| *date* | {' | '.join(date for _, date, *_ in columns)} |")
+    for cell in map(str, DOMAIN):
+        said = [word if cell in cells else "" for *_, cells, word in columns]
+        if any(said):
             lines.append(f"| `{cell}` | {' | '.join(said)} |")
     return "\n".join(lines) + "\n"
 

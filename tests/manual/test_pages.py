@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from gpuinterop.capabilities import read_verified
 from tools import manual
 
 ROOT = manual.ROOT
@@ -127,8 +131,6 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_every_public_name_stands_in_the_manual() -> None:
     """By a directive of the reference, and by a how-to page, a concept or an example."""
-    import importlib
-
     import gpuinterop as gi
 
     reference = "\n".join(path.read_text(encoding="utf-8") for path in (manual.DOCS / "reference" / "api").glob("*.md"))
@@ -150,3 +152,19 @@ def test_every_public_name_stands_in_the_manual() -> None:
     told += "\n".join(path.read_text(encoding="utf-8") for path in manual.EXAMPLES.rglob("*.py"))
     untold = [name for name in gi.__all__ if not re.search(rf"\b{re.escape(name)}\b", told)]
     assert untold == []
+
+
+def test_a_stand_in_device_is_never_shown_as_a_run() -> None:
+    sys.path.insert(0, str(manual.DOCS / "_extensions"))
+    try:
+        pages = importlib.import_module("manual_pages")
+    finally:
+        sys.path.pop(0)
+    assert read_verified(pages.STAND_IN) == []
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in pages.matrix().splitlines())
+    said = {title: {row[0].strip("`"): row[column] for row in rows[1:]} for column, title in enumerate(head)}
+    (ours,) = (title for title in head if "stand-in" in title)
+    shown = tomllib.loads(pages.STAND_IN.read_text(encoding="utf-8"))["cells"]
+    assert {cell for cell, word in said[ours].items() if word} == set(shown)
+    for title, column in said.items():
+        assert set(column.values()) <= {"", "stand-in" if title == ours else "yes"} or title == ""

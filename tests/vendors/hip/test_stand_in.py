@@ -6,12 +6,15 @@ That it has every call which AMD's runtime makes, the linker has seen (``-z defs
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.testing.plugin import kit_of
 from tests.simulated.driver import loaded
 from tests.simulated.stand_in import StandIn
 
@@ -21,6 +24,7 @@ pytestmark = pytest.mark.skipif(MODE != "amd", reason="needs AMD's runtime on th
 
 LIMIT = 20.0
 SIZE = 1 << 16
+SHOWN = Path(__file__).parents[3] / "docs" / "reference" / "stand_in.toml"
 
 
 @pytest.fixture
@@ -68,3 +72,14 @@ def test_a_page_that_cannot_be_pinned(device: gi.Device, stand_in: StandIn) -> N
     assert stand_in.clear_faults() == 0
     with device.create_semaphore(gi.TimelineFd), device.create_stream():
         assert stand_in.live("registration") == 1
+
+
+@pytest.mark.whole_run
+def test_the_manual_says_what_the_suite_has_exercised(request: pytest.FixtureRequest) -> None:
+    """Runs after the conformance suite, in the same session."""
+    kit = kit_of(request.config)
+    exercised = [kit.exercised(spec) for spec in kit.devices() if not spec.problem]
+    if kit.partial or not any(exercised):
+        pytest.skip("only a run of the whole conformance suite shows what is exercised")
+    shown = tomllib.loads(SHOWN.read_text(encoding="utf-8"))["cells"]
+    assert sorted(map(str, exercised[0])) == shown, f"put this run's cells and its date in {SHOWN}"
