@@ -113,7 +113,7 @@ class Native(lifetime.Native):
 
 
 class _Fence(Native):
-    """Behind the queue's work when the context is closed. It keeps what that work may use."""
+    """A fence behind the queue's work when the context is closed. It keeps what that work may use."""
 
     noted_of_closed = True
 
