@@ -142,10 +142,12 @@ class UnsupportedError(GpuInteropError, NotImplementedError):
     export the memory as OpaqueFd; lavapipe and SwiftShader both do.
     """
 
-    def __init__(self, capability: Capability, *, context: str = "") -> None:
+    def __init__(self, capability: Capability, *, context: str = "", message: str = "") -> None:
         where = f" on {context}" if context else ""
         instead = f" Instead: {capability.workaround}" if capability.workaround else ""
-        super().__init__(f"{capability.cell} is {capability.support.value}{where}: {capability.reason}{instead}")
+        super().__init__(
+            message or f"{capability.cell} is {capability.support.value}{where}: {capability.reason}{instead}"
+        )
         self.capability = capability
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from .. import system
 from .._arguments import check_flags, check_sequence, check_timeout
 from ..bridge import Bridge, BridgedSemaphore
-from ..capabilities import Operation
+from ..capabilities import Cell, Operation, Scope
 from ..errors import (
     GpuInteropError,
     InvalidArgumentError,
@@ -33,6 +33,9 @@ __all__ = ["QueueFamily", "SharedHandoff", "VulkanSubmit", "share_handoff"]
 _OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
 _MODES = {"timeline": TimelineFd, "binary": OpaqueFd}
 _BRIDGED = "bridged"
+_NO_TIMELINES = Cell(Operation.WAIT_SEMAPHORE, TimelineFd).gap(
+    Scope.DRIVER, "the driver has no timeline semaphores.", "VkPhysicalDeviceTimelineSemaphoreFeatures"
+)
 
 
 class VulkanSubmit(TypedDict):
@@ -306,8 +309,8 @@ class SharedHandoff(Shared):
             return
         if not system.until(lambda: self._to_compute.counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
-                f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: "
-                f"expected the timeline at {wanted}, got {self._to_compute.counter()}."
+                f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: expected "
+                f"{self._to_compute.semaphore.label} at {wanted}, got {self._to_compute.counter()}."
             )
 
     def close(self, timeout: float | None = None) -> None:
@@ -352,7 +355,8 @@ def share_handoff(
     Raises
     ------
     UnsupportedError
-        The two sides do not have an allowed mode in common; nothing was created.
+        The two sides do not have an allowed mode in common; nothing was created. The message gives the reason for
+        every mode, and names those that would work but are not in `allow`.
     InvalidArgumentError
         `device` is another GPU, `allow` names an unknown mode, or the application did not enable an extension.
     DriverError
@@ -391,20 +395,36 @@ def share_handoff(
 
 
 def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
-    """Return the first mode that both sides support; else raise the first gap, with notes on the others."""
-    gaps = []
+    """Return the first mode that both sides support; else raise the first gap, with the reason for every mode."""
+    gaps = {mode: _gap(vk, device, mode) for mode in (*_MODES, _BRIDGED)}
+    first = None
     for mode in allow:
-        try:
-            if mode == _BRIDGED:
-                device.capabilities.require(Operation.STREAM_MEMORY_OPS)
-            else:
-                agree(vk, device, _OPERATIONS, [_MODES[mode]])
-        except UnsupportedError as error:
-            gaps.append(error)
-        else:
+        if (gap := gaps[mode]) is None:
             return mode
-    for mode, other in zip(allow[1:], gaps[1:], strict=True):
-        gaps[0].add_note(f"{mode}: {other}")
-    if _BRIDGED not in allow and device.capabilities.supports(Operation.STREAM_MEMORY_OPS):
-        gaps[0].add_note("A bridged handoff would work here: allow=(..., 'bridged').")
-    raise gaps[0]
+        first = first or gap
+    assert first is not None  # `allow` is not empty
+    reasons = [
+        f"  {mode}: {gap or f'works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}.'}"
+        for mode, gap in gaps.items()
+    ]
+    allowed = ", ".join(allow)
+    raise UnsupportedError(
+        first.capability,
+        message="\n".join(
+            (f"expected a mode that Vulkan's {vk.identity.name} and {device.name} both support, got {allowed}.", *reasons)
+        ),
+    )
+
+
+def _gap(vk: VulkanContext, device: Device, mode: str) -> UnsupportedError | None:
+    """Why the two sides cannot hand over in this mode; None if they can."""
+    try:
+        if mode != _BRIDGED:
+            agree(vk, device, _OPERATIONS, [_MODES[mode]])
+        else:
+            device.capabilities.require(Operation.STREAM_MEMORY_OPS)
+            if not vk._physical.has_timelines:
+                raise UnsupportedError(_NO_TIMELINES, context=vk.identity.name)
+    except UnsupportedError as error:
+        return error
+    return None

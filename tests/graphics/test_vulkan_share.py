@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.capabilities import Capabilities, Cell, disable
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
 from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
@@ -319,11 +320,37 @@ def test_a_handoff_on_a_driver_without_semaphores_says_why(application: Applicat
         pytest.skip("this driver exports semaphores")
     with pytest.raises(gi.UnsupportedError, match="VK_KHR_external_semaphore_fd") as caught:
         gi.vulkan.share_handoff(application.vk, device)
-    assert "'bridged'" in caught.value.__notes__[-1]
+    assert caught.value.capability.cell == Cell(gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd)
+    _, timeline, binary, bridged = str(caught.value).split("\n")
+    assert timeline.startswith("  timeline: import_semaphore:timeline_fd is unsupported on")
+    assert binary.startswith("  binary: import_semaphore:opaque_fd is unsupported on")
+    assert bridged == "  bridged: works here; pass allow=('timeline', 'binary', 'bridged')."
     with gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "binary", "bridged")) as handoff:
         assert handoff.mode == "bridged"
     with pytest.raises(gi.InvalidArgumentError, match="allow"):
         gi.vulkan.share_handoff(application.vk, device, allow=("telepathy",))
+
+
+def test_a_handoff_names_the_reason_of_every_mode(
+    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of those that `allow` leaves out; a bridge needs Vulkan's timelines, and streams that wait for words."""
+    possible = modes(application, device)
+    for mode in {"timeline", "binary"} - set(possible):
+        with pytest.raises(gi.UnsupportedError) as caught:
+            gi.vulkan.share_handoff(application.vk, device, allow=(mode,))
+        for other in possible:
+            assert f"\n  {other}: works here; pass allow={(mode, other)}." in str(caught.value)
+        assert f"\n  bridged: works here; pass allow=('{mode}', 'bridged')." in str(caught.value)
+    monkeypatch.setattr(application.vk._physical, "has_timelines", False)
+    with pytest.raises(gi.UnsupportedError, match=r"\n  bridged: wait_semaphore:timeline_fd is unsupported") as caught:
+        gi.vulkan.share_handoff(application.vk, device, allow=("bridged",))
+    assert "has no timeline semaphores" in str(caught.value)
+    monkeypatch.setattr(application.vk._physical, "has_timelines", True)
+    off = Capabilities(disable(device.capabilities.values(), "stream_memory_ops"), owner=device.name)
+    monkeypatch.setattr(device, "capabilities", off)
+    with pytest.raises(gi.UnsupportedError, match=r"\n  bridged: stream_memory_ops is disabled"):
+        gi.vulkan.share_handoff(application.vk, device, allow=("bridged",))
 
 
 def test_the_first_mode_that_is_allowed(application: Application, device: gi.Device) -> None:
