@@ -368,7 +368,7 @@ def capabilities(
 
 
 def required_extensions(
-    physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
+    physical_device: VulkanContext | Any = None, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> tuple[list[str], list[str]]:
     """List the extensions that the application must enable to share all that this driver offers.
 
@@ -378,14 +378,15 @@ def required_extensions(
     Parameters
     ----------
     physical_device, instance, get_instance_proc_addr
-        See :func:`identity`.
+        See :func:`identity`. Without arguments the call needs neither an instance nor a loader, and lists the instance
+        extensions only.
 
     Returns
     -------
     instance_extensions : list of str
         Names for ``VkInstanceCreateInfo``.
     device_extensions : list of str
-        Names for ``VkDeviceCreateInfo``.
+        Names for ``VkDeviceCreateInfo``; empty without a physical device.
 
     Raises
     ------
@@ -398,10 +399,17 @@ def required_extensions(
 
     Examples
     --------
-    >>> instance_extensions, device_extensions = gi.vulkan.required_extensions(physical_device)
+    Once before the instance is created, and once before the device is:
+
+    >>> instance_extensions, _ = gi.vulkan.required_extensions()
+    >>> instance_extensions[0]
+    'VK_KHR_get_physical_device_properties2'
+    >>> _, device_extensions = gi.vulkan.required_extensions(physical_device)
     >>> "VK_KHR_external_memory_fd" in device_extensions
     True
     """
+    if physical_device is None and instance is None and get_instance_proc_addr is None:
+        return list(_INSTANCE_EXTENSIONS), []
     physical = PhysicalDevice.of(physical_device, instance, get_instance_proc_addr)
     return list(_INSTANCE_EXTENSIONS), device_extensions(physical)
 

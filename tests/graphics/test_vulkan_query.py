@@ -172,8 +172,21 @@ def test_a_run_on_this_driver_promotes_its_cells(exporter: VulkanExporter, monke
         assert gi.vulkan.capabilities(exporter._physical.handle).of(cell).support is support
 
 
+def test_required_extensions_before_an_instance() -> None:
+    """They are what the instance is made with: the call needs no loader, and not even PyPI's `vulkan`."""
+    run = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['vulkan'] = sys.modules['cffi'] = None\n"
+         "import gpuinterop as gi; print(*gi.vulkan.required_extensions())"],
+        env={**os.environ, "VK_ICD_FILENAMES": "", "VK_DRIVER_FILES": "", "LD_LIBRARY_PATH": ""},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "VK_KHR_external_memory_capabilities" in run.stdout, run.stderr
+    assert run.stdout.endswith("[]\n")
+
+
 def test_required_extensions(application: Application, driver: str) -> None:
     instance, device = gi.vulkan.required_extensions(application.physical_device)
+    assert gi.vulkan.required_extensions() == (instance, [])
     offered = {e.extensionName for e in application.api.vkEnumerateInstanceExtensionProperties(None)}
     assert set(instance) <= offered
     offered = {
