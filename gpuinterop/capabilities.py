@@ -416,7 +416,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
 
 
 def _meaning(cell: Cell) -> str:
-    kinds = [kind.type_name for kind in _PAIRS[cell.operation] if kind]
+    kinds = [kind.type_name for kind in _h.types_here(_PAIRS[cell.operation])]
     if not kinds:
         return f"{cell.operation.value} takes no handle type."
     return f"{cell.operation.value} takes one of {', '.join(kinds)}."
@@ -435,7 +435,8 @@ def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
         try:
             off |= _matching(pattern)
         except ValueError:
-            names = dict.fromkeys(name for cell in DOMAIN for name in (cell.operation.value, str(cell)))
+            here = [cell for cell in DOMAIN if cell.handle_type is None or _h.is_here(cell.handle_type)]
+            names = dict.fromkeys(name for cell in here for name in (cell.operation.value, str(cell)))
             near = difflib.get_close_matches(pattern.lower(), names) or [operation.value for operation in Operation]
             raise InvalidArgumentError(
                 "GPUINTEROP_DISABLE", f"expected patterns of capabilities such as {', '.join(near)}; got {pattern!r}."

@@ -27,7 +27,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from multiprocessing import reduction
@@ -249,7 +249,7 @@ class Handle:
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         if not cls.type_name:
-            kinds = ", ".join(kind.__name__ for kind in _CONCRETE if issubclass(kind, cls))
+            kinds = ", ".join(kind.__name__ for kind in types_here(_CONCRETE, cls))
             raise ArgumentTypeError(
                 "handle", f"a {cls.__name__} does not say what the handle is of; construct one of {kinds}."
             )
@@ -1180,6 +1180,20 @@ _CONCRETE: tuple[type[Handle], ...] = (
     D3D12Fence, D3D11Resource, D3D11ResourceKmt, D3D11Fence, KeyedMutex, KeyedMutexKmt, NvSciBuf, NvSciSync,
     FabricHandle, DrmSyncobjFd, SyncFd, EventFd,
 )  # fmt: skip
+
+
+_ELSEWHERE: Final = (FdHandle, PointerHandle) if sys.platform == "win32" else Win32Handle
+
+
+def is_here(kind: type[Handle]) -> bool:
+    """Whether this platform has such handles."""
+    return not issubclass(kind, _ELSEWHERE)
+
+
+def types_here(kinds: Iterable[type[Handle] | None], base: type[Handle] = Handle) -> list[type[Handle]]:
+    """Return the types of handles below `base` that this platform has, for lists in errors; all if it has none."""
+    below = [kind for kind in kinds if kind is not None and issubclass(kind, base)]
+    return list(filter(is_here, below)) or below
 
 
 def handle_types() -> dict[str, type[Handle]]:

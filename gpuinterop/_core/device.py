@@ -39,6 +39,7 @@ from ..handles import (
     VmmFd,
     Win32Handle,
     handle_types,
+    types_here,
 )
 from .allocation import Allocation
 from .drain import drain, tidy, wait_for
@@ -840,7 +841,7 @@ def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> 
 
 
 def _names(wanted: type[Handle]) -> str:
-    return ", ".join(kind.__name__ for kind in handle_types().values() if issubclass(kind, wanted))
+    return ", ".join(kind.__name__ for kind in types_here(handle_types().values(), wanted))
 
 
 def _dedicated(handle: Handle, dedicated: bool | None) -> bool:

@@ -4,13 +4,14 @@ import gc
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
 from gpuinterop import handles
+from gpuinterop.capabilities import disable
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind, handle_types
 
 
@@ -28,6 +29,40 @@ def is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+_WINDOWS, _POSIX = ("Win32", "_win32", "Kmt", "D3D", "d3d", "Keyed", "keyed"), ("Fd", "_fd", "NvSci", "nvsci")
+
+
+@pytest.mark.parametrize(("elsewhere", "here", "foreign"), [
+    (handles.Win32Handle, "Fd", _WINDOWS),
+    ((FdHandle, handles.PointerHandle), "Win32", _POSIX),
+], ids=["linux", "windows"])  # fmt: skip
+def test_errors_list_the_handles_of_this_platform(
+    elsewhere: Any, here: str, foreign: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "_ELSEWHERE", elsewhere)
+    device = gi.get_backend("host").devices()[0]
+    calls: list[tuple[Callable[[], object], type[Exception]]] = [
+        (lambda: device.import_memory(b"", size=1), gi.ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: device.import_semaphore(b""), gi.ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: device.import_allocation(b"", 1), gi.ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: device.create_semaphore(bytes), gi.ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: device.allocate(1, bytes), gi.ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: device.capabilities.require((gi.Operation.IMPORT_MEMORY, gi.FabricHandle)), gi.UnsupportedError),
+        (lambda: handles.MemoryHandle(origin=None), gi.ArgumentTypeError),
+        (lambda: handles.SemaphoreHandle(origin=None), gi.ArgumentTypeError),
+        (lambda: disable(device.capabilities.values(), "import_semaphore:timeline_x"), gi.InvalidArgumentError),
+    ]
+    for call, kind in calls:
+        with pytest.raises(kind) as caught:
+            call()
+        text = str(caught.value)
+        assert here.lower() in text.lower()
+        assert not [name for name in foreign if name in text], text
+    monkeypatch.setattr(handles, "_ELSEWHERE", (handles.Win32Handle, FdHandle))
+    with pytest.raises(gi.ArgumentTypeError, match="OpaqueWin32, "):  # asked for by name
+        handles.Win32Handle(handle=4)
 
 
 def test_a_borrowed_fd_outlives_its_handle(fd: int) -> None:
@@ -92,7 +127,7 @@ def test_every_fd_type_refuses_what_is_no_fd(kind: type[FdHandle], fd: int) -> N
         (handles.PointerHandle, "NvSciBuf, NvSciSync"),
         (handles.MemoryHandle, "OpaqueFd, DmaBufFd"),
         (handles.SemaphoreHandle, "OpaqueFd, TimelineFd"),
-        (handles.AllocationHandle, "VmmFd, OpaqueWin32"),
+        (handles.AllocationHandle, "VmmFd, FabricHandle"),
         (handles.Handle, "OpaqueFd"),
     ],
 )
