@@ -411,7 +411,10 @@ def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> s
     raise UnsupportedError(
         first.capability,
         message="\n".join(
-            (f"expected a mode that Vulkan's {vk.identity.name} and {device.name} both support, got {allowed}.", *reasons)
+            (
+                f"expected a mode that Vulkan's {vk.identity.name} and {device.name} both support, got {allowed}.",
+                *reasons,
+            )
         ),
     )
 
