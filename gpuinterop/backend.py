@@ -16,6 +16,8 @@ the core calls the method again after an interrupt. (A native call that failed a
 
 The core makes an interface that a backend does not inherit a gap, with the interface's name as the reason.
 
+If a semaphore that a backend returns has an attribute ``label``, the core sets it to the semaphore's name in messages.
+
 Examples
 --------
 ``docs/examples/backend`` is a backend to copy. An entry point names the class:

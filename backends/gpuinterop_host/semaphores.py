@@ -70,8 +70,8 @@ class Semaphore(memory.Owned, ABC):
         super().__init__()
         self.fd = fd
         self._address = address
-        self.label = f"{self.kind} semaphore {os.fstat(fd).st_ino}"
-        """Name in messages. The number is the memfd's inode, the same in every process."""
+        self.label = f"this {self.kind} semaphore"
+        """Name in messages; the core gives it another."""
         self._users: list[int] = []
         """Threads that use the page, one entry per use."""
         self._closed = False
@@ -309,8 +309,8 @@ class TimelineSemaphore(Semaphore):
     kind = "timeline"
 
     def __init__(self, fd: int, address: int) -> None:
+        self._page = timeline.Page(fd, address, "")
         super().__init__(fd, address)
-        self._page = timeline.Page(fd, address, self.label)
 
     @classmethod
     def create(cls) -> TimelineSemaphore:
@@ -325,6 +325,14 @@ class TimelineSemaphore(Semaphore):
         if problem := _wrong_size(found.size) or timeline.problem(os.pread(fd, system.PAGE, 0)):
             raise HandleError(_no_timeline(problem))
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), fd=fd)
+
+    @property
+    def label(self) -> str:
+        return self._page.label
+
+    @label.setter
+    def label(self, label: str) -> None:
+        self._page.label = label
 
     @property
     def value(self) -> int:

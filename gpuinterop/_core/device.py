@@ -20,7 +20,6 @@ from ..errors import (
     InvalidArgumentError,
     ResourceBusyError,
     ResourceClosedError,
-    SemaphoreTimeoutError,
     UnsupportedError,
     again,
 )
@@ -641,9 +640,7 @@ class Device:
             try:
                 if not stream.synchronize(left):
                     closed = "" if stream.state is LIVE else ", which is closed,"
-                    problem = SemaphoreTimeoutError(
-                        f"{stream.label}{closed} is not idle after {timeout:g} s{stream.waiting_for()}."
-                    )
+                    problem = stream.late(f"{closed} is not idle after {timeout:g} s")
                 elif (failure := stream.tell_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))
             except CapturedError:  # its work runs when the graph is launched

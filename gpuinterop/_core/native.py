@@ -249,7 +249,8 @@ class Native:
                 f"the driver's release waits for the whole device, and {self.gate.blocked[self]} may be waiting for a "
                 "semaphore: synchronize that first"
             )
-        return "work enqueued before close() is still pending"
+        late = next(filter(None, (one.waiting_for() for one in self.streams())), "")
+        return f"work enqueued before close() is still pending{late}"
 
     def __repr__(self) -> str:
         return f"<{self.label} {self.state.value}>"

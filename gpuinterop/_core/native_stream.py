@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from ..errors import GpuInteropError, InvalidArgumentError, again, report
+from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again, report
 from .gate import Gate, waiting
 from .monitor import after_fork, locked
 from .native import GONE, LIVE, MARK, RELEASING, RETIRED, Native, Standing, retire, revive, waiting_for_a_look
@@ -292,6 +292,13 @@ class NativeStream(Native):
         """The waits that may be pending, for messages; empty without any."""
         waits = dict.fromkeys(map(str, self.pending()))
         return f"; it may be waiting for {', '.join(list(waits)[-16:])}" if waits else ""
+
+    def late(self, what: str) -> SemaphoreTimeoutError:
+        """Make the error of a wait for the stream that has expired: what it waits for, and how it is let go on."""
+        way_out = ""
+        if waits := self.waiting_for():
+            way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
+        return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out}")
 
     # -- what the driver says ------------------------------------------------------------------------------------
 

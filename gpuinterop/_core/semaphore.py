@@ -189,6 +189,14 @@ class ExternalSemaphore(Resource, Generic[K]):
     kind : type
         ``Binary``, ``Timeline``, ``Fence``, ``Keyed`` or ``SciSync``.
 
+    Notes
+    -----
+    **If the process that was to signal has died**, a stream waits for ever: neither a driver nor this library sees the
+    death. `Stream.synchronize` with a timeout names the semaphore and the value. To let the stream go on, signal the
+    value here, by `host_signal` or on another stream, before you close the semaphore. Discard the results of the work
+    behind the wait: it ran on what the process had left. To be told at once, import a timeline of `create_semaphore` by
+    ``Bridge.import_semaphore(handle, peer=pid)``: the stream then goes on by itself, and fails with `PeerError`.
+
     Examples
     --------
     >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
@@ -197,6 +205,17 @@ class ExternalSemaphore(Resource, Generic[K]):
     ...     semaphore.signal(stream, 2)
     ...     semaphore.host_signal(1)  # the stream goes on
     ...     semaphore.host_wait(2, timeout=10)
+
+    A stream whose other process has died is let go on from here:
+
+    >>> semaphore = device.create_semaphore(gi.TimelineFd)
+    >>> semaphore.wait(stream, 1)
+    >>> try:
+    ...     stream.synchronize(timeout=0.1)
+    ... except gi.SemaphoreTimeoutError:
+    ...     semaphore.host_signal(1)
+    ...     stream.synchronize()
+    >>> semaphore.close()
     """
 
     def __init__(
@@ -233,7 +252,10 @@ class ExternalSemaphore(Resource, Generic[K]):
     def _create(self, call: Callable[[], Handle]) -> None:
         """Make or import it."""
         try:
-            self._batch = self._calls.prepare([self._lifetime.create(call)])
+            handle = self._lifetime.create(call)
+            if hasattr(handle, "label"):
+                handle.label = self.label
+            self._batch = self._calls.prepare([handle])
             self._calls.know(self)
         except BaseException:
             retire(self._lifetime)
@@ -316,7 +338,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             else:
                 number = self._check_value(value)
             if not self._in_graphs:
-                _refuse_capture(native)
+                _refuse_capture(native, self.label)
             ms = None if timeout is None else self._milliseconds(timeout)
             if native not in lifetime.uses:  # before the call: the release waits even if an interrupt strikes after it
                 note_use(lifetime, native, 0)
@@ -407,7 +429,7 @@ class ExternalSemaphore(Resource, Generic[K]):
             else:
                 number = self._check_value(value)
             if not self._in_graphs:
-                _refuse_capture(native)
+                _refuse_capture(native, self.label)
             last = lifetime.uses.get(native)
             if last is None:
                 note_use(lifetime, native, last := 0)
@@ -556,14 +578,13 @@ class ExternalSemaphore(Resource, Generic[K]):
         if not self._takes_value:
             if value is not None:
                 raise InvalidArgumentError(
-                    "value", f"expected None for a binary semaphore, got {value!r}; import timelines as TimelineFd."
+                    "value", f"expected None for {self.label}, got {value!r}; import timelines as TimelineFd."
                 )
             return 0
         if value is None:
             raise InvalidArgumentError(
                 "value",
-                f"expected {_VALUE_NAMES[self.kind]} for a {self.kind.__name__.lower()} semaphore, got None; import "
-                "binary semaphores as OpaqueFd.",
+                f"expected {_VALUE_NAMES[self.kind]} for {self.label}, got None; import binary semaphores as OpaqueFd.",
             )
         return check_int(value, "value", minimum=0, maximum=self._max_value)
 
@@ -597,12 +618,12 @@ class ExternalSemaphore(Resource, Generic[K]):
             self._lifetime.uses[stream] = 0
 
 
-def _refuse_capture(stream: NativeStream) -> None:
+def _refuse_capture(stream: NativeStream, label: str) -> None:
     if stream.is_capturing():
         raise InvalidArgumentError(
             "stream",
-            f"{stream.label} is being captured, and each launch would repeat the value of this semaphore of stream "
-            "words: signal and wait outside of the graph, before and after its launch.",
+            f"{stream.label} is being captured, and each launch would repeat the value of {label}, which is made of "
+            "stream words: signal and wait outside of the graph, before and after its launch.",
         )
 
 
@@ -747,7 +768,7 @@ class SemaphoreBatch:
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         check_stream(self._device, stream)
         if not self._calls.in_graphs:
-            _refuse_capture(stream._known_as())
+            _refuse_capture(stream._known_as(), self._semaphores[0].label)
         numbers = []
         for semaphore, value in zip(self._semaphores, given, strict=True):
             semaphore._check_open()

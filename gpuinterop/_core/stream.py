@@ -14,7 +14,6 @@ from ..errors import (
     GpuInteropError,
     InvalidArgumentError,
     ResourceBusyError,
-    SemaphoreTimeoutError,
     again,
 )
 from .drain import drain, relieve, tidy
@@ -168,7 +167,7 @@ class Stream(Resource):
         ------
         SemaphoreTimeoutError
             `timeout` passed; the message names the semaphores and values that the stream still waits for. The stream
-            goes on.
+            goes on. If the process that was to signal has died, see `ExternalSemaphore`.
         GpuInteropError
             An operation on the stream has failed. The host backend skips the work after it, and the stream stays
             failed.
@@ -191,7 +190,7 @@ class Stream(Resource):
         self._check_open()
         stream = self._known_as()
         if not stream.synchronize(limit):
-            raise SemaphoreTimeoutError(f"{self.label} is not idle after {timeout:g} s{stream.waiting_for()}.")
+            raise stream.late(f" is not idle after {timeout:g} s")
         drain()
         self.check_failure()
 
@@ -422,8 +421,7 @@ class Event:
         """
         limit = check_timeout(timeout)
         if not self._ask(lambda event: self._stream._backend.wait_done(event, limit)):
-            pending = self._stream._known_as().waiting_for()
-            raise SemaphoreTimeoutError(f"{self._stream.label} did not reach the event in {timeout:g} s{pending}.")
+            raise self._stream._known_as().late(f" did not reach the event in {timeout:g} s")
 
     def _ask(self, question: Callable[[Handle], bool]) -> bool:
         calls = self._lifetime.calls

@@ -182,7 +182,7 @@ def spare_words(device: Device) -> Spare[PinnedWords]:
 class _Own:
     """One of our own timelines as one device uses it."""
 
-    __slots__ = ("_backend", "exported", "fd", "fds", "label", "once", "page", "pages", "pin", "word")
+    __slots__ = ("_backend", "exported", "fd", "fds", "once", "page", "pages", "pin", "word")
 
     def __init__(
         self, backend: StreamMemoryBackend, fd: int, page: timeline.Page, pin: Handle, word: Address, *, exported: bool
@@ -192,13 +192,21 @@ class _Own:
         self.page = page
         self.pin = pin
         self.word = word
-        self.label = page.label
         self.exported = exported
         """Whether other processes or devices may have it."""
         # Each iterator yields once, so that a call repeated after an interrupt does each step once.
         self.once = iter((self,))
         self.pages = iter((page.address,))
         self.fds = iter((fd,))
+
+    @property
+    def label(self) -> str:
+        """The semaphore's name in messages."""
+        return self.page.label
+
+    @label.setter
+    def label(self, label: str) -> None:
+        self.page.label = label
 
     def anew(self) -> _Own:
         """Reset the page for another semaphore."""
@@ -271,7 +279,7 @@ class OwnTimelines(WordCalls):
             raise
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
-        page = timeline.Page(fd, address, f"timeline semaphore {os.fstat(fd).st_ino}")
+        page = timeline.Page(fd, address, "this timeline semaphore")
         if page.value > MAX_VALUE:
             raise HandleError(
                 f"handle: {page.label} stands at {page.value}, but streams compare values below 2**63; make a new one."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -135,7 +136,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         try:
             super().close(timeout)
         except ResourceBusyError:
-            error = ResourceClosedError(f"{self._endpoint.label} was closed while a stream still waited for it.")
+            error = ResourceClosedError(f"{self.label} was closed while a stream still waited for it.")
             cast(Lane, self._native).cancel(error)
             raise
 
@@ -396,6 +397,8 @@ class Bridge(Resource):
         try:
             endpoint._bridged(semaphore)
             cast(Lane, semaphore._native).adopt(once)
+            with contextlib.suppress(AttributeError):  # it may be a property
+                endpoint.label = semaphore.label
         except BaseException:
             semaphore.close()
             raise

@@ -50,7 +50,7 @@ class Endpoint(ABC):
     kind : type
         ``Timeline`` or ``Binary``.
     label : str
-        Name in messages.
+        Name in messages. The bridge sets it to that of the semaphore which it makes, with a number behind it.
     cannot_signal : Capability, optional
         The gap, if it can only be waited for.
 
@@ -180,8 +180,17 @@ class OwnTimelineEndpoint(Endpoint):
             raise HandleError("handle: expected a timeline of Device.create_semaphore, got another descriptor.")
         self._fd = fd
         self._address = system.map_shared(fd, system.PAGE)
-        self.label = f"timeline semaphore {os.fstat(fd).st_ino}"
-        self._page: timeline.Page | None = timeline.Page(self._fd, self._address, self.label)
+        self._closed = False
+        self._page = timeline.Page(self._fd, self._address, "timeline_fd semaphore")
+
+    @property
+    def label(self) -> str:
+        """Name in messages."""
+        return self._page.label
+
+    @label.setter
+    def label(self, label: str) -> None:
+        self._page.label = label
 
     def wait(self, value: int, timeout: float) -> bool:
         return self._open().wait(value, time.monotonic() + timeout)
@@ -190,12 +199,12 @@ class OwnTimelineEndpoint(Endpoint):
         self._open().signal(value)
 
     def close(self) -> None:
-        self._page = None
+        self._closed = True
         system.unmap(self._address, system.PAGE)
         os.close(self._fd)
 
     def _open(self) -> timeline.Page:
-        if self._page is None:
+        if self._closed:
             raise ResourceClosedError(f"{self.label} was closed.")
         return self._page
 

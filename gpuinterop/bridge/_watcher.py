@@ -330,7 +330,7 @@ class Lane:
                 return out
         raise InvalidArgumentError(
             "stream",
-            f"{PinnedWords.COUNT - 1} streams have still to signal this bridged semaphore: signal from fewer, or "
+            f"{PinnedWords.COUNT - 1} streams have still to signal {self.endpoint.label}: signal from fewer, or "
             "bridge it once more.",
         )
 

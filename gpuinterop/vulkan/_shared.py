@@ -120,7 +120,7 @@ class Pair(Shared):
         """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
         self._vk.check_open()
         if self._other.closed:
-            raise ResourceClosedError(f"the {type(self).__name__} was closed.")
+            raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides. Idempotent; never blocks unless `timeout` is given.

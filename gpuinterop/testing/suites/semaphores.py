@@ -640,7 +640,12 @@ class CreatedSemaphoreSuite(Suite):
         raises(SemaphoreTimeoutError, lambda: made.host_wait(*args(kind, 41), timeout=GRACE))
         other = new_stream(device, scope)
         other.synchronize(LIMIT)
+        assert "signal it here: by host_signal, or on another stream" in str(error)
         made.signal(other, *args(kind, 41))
+        stream.synchronize(LIMIT)
+        made.wait(stream, *args(kind, 42))
+        assert held(stream)
+        made.host_signal(*args(kind, 42))
         stream.synchronize(LIMIT)
 
     @KINDS
