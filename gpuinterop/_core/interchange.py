@@ -31,13 +31,13 @@ _BFLOAT16 = 4
 class DType:
     """An element type, as DLPack and the array interfaces name it."""
 
-    __slots__ = ("alignment", "bits", "code", "itemsize", "name", "typestr")
+    __slots__ = ("alignment", "bits", "code", "is_bfloat16", "itemsize", "name", "typestr")
 
     def __init__(self, dtype: object) -> None:
         name = str(dtype)
         name = name.removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>")
-        if name == "bfloat16":
-            self.name, self.code, self.bits, self.typestr = name, _BFLOAT16, 16, "<V2"
+        if name in ("bfloat16", "<class 'ml_dtypes.bfloat16", "<class 'jax.numpy.bfloat16"):
+            self.name, self.code, self.bits, self.typestr = "bfloat16", _BFLOAT16, 16, "<u2"
         else:
             import numpy as np
 
@@ -54,8 +54,19 @@ class DType:
                 raise InvalidArgumentError("dtype", f"expected a native number type, got {parsed}.")
             self.name, self.code, self.bits = parsed.name, _KINDS[parsed.kind], parsed.itemsize * 8
             self.typestr = parsed.str
+        self.is_bfloat16 = self.code == _BFLOAT16
         self.itemsize = self.bits // 8
         self.alignment = self.itemsize // 2 if self.code == _KINDS["c"] else self.itemsize
+
+    def for_numpy(self) -> Any:
+        """NumPy's dtype. Raises `ImportError` for bfloat16 without ml_dtypes, which adds it to NumPy."""
+        import numpy as np
+
+        if not self.is_bfloat16:
+            return np.dtype(self.typestr)
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
 
 
 def resolve_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -231,8 +242,9 @@ class View:
         Number of dimensions.
     nbytes : int
         Number of elements, multiplied by the element size.
-    dtype : str
-        Name of the element type.
+    dtype : numpy.dtype
+        Element type; it compares equal to its name. For bfloat16 it is that of ml_dtypes; the name if that is not
+        installed.
     ptr : int
         Address of the first element on the device.
 
@@ -257,8 +269,11 @@ class View:
         self.strides = strides
 
     @property
-    def dtype(self) -> str:
-        return self._dtype.name
+    def dtype(self) -> Any:
+        try:
+            return self._dtype.for_numpy()
+        except ImportError:
+            return self._dtype.name
 
     @property
     def ndim(self) -> int:
@@ -275,7 +290,7 @@ class View:
         return self._pointer
 
     def __repr__(self) -> str:
-        return f"<View {self.dtype}{list(self.shape)} of {self._buffer.label}>"
+        return f"<View {self._dtype.name}{list(self.shape)} of {self._buffer.label}>"
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer._device.info.dlpack
@@ -360,6 +375,9 @@ class View:
         token = self._token or self._buffer.hold()
         self._buffer._check_open()
         self._token = token
+        return self._described()
+
+    def _described(self) -> dict[str, Any]:
         return {
             "shape": self.shape,
             "strides": self.strides,
@@ -379,6 +397,43 @@ class View:
             self._meeting._follow(user)
         return self._meeting.ptr
 
+    def __buffer__(self, flags: int) -> memoryview:
+        """Return the host's memory (PEP 688: ``memoryview(view)`` from Python 3.12). It counts as an exported array.
+
+        Raises
+        ------
+        ArgumentTypeError
+            The memory is not the host's, or the elements are bfloat16, for which the buffer protocol has no format.
+        """
+        if not self._is_of_host():
+            self._refuse_numpy()
+        if self._dtype.is_bfloat16:
+            raise ArgumentTypeError(
+                "view",
+                f"expected elements with a format of the buffer protocol, got {self!r}; take a view of 'uint16'.",
+            )
+        return memoryview(self._as_numpy())
+
+    def _as_numpy(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Make an array of NumPy on the host's memory, in place."""
+        import numpy as np
+
+        try:
+            own = self._dtype.for_numpy()
+        except ImportError:
+            raise ArgumentTypeError(
+                "view",
+                f"expected an element type of NumPy, got {self!r}: pip install ml_dtypes, which adds bfloat16 to "
+                "NumPy, or use torch.from_dlpack(view).",
+            ) from None
+        token = self._buffer.hold()
+        self._buffer._wait_for_users()  # CPU consumers have no streams
+        array = np.asarray(_Exported(self._described(), token)).view(own)
+        return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=copy)
+
+    def _is_of_host(self) -> bool:
+        return self._buffer._device.info.array_interface == "__array_interface__"
+
     def _refuse_numpy(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise ArgumentTypeError(
             "view",
@@ -389,9 +444,14 @@ class View:
     def __getattr__(self, name: str) -> Any:
         # Offer only the interface that fits the device's memory: a library that finds __cuda_array_interface__ on host
         # memory would hand the pointer to a GPU.
-        if name == "__array__" and self.__dict__["_buffer"]._device.info.array_interface != "__array_interface__":
-            return self._refuse_numpy  # NumPy asks for this last, before it wraps the view as one Python object
-        if name.startswith("__") and name.endswith("array_interface__"):
+        if name == "__array__":  # NumPy asks for this last, before it wraps the view as one Python object
+            if not self._is_of_host():
+                return self._refuse_numpy
+            if self._dtype.is_bfloat16:
+                return self._as_numpy
+        elif name.startswith("__") and name.endswith("array_interface__"):
+            if self._dtype.is_bfloat16:
+                raise AttributeError(f"{name} has no name for bfloat16; use from_dlpack(view), or a view of 'uint16'.")
             info = self.__dict__["_buffer"]._device.info
             if name == info.array_interface:
                 interface = self._interface()
@@ -401,6 +461,16 @@ class View:
                     interface["stream"] = self._behind(users) or 1
                 return interface
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class _Exported:
+    """What NumPy keeps as the base of an array: the bytes stay mapped as long as it lives."""
+
+    __slots__ = ("__array_interface__", "_token")
+
+    def __init__(self, interface: dict[str, Any], token: Hold) -> None:
+        self.__array_interface__ = interface
+        self._token = token
 
 
 # -- host memory of callers --------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +172,89 @@ def test_views_carry_every_type_and_both_protocols() -> None:
                 buffer.view(4, bad)
         with pytest.raises(gi.InvalidArgumentError, match="aligned"):
             buffer.view(4, "float32", offset=2)
+
+
+def test_dtype_is_numpys() -> None:
+    """Other libraries look at it: JAX takes no name."""
+    device, _ = fake_device()
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        for name in ("bool", "int8", "uint64", "float32", "complex128"):
+            view = buffer.view(4, name)
+            assert isinstance(view.dtype, np.dtype)
+            assert view.dtype == name
+            assert f"<View {name}[4] of" in repr(view)
+
+
+def test_a_view_is_a_buffer() -> None:
+    """Writable, in its shape and strides, on the same bytes; the memory stays as long as the memoryview does."""
+    device, backend = fake_device()
+    memory = memory_of(device)
+    buffer = memory.map_buffer()
+    theirs = memoryview(backend.memory).cast("B")
+    ways: list[Any] = [lambda view: view.__buffer__(0)]
+    if sys.version_info >= (3, 12):
+        ways.append(memoryview)
+    for take in ways:
+        theirs[64:68] = np.array(7, np.int32).tobytes()
+        with take(buffer.view((4, 2), "int32", offset=64, strides=(16, 4))) as seen:
+            assert (seen.format, seen.shape, seen.strides, seen.readonly) == ("i", (4, 2), (16, 4), False)
+            assert seen[0, 0] == 7
+            seen[3, 1] = -2
+        assert bytes(theirs[64 + 3 * 16 + 4 :][:4]) == b"\xfe\xff\xff\xff"
+        assert take(buffer.view((), "bool")).shape == ()
+        assert take(buffer.view(0)).nbytes == 0
+    last = buffer.view(16).__buffer__(0)
+    with pytest.raises(gi.ResourceBusyError, match=r"1 exported array\(s\) are still alive"):
+        memory.close(timeout=0.01)
+    assert last[0] == theirs[0]
+    del last
+    memory.close(timeout=10)
+    with pytest.raises(gi.ResourceClosedError):
+        buffer.view(16).__buffer__(0)
+
+
+def test_a_buffer_waits_for_the_streams_that_used_the_bytes() -> None:
+    device, backend = fake_device()
+    with memory_of(device) as memory, device.create_stream() as stream:
+        buffer = memory.map_buffer()
+        buffer.fill(1, stream=stream)
+        before = len(backend.calls)
+        buffer.view(4).__buffer__(0)
+        assert ("synchronize", stream._native) in backend.calls[before:]
+
+
+@pytest.mark.parametrize("kind", [2, 10])
+def test_memory_of_a_gpu_is_no_buffer(kind: int) -> None:
+    """A `TypeError`, as of objects without the protocol: libraries that probe then take another way."""
+    device, _ = fake_device(dlpack=(kind, 0))
+    with memory_of(device) as memory:
+        view = memory.map_buffer().view(4)
+        for call in (lambda: view.__buffer__(0), lambda: memoryview(view)):
+            with pytest.raises(TypeError, match="View"):
+                call()
+
+
+def test_bfloat16_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy has no such type: the view says what to install, and is never an array of two-byte voids."""
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    device, _ = fake_device()
+    with memory_of(device) as memory:
+        view = memory.map_buffer().view(4, "bfloat16")
+        assert view.dtype == "bfloat16"
+        calls: list[Call] = [lambda: np.asarray(view), lambda: np.array(view), lambda: np.add(view, 1)]
+        for call in calls:
+            with pytest.raises(gi.ArgumentTypeError, match="pip install ml_dtypes"):
+                call()
+        with pytest.raises(gi.ArgumentTypeError, match="uint16"):
+            view.__buffer__(0)
+        assert not hasattr(view, "__array_interface__")
+        assert view.__dlpack_device__() == (1, 0)
+    device, _ = fake_device(dlpack=(2, 0))
+    with memory_of(device) as memory:
+        view = memory.map_buffer().view(4, "bfloat16")
+        with pytest.raises(AttributeError, match="from_dlpack"):
+            _ = view.__cuda_array_interface__
 
 
 def test_strided_views_are_writable_windows() -> None:
