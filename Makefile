@@ -6,6 +6,7 @@
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip uses; .venv has none
 #   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
+#   FRAMEWORKS="jax==0.10.2"  what test-frameworks installs beside .venv and that torch: 390 MB, of which Warp is 150
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
@@ -17,6 +18,7 @@ HIP_BINDINGS ?= 10.0.0.0.1.2
 SOURCES ?=
 TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
+FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-lang==1.19.0
 WITH ?=
 JOBS ?= 4
 VULKAN_FLAGS ?=
@@ -37,12 +39,14 @@ MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON
 # Another version is another folder.
 SPACE := $(subst ,, )
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
+BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAMEWORKS))))
 # Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
 
-.PHONY: help demo docs test test-all test-main test-manual test-kit test-cuda test-exchange test-hip test-hip-amd test-hip-amd-asan \
-    test-forwarding explore test-lowest-cuda test-lowest-hip memcheck lint types check format shaders wheel-check vulkan drivers clean
+.PHONY: help demo docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks test-hip \
+    test-hip-amd test-hip-amd-asan test-forwarding explore test-lowest-cuda test-lowest-hip memcheck lint types check \
+    format shaders wheel-check vulkan drivers clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
@@ -56,6 +60,7 @@ help:
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
 	@echo "make test-exchange  processes that agree: over sockets and torch.distributed; and MPI, an example"
 	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
+	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
 	@echo "make explore      the core's threads in more orders than test-main tries, and struck twice by Ctrl-C; takes long"
 	@echo "make check        lint, types and tests"
@@ -79,7 +84,8 @@ test: $(VENV)/.test drivers
 	    test-main test-cuda test-hip
 
 # torch is large, and not for every system.
-test-all: test-main test-cuda test-hip test-kit test-manual test-exchange test-forwarding test-lowest-cuda test-lowest-hip
+test-all: test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks test-forwarding \
+    test-lowest-cuda test-lowest-hip
 
 test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0
@@ -119,6 +125,14 @@ test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BIND
 test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 	@$(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
 	    $(PYTEST) -n0 tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
+
+# As with test-exchange, other tests do not see them. One process: each framework takes seconds to import.
+test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE)
+	@PYTHONPATH="$$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( \
+	    "platlib", sysconfig.get_preferred_scheme("prefix"), {"platbase": one}) for one in sys.argv[1:]), sep=":")' \
+	    "$(CURDIR)/$(BESIDE)" "$(CURDIR)/$(EXCHANGE)")" \
+	    GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
+	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
 
 # hip-python has wheels for Linux on x86-64 only.
 ifeq ($(shell uname -sm),Linux x86_64)
@@ -165,6 +179,11 @@ $(VENV)/cuda-bindings-%: $(VENV)/.test
 $(EXCHANGE): | $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
 	    "$(TORCH)" $(MPI)
+	@rm -rf $@ && mv $@.new $@
+
+$(BESIDE): | $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
+	    $(FRAMEWORKS)
 	@rm -rf $@ && mv $@.new $@
 
 $(VENV)/hip-python-%: $(VENV)/.test

@@ -230,7 +230,8 @@ def test_memory_of_a_gpu_is_no_buffer(kind: int) -> None:
     device, _ = fake_device(dlpack=(kind, 0))
     with memory_of(device) as memory:
         view = memory.map_buffer().view(4)
-        for call in (lambda: view.__buffer__(0), lambda: memoryview(view)):
+        calls: list[Call] = [lambda: view.__buffer__(0), lambda: memoryview(view)]
+        for call in calls:
             with pytest.raises(TypeError, match="View"):
                 call()
 

@@ -1,0 +1,59 @@
+"""The check that an array is on the exporter's bytes, and keeps them mapped."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+
+from .parties import BEHIND, COUNT, LIMIT, Party
+
+
+def check_in_place(
+    party: Party,
+    make: Callable[[Any], Any],
+    *,
+    read: Callable[[Any], Any],
+    add_one: Callable[[Any], object] | None = None,
+    dtype: str = "int32",
+    keeps: bool = True,
+) -> None:
+    """Reads what the other side writes afterwards, writes what the other side reads, and keeps the bytes mapped.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the framework's array of a view.
+    read : callable
+        Return the array's elements as NumPy's, or what `numpy.asarray` takes.
+    add_one : callable, optional
+        Adds one to each element, in place, and waits for that.
+    keeps : bool
+        Whether the array keeps the memory mapped by itself.
+    """
+    size = COUNT * np.dtype(dtype).itemsize
+    first, second = (np.arange(start, start + COUNT).astype(dtype) for start in (1, 1001))
+    party.write(first.tobytes() + BEHIND)
+    view = party.buffer.view((16, COUNT // 16), dtype)
+    array = make(view)
+    assert np.asarray(read(array)).astype(dtype).tobytes() == first.tobytes()
+    party.write(second.tobytes())
+    assert np.asarray(read(array)).astype(dtype).tobytes() == second.tobytes(), "it is a copy"
+    if add_one is not None:
+        add_one(array)
+        assert party.read(size) == (second + np.dtype(dtype).type(1)).tobytes()
+        assert party.read(len(BEHIND), size) == BEHIND
+    del view
+    if keeps:
+        with pytest.raises(gi.ResourceBusyError, match="exported array"):
+            party.memory.close(timeout=0.01)
+        party.write(first.tobytes())
+        assert np.asarray(read(array)).astype(dtype).tobytes() == first.tobytes()
+    del array
+    gc.collect()
+    party.memory.close(timeout=LIMIT)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+from .claims import REQUIRED, claim, load
+from .in_place import check_in_place
+from .parties import Party
+
+
+@claim("tinygrad", "tinygrad.Tensor.from_blob(view.ptr, view.shape, dtype=..., device=...)", access="reads and writes",
+       note="device CPU (with clang) or CUDA; keep buffer.hold() as long as the tensor; synchronize its device before "
+            "you hand over")  # fmt: skip
+def test_from_blob(party: Party) -> None:
+    if party.device.backend == "host" and shutil.which("clang") is None and "tinygrad" not in REQUIRED:
+        pytest.skip("tinygrad compiles for the CPU with clang, which is not installed")
+    tinygrad = load("tinygrad")
+    name = "CPU" if party.device.backend == "host" else "CUDA"
+    device = tinygrad.Device[name]
+
+    def make(view: Any) -> Any:
+        return tinygrad.Tensor.from_blob(view.ptr, view.shape, dtype=tinygrad.dtypes.int32, device=name)
+
+    def add_one(tensor: Any) -> None:
+        tensor.assign(tensor + 1).realize()
+        device.synchronize()
+
+    check_in_place(party, make, read=lambda tensor: (tensor + 0).numpy(), add_one=add_one, keeps=False)

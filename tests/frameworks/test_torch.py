@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+from .claims import claim, load
+from .in_place import check_in_place
+from .parties import COUNT, HostParty, Party
+
+
+def elements(tensor: Any) -> Any:
+    return tensor.cpu().numpy().copy()
+
+
+@claim("torch", "torch.from_dlpack(view)", access="reads and writes",
+       note="on a GPU, torch's current stream is ordered behind the streams that used the bytes")  # fmt: skip
+def test_from_dlpack(party: Party) -> None:
+    torch = load("torch")
+
+    def add_one(tensor: Any) -> None:
+        tensor.add_(1)
+        tensor.sum().item()  # waits for it
+
+    check_in_place(party, torch.from_dlpack, read=elements, add_one=add_one)
+
+
+@claim("torch", "torch.from_dlpack(view_of_bfloat16)", access="reads and writes")
+def test_bfloat16(party: Party) -> None:
+    torch = load("torch")
+    tensor = torch.from_dlpack(party.buffer.view(COUNT, torch.bfloat16))
+    assert tensor.dtype == torch.bfloat16
+    party.write(b"\x80\x3f" * COUNT)  # 1.0: the upper half of a float32
+    assert tensor.float().sum().item() == COUNT
+    tensor.mul_(2)
+    assert tensor.float().sum().item() == 2 * COUNT
+    assert party.read(2 * COUNT) == b"\x00\x40" * COUNT
+
+
+@claim("torch", "device.wrap_stream(torch.cuda.current_stream())", access="stream",
+       note="on the host torch.cpu.current_stream(): the calling thread")  # fmt: skip
+def test_stream(party: Party) -> None:
+    torch = load("torch")
+    tensor = torch.from_dlpack(party.buffer.view(COUNT, "int32"))
+    if isinstance(party, HostParty):
+        party.check_stream(torch.cpu.current_stream(), lambda: tensor.add_(1))
+        return
+    stream = torch.cuda.Stream(0)
+    with torch.cuda.stream(stream):
+        party.check_stream(torch.cuda.current_stream(), lambda: tensor.add_(1))
+    stream.synchronize()
