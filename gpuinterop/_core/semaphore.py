@@ -192,10 +192,11 @@ class ExternalSemaphore(Resource, Generic[K]):
     Notes
     -----
     **If the process that was to signal has died**, a stream waits for ever: neither a driver nor this library sees the
-    death. `Stream.synchronize` with a timeout names the semaphore and the value. To let the stream go on, signal the
-    value here, by `host_signal` or on another stream, before you close the semaphore. Discard the results of the work
-    behind the wait: it ran on what the process had left. To be told at once, import a timeline of `create_semaphore` by
-    ``Bridge.import_semaphore(handle, peer=pid)``: the stream then goes on by itself, and fails with `PeerError`.
+    death. `Stream.synchronize` with a timeout names the semaphore and the value (see its example). To let the stream go
+    on, signal the value here, by `host_signal` or on another stream, before you close the semaphore. Discard the
+    results of the work behind the wait: it ran on what the process had left. To be told at once, import a timeline of
+    `create_semaphore` by ``Bridge.import_semaphore(handle, peer=pid)``: the stream then goes on by itself, and fails
+    with `PeerError`.
 
     Examples
     --------
@@ -205,17 +206,6 @@ class ExternalSemaphore(Resource, Generic[K]):
     ...     semaphore.signal(stream, 2)
     ...     semaphore.host_signal(1)  # the stream goes on
     ...     semaphore.host_wait(2, timeout=10)
-
-    A stream whose other process has died is let go on from here:
-
-    >>> semaphore = device.create_semaphore(gi.TimelineFd)
-    >>> semaphore.wait(stream, 1)
-    >>> try:
-    ...     stream.synchronize(timeout=0.1)
-    ... except gi.SemaphoreTimeoutError:
-    ...     semaphore.host_signal(1)
-    ...     stream.synchronize()
-    >>> semaphore.close()
     """
 
     def __init__(

@@ -184,7 +184,7 @@ class Stream(Resource):
         ...         print(error)
         ...     semaphore.host_signal(1)
         ...     stream.synchronize(timeout=10)
-        Stream ... is not idle after 0.01 s; it may be waiting for ... to reach 1.
+        Stream ... may be waiting for ... to reach 1. If what was to signal has died, signal it here: ...
         """
         limit = check_timeout(timeout)
         self._check_open()
