@@ -6,7 +6,7 @@
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip uses; .venv has none
 #   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
-#   FRAMEWORKS="jax==0.10.2"  what test-frameworks installs beside .venv and that torch: 390 MB, of which Warp is 150
+#   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
@@ -100,8 +100,9 @@ test-main: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
 
 # A page is a process. What ran on a GPU is compared with its record (tools/manual.py).
-test-manual: $(VENV)/.test drivers
-	@. .vulkan/env; $(PYTEST) tests/manual $(ARGS) || $(NONE_SELECTED)
+test-manual: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
+	@. .vulkan/env; GPUINTEROP_TEST_FRAMEWORKS="$(SITES)" GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)" \
+	    $(PYTEST) tests/manual $(ARGS) || $(NONE_SELECTED)
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
@@ -128,11 +129,13 @@ test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 
 # As with test-exchange, other tests do not see them. One process: each framework takes seconds to import.
 test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE)
-	@PYTHONPATH="$$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( \
-	    "platlib", sysconfig.get_preferred_scheme("prefix"), {"platbase": one}) for one in sys.argv[1:]), sep=":")' \
-	    "$(CURDIR)/$(BESIDE)" "$(CURDIR)/$(EXCHANGE)")" \
-	    GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
+	@PYTHONPATH="$(SITES)" GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
 	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
+
+# Where Python finds what was installed beside .venv.
+SITES = $$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( \
+    "platlib", sysconfig.get_preferred_scheme("prefix"), {"platbase": one}) for one in sys.argv[1:]), sep=":")' \
+    "$(CURDIR)/$(BESIDE)" "$(CURDIR)/$(EXCHANGE)")
 
 # hip-python has wheels for Linux on x86-64 only.
 ifeq ($(shell uname -sm),Linux x86_64)

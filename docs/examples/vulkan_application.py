@@ -25,8 +25,11 @@ class Application:
     """
 
     def __init__(self, *, transfer: bool = False) -> None:
+        # gpuinterop: the instance's extensions. They are part of Vulkan 1.1; enabling them again is allowed.
+        extensions, _ = gi.vulkan.required_extensions()
         application = api.VkApplicationInfo(apiVersion=api.VK_MAKE_VERSION(1, 2, 0))
-        self.instance = api.vkCreateInstance(api.VkInstanceCreateInfo(pApplicationInfo=application), None)
+        info = api.VkInstanceCreateInfo(pApplicationInfo=application, ppEnabledExtensionNames=extensions)
+        self.instance = api.vkCreateInstance(info, None)
         self.physical_device = max(api.vkEnumeratePhysicalDevices(self.instance), key=_rank)
         self.name = api.vkGetPhysicalDeviceProperties(self.physical_device).deviceName
         families = api.vkGetPhysicalDeviceQueueFamilyProperties(self.physical_device)
