@@ -18,6 +18,7 @@ from vulkan_application import Application
 import gpuinterop as gi
 
 NBYTES = 1 << 20
+OPERATIONS = 32  # of the compute side, in each frame
 FRAMES = 500
 
 
@@ -36,7 +37,10 @@ def main() -> None:
         commands = application.record(copy)
 
         def work() -> None:
-            buffer.fill(7, size=NBYTES // 2, stream=stream)  # yours: kernels of torch or CuPy
+            for part in range(0, NBYTES // 2, NBYTES // 2 // OPERATIONS):
+                buffer.fill(
+                    7, offset=part, size=NBYTES // 2 // OPERATIONS, stream=stream
+                )  # yours: kernels of torch or CuPy
 
         with gi.vulkan.share_handoff(application.vk, device) as handoff:
             family = handoff.queue_family

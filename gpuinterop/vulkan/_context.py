@@ -270,7 +270,7 @@ class VulkanContext:
         try:
             self._submitting.acquire()
             while self.queue is not None and self._lifetime.standing and self._lifetime.state is LIVE:
-                used = [native for native in self._shared() if not isinstance(native, Watched)]
+                used = [native for native in self._shared() if not isinstance(native, Watched) and native.state is LIVE]
                 fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
                 with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
                     fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))  # noqa: B023 - at once

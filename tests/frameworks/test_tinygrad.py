@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,15 +12,32 @@ from .in_place import check_in_place
 from .parties import Party
 
 
+@contextlib.contextmanager
+def own_context(name: str) -> Iterator[None]:
+    """What tinygrad does here: it makes a CUDA context of its own the thread's, in which torch would make its streams."""
+    if name != "CUDA":
+        yield
+        return
+    from cuda.bindings import driver
+
+    _, before = driver.cuCtxGetCurrent()
+    try:
+        yield
+    finally:
+        driver.cuCtxSetCurrent(before)
+
+
 @claim("tinygrad", "tinygrad.Tensor.from_blob(view.ptr, view.shape, dtype=..., device=...)", access="reads and writes",
        note="device CPU (with clang) or CUDA; keep buffer.hold() as long as the tensor; synchronize its device before "
-            "you hand over")  # fmt: skip
+            "you hand over. On CUDA it makes a context of its own the thread's current one: put the former back before "
+            "another library makes a stream")  # fmt: skip
 def test_from_blob(party: Party) -> None:
     if party.device.backend == "host" and shutil.which("clang") is None and "tinygrad" not in REQUIRED:
         pytest.skip("tinygrad compiles for the CPU with clang, which is not installed")
     tinygrad = load("tinygrad")
     name = "CPU" if party.device.backend == "host" else "CUDA"
-    device = tinygrad.Device[name]
+    with own_context(name):
+        device = tinygrad.Device[name]
 
     def make(view: Any) -> Any:
         return tinygrad.Tensor.from_blob(view.ptr, view.shape, dtype=tinygrad.dtypes.int32, device=name)
@@ -27,4 +46,5 @@ def test_from_blob(party: Party) -> None:
         tensor.assign(tensor + 1).realize()
         device.synchronize()
 
-    check_in_place(party, make, read=lambda tensor: (tensor + 0).numpy(), add_one=add_one, keeps=False)
+    with own_context(name):
+        check_in_place(party, make, read=lambda tensor: (tensor + 0).numpy(), add_one=add_one, keeps=False)
