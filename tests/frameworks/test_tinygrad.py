@@ -14,7 +14,7 @@ from .parties import Party
 
 @contextlib.contextmanager
 def own_context(name: str) -> Iterator[None]:
-    """What tinygrad does here: it makes a CUDA context of its own the thread's, in which torch would make its streams."""
+    """What tinygrad does here: it makes a context of its own the thread's, where torch would make its streams."""
     if name != "CUDA":
         yield
         return
