@@ -139,13 +139,13 @@ class Bench:
         ours: ExternalSemaphore[Any] = self.device.import_semaphore(theirs.export())
         return ours
 
-    def stream(self) -> Stream:
-        return new_stream(self.device, self.scope)
+    def stream(self, *, high_priority: bool = False) -> Stream:
+        return new_stream(self.device, self.scope, high_priority=high_priority)
 
 
-def new_stream(device: Device, scope: ExitStack) -> Stream:
+def new_stream(device: Device, scope: ExitStack, *, high_priority: bool = False) -> Stream:
     """A stream that is closed at the end of the test."""
-    return scope.enter_context(device.create_stream())
+    return scope.enter_context(device.create_stream(high_priority=high_priority))
 
 
 def end(resource: Any) -> None:

@@ -225,9 +225,13 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT)
     def test_other_streams_go_on(self, bench: Bench, kind: type) -> None:
-        """A wait holds its own stream, and those that wait for that stream; no others."""
+        """A wait holds its own stream, and those that wait for that stream; no others.
+
+        Streams that wait have high priority, as `Device.create_stream` says: else they share AMD's few queues.
+        """
         theirs, ours = bench.semaphore(kind)
-        first, behind, free = bench.stream(), bench.stream(), bench.stream()
+        first, behind = bench.stream(high_priority=True), bench.stream(high_priority=True)
+        free = bench.stream()
         ours.wait(first, *args(kind, 1))
         behind.wait_stream(first)
         event = behind.record()
