@@ -242,33 +242,31 @@ def _machine(page: str) -> dict[str, str]:
     return {"device": backend.device().name, "software": ", ".join(f"{name} {text}" for name, text in versions.items())}
 
 
+def _write(file: Path, runs: Sequence[dict[str, Any]]) -> None:
+    import tomli_w
+
+    text = tomli_w.dumps({"run": runs}, multiline_strings=True)
+    note = "# What ran on a GPU, and a hash of its source; `python tools/manual.py record` writes it. Do not edit.\n\n"
+    file.write_text(note + text, encoding="utf-8")
+
+
 def _record(out: Path, only: Sequence[str]) -> int:
-    failed, lines = 0, list[str]()
-    for page in only or programs("gpu"):
+    runs, wanted = [], only or programs("gpu")
+    for page in wanted:
         done = run(page, "gpu", pictures=out.parent)
         print(f"{page}: {'passed' if done.returncode == 0 else f'FAILED with {done.returncode}'}")
-        if done.returncode:
-            failed += 1
-            print(done.stderr[-4000:])
-            continue
-        print(done.stdout)
-        lines += ["[[run]]", f'page = "{page}"', f'sha256 = "{digest(page)}"', f"date = {datetime.date.today()}"]
-        lines += [*(f'{name} = "{text}"' for name, text in _machine(page).items()), ""]
-    out.write_text("\n".join(lines), encoding="utf-8")
-    return int(failed > 0)
+        print(done.stderr[-4000:] if done.returncode else done.stdout)
+        if done.returncode == 0:
+            what = {"page": page, "sha256": digest(page), "date": datetime.date.today()}
+            runs.append({**what, **_machine(page), "output": done.stdout})
+    _write(out, runs)
+    return int(len(runs) < len(wanted))
 
 
 def _take_over(out: Path) -> int:
     """Merge what ran elsewhere into the record; programs that are gone leave it."""
-    runs = recorded() | {run["page"]: run for run in tomllib.loads(out.read_text(encoding="utf-8")).get("run", [])}
-    text = "# What ran on a GPU, and a hash of its source; `python tools/manual.py record` writes it. Do not edit.\n"
-    for page in programs("gpu"):
-        if entry := runs.get(page):
-            text += "\n[[run]]\n"
-            text += "".join(
-                f"{name} = {value}\n" if name == "date" else f'{name} = "{value}"\n' for name, value in entry.items()
-            )
-    RECORD.write_text(text, encoding="utf-8")
+    runs = recorded() | {run["page"]: run for run in tomllib.loads(out.read_text(encoding="utf-8"))["run"]}
+    _write(RECORD, [runs[page] for page in programs("gpu") if page in runs])
     return 0
 
 

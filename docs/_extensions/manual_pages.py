@@ -31,7 +31,8 @@ def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
     if not (ROOT / page).exists():
         return
     ran = dict(RAN)
-    if record := manual.recorded().get(page):
+    record = manual.recorded().get(page, {})
+    if record:
         ran["gpu"] = f"Ran on an {record['device']} on {record['date']} ({record['software']})."
     lines: list[str] = []
     caption, inside = "", False
@@ -53,6 +54,8 @@ def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
             lines.append(line)
         else:
             lines.append(_NAME.sub(r"{py:obj}`gi.\1\2 <gpuinterop.\1>`", line))
+    if page.startswith("docs/examples/") and "gpu" in ran:
+        lines += ["", f"## What they printed on an {record['device']}", "", "```text", record.get("output", ""), "```"]
     content[0] = "\n".join(lines)
 
 
