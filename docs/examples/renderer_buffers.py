@@ -91,8 +91,9 @@ def main() -> None:
         print("           x    y    z    w")
         print("before ", *(f"{value:4.1f}" for value in before[-1]))
         print("after  ", *(f"{value:4.1f}" for value in after[-1]))
-        right = bool((after == 2).all() and (speed == 0.5).all())
-        print("right" if right else "WRONG", "- the descriptor is", "consumed" if handle.closed else "still open")
+        assert (after == 2).all(), "the positions are not those that were computed"
+        assert (speed == 0.5).all(), "the velocities are not the renderer's"
+        print("the descriptor is", "consumed" if handle.closed else "still open")
         application.vk.close()
         renderer.destroy()
 

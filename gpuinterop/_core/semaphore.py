@@ -10,6 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
@@ -244,7 +245,8 @@ class ExternalSemaphore(Resource, Generic[K]):
         try:
             handle = self._lifetime.create(call)
             if hasattr(handle, "label"):
-                handle.label = self.label
+                with suppress(AttributeError):  # its own, to read alone
+                    handle.label = self.label
             self._batch = self._calls.prepare([handle])
             self._calls.know(self)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -244,11 +245,13 @@ class VulkanContext:
         context = self._lifetime
         if context.state is lifetime.DEAD:
             return
+        ends = None if limit is None else time.monotonic() + limit
         self._fence_queue()
         system.until(self._is_unused, limit)
         streams = sorted({native.label for native in self._shared() if isinstance(native, Watched)})
         left: list[str] = []
-        if self._is_idle():
+        # Another thread that closes it may have put its fence behind the queue's work since.
+        if system.until(self._is_idle, None if ends is None else ends - time.monotonic()):
             retire(context)
         else:
             _leave(context, LIVE, "Vulkan's queue is still at work", left)

@@ -358,6 +358,24 @@ def test_two_threads_close_one_context(program: Program) -> None:
     assert shared._native.closed
 
 
+def test_another_threads_fence_is_waited_for(program: Program) -> None:
+    """It comes behind the queue's work when this thread has seen that there is no more."""
+    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    status = program.vk.functions.vkGetFenceStatus
+    looks: list[int] = []
+
+    def look(device: Any, fence: Any) -> int:
+        code = int(status(device, fence))
+        if code == 0:  # what this thread's fence says
+            looks.append(len(looks))
+        return 1 if 1 <= len(looks) - 1 <= 5 else code
+
+    program.vk.functions.__dict__["vkGetFenceStatus"] = look
+    program.vk.close(LIMIT)
+    assert len(looks) > 6
+    assert shared._native.closed
+
+
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: bool) -> None:
     """They are destroyed neither under it nor later: who does not know when it ends must not."""

@@ -5,11 +5,14 @@ It asks the capability table, never for a vendor's name, and takes another path 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 import gpuinterop as gi
 
 NEEDS = ((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd), (gi.Operation.MAP_BUFFER, gi.OpaqueFd))
+ON_DEVICE = ((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd), (gi.Operation.WAIT_SEMAPHORE, gi.OpaqueFd))
 
 
 class Brightener:
@@ -22,6 +25,9 @@ class Brightener:
         The renderer's memory; consumed.
     size : int
         Bytes of that memory.
+    ready : gpuinterop.OpaqueFd, optional
+        A binary semaphore that the renderer signals when it has drawn, if it shares one. Consumed if the device can
+        wait for it.
 
     Raises
     ------
@@ -29,28 +35,33 @@ class Brightener:
         The device cannot import such memory; the message has the reason.
     """
 
-    def __init__(self, device: gi.Device, memory: gi.OpaqueFd, size: int) -> None:
+    def __init__(self, device: gi.Device, memory: gi.OpaqueFd, size: int, ready: gi.OpaqueFd | None = None) -> None:
         for need in NEEDS:
             device.capabilities.require(need)
         self.device = device
         self.memory = device.import_memory(memory, size=size)
         self.buffer = self.memory.map_buffer()
+        if ready is not None and device.capabilities.missing(*ON_DEVICE):
+            ready = None  # the caller's still, and open
+        self.ready = None if ready is None else device.import_semaphore(ready)
 
-    def run(self, amount: int, ready: gi.ExternalSemaphore[gi.Binary] | None = None) -> None:
-        """Add `amount` to each byte, up to 255; behind `ready` on the device where there is one."""
-        with self.device.create_stream() as stream:
-            if ready is not None:
-                ready.wait(stream)
-            stream.synchronize(timeout=30)
+    def run(self, amount: int, wait_on_host: Callable[[], object]) -> None:
+        """Add `amount` to each byte, up to 255, once the renderer has drawn.
+
+        Where the device cannot wait for the renderer, `wait_on_host` does: a fence of the renderer's, for example.
+        """
+        if self.ready is None:
+            wait_on_host()
+        else:
+            with self.device.create_stream() as stream:
+                self.ready.wait(stream)
+                stream.synchronize(timeout=30)
         pixels = np.empty(self.buffer.size, np.uint8)
         self.buffer.copy_to_host(pixels)
         self.buffer.copy_from_host(np.minimum(pixels.astype(np.uint16) + amount, 255).astype(np.uint8))
 
     def close(self) -> None:
-        """Give the memory back, when the device is done with it."""
+        """Give the memory and the semaphore back, when the device is done with them."""
         self.memory.close()
-
-
-def can_wait(device: gi.Device) -> bool:
-    """Whether the device itself can wait for the renderer; without that, the caller waits on the host."""
-    return device.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))
+        if self.ready is not None:
+            self.ready.close()

@@ -36,13 +36,14 @@ class Binary:
     def __init__(self, fd: int) -> None:
         if not os.readlink(f"/proc/self/fd/{fd}").startswith(("/memfd:SwiftShader.", "/memfd:gpuinterop.exporter.b")):
             raise HandleError("handle: this is no binary semaphore.")
+        self.label = "binary semaphore"  # until the core gives it its name
         self.address = system.map_shared(fd, system.PAGE)
         self._condition = self.address + {"x86_64": 40}.get(platform.machine(), 48)
         self._flag = ctypes.c_uint8.from_address(self._condition + 48 + 4)
 
     def _lock(self) -> None:
         if code := _libc.pthread_mutex_timedlock(self.address, (ctypes.c_long * 2)(int(time.time()) + 2, 0)):
-            raise PeerError(f"binary: its lock cannot be taken ({errno.errorcode[code]}).")
+            raise PeerError(f"{self.label}: its lock cannot be taken ({errno.errorcode[code]}).")
 
     def signal(self, value: int) -> None:
         self._lock()
