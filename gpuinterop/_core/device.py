@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from .. import timeline
 from .._arguments import check_nbytes, check_timeout, check_type
@@ -824,10 +824,16 @@ def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
+_IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
+
+
 def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
     """Refuse what is not an open handle of the wanted types."""
     if not isinstance(handle, wanted):
-        got = f"an int; wrap it: {example}" if isinstance(handle, int) else type(handle).__name__
+        takes = [f"import_{name}" for name, kind in _IMPORTS.items() if isinstance(handle, kind)]
+        got = type(handle).__name__ + "".join(f", which {name} takes" for name in takes[:1])
+        if isinstance(handle, int):
+            got = f"an int; wrap it: {example}"
         raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
     handle._check_open()
 

@@ -277,7 +277,11 @@ class ExternalSemaphore(Resource, Generic[K]):
         timeout: float | None = None,
     ) -> None: ...  # fmt: skip
     def wait(self, stream: Stream, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for the semaphore before its later work. Returns at once.
+        """Make `stream` wait for the semaphore before its later work.
+
+        Returns at once, but on the host backend's stream 0, ``device.wrap_stream(0)``: that is the calling thread,
+        which waits here. Pass `timeout` there, or wait on a stream of `Device.create_stream` and call
+        ``stream.synchronize(timeout)``.
 
         ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``
 
@@ -576,7 +580,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         if value is None:
             raise InvalidArgumentError(
                 "value",
-                f"expected {_VALUE_NAMES[self.kind]} for {self.label}, got None; import binary semaphores as OpaqueFd.",
+                f"expected {_VALUE_NAMES[self.kind]} for {self.label}, got None; pass one, or import a binary semaphore as OpaqueFd.",
             )
         return check_int(value, "value", minimum=0, maximum=self._max_value)
 

@@ -48,6 +48,8 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
     ...     def test_total(self, bench):
     ...         assert bench.exporter.create_memory(4096).size >= 4096
     """
+    if stray := [cell for cell in cells if isinstance(cell, type)]:
+        raise TypeError(f"expected pairs such as (Operation.MAP_BUFFER, OpaqueFd), got {stray[0].__name__} by itself.")
     mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
     return mark
 

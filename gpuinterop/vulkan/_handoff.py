@@ -396,13 +396,11 @@ def share_handoff(
 
 def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
     """Return the first mode that both sides support; else raise the first gap, with the reason for every mode."""
+    if works := next((mode for mode in allow if _gap(vk, device, mode) is None), None):
+        return works
     gaps = {mode: _gap(vk, device, mode) for mode in (*_MODES, _BRIDGED)}
-    first = None
-    for mode in allow:
-        if (gap := gaps[mode]) is None:
-            return mode
-        first = first or gap
-    assert first is not None  # `allow` is not empty
+    first = gaps[allow[0]]
+    assert first is not None
     reasons = [
         f"  {mode}: {gap or f'works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}.'}"
         for mode, gap in gaps.items()
