@@ -580,7 +580,8 @@ class ExternalSemaphore(Resource, Generic[K]):
         if value is None:
             raise InvalidArgumentError(
                 "value",
-                f"expected {_VALUE_NAMES[self.kind]} for {self.label}, got None; pass one, or import a binary semaphore as OpaqueFd.",
+                f"expected {_VALUE_NAMES[self.kind]} for {self.label}, got None; pass one, or import a binary "
+                "semaphore as OpaqueFd.",
             )
         return check_int(value, "value", minimum=0, maximum=self._max_value)
 

@@ -274,3 +274,12 @@ def test_multiprocessing_passes_the_descriptor_itself(fd: int) -> None:
 def test_fabric_handles_mean_the_same_everywhere_and_so_pickle() -> None:
     again = pickle.loads(pickle.dumps(gi.FabricHandle(bytes(range(64)))))
     assert again.data == bytes(range(64))
+
+
+def test_a_handle_of_another_imports_class_names_that_import(host: gi.Device) -> None:
+    with host.allocate(4096) as allocation, allocation.export() as handle:
+        with pytest.raises(gi.ArgumentTypeError, match="got VmmFd, which import_allocation takes"):
+            host.import_memory(handle, size=4096)  # type: ignore[arg-type]
+        with pytest.raises(gi.ArgumentTypeError, match="got VmmFd, which import_allocation takes"):
+            host.import_semaphore(handle)  # type: ignore[arg-type]
+        assert not handle.closed
