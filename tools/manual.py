@@ -9,7 +9,8 @@ A page is a program. A fence says behind the language where its block runs:
     ```python host file=peer.py    appended to that file beside the program, not run
     ```console host                each line that begins with "$ " is a command
     ```text output                 what the block before it has printed; "..." stands for anything
-    ```toml in=examples/x.toml     an excerpt, as it stands in that file of docs or of the checkout
+    ```toml in=docs/x.toml         an excerpt, as it stands in that file of the checkout
+    ```sh reader                   the reader's to run: it installs, needs the checkout's folder, or hardware of theirs
 
 A page's blocks of one kind run in order, in one process and one folder of their own. What a reader need not see stands
 in a comment that begins with "<!-- host" (or another kind).
@@ -66,7 +67,7 @@ class Block:
     line: int
     language: str
     marks: tuple[str, ...]
-    """Kinds, or ``output``, or ``in=FILE``, or nothing."""
+    """Kinds, or ``output``, or ``reader``, or ``in=FILE``, or nothing."""
     file: str
     """The file to write the code to."""
     code: str
@@ -95,6 +96,20 @@ def blocks(page: str) -> Iterator[Block]:
         indent = len(found["indent"] or "")
         code = "".join(text[indent:] for text in (found["code"] or found["setup"] or "").splitlines(keepends=True))
         yield Block(page, line, language, tuple(marks), file, code)
+
+
+def indented(page: str) -> Iterator[str]:
+    """Code that stands indented in place of in a fence, so that it cannot be marked: its page and line."""
+    gone = re.compile(rf"{_FENCE.pattern}|^ *```.*?^ *```$|<!--.*?-->", _FENCE.flags)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = gone.sub(lambda found: re.sub(r"[^\n]+", "", found[0]), text)
+    in_list, before = False, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"( {4}|\t)\s*\S", line) and not before and not in_list:
+            yield f"{page}:{number}"
+        elif line.strip() and not line.startswith(" "):
+            in_list = re.match(r"([-*+]|\d+[.)]) ", line) is not None
+        before = line.strip()
 
 
 def program(page: str, kind: str) -> list[Block]:

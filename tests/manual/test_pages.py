@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from gpuinterop.capabilities import read_verified
+from gpuinterop.cli import app
 from tools import manual
 
 ROOT = manual.ROOT
-MARKS = {*manual.KINDS, "output"}
+MARKS = {*manual.KINDS, "output", "reader"}
 TEXT = {"text", "toml", "yaml", ""}
 """Languages of fences that nothing runs."""
 
@@ -43,9 +45,46 @@ def test_each_block_is_marked() -> None:
         for block in manual.blocks(page):
             known = MARKS.issuperset(mark for mark in block.marks if "=" not in mark)
             runs = manual.KINDS.keys() & set(block.marks)
-            if not known or not (runs or block.language in TEXT):
+            excerpt = any(mark.startswith("in=") for mark in block.marks)
+            reader = block.language == "sh" and block.marks == ("reader",)
+            if not known or not (runs or excerpt or reader or block.language in TEXT):
                 unmarked.append(f"{block}: {block.language} {' '.join(block.marks)}")
+        unmarked += manual.indented(page)
     assert not unmarked, "say where each of these runs: " + ", ".join(unmarked)
+
+
+def test_an_indented_block_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Words:\n\n    code = 1\n\n- an item:\n\n    its words\n\n```python host\n\n    pass\n```\n\n\tcode\n",
+        encoding="utf-8",
+    )
+    assert list(manual.indented(str(page))) == [f"{page}:3"]
+    page.write_text("- an item\n\nWords:\n\n\tcode\n    more\n", encoding="utf-8")
+    assert list(manual.indented(str(page))) == [f"{page}:5"]
+
+
+def test_what_a_reader_runs_is_there() -> None:
+    """CI does not run these commands; make has their targets, the package its extras, gpuinterop its commands."""
+    extras = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    )
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    seen = set()
+    for page in manual.pages():
+        for block in (one for one in manual.blocks(page) if "reader" in one.marks):
+            for line in block.code.splitlines():
+                words = shlex.split(line, comments=True)
+                seen.add(words[0])
+                if words[0] == "make":
+                    assert words[1] in targets, block
+                elif words[:2] == ["pip", "install"]:
+                    assert {one for text in re.findall(r"\[(.*)\]", line) for one in text.split(",")} <= extras, block
+                elif "gpuinterop" in words:
+                    with pytest.raises(SystemExit) as ended:
+                        app.run([*words[words.index("gpuinterop") + 1 :], "--help"])
+                    assert ended.value.code == 0, block
+    assert {"make", "pip", "gpuinterop"} <= seen
 
 
 def test_an_excerpt_stands_in_its_file() -> None:
