@@ -49,7 +49,7 @@ RECORD = DOCS / "recorded.toml"
 KINDS = {"host": "host", "simulated": "cuda", "gpu": "cuda"}
 """How a block runs, and on which backend."""
 LIMIT_S = 240
-SOURCES = (".py", ".comp")
+SOURCES = (".py", ".comp", ".spv")
 FRAMEWORKS = ("cupy", "jax", "numba", "numpy", "torch", "warp")
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$"
@@ -129,22 +129,24 @@ def programs(kind: str) -> list[str]:
     return [page for page in pages() if program(page, kind)]
 
 
-def source_of(page: str, kind: str = "gpu") -> str:
-    """A program's source, with the examples that it names, and those that they name."""
-    source = "".join(block.code for block in program(page, kind) if "output" not in block.marks)
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
-    used, todo = dict[Path, str](), [source]
+def source_of(page: str, kind: str = "gpu") -> bytes:
+    """A program's source and the outputs it promises, with the examples that it names, and those that they name."""
+    source = "".join(block.code for block in program(page, kind)).encode()
+    texts = {path: path.read_bytes() for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
+    used, todo = dict[Path, bytes](), [source]
     while todo:
         text = todo.pop()
-        new = {path: texts[path] for path in texts.keys() - used.keys() if re.search(rf"\b{path.stem}\b", text)}
+        new = {
+            path: texts[path] for path in texts.keys() - used.keys() if re.search(rf"\b{path.stem}\b".encode(), text)
+        }
         used |= new
         todo += new.values()
-    return "".join((source, *(used[path] for path in sorted(used))))
+    return b"".join((source, *(used[path] for path in sorted(used))))
 
 
 def digest(page: str) -> str:
-    """A hash of the source of what runs on a GPU."""
-    return hashlib.sha256(source_of(page).encode()).hexdigest()
+    """A hash of the source and the outputs of what runs on a GPU."""
+    return hashlib.sha256(source_of(page)).hexdigest()
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -251,7 +253,9 @@ def _machine(page: str) -> dict[str, str]:
 
     backend = gi.get_backend("cuda")
     versions = {**backend.versions, "Python": platform.python_version()}
-    for name in sorted(set(re.findall(r"^\s*(?:import|from) (\w+)", source_of(page), re.MULTILINE))):
+    for name in sorted(
+        set(re.findall(r"^\s*(?:import|from) (\w+)", source_of(page).decode(errors="replace"), re.MULTILINE))
+    ):
         if name in FRAMEWORKS:
             versions[name] = str(importlib.import_module(name).__version__)
     return {"device": backend.device().name, "software": ", ".join(f"{name} {text}" for name, text in versions.items())}

@@ -98,19 +98,31 @@ def test_an_excerpt_stands_in_its_file() -> None:
     assert found
 
 
-def test_a_change_of_the_source_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    source = "```python gpu\nimport vulkan_application\nprint(1)\n```\n\n```text output\n1\n```\n"
+def test_a_change_of_what_ran_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also of the output that the page promises, and of the programs and shaders that it uses; not of its words."""
+    page, shader = tmp_path / "page.md", tmp_path / "wave.spv"
+    uses = {
+        tmp_path / "uses_it.py": b"SHADER = 'wave.spv'\n",
+        tmp_path / "wave.comp": b"void main() {}",
+        shader: b"\x03\xff",
+    }
+    for path, content in uses.items():
+        path.write_bytes(content)
+    monkeypatch.setattr(manual, "EXAMPLES", tmp_path)
+    source = "```python gpu\nimport uses_it\nprint(1)\n```\n\n```text output\n1\n```\n"
     page.write_text(source, encoding="utf-8")
     before = manual.digest(str(page))
-    page.write_text(source.replace("output\n1", "output\n2") + "\nWords.\n", encoding="utf-8")
-    assert manual.digest(str(page)) == before, "what is printed and what is said are not the source"
-    page.write_text(source.replace("print(1)", "print(2)"), encoding="utf-8")
-    assert manual.digest(str(page)) != before
+    page.write_text(source + "\nWords.\n\n```python host\nprint(3)\n```\n\n```text output\n3\n```\n", encoding="utf-8")
+    assert manual.digest(str(page)) == before
+    for old, new in (("print(1)", "print(2)"), ("output\n1", "output\n2")):
+        page.write_text(source.replace(old, new), encoding="utf-8")
+        assert manual.digest(str(page)) != before, old
     page.write_text(source, encoding="utf-8")
-    (tmp_path / "vulkan_application.py").write_text("changed = True\n", encoding="utf-8")
-    monkeypatch.setattr(manual, "EXAMPLES", tmp_path)
-    assert manual.digest(str(page)) != before, "the program that it uses is its source"
+    for path, content in uses.items():
+        path.write_bytes(content + b"\n")
+        assert manual.digest(str(page)) != before, path.name
+        path.write_bytes(content)
+    assert manual.digest(str(page)) == before
 
 
 @pytest.mark.parametrize(
