@@ -162,9 +162,11 @@ def recorded() -> dict[str, dict[str, Any]]:
 def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a page's program in a process of its own, in an empty folder; those of the examples in a copy of theirs.
 
-    The pictures that it writes go into the folder `pictures`.
+    A leak in it, or in a process that it starts, is a failure. Its pictures go into the folder `pictures`.
     """
     environment = os.environ | {"GPUINTEROP_BACKEND": KINDS[kind], "PYTHONUNBUFFERED": "1"}
+    warnings = (os.environ.get("PYTHONWARNINGS"), "error::ResourceWarning")  # in its children too
+    environment["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     extra = [
         str(EXAMPLES),
@@ -183,10 +185,12 @@ def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.Com
             shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             folder.mkdir()
-        command = [sys.executable, "-X", "faulthandler", "-W", "error::ResourceWarning", __file__, "_here", kind, page]
+        command = [sys.executable, "-X", "faulthandler", __file__, "_here", kind, page]
         done = subprocess.run(
             command, cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=LIMIT_S
         )
+        if "LeakedResourceWarning" in done.stderr:  # raised in a finalizer, or in a child: no exit status tells
+            done.returncode = done.returncode or 1
         if pictures is not None:
             for picture in (*folder.glob("*.png"), *folder.glob("*.gif")):
                 shutil.copy(picture, pictures)
