@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuinterop.capabilities import DOMAIN, read_verified
+from gpuinterop.testing import suites as testing_suites
 from tools import manual
 
 if TYPE_CHECKING:
@@ -84,9 +85,16 @@ def matrix() -> str:
     return "\n".join(lines) + "\n"
 
 
+def suites() -> str:
+    """The table of the conformance kit's suites."""
+    named = ((name, inspect.getdoc(getattr(testing_suites, name)) or "") for name in testing_suites.__all__)
+    rows = (f"| `{name}` | {text.splitlines()[0]} |" for name, text in named if name != "Suite")
+    return "\n".join(("| `gpuinterop.testing.suites` | |", "|---|---|", *rows)) + "\n"
+
+
 def _write(app: Sphinx) -> None:
     _GENERATED.mkdir(exist_ok=True)
-    for name, text in {"matrix.md": matrix()}.items():
+    for name, text in {"matrix.md": matrix(), "suites.md": suites()}.items():
         path = _GENERATED / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
