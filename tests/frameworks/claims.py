@@ -36,6 +36,8 @@ class Claim:
     access : str
         ``reads``, ``reads and writes``, ``copies``; ``stream`` is a row of the table of streams.
     note : str
+    not_run : tuple of str
+        Those of `memory` on which no recorded run has the test.
     """
 
     framework: str
@@ -43,13 +45,25 @@ class Claim:
     memory: tuple[str, ...]
     access: str
     note: str = ""
+    not_run: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The memory, as the tables have it."""
+        return ", ".join(f"{one} (not run)" if one in self.not_run else one for one in self.memory)
 
 
 def claim(
-    framework: str, call: str, *, memory: Iterable[str] = ("host", "CUDA"), access: str, note: str = ""
+    framework: str,
+    call: str,
+    *,
+    memory: Iterable[str] = ("host", "CUDA"),
+    access: str,
+    note: str = "",
+    not_run: Iterable[str] = (),
 ) -> Callable[[T], T]:
     def note_it(test: T) -> T:
-        test.claim = Claim(framework, call, tuple(memory), access, note)  # type: ignore[attr-defined]
+        test.claim = Claim(framework, call, tuple(memory), access, note, tuple(not_run))  # type: ignore[attr-defined]
         return test
 
     return note_it
@@ -86,11 +100,11 @@ def tables() -> str:
     claims = collect()
     memory = _table(
         ("Framework", "Call", "Memory", "In place", "Remarks"),
-        [(c.framework, f"`{c.call}`", ", ".join(c.memory), c.access, c.note) for c in claims if c.access != "stream"],
+        [(c.framework, f"`{c.call}`", c.where, c.access, c.note) for c in claims if c.access != "stream"],
     )
     streams = _table(
         ("Framework", "Call", "Memory", "Remarks"),
-        [(c.framework, f"`{c.call}`", ", ".join(c.memory), c.note) for c in claims if c.access == "stream"],
+        [(c.framework, f"`{c.call}`", c.where, c.note) for c in claims if c.access == "stream"],
     )
     return f"## Memory\n\n{memory}\n\n## Streams\n\n{streams}\n"
 

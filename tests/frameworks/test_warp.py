@@ -17,7 +17,7 @@ def wp() -> Any:
     return wp
 
 
-@claim("Warp", "warp.from_dlpack(view)", access="reads and writes",
+@claim("Warp", "warp.from_dlpack(view)", access="reads and writes", not_run=("CUDA",),
        note="on a GPU, Warp's current stream is ordered behind the streams that used the bytes")  # fmt: skip
 def test_from_dlpack(party: Party, wp: Any) -> None:
     def add_one(array: Any) -> None:
@@ -27,7 +27,7 @@ def test_from_dlpack(party: Party, wp: Any) -> None:
     check_in_place(party, wp.from_dlpack, read=lambda array: array.numpy().copy(), add_one=add_one)
 
 
-@claim("Warp", "device.wrap_stream(warp.Stream(...))", memory=("CUDA",), access="stream",
+@claim("Warp", "device.wrap_stream(warp.Stream(...))", memory=("CUDA",), access="stream", not_run=("CUDA",),
        note="on the host Warp works in the calling thread: wrap_stream(0)")  # fmt: skip
 def test_stream(party: Party, wp: Any) -> None:
     stream = wp.Stream("cuda:0")
