@@ -56,7 +56,7 @@ def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
         else:
             lines.append(_NAME.sub(r"{py:obj}`gi.\1\2 <gpuinterop.\1>`", line))
     if page.startswith("docs/examples/") and "gpu" in ran:
-        lines += ["", f"## What they printed on an {record['device']}", "", "```text", record.get("output", ""), "```"]
+        lines += ["", f"## What they printed on an {record['device']}", "", "```text", record["output"], "```"]
     content[0] = "\n".join(lines)
 
 
