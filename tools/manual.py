@@ -133,7 +133,9 @@ def source_of(page: str, kind: str = "gpu") -> bytes:
     """A program's source and the outputs it promises, with the examples that it names, and those that they name."""
     source = "".join(block.code for block in program(page, kind)).encode()
     texts = {path: path.read_bytes() for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
-    used, todo = dict[Path, bytes](), [source]
+    folders = (EXAMPLES / name.decode() for name in set(re.findall(rb"\bcd (\w+)", source)))
+    used = {path: path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))}
+    todo = [source, *used.values()]
     while todo:
         text = todo.pop()
         new = {
