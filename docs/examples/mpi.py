@@ -95,7 +95,8 @@ def main() -> None:
             if rank != team.rank:
                 scope.enter_context(allocation)
             allocation.buffer.copy_to_host(memoryview(found)[rank : rank + 1])
-        print(f"rank {team.rank} of {team.size}, {device.name}: {list(found)}")
+        # In one piece: other ranks write at the same time, and `print` may write the end of the line by itself.
+        sys.stdout.write(f"rank {team.rank} of {team.size}, {device.name}: {list(found)}\n")
         team.vote("read")  # then all may free their own
 
 
