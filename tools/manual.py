@@ -129,9 +129,9 @@ def programs(kind: str) -> list[str]:
     return [page for page in pages() if program(page, kind)]
 
 
-def source_of(page: str, kind: str = "gpu") -> bytes:
-    """A program's source and the outputs it promises, with the examples that it names, and those that they name."""
-    source = "".join(block.code for block in program(page, kind)).encode()
+def source_of(page: str) -> bytes:
+    """What runs on a GPU: its source, the outputs that it promises, and the examples that it names, and those name."""
+    source = "".join(block.code for block in program(page, "gpu")).encode()
     texts = {path: path.read_bytes() for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
     folders = (EXAMPLES / name.decode() for name in set(re.findall(rb"\bcd (\w+)", source)))
     used = {path: path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))}
@@ -209,9 +209,9 @@ def _simulated() -> Path:
 def _here(page: str, kind: str) -> None:
     """Run the program in this process."""
     if kind == "simulated":
-        import ctypes
+        from tests.simulated.driver import assert_simulated
 
-        assert hasattr(ctypes.CDLL("libcuda.so.1"), "gpuinterop_simulated_driver"), "this is not the simulated driver"
+        assert_simulated()
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in program(page, kind):

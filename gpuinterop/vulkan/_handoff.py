@@ -362,7 +362,6 @@ def share_handoff(
     DriverError
         A native call failed.
 
-
     Examples
     --------
     The same code for every machine:
