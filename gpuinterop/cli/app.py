@@ -9,7 +9,7 @@ from typing import Final
 
 from .. import __version__
 from ..errors import GpuInteropError
-from . import info, multicast, selftest
+from . import info, matrix, multicast, selftest
 from .console import complain
 from .demo import command as demo
 
@@ -26,10 +26,11 @@ examples:
   gpuinterop demo --exporter process      the other side is a process with NumPy: no GPU, no Vulkan
   gpuinterop selftest --backend host      the conformance suite, for the backend on this machine
   gpuinterop selftest multicast           whether multicast works; on a machine that is yours
+  gpuinterop matrix nvidia.json amd.json  what ran where, of several machines' reports
 
 GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off.
 """
-_COMMANDS: Final = {"info": info, "demo": demo, "selftest": selftest}
+_COMMANDS: Final = {"info": info, "demo": demo, "selftest": selftest, "matrix": matrix}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser("gpuinterop", description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{info,demo,selftest}")
+    commands = parser.add_subparsers(dest="command", metavar="{info,demo,selftest,matrix}")
     for name, room in {**_COMMANDS, "selftest multicast": multicast}.items():
         one = commands.add_parser(
             name, description=inspect.getdoc(room.command), formatter_class=argparse.RawTextHelpFormatter,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import os
-import pickle
 import platform
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -17,8 +17,10 @@ from .. import __version__
 from .._core import registry
 from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
 from .participants import DeviceSpec, ExporterSpec, Participants, short_name
+from .plugin import PARTIAL
 from .report import make_run, of_suites, write_report
 from .requirements import DECLARED, cells_of, params_of, skip_declared
+from .results import CELLS, DEVICE, DRIVER, PARTY, SKIP, Document, Result, Results, counts, exercised
 
 if TYPE_CHECKING:
     from ..exporters.base import Exporter
@@ -40,37 +42,6 @@ _BOTH_SIDES: Final = frozenset(
 )
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What happened on one device."""
-
-    versions: dict[str, str] = field(default_factory=dict)
-    passed: dict[Cell, int] = field(default_factory=dict)
-    failed: set[Cell] = field(default_factory=set)
-    outcomes: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The outcomes, in the words of the summary line."""
-        o = self.outcomes
-        return {
-            "passed": o["passed"],
-            "failed": o["failed"],
-            "skipped as declared": o["declared"],
-            "unexpected skips": o["skipped"],
-        }
-
-    def add(self, other: _Tally) -> None:
-        """What happened on another device of the same name: what has failed there has failed here."""
-        self.passed |= other.passed
-        self.failed |= other.failed
-        self.outcomes += other.outcomes
-
-    @property
-    def exercised(self) -> set[Cell]:
-        return of_suites(cell for cell in self.passed if cell not in self.failed)
-
-
 class Kit(Participants):
     """One pytest run of the kit."""
 
@@ -79,18 +50,22 @@ class Kit(Participants):
         self._config = config
         self._report = config.getoption("gpuinterop_report")
         self._exporter_report = config.getoption("gpuinterop_exporter_report")
-        self.partial = False
-        self.summed = False
+        self._json = config.getoption("gpuinterop_json")
+        self._document: Document | None = None
+        # The controller of pytest-xdist's workers, which run the tests.
+        self.controls = config.pluginmanager.hasplugin("dsession")
         self._open: dict[ExporterSpec, Exporter] = {}
-        self._parties: dict[ExporterSpec, str] = {}
-        self._tallies: dict[DeviceSpec, _Tally] = {}
-        self._driver_tallies: dict[tuple[str, int], _Tally] = {}
+        self.results = Results()
+
+    @property
+    def partial(self) -> bool:
+        """Whether a part of the tests was run."""
+        return self._config.stash.get(PARTIAL, False)
 
     def exporter(self, spec: ExporterSpec) -> Exporter:
         """An open one, shared by the tests."""
         if spec not in self._open:
             self._open[spec] = spec.open()
-            self._parties[spec] = self._open[spec].driver
         return self._open[spec]
 
     def discard(self, spec: ExporterSpec) -> None:
@@ -103,17 +78,23 @@ class Kit(Participants):
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         names = metafunc.fixturenames
-        if "device" not in names:
-            return
         devices = self.devices()
         # The header names what does not work, and its tests are not even made.
         # Where none works at all, the one that stands in for it carries the reason.
         working = [spec for spec in devices if not spec.problem] or devices[:1]
-        if "exporter" in names or "exporter_spec" in names:
+        if "gpuinterop_device" not in names:
+            if "gpuinterop_backend" in names:
+                first = {spec.backend: spec for spec in reversed(working)}
+                metafunc.parametrize("gpuinterop_backend", first.values(), indirect=True, ids=list(first))
+        elif "_gpuinterop_party" in names:
             wanted = getattr(metafunc.cls, "exporter_filter", lambda spec: True)
             pairs = [(spec, one) for spec in working for one in self.exporters(spec) if one.problem or wanted(one)]
-            target = "exporter" if "exporter" in names else "exporter_spec"
-            metafunc.parametrize(("device", target), pairs, indirect=True, ids=[f"{spec}-{one}" for spec, one in pairs])
+            metafunc.parametrize(
+                ("gpuinterop_device", "_gpuinterop_party"),
+                pairs,
+                indirect=True,
+                ids=[f"{spec}-{one}" for spec, one in pairs],
+            )
         elif "gap" in names:
             gaps = [
                 (spec, found.cell)
@@ -122,21 +103,35 @@ class Kit(Participants):
                 if not found.usable
             ] or [(spec, DOMAIN[0]) for spec in working if spec.problem]
             metafunc.parametrize(
-                ("device", "gap"), gaps, indirect=["device"], ids=[f"{spec}-{cell}" for spec, cell in gaps]
+                ("gpuinterop_device", "gap"),
+                gaps,
+                indirect=["gpuinterop_device"],
+                ids=[f"{spec}-{cell}" for spec, cell in gaps],
             )
         else:
-            metafunc.parametrize("device", working, indirect=True, ids=map(str, working))
+            metafunc.parametrize("gpuinterop_device", working, indirect=True, ids=map(str, working))
 
     def prepare(self, items: list[pytest.Item], session: pytest.Session) -> list[pytest.Item]:
         """Give the tests a time-out, and make leaks errors. Returns a test to run beside them, if one must fail."""
-        timeouts = self._config.pluginmanager.hasplugin("timeout")
         for item in items:
-            if timeouts and item.get_closest_marker("timeout") is None:
+            if self._hangs_for_ever and item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT, method="thread"))
             item.add_marker(pytest.mark.filterwarnings("error::gpuinterop.errors.LeakedResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"))
+            spec, party = _specs(item)
+            if spec is not None:
+                item.user_properties.append((DEVICE, str(spec)))
+                item.user_properties.append((CELLS, " ".join(map(str, cells_of(item)))))
+            if party is not None and not party.problem:
+                item.user_properties.append((PARTY, str(party)))
         lacking = self.lacking()
         return [_Environment.of(session, lacking)] if lacking else []
+
+    @property
+    def _hangs_for_ever(self) -> bool:
+        """Whether pytest-timeout is there, and no option of this run gives it seconds."""
+        config = self._config
+        return config.pluginmanager.hasplugin("timeout") and config.getoption("timeout", None) is None
 
     def check(self, item: pytest.Item) -> None:
         """Skip a test whose capabilities one of the two sides lacks."""
@@ -151,65 +146,99 @@ class Kit(Participants):
         if missing := self.device(spec).capabilities.missing(*cells):
             skip_declared(f"{missing[0].cell} on {spec}: {missing[0].reason}")
         if party is not None:
+            item.user_properties.append((DRIVER, self.exporter(party).driver))
             table = self.exporter(party).capabilities
             if missing := table.missing(*(cell for cell in cells if cell.operation in _BOTH_SIDES)):
                 skip_declared(f"{missing[0].cell} of {party}: {missing[0].reason}")
 
-    def record(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        spec, party = _specs(item)
-        if spec is None or spec.problem:
+    def judge(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Say of a skip what it is, and make it a failure if nothing declares it where the backend is required."""
+        spec, _ = _specs(item)
+        if spec is None or not report.skipped or hasattr(report, "wasxfail"):
             return
-        name = spec.backend
-        tally = self._tallies.setdefault(spec, _Tally())
-        tallies = [tally]
-        if party is not None and party.driver and not self.is_unrecorded(name):
-            tallies.append(self._driver_tallies.setdefault((party.driver, party.index), _Tally()))
-        if report.skipped and not hasattr(report, "wasxfail"):
-            found = report.longrepr
-            where, _, reason = found if isinstance(found, tuple) else ("", 0, str(found))
-            if reason.removeprefix("Skipped: ").startswith(DECLARED):
-                tally.outcomes["declared"] += 1
-            elif self.is_required(name) and (_is_kits_own(item) or Path(where).is_relative_to(_HOME)):
+        found = report.longrepr
+        where, _, reason = found if isinstance(found, tuple) else ("", 0, str(found))
+        if reason.removeprefix("Skipped: ").startswith(DECLARED):
+            report.user_properties.append((SKIP, "gap"))
+        elif _is_kits_own(item) or Path(where).is_relative_to(_HOME):
+            report.user_properties.append((SKIP, "undeclared"))
+            if self.is_required(spec.backend) and not spec.problem:
                 report.outcome = "failed"
-                report.longrepr = f"the backend {name!r} is required, and this gap is not declared: {reason}"
-            else:
-                tally.outcomes["skipped"] += 1
-        if report.failed:
-            tally.outcomes["failed"] += 1
-            for one in tallies:
-                one.failed.update(cells_of(item))
-        elif report.when == "call" and report.passed:
-            tally.outcomes["passed"] += 1
-            for one in tallies:
-                one.passed.update(dict.fromkeys(cells_of(item), 1))
+                report.longrepr = (
+                    f"the backend {spec.backend!r} is required, and this gap is not declared: "
+                    + reason.removeprefix("Skipped: ")
+                )
 
     def exercised(self, spec: DeviceSpec) -> set[Cell]:
         """The cells whose tests have all passed so far."""
-        tally = self._tallies.get(spec)
-        return tally.exercised if tally else set()
+        return exercised(self.results.of(str(spec)))
 
-    def counts(self) -> bytes:
-        """What this process has counted, for `add` in another."""
-        return pickle.dumps((self.partial, self._tallies, self._driver_tallies, self._parties))
+    # -- the report of every test ---------------------------------------------------------------------------------
 
-    def add(self, counts: bytes) -> None:
-        """What another process of this run has counted."""
-        partial, tallies, driver_tallies, parties = pickle.loads(counts)
-        self.summed = True
-        self.partial |= partial
-        for ours, theirs in ((self._tallies, tallies), (self._driver_tallies, driver_tallies)):
-            for key, tally in theirs.items():
-                ours.setdefault(key, _Tally()).add(tally)
-        self._parties |= parties
+    def begun(self, nodeid: str) -> None:
+        """A test begins; which one was under way is seen where one runs at a time."""
+        document = self._opened()
+        if not self.controls:
+            document.begin(nodeid)
+
+    def finished(self, nodeid: str) -> None:
+        """A test has ended."""
+        self._opened().add(self.results.by_id[nodeid])
+
+    def _opened(self) -> Document:
+        if self._document is None:
+            self._document = Document(Path(self._json), self._facts())
+        return self._document
+
+    def _facts(self) -> dict[str, Any]:
+        gil: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+        backends = {spec.backend: spec for spec in reversed(self.devices())}
+        working = [spec for spec in self.devices() if not spec.problem]
+        return {
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "gpuinterop": __version__,
+            "python": platform.python_version() + ("" if gil else " without GIL"),
+            "platform": platform.platform(),
+            "variables": _variables(),
+            "backends": [
+                {
+                    "name": name,
+                    "required": self.is_required(name),
+                    "problem": spec.problem,
+                    "versions": {} if spec.problem else dict(registry.get_backend(name).versions),
+                }
+                for name, spec in backends.items()
+            ],
+            "devices": {
+                str(spec): {
+                    "backend": spec.backend,
+                    "name": self.device(spec).name,
+                    "stand_in": self._stands_in(spec.backend),
+                    "capabilities": {
+                        str(found.cell): {"support": found.support.value, "reason": found.reason}
+                        for found in self.device(spec).capabilities.values()
+                    },
+                }
+                for spec in working
+            },
+            "drivers": [f"{found.driver} {found.version}" for found in self._drivers or ()],
+        }
+
+    def _stands_in(self, backend: str) -> str:
+        """What is in the place of a backend's hardware; empty for hardware."""
+        return "simulated" if self.is_simulated(backend) else self._stand_in(backend)
 
     def close(self) -> None:
         for one in list(self._open):
             self.discard(one)
 
-    def finish(self) -> None:
-        if self.partial:
-            return
-        if self._only_simulated():
+    def finish(self, status: int) -> None:
+        if self._json:
+            document = self._opened()
+            for result in self.results.by_id.values():
+                document.add(result)  # that of a worker which crashed, and what could not be collected
+            document.end(status=status, partial=self.partial)
+        if self.partial or self._only_simulated():
             return
         if self._report:
             write_report(self._report, self._device_runs())
@@ -221,40 +250,46 @@ class Kit(Participants):
         return all(map(self.is_unrecorded, self.backends()))
 
     def _device_runs(self) -> list[VerifiedRun]:
-        found: dict[str, _Tally] = {}  # several devices of one name are one run
-        for spec, tally in self._tallies.items():
-            if self.is_unrecorded(spec.backend):
+        found: dict[str, list[DeviceSpec]] = {}  # several devices of one name are one run
+        for spec in self.devices():
+            if not spec.problem and not self.is_unrecorded(spec.backend):
+                found.setdefault(self.device(spec).name, []).append(spec)
+        runs = []
+        for name, specs in found.items():
+            results = self.results.of(*map(str, specs))
+            if not (cells := exercised(results)):
                 continue
-            total = found.setdefault(self.device(spec).name, _Tally())
-            total.add(tally)
-            total.versions |= registry.get_backend(spec.backend).versions
-            for one in self.exporters(spec):
-                if one in self._parties and not one.process:
-                    total.versions[f"exporter {one}"] = self._parties[one]
-        return [
-            make_run(name, total.versions, total.exercised, total.counts)
-            for name, total in found.items()
-            if total.exercised
-        ]
+            versions = dict(registry.get_backend(specs[0].backend).versions)
+            versions |= {f"exporter {one.party}": one.driver for one in results if one.driver and "@" not in one.party}
+            runs.append(make_run(name, versions, cells, counts(results)))
+        return runs
 
     def driver_runs(self) -> list[VerifiedRun]:
         """What each Vulkan driver has shown: of what was exercised with it, the cells in which it has a part."""
-        found: dict[str, _Tally] = {}  # a driver of several devices is one run
+        recorded = [str(spec) for spec in self.devices() if not spec.problem and not self.is_unrecorded(spec.backend)]
+        results: dict[str, list[Result]] = {}
+        for result in self.results.of(*recorded):
+            results.setdefault(result.party.partition("@")[0], []).append(result)
+        shown: dict[str, set[Cell]] = {}  # a driver of several devices is one run
+        failed: dict[str, set[Cell]] = {}
         seen: Counter[str] = Counter()
         for driver in self.drivers():
             short = short_name(driver.name, driver.driver)
-            tally = self._driver_tallies.get((short, seen[short]), _Tally())
+            tests = results.get(str(ExporterSpec("vulkan", short, seen[short])), [])
             seen[short] += 1
-            total = found.setdefault(driver.driver, _Tally())
-            total.add(tally)
-            total.failed |= {cell for cell in tally.passed if not driver.capabilities.supports(cell)}
-            total.versions[driver.driver] = driver.version
-        return [make_run(name, total.versions, total.exercised) for name, total in found.items() if total.exercised]
+            passed = of_suites(Cell.parse(cell) for test in tests if test.outcome == "passed" for cell in test.cells)
+            here = {cell for cell in exercised(tests) if driver.capabilities.supports(cell)}
+            shown.setdefault(driver.driver, set()).update(here)
+            failed.setdefault(driver.driver, set()).update(passed - here)
+        versions = {driver.driver: driver.version for driver in self.drivers()}
+        return [
+            make_run(name, {name: versions[name]}, cells) for name in shown if (cells := shown[name] - failed[name])
+        ]
 
     def header(self) -> list[str]:
         lines = [f"gpuinterop {__version__}, Python {platform.python_version()}, {platform.platform()}"]
-        variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("GPUINTEROP_")]
-        lines.append(f"gpuinterop variables: {' '.join(variables) or 'none set'}")
+        variables = " ".join(f"{name}={value}" for name, value in _variables().items())
+        lines.append(f"gpuinterop variables: {variables or 'none set'}")
         for spec in self.devices():
             if spec.problem:
                 lines.append(f"gpuinterop backend {spec.backend}: not available: {spec.problem}")
@@ -269,7 +304,7 @@ class Kit(Participants):
         return lines
 
     def summary(self) -> list[str]:
-        lines = self.header() if self.summed else []  # no worker has printed it
+        lines = self.header() if self.controls else []  # no worker has printed it
         if self._report and self.partial:
             lines.append(f"{self._report} was not written: a part of the tests was run, and would replace the whole")
         elif self._report and self._only_simulated():
@@ -280,13 +315,25 @@ class Kit(Participants):
                 for name in self.backends()
                 if self.is_unrecorded(name) and not self.is_simulated(name)
             ]
-        for spec, tally in self._tallies.items():
+        for spec in self.devices():
+            if not (results := self.results.of(str(spec))) or spec.problem:
+                continue
             simulated = " (simulated)" if self.is_simulated(spec.backend) else ""
+            numbers = ", ".join(f"{count} {word}" for word, count in counts(results).items())
+            shown = exercised(results)
             lines.append(
-                f"{spec}{simulated}: {', '.join(f'{count} {name}' for name, count in tally.counts.items())}; "
-                f"{len(tally.exercised)} cells exercised" + (" (a part of the suite)" if self.partial else "")
+                f"{spec}{simulated}: {numbers}; {len(shown)} cells exercised"
+                + (" (a part of the suite)" if self.partial else "")
             )
+            table = self.device(spec).capabilities.values()
+            usable = sorted(map(str, of_suites(found.cell for found in table if found) - shown))
+            if usable and not self.partial:
+                lines.append(f"{spec}{simulated}: usable, and no test has shown it: {', '.join(usable)}")
         return lines
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("GPUINTEROP_")}
 
 
 class _Environment(pytest.Item):
@@ -315,4 +362,4 @@ def _is_kits_own(item: pytest.Item) -> bool:
 
 def _specs(item: pytest.Item) -> tuple[DeviceSpec | None, ExporterSpec | None]:
     params = params_of(item)
-    return params.get("device"), params.get("exporter") or params.get("exporter_spec")
+    return params.get("gpuinterop_device") or params.get("gpuinterop_backend"), params.get("_gpuinterop_party")

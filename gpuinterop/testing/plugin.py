@@ -1,22 +1,32 @@
 """The pytest plugin. It is loaded in every pytest run of every user who has gpuinterop installed.
 
-So it imports pytest and the standard library only, reads no environment and loads no backend, until tests of the kit
-are collected. Everything else is in :mod:`.kit`.
+So it imports pytest and the standard library only, reads no environment of ours and loads no backend, until tests are
+collected that use it. Everything else is in :mod:`.kit`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from .._core.device import Device
+    from .._core.registry import LoadedBackend
+    from ..exporters.base import Exporter
     from .kit import Kit
+    from .suites.base import Bench
+
+PARTIAL = pytest.StashKey[bool]()
+"""Whether a part of the tests was run: some were deselected, or a worker of pytest-xdist crashed."""
 
 _KIT = pytest.StashKey[Any]()
-_LOST = pytest.StashKey[bool]()
-_OUTCOME = pytest.StashKey[dict[str, pytest.TestReport]]()
+_FAILED = pytest.StashKey[bool]()
+_FIXTURES = frozenset(("gpuinterop_backend", "gpuinterop_device"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,13 +79,113 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="write what the Vulkan drivers have shown, as entries of the exporters' verified.toml",
     )
+    group.addoption(
+        "--gpuinterop-json",
+        default=None,
+        metavar="FILE",
+        help="write what every test came to, on which devices, with which versions: for `gpuinterop matrix`",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Empty the report before anything can fail: a run that does not even begin is not taken for the one before."""
+    file = early_config.known_args_namespace.gpuinterop_json
+    if file and "PYTEST_XDIST_WORKER" not in os.environ:
+        Path(file).write_text("", encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker, and whoever hears what the tests come to."""
     config.addinivalue_line(
-        "markers", "gpuinterop_requires(*cells): the capabilities that a test of gpuinterop's kit exercises"
+        "markers",
+        "gpuinterop_requires(*cells): the capabilities that a test exercises (gpuinterop.testing.requires)",
     )
+    # The controller of pytest-xdist's workers writes the report.
+    file = None if hasattr(config, "workerinput") else config.getoption("gpuinterop_json")
+    config.pluginmanager.register(_Listener(config, file), "gpuinterop-listener")
+
+
+# -- fixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpuinterop_device(request: pytest.FixtureRequest) -> Device:
+    """Each device in turn, of the backends that the run's options choose: a `gpuinterop.Device`.
+
+    Examples
+    --------
+    >>> def test_it_runs_everywhere(gpuinterop_device):
+    ...     with gpuinterop_device.create_stream() as stream:
+    ...         stream.synchronize(timeout=10)
+    """
+    return kit_of(request.config).device(request.param)
+
+
+@pytest.fixture
+def gpuinterop_backend(request: pytest.FixtureRequest) -> LoadedBackend:
+    """Each backend in turn that the run's options choose, as `gpuinterop.get_backend` returns it.
+
+    In a test that has `gpuinterop_device` as well it is that device's backend.
+
+    Examples
+    --------
+    >>> def test_each_device_has_a_name(gpuinterop_backend):
+    ...     assert all(device.name for device in gpuinterop_backend.devices())
+    """
+    from .._core import registry
+
+    spec = getattr(request, "param", None)
+    return registry.get_backend(spec.backend if spec else request.getfixturevalue("gpuinterop_device").backend)
+
+
+@pytest.fixture
+def gpuinterop_exporter(_gpuinterop_party: Any, request: pytest.FixtureRequest) -> Generator[Exporter, None, None]:
+    """Each independent party in turn that lives on the device's hardware: a Vulkan driver, a memfd; here or in a child.
+
+    It does not go through the backend, so it is an oracle. Tests share it until one of them fails.
+
+    Examples
+    --------
+    >>> def test_a_renderer(gpuinterop_exporter):
+    ...     with gpuinterop_exporter.create_memory(4096) as theirs:
+    ...         theirs.write(0, b"drawn")
+    """
+    kit = kit_of(request.config)
+    yield kit.exporter(_gpuinterop_party)
+    if request.node.stash.get(_FAILED, False):
+        kit.discard(_gpuinterop_party)
+
+
+@pytest.fixture
+def _gpuinterop_party(request: pytest.FixtureRequest) -> Any:
+    """How to open the party, for tests that open one of their own."""
+    return request.param
+
+
+@pytest.fixture
+def gpuinterop_bench(
+    gpuinterop_device: Device, gpuinterop_exporter: Exporter, request: pytest.FixtureRequest
+) -> Generator[Bench, None, None]:
+    """Makes pairs: memory or a semaphore of the party, and the same thing imported by the device.
+
+    Everything that it makes is closed at the end of the test; see `gpuinterop.testing.suites.base.Bench`.
+
+    Examples
+    --------
+    >>> def test_one_memory(gpuinterop_bench):
+    ...     theirs, ours = gpuinterop_bench.buffer(4096)
+    ...     ours.fill(7)
+    ...     assert theirs.read(0, 4096) == bytes([7]) * 4096
+    """
+    from .suites.base import Bench
+
+    with ExitStack() as scope:
+        simulated = kit_of(request.config).is_simulated(gpuinterop_device.backend)
+        yield Bench(gpuinterop_device, gpuinterop_exporter, scope, simulated=simulated)
+
+
+# -- hooks -----------------------------------------------------------------------------------------------------------
 
 
 def kit_of(config: pytest.Config) -> Kit:
@@ -89,17 +199,13 @@ def kit_of(config: pytest.Config) -> Kit:
 
 
 def is_ours(item: object) -> bool:
-    """Whether a test belongs to a suite of the kit."""
-    return bool(getattr(getattr(item, "cls", None), "gpuinterop_suite", False))
-
-
-def failed(item: pytest.Item) -> bool:
-    """Whether the test has failed so far; for fixtures that clean up after it."""
-    return any(report.failed for report in item.stash.get(_OUTCOME, {}).values())
+    """Whether a test belongs to a suite of the kit, or uses the plugin's fixtures."""
+    suite = getattr(getattr(item, "cls", None), "gpuinterop_suite", False)
+    return bool(suite) or not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize the suites by backend, device, exporter and gap."""
+    """Parametrize what is ours by backend, device, exporter and gap."""
     if is_ours(metafunc):
         kit_of(metafunc.config).parametrize(metafunc)
 
@@ -116,13 +222,13 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     """Note that the run is not the whole."""
     for item in items:
         if is_ours(item):
-            kit_of(item.config).partial = True
+            item.config.stash[PARTIAL] = True
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """The header, once it is known that our tests take part: versions, drivers, variables."""
     kit: Kit | None = config.stash.get(_KIT, None)
-    return kit.header() if kit is not None and not kit.summed else []
+    return kit.header() if kit is not None and not kit.controls else []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -135,41 +241,61 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep count; a skip that nothing declares fails where the backend is required."""
+    """Judge a skip: one that nothing declares fails where the backend is required."""
     report = yield
     if is_ours(item):
-        kit_of(item.config).record(item, report)
-        item.stash.setdefault(_OUTCOME, {})[report.when] = report
+        kit_of(item.config).judge(item, report)
+        item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report, and end what the kit has started.
+class _Listener:
+    """Hears what the tests come to: where one process runs them, and in the controller of pytest-xdist's workers."""
 
-    A worker of pytest-xdist sends what it has counted to its controller, whose report is that of the run.
+    def __init__(self, config: pytest.Config, file: str | None) -> None:
+        self._config = config
+        self._file = file
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if self._file:
+            kit_of(self._config).begun(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self._file or any(name.startswith("gpuinterop.") for name, _ in report.user_properties):
+            kit_of(self._config).results.hear(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if self._file and report.failed:
+            kit_of(self._config).results.refuse(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self._file:
+            kit_of(self._config).finished(nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the reports, and end what the kit has started.
+
+    A worker of pytest-xdist tells its controller whether it ran a part; what its tests came to is known there.
     """
     config = session.config
-    kit: Kit | None = config.stash.get(_KIT, None)
+    file = None if hasattr(config, "workerinput") else config.getoption("gpuinterop_json")
+    kit: Kit | None = kit_of(config) if file else config.stash.get(_KIT, None)
     if kit is None:
         return
     kit.close()
     if hasattr(config, "workeroutput"):
-        config.workeroutput["gpuinterop"] = kit.counts()
+        config.workeroutput["gpuinterop"] = kit.partial
     else:
-        kit.finish()
+        kit.finish(int(exitstatus))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add what a worker of pytest-xdist has counted; what one has counted that crashed is lost."""
-    stash = node.config.stash
-    output: dict[str, bytes] | None = getattr(node, "workeroutput", None)
-    if output is None:
-        stash[_LOST] = True
-    elif "gpuinterop" in output:
-        kit_of(node.config).add(output["gpuinterop"])
-    if _KIT in stash:
-        stash[_KIT].partial |= stash.get(_LOST, False)
+    """Note whether a worker of pytest-xdist ran a part, or crashed: a run that was cut short is not the whole."""
+    output: dict[str, Any] | None = getattr(node, "workeroutput", None)
+    if output is None or output.get("gpuinterop"):
+        node.config.stash[PARTIAL] = True
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ from ...capabilities import Operation
 from ...errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, SemaphoreTimeoutError
 from ...exporters.base import Exporter, ExporterMemory, ExporterSemaphore
 from ...handles import Binary, Timeline
-from ..plugin import failed, kit_of
+from ..plugin import kit_of
 from ..requirements import HANDLE_TYPES as HANDLE_TYPES, skip_declared
 
 _LIMIT_VARIABLE = "GPUINTEROP_KIT_LIMIT"
@@ -63,22 +63,19 @@ class Suite:
     gpuinterop_suite: ClassVar[bool] = True
 
     @pytest.fixture
-    def device(self, request: pytest.FixtureRequest) -> Device:
+    def device(self, gpuinterop_device: Device) -> Device:
         """The device under test."""
-        return kit_of(request.config).device(request.param)
+        return gpuinterop_device
 
     @pytest.fixture
-    def exporter(self, request: pytest.FixtureRequest) -> Generator[Exporter, None, None]:
+    def exporter(self, gpuinterop_exporter: Exporter) -> Exporter:
         """The independent party; shared by the tests until one of them fails."""
-        kit = kit_of(request.config)
-        yield kit.exporter(request.param)
-        if failed(request.node):
-            kit.discard(request.param)
+        return gpuinterop_exporter
 
     @pytest.fixture
-    def exporter_spec(self, request: pytest.FixtureRequest) -> Any:
+    def exporter_spec(self, _gpuinterop_party: Any) -> Any:
         """How to open the independent party, for tests that want one of their own."""
-        return request.param
+        return _gpuinterop_party
 
     @pytest.fixture
     def scope(self) -> Generator[ExitStack, None, None]:

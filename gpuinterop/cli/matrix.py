@@ -1,0 +1,286 @@
+"""``gpuinterop matrix``: the reports of several machines as one table."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ..capabilities import DOMAIN, Cell, Operation
+from ..errors import InvalidArgumentError
+from ..testing.results import Result, Run, counts, exercised, read_run
+from .console import say
+from .pages import Items, Section, Table, html, markdown, text
+
+__all__ = ["add_arguments", "command"]
+
+_SKIPPED: Final = ("gap", "undeclared", "skipped")
+_MARKS: Final = {"shown": "✓", "stand-in": "○", "failed": "✗", "usable": "?", "gap": "·"}
+_LEGEND: Final = (
+    "✓ shown on hardware   ○ shown on a stand-in for hardware   ✗ a test failed   ? usable, and no test has shown it   "
+    "· a gap"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``gpuinterop matrix``."""
+    parser.add_argument(
+        "reports", nargs="+", metavar="REPORT", type=Path, help="files of pytest --gpuinterop-json=FILE"
+    )
+    parser.add_argument(
+        "--expect", action="append", default=[], metavar="ROW", help="fail where this row is missing (repeatable)"
+    )
+    parser.add_argument("--compare", nargs=2, metavar="ROW", help="also show where these two rows differ")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the page as Markdown too")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write the page as HTML too")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Merge the reports of several runs, machines and vendors into one page.
+
+    It shows what ran where and with which versions, what failed, which capabilities no row has shown, which tests were
+    skipped in every row, and where two rows differ. A row is a device of a report, and has the name of its file.
+
+    Exit status 0: every expected row is there, every run ended, something passed in each, and nothing failed. Otherwise
+    1; 2 where a report cannot be read.
+    """
+    rows = [row for name, file in _names(given.reports).items() for row in _rows(name, read_run(file))]
+    missing = [wanted for wanted in given.expect if wanted not in {row.report for row in rows}]
+    pair = _pair(rows, given.compare)
+    page = list(_page(rows, missing, pair))
+    say((text(page), ""))
+    for file, write in ((given.markdown, markdown), (given.html, html)):
+        if file is not None:
+            file.write_text(write(page), encoding="utf-8")
+    return int(bool(missing) or any(row.problem for row in rows))
+
+
+@dataclass
+class _Row:
+    """One device of a report, or the tests of a report that have none."""
+
+    report: str
+    device: str
+    run: Run
+    results: list[Result]
+    name: str = ""
+    problem: str = ""
+    cells: dict[Cell, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.problem = self._problem()
+        if self.device:
+            self.cells = self._cells()
+
+    def _problem(self) -> str:
+        """Why the row is red; empty where it is green."""
+        outcomes = Counter(result.outcome for result in self.results)
+        if self.run.end is None:
+            return "ENDED EARLY"
+        if outcomes["failed"] or outcomes["unfinished"]:
+            return "FAILED"
+        if not outcomes["passed"]:
+            return "NOTHING PASSED"
+        return "" if self.run.end["status"] == 0 else f"FAILED with status {self.run.end['status']}"
+
+    def _cells(self) -> dict[Cell, str]:
+        facts = self.run.facts["devices"][self.device]
+        shown = exercised(self.results)
+        failed = {cell for result in self.results if result.outcome == "failed" for cell in result.cells}
+        found = {}
+        for name, said in facts["capabilities"].items():
+            cell = Cell.parse(name)
+            if said["support"] not in ("supported", "unverified"):
+                found[cell] = "gap"
+            elif name in failed:
+                found[cell] = "failed"
+            elif cell in shown:
+                found[cell] = "stand-in" if facts["stand_in"] else "shown"
+            else:
+                found[cell] = "usable"
+        return found
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Versions and places, by their names."""
+        run, found = self.run.facts, {}
+        found["started"] = run["started"]
+        found["gpuinterop"], found["python"], found["platform"] = run["gpuinterop"], run["python"], run["platform"]
+        if self.device:
+            device = run["devices"][self.device]
+            found["device"] = device["name"] + (f" ({device['stand_in']})" if device["stand_in"] else "")
+            for backend in run["backends"]:
+                if backend["name"] == device["backend"]:
+                    found |= {name: str(version) for name, version in backend["versions"].items()}
+        found |= {result.party.partition("@")[0]: result.driver for result in self.results if result.driver}
+        return found | {name: str(value) for name, value in run["variables"].items()}
+
+    @property
+    def numbers(self) -> str:
+        """The counts of the tests' outcomes."""
+        part = ["a part of the tests"] if self.run.end and self.run.end["partial"] else []
+        return ", ".join([f"{count} {word}" for word, count in counts(self.results).items() if count] + part)
+
+
+def _names(files: Sequence[Path]) -> dict[str, Path]:
+    """The files by the name of their row: the file's own, or where several have it, with the folders that differ."""
+    names = {file.with_suffix("").as_posix(): file for file in files}
+    if len(names) < len(files):
+        raise InvalidArgumentError("reports", "expected each file once, got one of them twice.")
+    stems = Counter(file.stem for file in files)
+    return {file.stem if stems[file.stem] == 1 else name: file for name, file in names.items()}
+
+
+def _rows(name: str, run: Run) -> Iterator[_Row]:
+    """One for each device that has tests, and one for the tests that have no device, where only those are there.
+
+    What fails and is of no device makes each row red: a run that lacks what it requires has shown nothing.
+    """
+    devices = [device for device in run.facts["devices"] if any(result.device == device for result in run.results)]
+    others = [result for result in run.results if result.device not in devices]
+    if not devices:
+        yield _Row(name, "", run, others, name)
+    for device in devices:
+        mine = [result for result in run.results if result.device == device]
+        label = name if len(devices) == 1 else f"{name} {device}"
+        yield _Row(name, device, run, [*mine, *others], label)
+
+
+def _pair(rows: Sequence[_Row], wanted: Sequence[str] | None) -> tuple[_Row, _Row] | None:
+    if wanted is None:
+        return (rows[0], rows[1]) if len(rows) == 2 else None
+    known = {row.name: row for row in rows}
+    if unknown := [name for name in wanted if name not in known]:
+        raise InvalidArgumentError("--compare", f"expected two of the rows {', '.join(known)}, got {unknown[0]}.")
+    return known[wanted[0]], known[wanted[1]]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def _page(rows: Sequence[_Row], missing: Sequence[str], pair: tuple[_Row, _Row] | None) -> Iterator[Section]:
+    red = len(missing) + sum(bool(row.problem) for row in rows)
+    ran = [(name, "MISSING", "", "no report has this name", "") for name in missing]
+    ran += [(row.name, row.problem or "passed", row.facts.get("device", ""), row.numbers, _shown(row)) for row in rows]
+    yield f"{len(ran)} rows, {red or 'none'} red", [Table(("row", "result", "device", "tests", "cells shown"), ran)]
+    yield "What failed", [Items(_failures(rows))]
+    yield "Versions", [Table(("of", "version", "rows"), list(_versions(rows)))]
+    tables = [row for row in rows if row.cells]
+    yield "Capabilities", [Table(("cell", *(row.name for row in tables)), list(_cell_rows(tables))), _LEGEND]
+    yield "Cells that no row has shown", [Items(_never_shown(tables))]
+    yield "Tests that every row skipped", [Items(_never_run(rows))]
+    if pair is not None:
+        one, other = pair
+        yield f"Where {one.name} and {other.name} differ", [Table(("", one.name, other.name), _differ(one, other))]
+
+
+def _shown(row: _Row) -> str:
+    return str(sum(state in ("shown", "stand-in") for state in row.cells.values())) if row.cells else ""
+
+
+def _versions(rows: Sequence[_Row]) -> Iterator[tuple[str, str, str]]:
+    """Each version once, with the rows that have it."""
+    for name in dict.fromkeys(name for row in rows for name in row.facts):
+        found: dict[str, list[str]] = {}
+        for row in rows:
+            if name in row.facts:
+                found.setdefault(row.facts[name], []).append(row.name)
+        for value, names in found.items():
+            yield name, value, "all" if len(names) == len(rows) else ", ".join(names)
+
+
+def _failures(rows: Sequence[_Row]) -> list[str]:
+    found = []
+    for row in rows:
+        if row.run.end is None:
+            last = row.run.results[-1] if row.run.results else None
+            where = f"in {last.id}" if last and last.outcome == "unfinished" else "between two tests"
+            found.append(f"{row.name}: the run was ended {where}; its log has the stacks")
+        bad = {result.id: result for result in row.results if result.outcome == "failed"}
+        found += [f"{row.name}: {name}: {result.reason}" for name, result in bad.items()]
+        for backend in row.run.facts["backends"]:
+            if backend["problem"] and backend["required"] and not bad:
+                found.append(f"{row.name}: {backend['name']} does not work: {backend['problem']}")
+    return found
+
+
+def _cell_rows(rows: Sequence[_Row]) -> Iterator[tuple[str, ...]]:
+    """Those cells that some row can use; what is a gap in all is told below."""
+    for cell in DOMAIN:
+        states = [row.cells.get(cell, "gap") for row in rows]
+        if set(states) != {"gap"}:
+            yield str(cell), *(_MARKS[state] for state in states)
+
+
+def _never_shown(rows: Sequence[_Row]) -> list[str]:
+    """First what some row says it can do; then, by operation, what is a gap in every row."""
+    found = []
+    gaps: dict[Operation, list[str]] = {}
+    for cell in DOMAIN:
+        states = {row.name: row.cells.get(cell, "gap") for row in rows}
+        if not states or {"shown", "stand-in"} & set(states.values()):
+            continue
+        if claims := [name for name, state in states.items() if state != "gap"]:
+            found.append(f"{cell}: usable in {', '.join(claims)}")
+        else:
+            gaps.setdefault(cell.operation, []).append(cell.handle_type.type_name if cell.handle_type else "")
+    for operation, kinds in gaps.items():
+        found.append(f"{operation.value}, a gap in every row" + (f": {', '.join(kinds)}" if all(kinds) else ""))
+    return found
+
+
+def _never_run(rows: Sequence[_Row]) -> list[str]:
+    """By reason: the tests whose every run, on whatever device and with whatever party, was a skip."""
+    by_reason: dict[str, list[str]] = {}
+    for test, results in _by_test([result for row in rows for result in row.results]).items():
+        if all(result.outcome in _SKIPPED for result in results):
+            reason = " / ".join(dict.fromkeys(result.reason.removeprefix("declared: ") for result in results))
+            by_reason.setdefault(reason, []).append(test)
+    return [f"{_together(tests)}: {reason}" for reason, tests in sorted(by_reason.items())]
+
+
+def _by_test(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The runs of each test, on whatever device and with whatever party; the file's name is without its folder."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        file, colons, name = result.test.partition("::")
+        found.setdefault(file.rpartition("/")[2] + colons + name, []).append(result)
+    return found
+
+
+def _together(tests: Sequence[str]) -> str:
+    """The one test, or how many of which class."""
+    if len(tests) == 1:
+        return tests[0]
+    found = Counter(test.partition("[")[0].rpartition("::")[0] or test for test in tests)
+    return ", ".join(f"{count} of {where}" for where, count in sorted(found.items()))
+
+
+def _differ(one: _Row, other: _Row) -> list[tuple[str, str, str]]:
+    """Versions, cells and tests of which the two say different things."""
+    found = [
+        (name, one.facts.get(name, "-"), other.facts.get(name, "-"))
+        for name in one.facts | other.facts
+        if name != "started" and one.facts.get(name) != other.facts.get(name)
+    ]
+    for cell in DOMAIN:
+        mine, theirs = (row.cells.get(cell, "gap") for row in (one, other))
+        if mine != theirs:
+            found.append((str(cell), mine, theirs))
+    sides = [{test: _worst(results) for test, results in _by_test(row.results).items()} for row in (one, other)]
+    tests: dict[tuple[str, str], list[str]] = {}
+    for test in sides[0] | sides[1]:
+        outcomes = sides[0].get(test, "not there"), sides[1].get(test, "not there")
+        if outcomes[0] != outcomes[1]:
+            tests.setdefault(outcomes, []).append(test)
+    return found + [(_together(names), *outcomes) for outcomes, names in tests.items()]
+
+
+def _worst(results: Iterable[Result]) -> str:
+    """What a test came to over its parties: a failure counts most, then what ran, and a skip least; with its reason."""
+    order = ("unfinished", "failed", "undeclared", "passed", "xfailed", "skipped", "gap")
+    worst = min(results, key=lambda result: order.index(result.outcome))
+    return worst.outcome + (f": {worst.reason.removeprefix('declared: ')}" if worst.reason else "")

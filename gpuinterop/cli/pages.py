@@ -1,0 +1,119 @@
+"""A page of headings, tables and lists, as text, Markdown and HTML. Whatever it shows may come from a stranger."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import chain
+from typing import Final, TypeAlias
+
+__all__ = ["Items", "Section", "Table", "html", "markdown", "text"]
+
+_MOST: Final = 60
+"""Characters of a column in text; longer ones are folded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of as many texts as there are columns."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list."""
+
+    texts: Sequence[str]
+
+
+Block: TypeAlias = str | Table | Items
+Section: TypeAlias = tuple[str, Sequence[Block]]
+"""A heading, and what is below it: paragraphs, tables and lists. What is empty says so."""
+
+
+def text(page: Iterable[Section]) -> str:
+    """For a terminal."""
+    sections = ("\n".join([heading, "-" * len(heading), *chain(*map(_lines, blocks))]) for heading, blocks in page)
+    return "\n\n".join(sections)
+
+
+def _lines(block: Block) -> Iterator[str]:
+    if isinstance(block, str):
+        yield _plain(block)
+    elif isinstance(block, Items):
+        width = shutil.get_terminal_size((120, 24)).columns
+        for one in block.texts:
+            yield from textwrap.wrap(_plain(one), width, initial_indent="- ", subsequent_indent="  ")
+        if not block.texts:
+            yield "none"
+    else:
+        rows = [[textwrap.wrap(_plain(one), _MOST) or [""] for one in row] for row in (block.columns, *block.rows)]
+        widths = [max(len(line) for row in rows for line in row[column]) for column in range(len(block.columns))]
+        for row in rows:
+            for number in range(max(map(len, row))):
+                cells = [lines[number] if number < len(lines) else "" for lines in row]
+                yield "  ".join(one.ljust(width) for one, width in zip(cells, widths, strict=True)).rstrip()
+        if not block.rows:
+            yield "none"
+
+
+def _plain(one: str) -> str:
+    """Without what would move a terminal's cursor, or colour it."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", one)
+
+
+def markdown(page: Iterable[Section]) -> str:
+    """For a forge's summary of a job."""
+    parts = (f"## {_marked(heading)}\n\n" + "\n\n".join(map(_markdown, blocks)) for heading, blocks in page)
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, str):
+        return _marked(block)
+    if isinstance(block, Items):
+        return "\n".join(f"- {_marked(one)}" for one in block.texts) or "none"
+    rows = [block.columns, ["---"] * len(block.columns), *block.rows]
+    return "\n".join(f"| {' | '.join(map(_marked, row))} |" for row in rows)
+
+
+def _marked(one: str) -> str:
+    """Without what Markdown, or the HTML in it, would take for its own; a table's rule stays."""
+    return one if one == "---" else re.sub(r"([\\`*_\[\]<>|#~&!])", r"\\\1", _plain(one))
+
+
+_STYLE: Final = """\
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { border: 1px solid #8884; padding: .2rem .6rem; text-align: left; vertical-align: top; }
+tr:nth-child(even) { background: #8881; }
+"""
+
+
+def html(page: Iterable[Section]) -> str:
+    """One file, with nothing to load."""
+    parts = (f"<h2>{escape(heading)}</h2>\n" + "\n".join(map(_html, blocks)) for heading, blocks in page)
+    return (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>gpuinterop matrix</title>\n<style>\n{_STYLE}</style>\n<h1>gpuinterop matrix</h1>\n"
+        + "\n".join(parts)
+        + "\n</html>\n"
+    )
+
+
+def _html(block: Block) -> str:
+    if isinstance(block, str):
+        return f"<p>{escape(block)}</p>"
+    if isinstance(block, Items):
+        return f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in block.texts)}</ul>" if block.texts else "<p>none</p>"
+    rows = [f"<tr>{''.join(f'<{tag}>{escape(one)}</{tag}>' for one in row)}</tr>"
+            for tag, row in (("th", block.columns), *(("td", row) for row in block.rows))]  # fmt: skip
+    return "<table>\n" + "\n".join(rows) + "\n</table>"

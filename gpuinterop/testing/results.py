@@ -1,0 +1,271 @@
+"""What the tests of a run came to: heard from their reports, written as JSON meanwhile, read by `gpuinterop matrix`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from ..capabilities import Cell
+from ..errors import InvalidArgumentError
+from .report import of_suites
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["CELLS", "DEVICE", "DRIVER", "PARTY", "SKIP", "Document", "Result", "Results", "Run", "read_run"]
+
+DEVICE, PARTY, DRIVER, CELLS, SKIP = (
+    f"gpuinterop.{name}" for name in ("device", "exporter", "driver", "cells", "skip")
+)
+"""Properties of a test's report, which JUnit's XML has as well: how a test that ran elsewhere says what it was of."""
+
+FORMAT: Final = 1
+_UNFINISHED: Final = ', "outcome": "unfinished"}'
+
+
+@dataclass(slots=True)
+class Result:
+    """What one test came to.
+
+    Attributes
+    ----------
+    id, test : str
+        pytest's name of it, and the same without the device and the party, so that machines can be compared.
+    device, party, driver : str
+        ``cuda:0``, ``vulkan:nvidia@process`` and that driver with its version; empty for a test that uses none.
+    cells : list of str
+        The capabilities that it exercises.
+    outcome : str
+        ``passed``, ``failed``, ``gap`` (skipped as declared), ``undeclared`` (skipped by the kit for another reason),
+        ``skipped`` (by itself), ``xfailed``, ``unfinished``.
+    reason : str
+        Why it failed or was skipped, in a line.
+    seconds : float
+    """
+
+    id: str
+    test: str = ""
+    device: str = ""
+    party: str = ""
+    driver: str = ""
+    cells: list[str] = field(default_factory=list)
+    outcome: str = "unfinished"
+    reason: str = ""
+    seconds: float = 0.0
+
+    def hear(self, report: pytest.TestReport) -> None:
+        """Take one of its three reports: set-up, call, tear-down. One that failed counts, whatever comes after."""
+        said: dict[str, Any] = dict(report.user_properties)
+        self.device, self.party, self.driver = (said.get(name, "") for name in (DEVICE, PARTY, DRIVER))
+        self.cells = said[CELLS].split() if said.get(CELLS) else []
+        self.test = _without(self.id, self.device, self.party)
+        self.seconds = round(self.seconds + report.duration, 3)
+        if self.outcome == "failed":
+            return
+        if report.failed:
+            self.outcome, self.reason = "failed", _reason(report)
+        elif report.skipped:
+            self.outcome = "xfailed" if hasattr(report, "wasxfail") else said.get(SKIP, "skipped")
+            self.reason = getattr(report, "wasxfail", "") or _reason(report)
+        elif report.when == "call":
+            self.outcome = "passed"
+
+
+def _without(name: str, device: str, party: str) -> str:
+    """The name of a test, less what pytest has put into its brackets for the device and the party."""
+    base, bracket, inside = name.partition("[")
+    for one in (f"{device}-{party}", device) if device else ():
+        text = inside.removesuffix("]")
+        if text == one:
+            return base
+        if text.startswith(f"{one}-"):
+            return f"{base}[{text.removeprefix(f'{one}-')}]"
+        if text.endswith(f"-{one}"):
+            return f"{base}[{text.removesuffix(f'-{one}')}]"
+    return base + bracket + inside
+
+
+def _reason(report: Any) -> str:
+    found = report.longrepr
+    crash = getattr(found, "reprcrash", None)
+    text = found[2] if isinstance(found, tuple) else crash.message if crash else str(found)
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
+    return lines[0].removeprefix("Skipped: ")[:500] if lines else ""
+
+
+class Results:
+    """Those of a run so far, by the test's id."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Result] = {}
+
+    def hear(self, report: pytest.TestReport) -> Result:
+        result = self.by_id.setdefault(report.nodeid, Result(report.nodeid))
+        result.hear(report)
+        return result
+
+    def refuse(self, report: pytest.CollectReport) -> None:
+        """What could not be collected, which is no test yet."""
+        lines = str(report.longrepr).strip().splitlines()
+        failed = Result(report.nodeid, report.nodeid, outcome="failed", reason=lines[-1] if lines else "")
+        self.by_id[report.nodeid] = failed
+
+    def of(self, *devices: str) -> list[Result]:
+        """Those of these devices."""
+        return [result for result in self.by_id.values() if result.device in devices]
+
+
+def exercised(results: Iterable[Result]) -> set[Cell]:
+    """The cells that the suites can show, and whose tests have all passed."""
+    shown: set[str] = set()
+    failed: set[str] = set()
+    for result in results:
+        if result.outcome in ("failed", "unfinished"):
+            failed.update(result.cells)
+        elif result.outcome == "passed":
+            shown.update(result.cells)
+    return of_suites(map(Cell.parse, shown - failed))
+
+
+def counts(results: Iterable[Result]) -> dict[str, int]:
+    """How many there are of each outcome, in the words of the summary line."""
+    found = Counter(result.outcome for result in results)
+    words = {"passed": "passed", "failed": "failed", "gap": "skipped as declared", "undeclared": "unexpected skips"}
+    others = {"skipped": "skipped by themselves", "xfailed": "failed as expected", "unfinished": "unfinished"}
+    return {word: found[one] for one, word in words.items()} | {
+        word: found[one] for one, word in others.items() if found[one]
+    }
+
+
+class Document:
+    """The JSON of a run, line by line: what a run has written that was killed says how far it came.
+
+    Parameters
+    ----------
+    file : Path
+    header : Mapping
+        What is known before the first test.
+    """
+
+    def __init__(self, file: Path, header: Mapping[str, Any]) -> None:
+        self._file: TextIO = file.open("w", encoding="utf-8")
+        self._separator = ""
+        self._open = ""
+        self._written: set[str] = set()
+        self._write(json.dumps({"format": FORMAT, **header})[:-1] + ', "tests": [')
+
+    def begin(self, name: str) -> None:
+        """Say which test runs now. Where several do at a time, `add` alone is called."""
+        self._open = json.dumps({"id": name})[:-1]
+        self._write(f"{self._separator}\n{self._open}")
+        self._separator = ","
+
+    def add(self, result: Result) -> None:
+        """Write what a test came to, once."""
+        if result.id in self._written:
+            return
+        self._written.add(result.id)
+        text = json.dumps(asdict(result))
+        if self._open and text.startswith(self._open):
+            text = text.removeprefix(self._open)
+        else:
+            text = f"{self._separator}\n{text}"
+        self._open = ""
+        self._separator = ","
+        self._write(text)
+
+    def end(self, **facts: Any) -> None:
+        """Write the end, without which a run counts as killed."""
+        left = _UNFINISHED if self._open else ""
+        self._write(f'{left}\n], "end": {json.dumps(facts)}}}\n')
+        self._file.close()
+
+    def _write(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that was read back.
+
+    Attributes
+    ----------
+    facts : dict
+        ``started``, ``gpuinterop``, ``python``, ``platform``, ``variables``, ``backends``, ``devices``, ``drivers``.
+    results : list of Result
+    end : dict, optional
+        ``status`` of pytest, and whether a ``partial`` selection of the tests was run; None for a run that was killed.
+    """
+
+    facts: dict[str, Any]
+    results: list[Result]
+    end: dict[str, Any] | None
+
+
+def read_run(file: Path) -> Run:
+    """Read what ``--gpuinterop-json`` has written.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The file cannot be read, or has something else in it.
+    """
+    try:
+        content = _parse(file.read_text(encoding="utf-8"))
+        _check(content, _FACTS)
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, and this gpuinterop reads {FORMAT}")
+        results = [Result(**entry) for entry in content.pop("tests")]
+        for result in results:
+            _check(asdict(result), _RESULT)
+            if result.outcome not in _OUTCOMES:
+                raise ValueError(f"{result.outcome!r} is no outcome of a test")
+            result.cells = [str(Cell.parse(cell)) for cell in result.cells]
+        for device in content["devices"].values():
+            _check(device, _DEVICE)
+            for cell, said in device["capabilities"].items():
+                Cell.parse(cell)
+                _check(said, {"support": str, "reason": str})
+        for backend in content["backends"]:
+            _check(backend, _BACKEND)
+        end = content.pop("end", None)
+        if end is not None:
+            _check(end, {"status": int, "partial": bool})
+        return Run(content, results, end)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidArgumentError(
+            "report", f"expected what `pytest --gpuinterop-json=FILE` writes, got {file}: {error}."
+        ) from error
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """The JSON, also of a run that was killed: its last line may be a test that did not end, or a part of a line."""
+    cut = text.rpartition("\n")[0].rstrip(",") + "]}"
+    for one in (text, text + "]}", text + _UNFINISHED + "]}", cut):
+        with suppress(ValueError):
+            content = json.loads(one)
+            if isinstance(content, dict):
+                return content
+    raise ValueError("it is no JSON object" if text.strip() else "the run did not begin")
+
+
+_OUTCOMES: Final = ("passed", "failed", "gap", "undeclared", "skipped", "xfailed", "unfinished")
+_FACTS: Final = {
+    "format": int, "started": str, "gpuinterop": str, "python": str, "platform": str, "variables": dict,
+    "backends": list, "devices": dict, "drivers": list, "tests": list,
+}  # fmt: skip
+_DEVICE: Final = {"backend": str, "name": str, "stand_in": str, "capabilities": dict}
+_BACKEND: Final = {"name": str, "required": bool, "problem": str, "versions": dict}
+_RESULT: Final = {"id": str, "test": str, "device": str, "party": str, "cells": list, "outcome": str, "reason": str}
+
+
+def _check(content: Any, kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
+            raise ValueError(f"{name!r} lacks, or is not of the type {kind.__name__}")
