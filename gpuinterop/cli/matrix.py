@@ -165,7 +165,10 @@ def _page(rows: Sequence[_Row], missing: Sequence[str], pair: tuple[_Row, _Row] 
     red = len(missing) + sum(bool(row.problem) for row in rows)
     ran = [(name, "MISSING", "", "no report has this name", "") for name in missing]
     ran += [(row.name, row.problem or "passed", row.facts.get("device", ""), row.numbers, _shown(row)) for row in rows]
-    yield f"{len(ran)} rows, {red or 'none'} red", [Table(("row", "result", "device", "tests", "cells shown"), ran)]
+    yield (
+        f"{len(ran)} row{'s' if len(ran) > 1 else ''}: {red or 'none'} red",
+        [Table(("row", "result", "device", "tests", "cells shown"), ran)],
+    )
     yield "What failed", [Items(_failures(rows))]
     yield "Versions", [Table(("of", "version", "rows"), list(_versions(rows)))]
     tables = [row for row in rows if row.cells]

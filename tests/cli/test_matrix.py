@@ -1,0 +1,173 @@
+"""`gpuinterop matrix`: what is red, what no row has shown, what every row skipped, and where two rows differ."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuinterop.capabilities import DOMAIN
+
+from .invoke import invoke
+
+MAP, WORDS, GRAPH = "map_buffer:opaque_fd", "stream_memory_ops", "graph_capture"
+
+
+def _test(name: str, outcome: str = "passed", device: str = "a:0", *cells: str, reason: str = "") -> dict[str, Any]:
+    test = f"tests/test_own.py::{name}"
+    return {"id": f"{test}[{device}]", "test": test, "device": device, "party": "", "driver": "", "cells": list(cells),
+            "outcome": outcome, "reason": reason, "seconds": 0.1}  # fmt: skip
+
+
+def _report(
+    folder: Path, name: str, tests: list[dict[str, Any]], *, status: int | None = 0, python: str = "3.12", **more: Any
+) -> str:
+    """A machine with one device ``a:0``, which says that it can map and has graphs."""
+    usable = more.pop("usable", (MAP, GRAPH))
+    cells = {
+        str(cell): {"support": "unverified" if str(cell) in usable else "unsupported", "reason": "why"}
+        for cell in DOMAIN
+    }
+    facts = {
+        "format": 1, "started": "2026-11-22T20:00:00+00:00", "gpuinterop": "1", "python": python, "platform": "Linux",
+        "variables": {}, "drivers": [],
+        "backends": [{"name": "a", "required": True, "problem": "", "versions": {"driver": "5"}}],
+        "devices": {"a:0": {"backend": "a", "name": "A", "stand_in": more.pop("stand_in", ""), "capabilities": cells}},
+        "tests": tests, **more,
+    }  # fmt: skip
+    if status is not None:
+        facts["end"] = {"status": status, "partial": False}
+    text = json.dumps(facts)
+    file = folder / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text if status is not None else text[:-2])
+    return str(file)
+
+
+PASSED = [_test("test_maps", "passed", "a:0", MAP)]
+RED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
+    "a test that failed": ([*PASSED, _test("test_b", "failed", reason="1 != 2")], {"status": 1}, "FAILED"),
+    "a status alone": (PASSED, {"status": 3}, "FAILED with status 3"),
+    "a run that was killed": (PASSED, {"status": None}, "ENDED EARLY"),
+    "a run in which all was skipped": ([_test("test_b", "gap", reason="declared: why")], {}, "NOTHING PASSED"),
+    "a run without tests": ([], {}, "NOTHING PASSED"),
+    "a failure of no device": ([*PASSED, _test("environment", "failed", "")], {"status": 0}, "FAILED"),
+    "a test that did not end": ([*PASSED, _test("test_b", "unfinished")], {"status": 0}, "FAILED"),
+}
+
+
+@pytest.mark.parametrize("case", RED)
+def test_what_is_red(tmp_path: Path, case: str) -> None:
+    tests, options, word = RED[case]
+    done = invoke("matrix", _report(tmp_path, "good", PASSED), _report(tmp_path, "bad", tests, **options))
+    assert done.exit_code == 1, done.output
+    assert "2 rows: 1 red" in done.output
+    (line,) = [line for line in done.output.splitlines() if line.startswith("bad ")]
+    assert word in line
+    (line,) = [line for line in done.output.splitlines() if line.startswith("good ")]
+    assert " passed " in line
+
+
+def test_what_is_green_and_what_is_missing(tmp_path: Path) -> None:
+    reports = [_report(tmp_path, name, PASSED) for name in ("one", "two")]
+    done = invoke("matrix", *reports, "--expect", "one", "--expect", "two")
+    assert (done.exit_code, "2 rows: none red" in done.output) == (0, True), done.output
+    done = invoke("matrix", *reports, "--expect", "three")
+    assert done.exit_code == 1
+    assert "three  MISSING" in done.output
+    done = invoke("matrix", str(tmp_path / "none.json"))
+    assert done.exit_code == 2
+    assert "none.json" in done.output
+
+
+def _section(output: str, heading: str) -> str:
+    _, found, rest = output.partition(f"{heading}\n---")
+    assert found, output
+    return rest.partition("\n\n")[0]
+
+
+def test_cells_and_skips(tmp_path: Path) -> None:
+    """A cell is shown where each of its tests has passed, on hardware or a stand-in; a failure takes it away."""
+    one = [
+        _test("test_maps", "passed", "a:0", MAP), _test("test_graphs[1]", "failed", "a:0", GRAPH, reason="E"),
+        _test("test_graphs[2]", "passed", "a:0", GRAPH), _test("test_both", "gap", reason="declared: why not"),
+        _test("test_once", "gap", reason="declared: not here"),
+    ]  # fmt: skip
+    two = [
+        _test("test_maps", "passed", "a:0", MAP), _test("test_both", "skipped", reason="no mood"), _test("test_once"),
+    ]  # fmt: skip
+    reports = (
+        _report(tmp_path, "one", one, status=1),
+        _report(tmp_path, "two", two, stand_in="simulated", python="3.14", usable=(MAP, WORDS)),
+    )
+    done = invoke("matrix", *reports)
+    cells = _section(done.output, "Capabilities")
+    assert f"{MAP}  ✓    ○\n" in cells
+    assert f"{GRAPH}         ✗    ·\n" in cells
+    assert f"{WORDS}     ·    ?\n" in cells
+    never = _section(done.output, "Cells that no row has shown")
+    assert f"- {GRAPH}: usable in one\n" in never
+    assert f"- {WORDS}: usable in two\n" in never
+    assert MAP not in never.replace("\n  ", " ").split(" ")
+    assert "- map_mipmapped_array, a gap in every row: opaque_fd" in never
+    skipped = _section(done.output, "Tests that every row skipped")
+    assert "- test_own.py::test_both: why not / no mood" in skipped
+    assert "test_once" not in skipped
+    differ = _section(done.output, "Where one and two differ")
+    assert "3.12" in differ
+    assert "3.14" in differ
+    assert "test_own.py::test_once" in differ
+    assert "test_maps" not in differ
+    assert _section(done.output, "What failed").endswith("- one: tests/test_own.py::test_graphs[1][a:0]: E")
+
+
+def test_names_of_rows(tmp_path: Path) -> None:
+    """The file's name; with its folder where several have it; and the device, where a report has several."""
+    reports = _report(tmp_path, "amd/run", PASSED), _report(tmp_path, "nvidia/run", PASSED)
+    output = invoke("matrix", *reports).output
+    assert f"{tmp_path.as_posix()}/amd/run  passed" in output
+    both = json.loads(Path(reports[0]).read_text())
+    both["devices"]["a:1"] = both["devices"]["a:0"]
+    both["tests"] += [_test("test_maps", "failed", "a:1", MAP, reason="E")]
+    Path(reports[0]).write_text(json.dumps(both))
+    output = invoke("matrix", reports[0]).output
+    assert "run a:0  passed" in output
+    assert "run a:1  FAILED" in output
+    done = invoke("matrix", reports[0], reports[1], "--compare", "nowhere", "elsewhere")
+    assert (done.exit_code, "nowhere" in done.output) == (2, True)
+    assert invoke("matrix", reports[0], reports[0]).exit_code == 2
+
+
+EVIL = "<script>alert(1)</script> | `x` [a](javascript:1) \x1b[2J\n# heading"
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+
+
+def test_a_strangers_words(tmp_path: Path) -> None:
+    """What a report says is text: in a terminal, in a forge's summary and in a browser."""
+    tests = [*PASSED, _test(EVIL, "failed", reason=EVIL), _test("test_b", "gap", reason=EVIL)]
+    report = _report(tmp_path, "evil", tests, status=1, python=EVIL, variables={EVIL: EVIL})
+    page, summary = tmp_path / "page.html", tmp_path / "page.md"
+    done = invoke("matrix", report, "--html", str(page), "--markdown", str(summary))
+    assert done.exit_code == 1
+    assert "\x1b" not in done.output
+    tags = _Tags()
+    tags.feed(page.read_text())
+    assert "script" not in tags.seen
+    assert "alert(1)" in page.read_text()
+    text = summary.read_text()
+    assert not re.search(r"(?<!\\)(<script|\[a)", text)
+    for row in (line for line in text.splitlines() if line.startswith("| python")):
+        assert row.replace(r"\|", "").count("|") == 4
+    assert not any(line.startswith("# heading") for line in text.splitlines())
