@@ -44,9 +44,9 @@ BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAME
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
 
-.PHONY: help demo docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks test-hip \
-    test-hip-amd test-hip-amd-asan test-forwarding explore test-lowest-cuda test-lowest-hip memcheck lint types check \
-    format shaders wheel-check vulkan drivers clean
+.PHONY: help demo docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
+    test-workflows test-hip test-hip-amd test-hip-amd-asan test-forwarding explore test-lowest-cuda test-lowest-hip \
+    memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
@@ -60,6 +60,7 @@ help:
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
 	@echo "make test-exchange  processes that agree: over sockets and torch.distributed; and MPI, an example"
 	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
+	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
 	@echo "make explore      the core's threads in more orders than test-main tries, and struck twice by Ctrl-C; takes long"
@@ -84,8 +85,8 @@ test: $(VENV)/.test drivers
 	    test-main test-cuda test-hip
 
 # torch is large, and not for every system.
-test-all: test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks test-forwarding \
-    test-lowest-cuda test-lowest-hip
+test-all: test-main test-cuda test-hip test-kit test-manual test-workflows test-exchange test-frameworks \
+    test-forwarding test-lowest-cuda test-lowest-hip
 
 test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0
@@ -111,6 +112,10 @@ docs: $(VENV)/.docs
 # -rP: how many pairs, schedules and points each call had.
 test-kit: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
+
+# The library of the manual takes the reusable workflow's steps, one row after the other.
+test-workflows: $(VENV)/.test drivers
+	@. .vulkan/env; $(PYTEST) -n0 tests/workflows $(ARGS) || $(NONE_SELECTED)
 
 # One more pre-emption, the pairs that test-main excludes, two interrupts. -rP shows what was counted.
 explore: $(VENV)/.test

@@ -123,10 +123,16 @@ def _run(*command: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build AMD's own HIP runtime on a stand-in device.")
-    parser.add_argument("sources", type=Path, help=f"the folder with the checkouts {', '.join(CHECKOUTS)}")
+    parser.add_argument("sources", nargs="?", type=Path, help=f"the folder with the checkouts {', '.join(CHECKOUTS)}")
     parser.add_argument("variant", nargs="?", default="release", choices=VARIANTS)
     parser.add_argument("--fetch", action="store_true", help="make the checkouts first, by git, where they are missing")
+    parser.add_argument("--packages", action="store_true", help="print the packages that the build needs, and no more")
     given = parser.parse_args()
+    if given.packages:
+        print(PACKAGES)
+        return 0
+    if given.sources is None:
+        parser.error("expected SOURCES, or --packages")
     try:
         if given.fetch:
             fetch(given.sources)
