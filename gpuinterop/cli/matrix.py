@@ -236,7 +236,7 @@ def _never_shown(rows: Sequence[_Row]) -> list[str]:
 
 
 def _never_run(rows: Sequence[_Row]) -> list[str]:
-    """By reason: the tests whose every run, on whatever device and with whatever party, was a skip."""
+    """Group by reason the tests whose every run, on whatever device and with whatever party, was a skip."""
     by_reason: dict[str, list[str]] = {}
     for test, results in _by_test([result for row in rows for result in row.results]).items():
         if all(result.outcome in _SKIPPED for result in results):

@@ -38,7 +38,7 @@ Section: TypeAlias = tuple[str, Sequence[Block]]
 
 
 def text(page: Iterable[Section]) -> str:
-    """For a terminal."""
+    """Write the page for a terminal."""
     sections = ("\n".join([heading, "-" * len(heading), *chain(*map(_lines, blocks))]) for heading, blocks in page)
     return "\n\n".join(sections)
 
@@ -64,12 +64,12 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def _plain(one: str) -> str:
-    """Without what would move a terminal's cursor, or colour it."""
+    """Drop what would move a terminal's cursor, or colour it."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", one)
 
 
 def markdown(page: Iterable[Section]) -> str:
-    """For a forge's summary of a job."""
+    """Write the page for a forge's summary of a job."""
     parts = (f"## {_marked(heading)}\n\n" + "\n\n".join(map(_markdown, blocks)) for heading, blocks in page)
     return "\n\n".join(parts) + "\n"
 
@@ -84,7 +84,7 @@ def _markdown(block: Block) -> str:
 
 
 def _marked(one: str) -> str:
-    """Without what Markdown, or the HTML in it, would take for its own; a table's rule stays."""
+    """Escape what Markdown, or the HTML in it, would take for its own; a table's rule stays."""
     return one if one == "---" else re.sub(r"([\\`*_\[\]<>|#~&!])", r"\\\1", _plain(one))
 
 
@@ -98,7 +98,7 @@ tr:nth-child(even) { background: #8881; }
 
 
 def html(page: Iterable[Section]) -> str:
-    """One file, with nothing to load."""
+    """Write the page as one file, which loads nothing."""
     parts = (f"<h2>{escape(heading)}</h2>\n" + "\n".join(map(_html, blocks)) for heading, blocks in page)
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'

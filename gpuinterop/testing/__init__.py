@@ -11,7 +11,19 @@ or by subclassing the suites in a test module of its own::
     class TestMemory(MemorySuite):
         pass
 
-The plugin comes with the package and takes part only where such tests are collected. Its options:
+A library that uses gpuinterop tests itself on every backend with the plugin's fixtures::
+
+    def test_my_kernel(gpuinterop_device): ...          # each device of each backend that the options choose
+    def test_my_registry(gpuinterop_backend): ...       # each backend
+    def test_my_reader(gpuinterop_exporter): ...        # each independent party, which shares memory with no backend
+
+    @requires((gi.Operation.MAP_BUFFER, gi.OpaqueFd))   # skipped, with the reason, where that is a gap
+    def test_my_renderer(gpuinterop_bench):
+        theirs, ours = gpuinterop_bench.buffer(4096)    # the same bytes, the party's and the device's
+
+The plugin comes with the package and takes part only where such tests are collected. A test of either kind ends after 90
+seconds, with every thread's stack, if pytest-timeout is there and ``--timeout`` does not say otherwise; a handle that it
+leaks fails it. The options:
 
 ``--gpuinterop-backend=NAME``
     Test this backend; may be repeated. One that does not work is skipped with its reason. With neither this nor
@@ -32,6 +44,11 @@ The plugin comes with the package and takes part only where such tests are colle
     reported, and no cell is called SUPPORTED for it.
 ``--gpuinterop-report=FILE``
     Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
+``--gpuinterop-json=FILE``
+    Write what every test of the run came to, with its device, its independent party and the capabilities that it
+    exercises, and what the run had: versions, capability tables, variables. ``gpuinterop matrix`` merges such files. A run
+    that was killed leaves what was known by then, with the test that was under way. The names of the device, the party
+    and the capabilities are properties of each test in JUnit's XML as well (``--junitxml``).
 
 Whichever suites a run has, the test ``gpuinterop::environment`` fails it, once, and says why: a required backend does
 not work, a required party is missing, a name in an option or in ``GPUINTEROP_BACKEND`` is that of no installed backend,

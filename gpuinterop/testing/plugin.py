@@ -96,7 +96,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and whoever hears what the tests come to."""
+    """Register the marker, and the listener that hears what the tests come to."""
     config.addinivalue_line(
         "markers",
         "gpuinterop_requires(*cells): the capabilities that a test exercises (gpuinterop.testing.requires)",

@@ -110,7 +110,7 @@ class Results:
         return result
 
     def refuse(self, report: pytest.CollectReport) -> None:
-        """What could not be collected, which is no test yet."""
+        """Take what could not be collected."""
         lines = str(report.longrepr).strip().splitlines()
         failed = Result(report.nodeid, report.nodeid, outcome="failed", reason=lines[-1] if lines else "")
         self.by_id[report.nodeid] = failed
@@ -225,7 +225,7 @@ def read_run(file: Path) -> Run:
         for result in results:
             _check(asdict(result), _RESULT)
             if result.outcome not in _OUTCOMES:
-                raise ValueError(f"{result.outcome!r} is no outcome of a test")
+                raise ValueError(f"expected an outcome of a test, got {result.outcome!r}")
             result.cells = [str(Cell.parse(cell)) for cell in result.cells]
         for device in content["devices"].values():
             _check(device, _DEVICE)
@@ -252,7 +252,7 @@ def _parse(text: str) -> dict[str, Any]:
             content = json.loads(one)
             if isinstance(content, dict):
                 return content
-    raise ValueError("it is no JSON object" if text.strip() else "the run did not begin")
+    raise ValueError("it has no JSON object" if text.strip() else "the run did not begin")
 
 
 _OUTCOMES: Final = ("passed", "failed", "gap", "undeclared", "skipped", "xfailed", "unfinished")
