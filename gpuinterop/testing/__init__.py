@@ -21,9 +21,9 @@ A library that uses gpuinterop tests itself on every backend with the plugin's f
     def test_my_renderer(gpuinterop_bench):
         theirs, ours = gpuinterop_bench.buffer(4096)    # the same bytes, the party's and the device's
 
-The plugin comes with the package and takes part only where such tests are collected. A test of either kind ends after 90
-seconds, with every thread's stack, if pytest-timeout is there and ``--timeout`` does not say otherwise; a handle that it
-leaks fails it. The options:
+The plugin comes with the package and takes part only where such tests are collected. A test of either kind ends after
+90 seconds, with every thread's stack, if pytest-timeout is there and ``--timeout`` does not say otherwise. A handle that
+it leaks fails it. The options:
 
 ``--gpuinterop-backend=NAME``
     Test this backend; may be repeated. One that does not work is skipped with its reason. With neither this nor
@@ -46,9 +46,9 @@ leaks fails it. The options:
     Write what was exercised and passed, in the format of a backend's ``verified.toml``; not after a run of a part.
 ``--gpuinterop-json=FILE``
     Write what every test of the run came to, with its device, its independent party and the capabilities that it
-    exercises, and what the run had: versions, capability tables, variables. ``gpuinterop matrix`` merges such files. A run
-    that was killed leaves what was known by then, with the test that was under way. The names of the device, the party
-    and the capabilities are properties of each test in JUnit's XML as well (``--junitxml``).
+    exercises, and what the run had: versions, capability tables, variables. ``gpuinterop matrix`` merges such files.
+    A run that was killed leaves what was known by then, with the test that was under way. The names of the device, the
+    party and the capabilities are properties of each test in JUnit's XML as well (``--junitxml``).
 
 Whichever suites a run has, the test ``gpuinterop::environment`` fails it, once, and says why: a required backend does
 not work, a required party is missing, a name in an option or in ``GPUINTEROP_BACKEND`` is that of no installed backend,
