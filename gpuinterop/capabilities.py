@@ -422,38 +422,44 @@ def _meaning(cell: Cell) -> str:
     return f"{cell.operation.value} takes one of {', '.join(kinds)}."
 
 
-def disable(cells: Iterable[Capability], patterns: str) -> list[Capability]:
+def disable(
+    cells: Iterable[Capability], patterns: str, gaps_of: Callable[[str], Iterable[Capability]]
+) -> list[Capability]:
     """Turn cells off by ``GPUINTEROP_DISABLE``: comma-separated globs over ``operation`` or ``operation:handle_type``.
+
+    ``profile:NAME`` among them turns off what `gaps_of` returns for the name. The first that fits a cell says why.
 
     Raises
     ------
     InvalidArgumentError
         A pattern matches no cell: a typo would otherwise silently turn nothing off.
     """
-    off: set[Cell] = set()
+    off: dict[Cell, Capability] = {}
     for pattern in filter(None, map(str.strip, patterns.split(","))):
-        try:
-            off |= _matching(pattern)
-        except ValueError:
-            here = [cell for cell in DOMAIN if cell.handle_type is None or _h.is_here(cell.handle_type)]
-            names = dict.fromkeys(name for cell in here for name in (cell.operation.value, str(cell)))
-            near = difflib.get_close_matches(pattern.lower(), names) or [operation.value for operation in Operation]
-            raise InvalidArgumentError(
-                "GPUINTEROP_DISABLE", f"expected patterns of capabilities such as {', '.join(near)}; got {pattern!r}."
-            ) from None
-    return [
-        replace(
-            found,
-            support=Support.DISABLED,
-            scope=Scope.PLATFORM,
-            reason=f"turned off by GPUINTEROP_DISABLE={patterns}.",
-            reference="environment",
-            workaround="unset GPUINTEROP_DISABLE.",
-        )
-        if found and found.cell in off
-        else found
-        for found in cells
-    ]
+        profile = pattern.removeprefix("profile:")
+        if profile != pattern:
+            why = f"turned off by GPUINTEROP_DISABLE={pattern}: "
+            gaps = [replace(gap, reason=why + gap.reason) for gap in gaps_of(profile)]
+        else:
+            why = f"turned off by GPUINTEROP_DISABLE={patterns}."
+            gaps = [
+                cell.gap(Scope.PLATFORM, why, "environment", "unset GPUINTEROP_DISABLE.") for cell in _named_by(pattern)
+            ]
+        off = {gap.cell: replace(gap, support=Support.DISABLED) for gap in gaps} | off
+    return [off.get(found.cell, found) if found else found for found in cells]
+
+
+def _named_by(pattern: str) -> frozenset[Cell]:
+    """The cells of a user's glob, which must match some."""
+    try:
+        return _matching(pattern)
+    except ValueError:
+        here = [cell for cell in DOMAIN if cell.handle_type is None or _h.is_here(cell.handle_type)]
+        names = dict.fromkeys(name for cell in here for name in (cell.operation.value, str(cell)))
+        near = difflib.get_close_matches(pattern.lower(), names) or [operation.value for operation in Operation]
+        raise InvalidArgumentError(
+            "GPUINTEROP_DISABLE", f"expected patterns of capabilities such as {', '.join(near)}; got {pattern!r}."
+        ) from None
 
 
 @cache
@@ -516,6 +522,9 @@ class Rules:
     The table ``[symbols]`` lists, by the same globs, the functions that a driver must have for an operation. The fact
     ``missing`` names those of a cell that it lacks.
 
+    A table ``[profiles.NAME]`` describes a device by all its facts, and in ``missing`` the functions that its driver
+    lacks. ``GPUINTEROP_DISABLE=profile:BACKEND-NAME`` turns the gaps of such a device off on any backend.
+
     Examples
     --------
     >>> from importlib.resources import files
@@ -541,6 +550,8 @@ class Rules:
         except (TypeError, ValueError) as error:  # a key that is missing or not a rule's, or a value of another kind
             raise InvalidArgumentError("file", f"expected rules as `Rules` has them, got {file}: {error}.") from error
         self._texts: dict[str, str] = content.get("texts", {})
+        self.profiles: dict[str, dict[str, Any]] = content.get("profiles", {})
+        """The facts of each device that a profile describes."""
         self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
         """The names of all facts that the backend is asked for.
 
@@ -564,6 +575,14 @@ class Rules:
         if lacking := sorted(self.facts - facts.keys()):
             raise InvalidArgumentError("facts", f"expected every fact that the rules name; {', '.join(lacking)} lacks.")
         return [found for cell in DOMAIN if (found := self.of(cell, facts, has)) is not None]
+
+    def profile(self, name: str) -> list[Capability]:
+        """The table of the device that ``[profiles.NAME]`` describes."""
+        facts = self.profiles[name]
+        missing = frozenset(facts.get("missing", ()))
+        if unknown := sorted(missing.difference(*self._symbols.values())):
+            raise InvalidArgumentError(f"profile {name}", f"expected functions of [symbols], got {', '.join(unknown)}.")
+        return self.table(facts, lambda symbol: symbol not in missing)
 
     def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> Capability | None:
         """One cell; None where no rule fits it."""

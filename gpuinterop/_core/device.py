@@ -295,7 +295,7 @@ class Device:
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         kind = type(handle)
-        if isinstance(handle, TimelineFd) and self._words_take(handle):
+        if isinstance(handle, TimelineFd) and self._makes_timelines and timeline.is_ours(handle.fd):
             return cast("ExternalSemaphore[K]", self._import_own(handle))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         self._check_origin(handle, (origin_kind(handle.kind),))
@@ -529,7 +529,7 @@ class Device:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
         backend = self._backend
         drain()
-        if isinstance(backend, HostSemaphoreBackend):
+        if isinstance(backend, HostSemaphoreBackend) and not (handle_type is TimelineFd and self._makes_timelines):
             semaphore = ExternalSemaphore(self, handle_type, self._driver, exportable=True)
             native = self._native
             semaphore._create(lambda: backend.create_semaphore(native, handle_type))
@@ -726,14 +726,18 @@ class Device:
         if isinstance(self._backend, GraphBackend) and semaphore._native is not None:
             self._semaphores[self._backend.semaphore_pointer(semaphore._native)] = semaphore
 
-    def _words_take(self, handle: TimelineFd) -> bool:
-        """Whether this is a timeline of our own that the core, not the backend, imports.
+    @property
+    def _makes_timelines(self) -> bool:
+        """Whether timelines of our own are the core's, of words that streams write, and not the backend's.
 
-        A backend that creates semaphores imports them too; one without stream words may know our timelines itself.
+        A backend that creates semaphores imports them too, unless ``GPUINTEROP_DISABLE`` has turned that off: then the
+        device takes the way of those that it is turned into. One without stream words may know our timelines itself.
         """
         backend = self._backend
-        words = isinstance(backend, StreamMemoryBackend) and not isinstance(backend, HostSemaphoreBackend)
-        return words and timeline.is_ours(handle.fd)
+        if not isinstance(backend, StreamMemoryBackend):
+            return False
+        natively = (Operation.IMPORT_SEMAPHORE, TimelineFd)
+        return not (isinstance(backend, HostSemaphoreBackend) and self.capabilities.supports(natively))
 
     def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))

@@ -12,8 +12,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 
 from .. import system
 from .._arguments import check_int, check_type
@@ -24,6 +26,7 @@ from ..capabilities import (
     Capability,
     Cell,
     Operation,
+    Rules,
     Scope,
     Support,
     VerifiedRun,
@@ -36,6 +39,7 @@ from ..errors import (
     BackendUnavailableError,
     DeviceNotFoundError,
     GpuInteropError,
+    InvalidArgumentError,
 )
 from ..handles import DeviceIdentity, TimelineFd
 from . import stand_ins
@@ -131,11 +135,11 @@ class LoadedBackend:
                 if number not in infos:
                     known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
                     raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
-                table = self._table(infos[number], os.environ.get(_DISABLE_VARIABLE, ""))
+                table = self._table(infos[number])
                 device = self._devices[number] = Device(self._native, infos[number], table, self.devices)
             return device
 
-    def _table(self, info: DeviceInfo, patterns: str) -> Capabilities:
+    def _table(self, info: DeviceInfo) -> Capabilities:
         """The backend's table, completed, promoted by recorded runs, less what the user turned off."""
         with _guarded(f"{self.name}: capabilities() failed"):
             said = {capability.cell: capability for capability in self._native.capabilities(info.ordinal)}
@@ -151,7 +155,7 @@ class LoadedBackend:
             runs = recorded(importlib.resources.files(package) / "verified.toml")
         name = None if info.is_cpu else info.name
         promoted = promote(cells, runs, device=name, stand_in=stand_ins.stand_in(self.libraries))
-        return Capabilities(disable(promoted, patterns) if patterns else promoted, owner=info.name)
+        return Capabilities(left_on(promoted), owner=info.name)
 
     def _completed(self, cell: Cell, said: Capability | None) -> Capability:
         """What the backend says of a cell, unless the cell needs what the backend, or the core, lacks."""
@@ -177,7 +181,7 @@ class LoadedBackend:
                 "gpuinterop.timeline",
                 "import one that Vulkan or Direct3D has made.",
             )
-        return said or _default_gap(cell, f"the backend {self.name!r} does not declare it")
+        return said or _undeclared(cell, self.name)
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"
@@ -185,6 +189,39 @@ class LoadedBackend:
 
 def _default_gap(cell: Cell, reason: str) -> Capability:
     return cell.gap(Scope.BINDINGS, f"{reason}.", "gpuinterop.backend")
+
+
+def _undeclared(cell: Cell, backend: str) -> Capability:
+    return _default_gap(cell, f"the backend {backend!r} does not declare it")
+
+
+def left_on(cells: list[Capability]) -> list[Capability]:
+    """The cells, with those DISABLED that ``GPUINTEROP_DISABLE`` names."""
+    patterns = os.environ.get(_DISABLE_VARIABLE)
+    return disable(cells, patterns, _gaps_of) if patterns else cells
+
+
+def _gaps_of(profile: str) -> list[Capability]:
+    """The gaps of a device that a backend's ``capabilities.toml`` describes, by its rules. No backend is loaded."""
+    known: dict[str, tuple[str, Rules, str]] = {}
+    for backend, rivals in sorted(_installed().items()):
+        with suppress(Exception):  # a backend whose table cannot be read has no profiles, and may not be wanted
+            package = find_spec(rivals[0].value.partition(":")[0].partition(".")[0])  # top level: not imported
+            for folder in getattr(package, "submodule_search_locations", None) or ():
+                rules = Rules(Path(folder, "capabilities.toml"))
+                known |= {f"{backend}-{name}": (backend, rules, name) for name in rules.profiles}
+    if profile not in known:
+        raise InvalidArgumentError(
+            _DISABLE_VARIABLE,
+            f"expected one of the profiles {', '.join(known) or '(none is installed)'}; got {profile!r}. A backend has "
+            "them in its capabilities.toml.",
+        )
+    backend, rules, name = known[profile]
+    try:
+        said = {found.cell: found for found in rules.profile(name)}
+    except Exception as error:
+        raise InvalidArgumentError(_DISABLE_VARIABLE, f"the profile {profile!r} is broken: {error!r}.") from error
+    return [found for cell in DOMAIN if not (found := said.get(cell, _undeclared(cell, backend)))]
 
 
 class InstalledBackend:

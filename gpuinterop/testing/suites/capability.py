@@ -130,7 +130,8 @@ class CapabilitySuite(Suite):
         """What ``GPUINTEROP_DISABLE`` turns off is DISABLED, refused, and nothing else changes."""
         import json
 
-        environment = {**os.environ, "GPUINTEROP_DISABLE": "create_semaphore,*:opaque_fd"}
+        before = os.environ.get("GPUINTEROP_DISABLE", "")
+        environment = {**os.environ, "GPUINTEROP_DISABLE": f"{before},create_semaphore,*:opaque_fd"}
         done = subprocess.run(
             [sys.executable, "-c", _DISABLED, device.backend, str(device.ordinal)],
             env=environment,
