@@ -50,7 +50,7 @@ def test_what_vulkan_drivers_are_said_to_support_is_exercised_too(request: pytes
     kit = kit_of(request.config)
     runs = {run.device: run.cells for run in kit.driver_runs()}
     if kit.partial or not runs or os.environ.get("GPUINTEROP_DISABLE"):
-        pytest.skip("only the whole of tests/conformance, with Vulkan drivers, and nothing off, shows what is exercised")
+        pytest.skip("only the whole of tests/conformance, with Vulkan drivers and nothing off, shows what is exercised")
     for driver in kit.drivers():
         if driver.driver in runs:
             table = driver.capabilities

@@ -162,13 +162,13 @@ def test_no_file_holds_no_runs(tmp_path: Path) -> None:
 def test_a_pattern_that_turns_nothing_off_is_an_error_that_names_what_is_near(pattern: str, near: str) -> None:
     """Beside one that matches, too."""
     with pytest.raises(gi.InvalidArgumentError, match="got " + re.escape(repr(pattern))) as caught:
-        disable(table().values(), f"graph_capture, {pattern}")
+        disable(table().values(), f"graph_capture, {pattern}", lambda _: ())
     assert caught.value.argument == "GPUINTEROP_DISABLE"
     assert near in str(caught.value)
 
 
 def test_disable_leaves_gaps_their_own_reason() -> None:
-    cells = disable(table(Operation.MAP_BUFFER).values(), "map_buffer,import_memory:*")
+    cells = disable(table(Operation.MAP_BUFFER).values(), "map_buffer,import_memory:*", lambda _: ())
     by = {found.cell: found for found in cells}
     assert by[Cell(Operation.MAP_BUFFER, gi.OpaqueFd)].support is Support.UNSUPPORTED
     assert by[Cell(Operation.IMPORT_MEMORY, gi.DmaBufFd)].support is Support.DISABLED

@@ -52,7 +52,10 @@ def test_errors_list_the_handles_of_this_platform(
         (lambda: device.capabilities.require((gi.Operation.IMPORT_MEMORY, gi.FabricHandle)), gi.UnsupportedError),
         (lambda: handles.MemoryHandle(origin=None), gi.ArgumentTypeError),
         (lambda: handles.SemaphoreHandle(origin=None), gi.ArgumentTypeError),
-        (lambda: disable(device.capabilities.values(), "import_semaphore:timeline_x"), gi.InvalidArgumentError),
+        (
+            lambda: disable(device.capabilities.values(), "import_semaphore:timeline_x", lambda _: ()),
+            gi.InvalidArgumentError,
+        ),
     ]
     for call, kind in calls:
         with pytest.raises(kind) as caught:

@@ -1,6 +1,7 @@
 """Which backend is chosen, and what is said when none is."""
 
 import dataclasses
+import importlib.resources
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import registry
 from gpuinterop.backend import Backend, DeviceInfo, pci_bus_id
-from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support, VerifiedRun, read_verified
+from gpuinterop.capabilities import DOMAIN, Capability, Operation, Rules, Scope, Support, VerifiedRun, read_verified
 from gpuinterop.cli.info import collect
 
 from . import fake
@@ -565,6 +566,186 @@ def test_disable_turns_cells_off_and_knows_typos(install: Install, monkeypatch: 
     monkeypatch.setenv("GPUINTEROP_DISABLE", "map_bufer")
     with pytest.raises(gi.InvalidArgumentError, match="map_bufer"):
         gi.device()
+
+
+ACME = """
+[symbols]
+map_buffer = ["acmeMap"]
+
+[profiles.old]
+open = false
+year = 1999
+missing = ["acmeMap"]
+
+[profiles.new]
+open = true
+
+[profiles.half]
+
+[profiles.yearless]
+open = false
+
+[profiles.misspelt]
+open = true
+missing = ["acmeMop"]
+
+[[rule]]
+cells = ["map_buffer"]
+when = ["missing"]
+gap = "driver"
+reason = "the driver lacks {missing}."
+reference = "Acme's manual, 1"
+workaround = "update it."
+
+[[rule]]
+cells = ["*_semaphore"]
+when = ["not open"]
+gap = "device"
+reason = "closed since {year}."
+reference = "Acme's manual, 2"
+
+[[rule]]
+cells = ["*"]
+but = ["wait_timeout"]
+reason = "open."
+reference = "Acme's manual, 3"
+"""
+"""What a third party's package has; its drivers are not here."""
+
+
+def acme(folder: Path, table: str = ACME) -> EntryPoint:
+    package = folder / "acme"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('libacme.so: no such file')")
+    (package / "capabilities.toml").write_text(table)
+    return EntryPoint("acme", "acme.backend:Acme", registry.GROUP)
+
+
+@pytest.fixture
+def installed_acme(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(Usable, extra=[acme(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def with_disabled(patterns: str, monkeypatch: pytest.MonkeyPatch) -> gi.Capabilities:
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setenv("GPUINTEROP_DISABLE", patterns)
+    return gi.get_backend("usable").device().capabilities
+
+
+@pytest.mark.usefixtures("installed_acme")
+def test_a_profile_turns_off_the_gaps_of_the_device_that_it_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rules of the other backend and with their words; what is a gap here keeps its own reason."""
+    undeclared = "the backend 'acme' does not declare it."
+    before = with_disabled("", monkeypatch)
+    table = with_disabled("profile:acme-old", monkeypatch)
+    for cell in DOMAIN:
+        name, found = str(cell), table.of(cell)
+        if not before.of(cell):
+            assert found == before.of(cell), "a gap of its own"
+        elif name.startswith(("map_buffer:", "wait_timeout:")) or "_semaphore:" in name:
+            assert found.support is Support.DISABLED, name
+            assert found.reason.startswith("turned off by GPUINTEROP_DISABLE=profile:acme-old: "), name
+        else:
+            assert found == before.of(cell), name
+    for named, scope, reason, reference, workaround in (
+        ("map_buffer:opaque_fd", Scope.DRIVER, "the driver lacks acmeMap.", "Acme's manual, 1", "update it."),
+        ("signal_semaphore:timeline_fd", Scope.DEVICE, "closed since 1999.", "Acme's manual, 2", ""),
+        ("wait_timeout:d3d12_fence", Scope.BINDINGS, undeclared, "gpuinterop.backend", ""),
+    ):
+        gap = table.of(gi.Cell.parse(named))
+        assert (gap.scope, gap.reference, gap.workaround) == (scope, reference, workaround)
+        assert gap.reason == f"turned off by GPUINTEROP_DISABLE=profile:acme-old: {reason}"
+    with pytest.raises(gi.UnsupportedError, match=r"profile:acme-old: the driver lacks acmeMap.*update it"):
+        table.require((Operation.MAP_BUFFER, gi.OpaqueFd))
+    assert with_disabled("profile:acme-new", monkeypatch)[Operation.MAP_BUFFER, gi.OpaqueFd].usable
+    assert "acme" not in sys.modules
+
+
+@pytest.mark.usefixtures("installed_acme")
+def test_profiles_and_patterns_mix_and_the_first_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for patterns, why in (
+        ("profile:acme-old, map_*", "=profile:acme-old: the driver lacks acmeMap."),
+        ("map_*,profile:acme-old", "=map_*,profile:acme-old."),
+        ("profile:acme-new,profile:acme-old, map_*", "=profile:acme-old: the driver lacks acmeMap."),
+    ):
+        table = with_disabled(patterns, monkeypatch)
+        assert table[Operation.MAP_BUFFER, gi.OpaqueFd].reason == f"turned off by GPUINTEROP_DISABLE{why}"
+        assert table[Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd].support is Support.DISABLED
+        assert table[Operation.IMPORT_MEMORY, gi.OpaqueFd].usable
+
+
+@pytest.mark.usefixtures("installed_acme")
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ("acme-older", "expected one of the profiles acme-old, acme-new, acme-half.*; got 'acme-older'"),
+        ("acme", "expected one of the profiles acme-old,.*; got 'acme'"),
+        ("", "expected one of the profiles acme-old,.*; got ''"),
+        ("acme-half", "the profile 'acme-half' is broken: .*open lacks"),
+        ("acme-yearless", "the profile 'acme-yearless' is broken: .*year"),
+        ("acme-misspelt", "the profile 'acme-misspelt' is broken: .*acmeMop"),
+    ],
+)
+def test_a_profile_that_is_none_is_refused(profile: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(gi.InvalidArgumentError, match=f"^GPUINTEROP_DISABLE: {said}"):
+        with_disabled(f"graph_capture,profile:{profile}", monkeypatch)
+
+
+@pytest.mark.parametrize("table", ["", "not toml", "[[rule]]\ncells = 3", "[profiles]\nold = 3"])
+def test_a_table_that_cannot_be_read_has_no_profiles(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str
+) -> None:
+    """And spoils nobody else's."""
+    nowhere = EntryPoint("nowhere", "no such module", registry.GROUP)
+    install(Usable, extra=[nowhere, acme(tmp_path, table), EntryPoint("hip", "gpuinterop_hip:Hip", registry.GROUP)])
+    monkeypatch.syspath_prepend(tmp_path)
+    off = with_disabled("profile:hip-linux", monkeypatch)[Operation.IMPORT_SEMAPHORE, gi.TimelineFd]
+    assert off.support is Support.DISABLED
+    with pytest.raises(gi.InvalidArgumentError, match=r"'acme-old'"):
+        with_disabled("profile:acme-old", monkeypatch)
+
+
+PROFILED = """
+import sys, gpuinterop as gi
+table = gi.get_backend("host").device().capabilities
+print(sorted({found.reason.partition(":")[0] for found in table.values() if found.support is gi.Support.DISABLED}))
+print([name for name in sys.modules if name.partition(".")[0] in sys.argv])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the host backend is for Linux")
+def test_a_profile_needs_no_more_of_a_backend_than_that_it_is_installed(tmp_path: Path) -> None:
+    """A third party's as well as ours: neither they nor bindings are imported."""
+    point = acme(tmp_path)
+    info = tmp_path / "acme-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[{point.group}]\n{point.name} = {point.value}\n")
+    others = ("acme", "gpuinterop_cuda", "gpuinterop_hip", "cuda", "hip", "rocm")
+    for profile in ("acme-old", "hip-linux", "cuda-linux", "cuda-no-multicast"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROFILED, *others],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+                "GPUINTEROP_DISABLE": f"profile:{profile}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout == "['turned off by GPUINTEROP_DISABLE=profile']\n[]\n", done.stderr
+
+
+@pytest.mark.parametrize(("package", "profiles"), [("cuda", {"linux", "no-multicast"}), ("hip", {"linux"})])
+def test_what_a_profile_of_ours_rests_on(package: str, profiles: set[str]) -> None:
+    """It has every fact that the rules name, and no other."""
+    rules = Rules(importlib.resources.files(f"gpuinterop_{package}") / "capabilities.toml")
+    assert rules.profiles.keys() == profiles
+    for facts in rules.profiles.values():
+        assert facts.keys() - {"missing"} == rules.facts
 
 
 def test_disable_is_read_when_a_device_is_first_made(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

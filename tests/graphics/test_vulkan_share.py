@@ -347,7 +347,7 @@ def test_a_handoff_names_the_reason_of_every_mode(
         gi.vulkan.share_handoff(application.vk, device, allow=("bridged",))
     assert "has no timeline semaphores" in str(caught.value)
     monkeypatch.setattr(application.vk._physical, "has_timelines", True)
-    off = Capabilities(disable(device.capabilities.values(), "stream_memory_ops"), owner=device.name)
+    off = Capabilities(disable(device.capabilities.values(), "stream_memory_ops", lambda _: ()), owner=device.name)
     monkeypatch.setattr(device, "capabilities", off)
     with pytest.raises(gi.UnsupportedError, match=r"\n  bridged: stream_memory_ops is disabled"):
         gi.vulkan.share_handoff(application.vk, device, allow=("bridged",))

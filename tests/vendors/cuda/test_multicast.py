@@ -22,6 +22,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 import gpuinterop as gi
+from gpuinterop._core import registry
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop_cuda import capabilities
@@ -492,6 +493,16 @@ def test_what_the_device_says_no_to(simulator: Simulator, attribute: int, gaps: 
             assert bool(found) == before[key]
     if attribute == 132:
         assert "Device.allocate" in cells[gi.Operation.CREATE_MULTICAST, None].workaround
+
+
+@pytest.mark.parametrize(("multicast", "profile"), [(1, "cuda-linux"), (0, "cuda-no-multicast")])
+def test_a_profile_is_what_such_a_device_has(simulator: Simulator, multicast: int, profile: str) -> None:
+    """The gaps of ``GPUINTEROP_DISABLE=profile:...`` are those of the device that it describes."""
+    simulator.set_attribute(0, 132, multicast)
+    cuda = gi.get_backend("cuda")
+    here = cuda._table(cuda._infos()[0]).values()
+    assert {gap.cell: gap for gap in registry._gaps_of(profile)} == {gap.cell: gap for gap in here if not gap}
+    assert any(gap.cell.operation in MULTICAST and gap.cell.handle_type is None for gap in here if not gap) != multicast
 
 
 def test_a_driver_without_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -633,7 +633,7 @@ def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch
     monkeypatch.setattr(registry, "recorded", lambda _file: read_verified(file))
     for ordinal, cells in enumerate((first, last)):
         backend = registry.get_backend("cuda")
-        table = backend._table(backend.device(ordinal).info, "")
+        table = backend._table(backend.device(ordinal).info)
         assert {str(cell) for cell in multicast.CELLS if table.of(cell).support is Support.SUPPORTED} == cells
         assert "does not prove that it works" in table.of(multicast.CELLS[0]).reason
     write_report(file, [suites("2026-03-04")])

@@ -48,7 +48,7 @@ def test_no_run_counts_for_the_simulated_driver(simulator: Simulator, monkeypatc
     def table(run: VerifiedRun) -> dict[Support, list[str]]:
         monkeypatch.setattr(registry, "recorded", lambda _file: [run])
         found: dict[Support, list[str]] = {}
-        for capability in gi.get_backend("cuda")._table(device.info, "").values():
+        for capability in gi.get_backend("cuda")._table(device.info).values():
             found.setdefault(capability.support, []).append(capability.reason)
         return found
 

@@ -12,6 +12,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import handles as h
+from gpuinterop._core import registry
 from gpuinterop.capabilities import DOMAIN, Capability, Cell
 from gpuinterop_hip import capabilities
 from gpuinterop_hip.backend import HipBackend
@@ -19,7 +20,7 @@ from gpuinterop_hip.driver import Driver
 from tests.readme_table import column
 from tests.simulated.driver import Simulator
 
-from ..parties import SIMULATED
+from ..parties import SIMULATED, WITHOUT_GPU
 
 Op = gi.Operation
 LINUX_SEMAPHORES = (Op.IMPORT_SEMAPHORE, Op.SIGNAL_SEMAPHORE, Op.WAIT_SEMAPHORE)
@@ -258,3 +259,15 @@ def test_the_readme_says_what_can_be_used(simulator: Simulator) -> None:
     said = column("hip")
     usable = {str(cell) for cell in DOMAIN if table.of(cell)}
     assert {name for name, word in said.items() if word != "-"} == usable & said.keys()
+
+
+@pytest.mark.skipif(not WITHOUT_GPU, reason="needs the simulated runtime or AMD's own")
+def test_the_profile_is_what_this_runtime_has(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gaps of ``GPUINTEROP_DISABLE=profile:hip-linux`` are this device's, with the newest bindings."""
+    if driver.has("hipExternalMemoryGetMappedMipmappedArray"):
+        pytest.skip("this runtime is built with what AMD's lacks")
+    monkeypatch.delenv("GPU_STREAMOPS_CP_WAIT", raising=False)
+    monkeypatch.setattr(capabilities, "has_fabric_type", lambda driver: True)
+    backend = gi.get_backend("hip")
+    here = backend._table(backend._infos()[0]).values()
+    assert {gap.cell: gap for gap in registry._gaps_of("hip-linux")} == {gap.cell: gap for gap in here if not gap}
