@@ -730,8 +730,8 @@ class Device:
     def _makes_timelines(self) -> bool:
         """Whether timelines of our own are the core's, of words that streams write, and not the backend's.
 
-        A backend that creates semaphores imports them too, unless ``GPUINTEROP_DISABLE`` has turned that off: then the
-        device takes the way of those that it is turned into. One without stream words may know our timelines itself.
+        A backend that creates semaphores imports them too. Where ``GPUINTEROP_DISABLE`` has turned that import off, the
+        core makes them as on the devices that lack it. A backend without stream words may know our timelines itself.
         """
         backend = self._backend
         if not isinstance(backend, StreamMemoryBackend):

@@ -213,8 +213,8 @@ def _gaps_of(profile: str) -> list[Capability]:
     if profile not in known:
         raise InvalidArgumentError(
             _DISABLE_VARIABLE,
-            f"expected one of the profiles {', '.join(known) or '(none is installed)'}; got {profile!r}. A backend has "
-            "them in its capabilities.toml.",
+            f"expected one of the profiles {', '.join(known) or '(none is installed)'}; got {profile!r}; install the "
+            "backend whose capabilities.toml has it.",
         )
     backend, rules, name = known[profile]
     try:
