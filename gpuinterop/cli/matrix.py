@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ class _Row:
                 if backend["name"] == device["backend"]:
                     found |= {name: str(version) for name, version in backend["versions"].items()}
         found |= {result.party.partition("@")[0]: result.driver for result in self.results if result.driver}
-        return found | {name: str(value) for name, value in run["variables"].items()}
+        return found | {name: str(value) for name, value in run["variables"].items() if value}
 
     @property
     def numbers(self) -> str:
@@ -127,11 +128,12 @@ class _Row:
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:
     """The files by the name of their row: the file's own, or where several have it, with the folders that differ."""
-    names = {file.with_suffix("").as_posix(): file for file in files}
-    if len(names) < len(files):
+    if len({file.resolve() for file in files}) < len(files):
         raise InvalidArgumentError("reports", "expected each file once, got one of them twice.")
     stems = Counter(file.stem for file in files)
-    return {file.stem if stems[file.stem] == 1 else name: file for name, file in names.items()}
+    folder = os.path.commonpath([file.absolute().parent for file in files])
+    named = (file.absolute().relative_to(folder).with_suffix("").as_posix() for file in files)
+    return {file.stem if stems[file.stem] == 1 else name: file for name, file in zip(named, files, strict=True)}
 
 
 def _rows(name: str, run: Run) -> Iterator[_Row]:
@@ -202,11 +204,13 @@ def _failures(rows: Sequence[_Row]) -> list[str]:
             last = row.run.results[-1] if row.run.results else None
             where = f"in {last.id}" if last and last.outcome == "unfinished" else "between two tests"
             found.append(f"{row.name}: the run was ended {where}; its log has the stacks")
-        bad = {result.id: result for result in row.results if result.outcome == "failed"}
-        found += [f"{row.name}: {name}: {result.reason}" for name, result in bad.items()]
-        for backend in row.run.facts["backends"]:
-            if backend["problem"] and backend["required"] and not bad:
-                found.append(f"{row.name}: {backend['name']} does not work: {backend['problem']}")
+        bad: dict[str, list[str]] = {}
+        for result in row.results:
+            if result.outcome == "failed":
+                bad.setdefault(result.reason, []).append(result.id)
+        for reason, tests in bad.items():
+            more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+            found.append(f"{row.name}: {tests[0]}{more}: {reason}")
     return found
 
 

@@ -89,6 +89,10 @@ class Kit(Participants):
         elif "_gpuinterop_party" in names:
             wanted = getattr(metafunc.cls, "exporter_filter", lambda spec: True)
             pairs = [(spec, one) for spec in working for one in self.exporters(spec) if one.problem or wanted(one)]
+            none = ExporterSpec(
+                "none", problem=f"{DECLARED}the options leave no party of the kind that the suite needs"
+            )
+            pairs = pairs or [(spec, none) for spec in working]
             metafunc.parametrize(
                 ("gpuinterop_device", "_gpuinterop_party"),
                 pairs,
@@ -122,7 +126,7 @@ class Kit(Participants):
             if spec is not None:
                 item.user_properties.append((DEVICE, str(spec)))
                 item.user_properties.append((CELLS, " ".join(map(str, cells_of(item)))))
-            if party is not None and not party.problem:
+            if party is not None:
                 item.user_properties.append((PARTY, str(party)))
         lacking = self.lacking()
         return [_Environment.of(session, lacking)] if lacking else []

@@ -198,6 +198,22 @@ def test_what_is_no_report_is_refused(run_pytest: Callable[..., Any], tmp_path: 
         read_run(tmp_path / "none.json")
 
 
+PROCESS = """
+from gpuinterop.testing.suites import PeerDeathSuite
+
+class TestMine(PeerDeathSuite):
+    pass
+"""
+
+
+def test_options_that_leave_no_party(run_pytest: Callable[..., Any]) -> None:
+    """A suite of processes that may die, and a run without processes: it is skipped, as asked for."""
+    options = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd@here", "-rs")
+    done = run_pytest(*options, kit=False, files={"test_process.py": PROCESS})
+    assert done.status == 0, done.output
+    assert "the options leave no party of the kind that the suite needs" in done.output
+
+
 TIMED = """
 import pytest
 
