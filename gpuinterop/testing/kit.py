@@ -331,7 +331,7 @@ class Kit(Participants):
             )
             table = self.device(spec).capabilities.values()
             usable = sorted(map(str, of_suites(found.cell for found in table if found) - shown))
-            if usable and not self.partial:
+            if usable and not self.partial and "gpuinterop.testing" in self._config.args:
                 lines.append(f"{spec}{simulated}: usable, and no test has shown it: {', '.join(usable)}")
         return lines
 
