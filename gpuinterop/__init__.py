@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-"""Version of the library.
+__version__: str
+"""Version of the library, as installed; ``0.0+unknown`` for a folder that is on Python's path and not installed.
 
 Examples
 --------
@@ -175,6 +175,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata  # it takes longer than all of `import gpuinterop`
+
+        try:
+            return metadata.version(__name__)
+        except metadata.PackageNotFoundError:
+            return "0.0+unknown"
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name in _HOME:

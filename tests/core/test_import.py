@@ -4,9 +4,14 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+
 import gpuinterop
+
+ROOT = Path(gpuinterop.__file__).parents[1]
 
 PROBE = """
 import builtins, os, sys
@@ -28,6 +33,7 @@ import gpuinterop
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 forbidden = {"numpy", "vulkan", "cuda", "hip", "rocm", "torch", "cupy", "cffi", "gpuinterop_host", "multiprocessing"}
 assert not new & forbidden, new & forbidden
+assert "importlib.metadata" in before or "importlib.metadata" not in sys.modules
 assert not reads, reads
 libraries = [name for name in opened if ".so" in str(name)]
 assert not libraries, libraries
@@ -49,6 +55,28 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_import_loads_nothing_and_reads_nothing() -> None:
     result = run(PROBE)
     assert result.stdout.strip() == "clean", result.stderr
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["installed", "not installed"])
+def test_the_version(installed: bool, tmp_path: Path) -> None:
+    """What the installation's metadata says; without one, what a build without git's folder says too."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        expected = tomllib.load(file)["tool"]["hatch"]["version"]["fallback-version"]
+    if installed:
+        expected = "7.8.9.dev10+gabcdef"
+        metadata = tmp_path / "gpuinterop-7.8.9.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.4\nName: gpuinterop\nVersion: {expected}\n")
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", "import gpuinterop; print(gpuinterop.__version__)"],  # -S: no site-packages
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (result.stdout.strip(), result.stderr) == (expected, "")
 
 
 def test_a_wrong_backend_breaks_no_import() -> None:
