@@ -9,6 +9,7 @@
 #   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
+#   RELEASE=v0.1.0          the tag that wheel-check builds; by default it rehearses one
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
 
 PYTHON ?= python3
@@ -20,6 +21,7 @@ TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
 FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-lang==1.19.0
 WITH ?=
+RELEASE ?=
 JOBS ?= 4
 VULKAN_FLAGS ?=
 GLSLFLAGS ?= --quiet
@@ -71,7 +73,8 @@ help:
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make docs         build the manual into docs/_build/html"
 	@echo "make shaders      compile the demo's shader"
-	@echo "make wheel-check  build the wheel, and test it outside the checkout"
+	@echo "make wheel-check  rehearse a release: build, check, install from an index and test, outside the checkout"
+	@echo "make wheel-check RELEASE=v0.1.0  the same of the checkout at that tag; the files come into dist"
 	@echo "make clean        remove what these made"
 
 demo: $(VENV)/.test vulkan
@@ -215,7 +218,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 
 wheel-check: vulkan
-	@. .vulkan/env; PYTHON="$(PYTHON)" exec tools/check_wheel.sh
+	@. .vulkan/env; PYTHON="$(PYTHON)" RELEASE="$(RELEASE)" exec tools/check_wheel.sh
 
 vulkan:
 	@$(PYTHON) tools/fetch_vulkan.py $(VULKAN_FLAGS)

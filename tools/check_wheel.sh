@@ -1,21 +1,48 @@
 #!/usr/bin/env bash
-# Build the sdist, from it the wheel, and test the wheel as a user gets it: in new environments, outside the checkout.
-# PYTHON names the interpreter. For Vulkan, source .vulkan/env first, or run this by `make wheel-check`.
+# Build the sdist, from it the wheel, check both, and install the wheel as a user gets it: by its name, from an index,
+# into new environments, outside the checkout.
+#
+# RELEASE names a tag, v0.1.0: the checkout must be at that tag, with nothing changed, and once everything has passed,
+# both files are put into dist/. Without it the release is rehearsed: what the checkout has now, committed or not, is
+# committed in a repository of its own, with the tag v0.1.0.
+#
+# PYTHON names the interpreter, OTHER_PYTHON one of another version, which is searched for where it is not given. For
+# Vulkan, source .vulkan/env first, or run this by `make wheel-check`.
 set -euo pipefail
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
+tag=${RELEASE:-v0.1.0}
+version=${tag#v}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/empty"
-unset PYTHONPATH
+unset PYTHONPATH "${!GIT_@}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# Commits and tags of its own need no name and no key of the caller's.
+export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_0=commit.gpgSign GIT_CONFIG_VALUE_0=false
+export GIT_CONFIG_KEY_1=tag.gpgSign GIT_CONFIG_VALUE_1=false
+export GIT_AUTHOR_NAME=check GIT_AUTHOR_EMAIL=check@localhost
+export GIT_COMMITTER_NAME=check GIT_COMMITTER_EMAIL=check@localhost
 
-# environment NAME REQUIREMENT...: a new one, with these installed.
+# expect WHAT PATTERN VALUE: end here if it is another.
+expect() {
+    # shellcheck disable=SC2053  # a pattern
+    if [[ $3 != $2 ]]; then
+        echo "expected $1 to be $2, got $3" >&2
+        exit 1
+    fi
+}
+
+# environment NAME PYTHON EXTRAS OPTION...: a new one, with gpuinterop from the index alone, and what it requires.
 environment() {
-    "$python" -m venv "$work/$1"
+    local pip=("$work/$1/bin/python" -m pip)
+    "$2" -m venv "$work/$1"
     packages "$1" >"$work/$1.before"
-    "$work/$1/bin/python" -m pip install --quiet "${@:2}"
+    "${pip[@]}" --isolated install --quiet --no-deps --index-url "file://$work/index" "gpuinterop==$version"
+    "${pip[@]}" install --quiet "gpuinterop$3==$version" "${@:4}"
+    "${pip[@]}" check
+    expect "the version in environment $1" "gpuinterop $version" "$("$work/$1/bin/gpuinterop" --version)"
 }
 
 packages() {
@@ -28,45 +55,109 @@ brought() {
     packages "$1" | LC_ALL=C comm -13 "$work/$1.before" - | paste -sd ' '
 }
 
-echo "wheel: build"
-environment build hatchling
-(cd "$checkout" && "$work/build/bin/python" -m hatchling build --target sdist --directory "$work/dist" >/dev/null)
-"$work/build/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$work/dist" "$work"/dist/*.tar.gz >/dev/null
-wheel=$(echo "$work"/dist/*.whl)
+# demo NAME: Vulkan and the host backend take turns on one buffer, and the field is what NumPy computes.
+demo() {
+    "$work/$1/bin/gpuinterop" demo --json --frames 60 --output "$work/$1.png" \
+        ${GPUINTEROP_REQUIRE_VULKAN:+--exporter=vulkan} >"$work/$1.json"
+    "$work/$1/bin/python" - "$work/$1.json" <<'PYTHON'
+import json
+import platform
+import sys
 
-# The wheel holds the packages' files, all of them and nothing else. The core is tried with the oldest versions that it
-# says it works with, where they still have wheels for this Python.
-"$python" - "$checkout" "$wheel" "$work/oldest.txt" <<'PYTHON'
+with open(sys.argv[1], encoding="utf-8") as file:
+    result = json.load(file)
+if result["correct"] is not True:
+    sys.exit(f"expected the demo to be correct, got {result}")
+print(f"demo: correct on Python {platform.python_version()}, host and {result['driver']}")
+PYTHON
+}
+
+# another: an interpreter of another version than PYTHON's, which can make environments.
+another() {
+    local candidate mine usable all=(python3.14 python3.13 python3.12 python3.11 ~/.pyenv/versions/3.*/bin/python)
+    mine=$("$python" -c 'import sys; print(sys.version_info.minor)')
+    usable='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11) or sys.version_info.minor == int(sys.argv[1]))'
+    for candidate in "${OTHER_PYTHON:-${all[@]}}"; do
+        if "$candidate" -c "$usable" "$mine" 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+
+# version_of DIRECTORY: the version that would be built there.
+version_of() {
+    (cd "$1" && "$work/tools/bin/python" -W ignore -m hatchling version)
+}
+
+echo "wheel: build"
+"$python" -m venv "$work/tools"
+"$work/tools/bin/python" -m pip install --quiet \
+    check-wheel-contents editables hatch-fancy-pypi-readme hatch-vcs hatchling 'twine>=7'
+tree=$checkout
+if [[ -z ${RELEASE:-} ]]; then
+    tree=$work/tree
+    git init --quiet "$tree"
+    git --git-dir "$tree/.git" --work-tree "$checkout" add --all
+    git -C "$tree" commit --quiet --message "What is released"
+    git -C "$tree" tag "$tag"
+    git -C "$tree" reset --quiet --hard
+fi
+expect "the version in $tree" "$version" "$(version_of "$tree")"
+(cd "$tree" && "$work/tools/bin/python" -m hatchling build --target sdist --directory "$work/dist" >/dev/null)
+"$work/tools/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$work/dist" "$work"/dist/*.tar.gz >/dev/null
+sdist=$(echo "$work"/dist/*.tar.gz) wheel=$(echo "$work"/dist/*.whl)
+expect "the files" "gpuinterop-$version-py3-none-any.whl gpuinterop-$version.tar.gz" "${wheel##*/} ${sdist##*/}"
+
+echo "wheel: what the files hold"
+"$work/tools/bin/twine" --no-color check --strict "$sdist" "$wheel"
+(cd "$tree" && "$work/tools/bin/check-wheel-contents" "$wheel")
+if ! diff <(git -C "$tree" ls-files '[!.]*' | LC_ALL=C sort) \
+    <(tar --list --file "$sdist" | cut -d / -f 2- | grep -vx -e .gitignore -e PKG-INFO | LC_ALL=C sort); then
+    echo "expected the sdist to hold what git tracks (<), it holds something else (>)" >&2
+    exit 1
+fi
+# The core is tried with the oldest versions that it says it works with, where they still have wheels for this Python.
+"$python" - "$wheel" "$work/oldest.txt" <<'PYTHON'
 import re
 import sys
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
-checkout, wheel, oldest = map(Path, sys.argv[1:])
-packages = [checkout / "gpuinterop", *checkout.glob("backends/gpuinterop_*")]
-there = {
-    str(path.relative_to(package.parent))
-    for package in packages
-    for path in package.rglob("*")
-    if path.is_file() and "__pycache__" not in path.parts
-}
+wheel, oldest = map(Path, sys.argv[1:])
 with zipfile.ZipFile(wheel) as archive:
-    names = set(archive.namelist())
-    info = {name for name in names if name.split("/")[0].endswith(".dist-info")}
-    metadata = message_from_bytes(archive.read(next(name for name in info if name.endswith("/METADATA"))))
-if lost := sorted(there - names):
-    sys.exit(f"not in the wheel: {', '.join(lost)}")
-if stray := sorted(names - info - there):
-    sys.exit(f"in the wheel, and in no package: {', '.join(stray)}")
+    name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = message_from_bytes(archive.read(name))
+if dead := re.findall(r"\]\((?!https?:|#)[^)]*\)", str(metadata.get_payload())):
+    sys.exit(f"expected the description to link to the repository, got links to files: {dead}")
 bounds = [re.sub(">=", "==", line) for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
 oldest.write_text("\n".join(bounds if sys.version_info < (3, 13) else ["# the newest"]) + "\n")
 PYTHON
 
-echo "wheel: the core alone, with $(paste -sd ' ' "$work/oldest.txt")"
-environment core --constraint "$work/oldest.txt" "$wheel"
+echo "wheel: the version elsewhere"
+git clone --quiet "$tree" "$work/later"
+git -C "$work/later" commit --quiet --allow-empty --message "Later"
+git clone --quiet --depth 1 --no-tags "file://$work/later" "$work/shallow"
+mkdir "$work/archive" "$work/copy"
+git -C "$tree" archive "$tag" | tar -x -C "$work/archive"
+git -C "$tree" ls-files -z | tar --create --directory "$tree" --null --files-from - | tar -x -C "$work/copy"
+expect "the version a commit later" "*.dev1+g*" "$(version_of "$work/later")"
+expect "the version of a shallow clone without tags" "0.1.dev1+unknown.g*" "$(version_of "$work/shallow")"
+expect "the version in git's archive of the tag" "$version" "$(version_of "$work/archive")"
+expect "the version of a copy without git's folder" "0.0+unknown" "$(version_of "$work/copy")"
+"$work/tools/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable "$work/later"
+expect "the version of an editable installation" "$(version_of "$work/later")" \
+    "$("$work/tools/bin/python" -c 'import gpuinterop; print(gpuinterop.__version__)')"
+
+# An index: a folder for each project, with a page of links.
+mkdir -p "$work/index/gpuinterop"
+cp "$sdist" "$wheel" "$work/index/gpuinterop"
+printf '<a href="%s">it</a>\n' "${sdist##*/}" "${wheel##*/}" >"$work/index/gpuinterop/index.html"
+
 cd "$work/empty"
-"$work/core/bin/python" -m pip check
+echo "wheel: the core alone, with $(paste -sd ' ' "$work/oldest.txt")"
+environment core "$python" "" --constraint "$work/oldest.txt"
 "$work/core/bin/python" -W error -c 'import gpuinterop; print("import gpuinterop:", gpuinterop.__file__.removeprefix("'"$work"'/"))'
 "$work/core/bin/gpuinterop" --help >/dev/null
 if [[ $(brought core) != "gpuinterop numpy" ]]; then
@@ -117,11 +208,29 @@ print("host: available, and it computes")
 PYTHON
 
 echo "wheel: the conformance suite, from the wheel"
-environment test "$wheel[test]"
+environment test "$python" "[test]"
 if [[ " $(brought test) " =~ \ (hypothesis|rich|pillow)\  ]]; then
     echo "the extra 'test' brings ${BASH_REMATCH[1]}, which the conformance suite does not use" >&2
     exit 1
 fi
-"$work/test/bin/python" -m pip check
+demo test
 "$work/test/bin/python" -m pytest -n 4 -p no:cacheprovider -W error --timeout 120 --timeout-method thread \
     --pyargs gpuinterop.testing "$@"
+
+if other=$(another) && [[ -n $other ]]; then
+    echo "wheel: a second Python, $("$other" --version)"
+    environment other "$other" "[vulkan,cli]"
+    demo other
+elif [[ -n ${OTHER_PYTHON:-} ]]; then
+    echo "expected OTHER_PYTHON to be a Python of another version, 3.11 or newer, with venv; got $OTHER_PYTHON" >&2
+    exit 1
+else
+    echo "wheel: NOT TRIED on a second Python: there is none here"
+fi
+
+if [[ -n ${RELEASE:-} ]]; then
+    rm -rf "$checkout/dist"
+    mkdir "$checkout/dist"
+    cp "$sdist" "$wheel" "$checkout/dist"
+    echo "wheel: dist/ has $version"
+fi
