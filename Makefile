@@ -68,7 +68,7 @@ help:
 	@echo "make explore      the core's threads in more orders than test-main tries, and struck twice by Ctrl-C; takes long"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
-	@echo "make lint         ruff, import-linter's contracts, English that readers stumble over, and zizmor on the workflows"
+	@echo "make lint         ruff, import-linter's contracts, English that readers stumble over, zizmor and repo-review"
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make docs         build the manual into docs/_build/html"
@@ -205,8 +205,9 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python tools/plain_english.py README.md docs gpuinterop backends
+	@$(BIN)/python tools/plain_english.py README.md CONTRIBUTING.md SECURITY.md docs gpuinterop backends
 	@$(BIN)/zizmor --offline --quiet .github
+	@said=$$($(BIN)/repo-review . --show err) || { echo "$$said"; exit 1; }
 
 types: $(VENV)/.dev
 	@$(BIN)/mypy
