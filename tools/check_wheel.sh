@@ -104,6 +104,10 @@ if [[ -z ${RELEASE:-} ]]; then
     git -C "$tree" reset --quiet --hard
 fi
 expect "the version in $tree" "$version" "$(version_of "$tree")"
+if [[ -n ${RELEASE:-} ]] && ! grep -q "^## \[$version\] - 20" "$tree/CHANGELOG.md"; then
+    echo "expected CHANGELOG.md to have a heading '## [$version] - ' and the date; write it, and move the tag" >&2
+    exit 1
+fi
 (cd "$tree" && "$work/tools/bin/python" -m hatchling build --target sdist --directory "$work/dist" >/dev/null)
 "$work/tools/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$work/dist" "$work"/dist/*.tar.gz >/dev/null
 sdist=$(echo "$work"/dist/*.tar.gz) wheel=$(echo "$work"/dist/*.whl)
