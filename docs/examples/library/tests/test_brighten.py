@@ -1,9 +1,9 @@
 """Tests of one's own, on every backend: the plugin brings the device, and a party that is not gpuinterop's backend.
 
-    pytest                                          what works here
-    GPUINTEROP_BACKEND=cuda pytest                  CUDA, and fail where it does not work
-    GPUINTEROP_DISABLE='import_semaphore:*' pytest  the library's other path
-    GPUINTEROP_DISABLE='map_buffer:*' pytest        its refusal
+    pytest                                       what works here
+    GPUINTEROP_BACKEND=cuda pytest               CUDA, and fail where it does not work
+    GPUINTEROP_DISABLE=profile:hip-linux pytest  the library's other path: no semaphores, as on AMD's Linux
+    GPUINTEROP_DISABLE='map_buffer:*' pytest     its refusal
 
 A test that hangs ends after 90 seconds with all stacks; `@pytest.mark.timeout(10)` makes that shorter.
 """
