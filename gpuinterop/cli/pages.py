@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 __all__ = ["Items", "Section", "Table", "html", "markdown", "text"]
 
-_MOST: Final = 60
+_MOST: Final = 80
 """Characters of a column in text; longer ones are folded."""
 
 
