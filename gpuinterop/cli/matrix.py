@@ -108,7 +108,6 @@ class _Row:
     def facts(self) -> dict[str, str]:
         """Versions and places, by their names."""
         run, found = self.run.facts, {}
-        found["started"] = run["started"]
         found["gpuinterop"], found["python"], found["platform"] = run["gpuinterop"], run["python"], run["platform"]
         if self.device:
             device = run["devices"][self.device]
@@ -165,11 +164,13 @@ def _pair(rows: Sequence[_Row], wanted: Sequence[str] | None) -> tuple[_Row, _Ro
 
 def _page(rows: Sequence[_Row], missing: Sequence[str], pair: tuple[_Row, _Row] | None) -> Iterator[Section]:
     red = len(missing) + sum(bool(row.problem) for row in rows)
-    ran = [(name, "MISSING", "", "no report has this name", "") for name in missing]
-    ran += [(row.name, row.problem or "passed", row.facts.get("device", ""), row.numbers, _shown(row)) for row in rows]
+    ran = [(name, "MISSING", "", "", "no report has this name", "") for name in missing]
+    for row in rows:
+        when = row.run.facts["started"].replace("T", " ").removesuffix("+00:00")
+        ran.append((row.name, row.problem or "passed", when, row.facts.get("device", ""), row.numbers, _shown(row)))
     yield (
         f"{len(ran)} row{'s' if len(ran) > 1 else ''}: {red or 'none'} red",
-        [Table(("row", "result", "device", "tests", "cells shown"), ran)],
+        [Table(("row", "result", "UTC", "device", "tests", "cells shown"), ran)],
     )
     yield "What failed", [Items(_failures(rows))]
     yield "Versions", [Table(("of", "version", "rows"), list(_versions(rows)))]
@@ -271,7 +272,7 @@ def _differ(one: _Row, other: _Row) -> list[tuple[str, str, str]]:
     found = [
         (name, one.facts.get(name, "-"), other.facts.get(name, "-"))
         for name in one.facts | other.facts
-        if name != "started" and one.facts.get(name) != other.facts.get(name)
+        if one.facts.get(name) != other.facts.get(name)
     ]
     for cell in DOMAIN:
         mine, theirs = (row.cells.get(cell, "gap") for row in (one, other))
