@@ -72,7 +72,7 @@ def wait_for(native: Native, timeout: float | None) -> bool:
 
     def over() -> bool:
         drain()
-        told = native not in endings and native.teller in (None, threading.get_ident())
+        told = native not in endings and set(native.tellers) <= {threading.get_ident()}
         return (native.state in GONE and told) or native.stays
 
     return system.until(over, timeout) and not native.stays
@@ -169,7 +169,7 @@ def _end_of(stream: NativeStream) -> Point | None:
     if stream.state in GONE or stream.is_idle():
         return None
     if stream.elsewhere:  # it has one behind each call
-        return stream.points[-1] if stream.points else None
+        return stream.last_point()
     return stream.point()
 
 
@@ -305,8 +305,9 @@ def call_back() -> None:
         try:
             _take(taken)
             for native in taken:
-                while native.callbacks:
-                    _shown(native.callbacks.pop(0))
+                callbacks: list[Callable[[], None]] = []
+                while _take_callback(native, callbacks):
+                    _shown(callbacks.pop())
         finally:
             for native in taken:
                 _told(native)
@@ -315,14 +316,23 @@ def call_back() -> None:
 @locked
 def _take(taken: list[Native]) -> None:
     for native in list(endings):
-        native.teller = threading.get_ident()
+        native.tellers += (threading.get_ident(),)
         taken += (native,)
         del endings[native]
 
 
 @locked
+def _take_callback(native: Native, callbacks: list[Callable[[], None]]) -> bool:
+    """Take the next callback; False without one. Two threads tell if one was added while the other told."""
+    callbacks += native.callbacks[:1]
+    del native.callbacks[:1]
+    return bool(callbacks)
+
+
+@locked
 def _told(native: Native) -> None:
-    native.teller = None
+    mine = native.tellers.index(threading.get_ident())
+    native.tellers = (*native.tellers[:mine], *native.tellers[mine + 1 :])
     if native.callbacks:  # an interrupt came in between
         endings[native] = None
 

@@ -366,9 +366,9 @@ class Graph(Resource):
 
     def _leave(self) -> None:
         """Refuse new work until the capture has ended; waits as `_enter` does."""
-        for native in self._joined:
+        for native in self._joined.copy():  # another thread's `_part` may take one off the list
             native.graph = None
-        system.until(lambda: not any(native.calls.copy() for native in self._joined), _PATIENCE_S)
+        system.until(lambda: not any(native.calls.copy() for native in self._joined.copy()), _PATIENCE_S)
 
     def _finish(self, stream: Stream, native: NativeStream) -> None:
         device, backend = self._device._native, self._backend

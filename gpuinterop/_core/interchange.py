@@ -264,7 +264,6 @@ class View:
         self._dtype = dtype
         self._pointer = buffer._address + offset
         self._token: object = None
-        self._meeting: Stream | None = None
         self.shape = shape
         self.strides = strides
 
@@ -390,12 +389,14 @@ class View:
         """The one stream that the interface can name."""
         if len(users) == 1 and users[0].state is LIVE:
             return users[0].pointer
-        if self._meeting is None:  # the view's own stream: unrelated work must not be ordered behind the users
-            self._meeting = self._buffer._device.create_stream()
-            self._meeting._warns = False
+        meeting: Stream | None = self.__dict__.get("_meeting")
+        if meeting is None:  # the view's own stream: unrelated work must not be ordered behind the users
+            fresh = self._buffer._device.create_stream()
+            fresh._warns = False
+            meeting = self.__dict__.setdefault("_meeting", fresh)  # the first thread's stays
         for user in users:
-            self._meeting._follow(user)
-        return self._meeting.ptr
+            meeting._follow(user)
+        return meeting.ptr
 
     def __buffer__(self, flags: int) -> memoryview:
         """Return the host's memory (PEP 688: ``memoryview(view)`` from Python 3.12). It counts as an exported array.

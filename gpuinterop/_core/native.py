@@ -102,7 +102,7 @@ class Native:
 
     __slots__ = (
         "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "parents",
-        "problem", "release", "releaser", "standing", "state", "teller", "untracked", "uses",
+        "problem", "release", "releaser", "standing", "state", "tellers", "untracked", "uses",
     )  # fmt: skip
 
     noted_of_closed: ClassVar[bool] = False
@@ -139,8 +139,8 @@ class Native:
         self.callbacks: list[Callable[[], None]] = []
         self.problem = ""
         """Error of its failed release."""
-        self.teller: int | None = None
-        """Thread that runs the callbacks."""
+        self.tellers: tuple[int, ...] = ()
+        """Threads that run the callbacks."""
         self.releaser: int | None = None
         """Thread that releases it."""
 
@@ -197,7 +197,8 @@ class Native:
     @property
     def may_be_asked(self) -> bool:
         """Whether the handle exists and its release has not begun; a mark keeps it so."""
-        return self.state is LIVE or self.state is RETIRED
+        state = self.state  # one look: `revive` may come between two
+        return state is LIVE or state is RETIRED
 
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
         """Call the driver with its handle, even when closed; return `gone` once its release has begun."""
@@ -244,10 +245,10 @@ class Native:
                 return f"{one.label} is still open"
         if self.calls.copy():
             return "a call is under way"
-        if self.gate is not None and self in self.gate.blocked:
+        if self.gate is not None and (waits := self.gate.blocked.get(self)):
             return (
-                f"the driver's release waits for the whole device, and {self.gate.blocked[self]} may be waiting for a "
-                "semaphore: synchronize that first"
+                f"the driver's release waits for the whole device, and {waits} may be waiting for a semaphore: "
+                "synchronize that first"
             )
         late = next(filter(None, (one.waiting_for() for one in self.streams())), "")
         return f"work enqueued before close() is still pending{late}"

@@ -354,7 +354,7 @@ class NativeStream(Native):
     def with_event(self, use: Callable[[Handle], T]) -> T | None:
         """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
         if self.elsewhere:
-            return self.points[-1].ask(use, None) if self.points else None
+            return None if (last := self.last_point()) is None else last.ask(use, None)
         made: list[Handle] = []
         calls = self.calls
         calls += MARK
@@ -424,6 +424,10 @@ class NativeStream(Native):
             raise
         return point
 
+    def last_point(self) -> Point | None:
+        """The latest point that may not be reached; another thread may take it off the list at any time."""
+        return next(reversed(self.points.copy()), None)
+
     def look(self) -> None:
         """Ask the driver which waits have passed; never blocks."""
         if self.is_idle() or self.elsewhere:
@@ -442,8 +446,7 @@ class NativeStream(Native):
     def drop_kept(self) -> None:
         """Drop the host memory of finished copies."""
         self.poll()
-        while self.kept:
-            entry = self.kept[0]
+        for entry in self.kept.copy():  # another thread may drop them meanwhile
             point = entry[0]
             if point is None:  # its copy is being enqueued, or that was interrupted
                 if self.calls.copy() or not self.is_idle():
@@ -469,13 +472,22 @@ class NativeStream(Native):
 
     def tell_failure(self) -> GpuInteropError | None:
         """Return why it has failed, for the caller to raise."""
-        if self.failure is not None:
-            self.told = True
-        return self.failure
+        if self.failure is None:
+            return None
+        told: list[GpuInteropError | None] = []
+        _tell(self, told)
+        return told[0]
 
     def is_void(self, number: int) -> bool:
         """Whether work enqueued at `number` ran behind a failed wait."""
         return any(first <= number < end for first, end in self.voids.copy())
+
+
+@locked
+def _tell(stream: NativeStream, told: list[GpuInteropError | None]) -> None:
+    """Note that the caller will raise the failure: in one step, for a new wrapper forgets a failure that was told."""
+    told.append(stream.failure)
+    stream.told = stream.failure is not None
 
 
 @locked

@@ -422,15 +422,17 @@ def _by_priority() -> LoadedBackend:
 
 
 def _warn_of_failures(fallback: str) -> None:
-    for name, found in _loaded.items():
-        if isinstance(found, BackendUnavailableError) and not found.absent and name not in _warned:
-            _warned.add(name)
-            warnings.warn(
-                f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
-                f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+    with _lock:  # another thread may load more, or warn of the same
+        failed = {name: found for name, found in _loaded.items() if isinstance(found, BackendUnavailableError)}
+        fresh = [name for name, found in failed.items() if not found.absent and name not in _warned]
+        _warned.update(fresh)
+    for name in fresh:
+        warnings.warn(
+            f"falling back to the backend {fallback!r}: {name!r} is not available. {str(failed[name]).rstrip('.')}. "
+            f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def _reasons() -> str:

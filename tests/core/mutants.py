@@ -95,6 +95,7 @@ def _last(error: Failed) -> str:
     return found[0][:150]
 
 
+_MAY_BE_ASKED: Any = Native.__dict__["may_be_asked"]
 _NOTE = (
     "            waits, entry = native.waits, (next(order), pending)  # as in `NativeStream.note`\n"
     "            waits += (entry,)\n"
@@ -199,6 +200,42 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a thread's own default stream is given work, and no event": Mutant(
         ((Stream._call, "if natives:", "if False:"),), "a thread's own default stream beside a close"
+    ),
+    "a state is looked at twice": Mutant(
+        ((_MAY_BE_ASKED.fget, "state is LIVE or state is", "self.state is LIVE or self.state is"),),
+        "a look at a closed stream beside one that wraps it again",
+    ),
+    "a point is looked for, then taken": Mutant(
+        ((drain._end_of, "stream.last_point()", "stream.points[-1] if stream.points else None"),),
+        "a look at a thread's own default stream beside its end",
+    ),
+    "kept memory is looked for, then taken": Mutant(
+        (
+            (NativeStream.drop_kept, "for entry in self.kept.copy():  #", "while self.kept:  #"),
+            (NativeStream.drop_kept, "point = entry[0]\n", "entry = self.kept[0]\n        point = entry[0]\n"),
+        ),
+        "two threads drop the host memory of copies",
+    ),
+    "a failure is noted as told, then looked up": Mutant(
+        (
+            (NativeStream.tell_failure, "_tell(self, told)", "self.told = True"),
+            (NativeStream.tell_failure, "return told[0]", "return self.failure"),
+        ),
+        "who is told of a failure beside one that wraps the stream again",
+    ),
+    "a blocked release is looked for, then named": Mutant(
+        (
+            (Native.what_holds, "(waits := self.gate.blocked.get(self))", "self in self.gate.blocked"),
+            (Native.what_holds, "{waits}", "{self.gate.blocked[self]}"),
+        ),
+        "what holds a release beside that release",
+    ),
+    "a callback is looked for, then taken": Mutant(
+        (
+            (drain.call_back, "_take_callback(native, callbacks)", "native.callbacks"),
+            (drain.call_back, "callbacks.pop()", "native.callbacks.pop(0)"),
+        ),
+        "two threads add callbacks to what is released",
     ),
     "an interrupt loses a mark's end": Mutant(
         ((Stream._call, "    seconds += MARK\n", "    seconds += MARK\n    id(stream)\n"),),

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import gpuinterop as gi
-from gpuinterop._core.native_stream import NativeStream, settle
+from gpuinterop._core import drain
+from gpuinterop._core.native import Native
+from gpuinterop._core.native_stream import NativeStream, fail_stream, settle
 from gpuinterop.backend import Native as Handle
 
 from .explored import Core
@@ -136,6 +138,46 @@ def _round(world: World) -> None:
     world.device.import_semaphore(gi.TimelineWin32(handle=8)).close()
 
 
+def _closed_wrapper(world: World) -> None:
+    """A wrapped stream that is closed under work: its end is known."""
+    world.shared.fill(1, stream=world.wrapped)
+    world.wrapped.close()
+
+
+def _closed_under_a_wait(world: World) -> None:
+    """Of another stream, so that only the gate holds the release."""
+    _wait_elsewhere(world)
+    world.buffer.close()
+
+
+def _name_what_holds(world: World) -> None:
+    assert world.buffer._mapping.what_holds()
+
+
+def _pass_and_drain(world: World) -> None:
+    world.backend.pass_all()
+    world.device.drain()
+
+
+def _failed(world: World) -> None:
+    fail_stream(world.wrapped._known_as(), gi.PeerError("gone"))
+
+
+def _is_told(world: World) -> None:
+    try:
+        world.wrapped.check_failure()
+    except gi.PeerError:
+        return
+    raise AssertionError("the failure is lost")
+
+
+def _call_back(world: World) -> None:
+    told: list[int] = []
+    world.memory.on_released(lambda: told.append(1))
+    world.memory.close(timeout=LIMIT)
+    assert told == [1]
+
+
 SCENES: dict[str, Scene] = {
     "a wait beside a release that blocks": Scene("semaphore buffer", [_wait, _unmap]),
     "a wait of ours beside a release that blocks": Scene("own stream buffer", [_wait_of_ours, _unmap]),
@@ -219,6 +261,29 @@ SCENES: dict[str, Scene] = {
         [_fill, lambda w: w.shared.fill(2, stream=w.other), lambda w: w.allocation.close(timeout=LIMIT)], budget=1,
     ),
     "a pipeline that is never idle": Scene("semaphore", [_frames, _round], begin=_crowded, budget=1),
+    "two threads drop the host memory of copies": Scene(
+        "shared stream", [lambda w: w.stream.synchronize(LIMIT)] * 2, begin=_copy, budget=1,
+        by_opcode=[NativeStream.drop_kept],
+    ),
+    "a look at a closed stream beside one that wraps it again": Scene(
+        "shared wrapped", [lambda w: w.make(w.device.wrap_stream(64)), lambda w: w.allocation.close()],
+        begin=_closed_wrapper, backend=Lasting, budget=1,
+    ),
+    "a look at a thread's own default stream beside its end": Scene(
+        "shared stream", [_pass_and_drain, lambda w: w.allocation.close()], begin=_fill_own, backend=Lasting, budget=1,
+        by_opcode=[drain._end_of],
+    ),
+    "who is told of a failure beside one that wraps the stream again": Scene(
+        "wrapped", [_is_told, lambda w: w.make(w.device.wrap_stream(64))], begin=_failed, budget=1,
+        by_opcode=[NativeStream.tell_failure],
+    ),
+    "what holds a release beside that release": Scene(
+        "semaphore buffer other", [_name_what_holds, _pass_and_drain], begin=_closed_under_a_wait, budget=1,
+        by_opcode=[Native.what_holds],
+    ),
+    "two threads add callbacks to what is released": Scene(
+        "memory", [_call_back] * 2, begin=lambda w: w.memory.close(), budget=1, by_opcode=[drain.call_back]
+    ),
     "notes of waits by opcode": Scene(
         "semaphore", [_wait, lambda w: w.stream.query()],
         begin=_waited, by_opcode=[NativeStream.note, inspect.unwrap(settle)],

@@ -23,6 +23,8 @@ from gpuinterop.capabilities import DOMAIN, Capability, Operation, Rules, Scope,
 from gpuinterop.cli.info import collect
 
 from . import fake
+from .explored import Core
+from .explorer import Run, explore
 from .fake import FakeBackend, FakeWords
 
 
@@ -147,6 +149,31 @@ def test_priority_decides_and_an_explicit_choice_never_falls_back(
         gi.get_backend("other")
     with pytest.raises(gi.ArgumentTypeError):
         gi.get_backend(3)  # type: ignore[arg-type]
+
+
+def test_two_threads_warn_once_while_a_third_loads_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    Core(monkeypatch)  # the registry's lock is the explorer's
+    broken = gi.BackendUnavailableError("it is too old.", fix="Update it.")
+
+    def load() -> None:
+        with registry._lock:
+            registry._loaded["other"] = gi.BackendUnavailableError("there is none.", fix="Install it.", absent=True)
+
+    def build(run: Run) -> Callable[[], None]:
+        told: list[str] = []
+        monkeypatch.setattr(registry, "_loaded", {"broken": broken})
+        monkeypatch.setattr(registry, "_warned", set())
+        monkeypatch.setattr("gpuinterop._core.registry.warnings.warn", lambda text, *_, **__: told.append(text))
+        for _ in range(2):
+            run.thread(lambda: registry._warn_of_failures("host"))
+        run.thread(load)
+
+        def check() -> None:
+            assert len(told) == 1
+
+        return check
+
+    explore(build, by_opcode=[registry._warn_of_failures], budget=1)
 
 
 def test_falling_to_the_host_past_a_failed_backend_warns_once_with_its_reason(install: Install) -> None:
