@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import errno
 import functools
 import itertools
@@ -102,10 +103,12 @@ class _Out:
     def ready(self, stored: int) -> list[_Signal]:
         """The signals that the stream has reached."""
         try:
-            most = stored - self.pending[0].number + 1  # numbers may be missing, but are not repeated
+            if self.pending[0].number > stored:
+                return []
         except IndexError:  # another thread withdrew it: it could not be enqueued
             return []
-        return [pending for pending in list(itertools.islice(self.pending, max(0, most))) if pending.number <= stored]
+        # A copy: without the GIL other threads append while this one iterates. Numbers may be missing.
+        return list(itertools.takewhile(lambda pending: pending.number <= stored, self.pending.copy()))
 
 
 def _with(lock: threading.RLock, call: Callable[[bool], T], limit: float = -1) -> T:
@@ -232,7 +235,8 @@ class Lane:
             self.words.write(stream, out.index, out.written)
         except Exception:
             out.written -= 1
-            out.pending.remove(pending)
+            with contextlib.suppress(ValueError):  # the lane has failed, and dropped it
+                out.pending.remove(pending)
             raise
 
     def host_wait(self, value: int, deadline: float) -> bool:
@@ -340,7 +344,7 @@ class Lane:
     def busy(self) -> bool:
         """Whether waits or signals are pending."""
         return not (self.failed or self.closed) and (
-            bool(self._waits) or any(out.pending for out in list(self._outs.values()))
+            _has_any(self._waits) or any(_has_any(out.pending) for out in list(self._outs.values()))
         )
 
     def step(self, now: float) -> bool:
@@ -387,7 +391,7 @@ class Lane:
         """The wait that must pass first. Other threads add waits, and remove those that could not be enqueued."""
         # Streams may wait out of order: the least value comes first, or an earlier wait would hold it up.
         if self._timeline and not self._ordered:
-            return min(list(self._waits), key=_value_of, default=None)
+            return min(self._waits.copy(), key=_value_of, default=None)
         try:
             return self._waits[0]
         except IndexError:
@@ -438,8 +442,9 @@ class Lane:
         """Fail the streams whose signals, enqueued or pending, can no longer be forwarded."""
         assert self.refusal is not None
         for out in list(self._outs.values()):
-            while out.pending:
-                fail_stream(out.pending.popleft().stream, self.refusal)
+            with contextlib.suppress(IndexError):
+                while True:
+                    fail_stream(out.pending.popleft().stream, self.refusal)
 
     def _refuse(self, error: GpuInteropError) -> None:
         if self.refusal is None:
@@ -448,14 +453,23 @@ class Lane:
 
     def _let_go(self, error: GpuInteropError) -> None:
         """Fail the waiting streams, then release them: in this order, later results are never taken as valid."""
-        while self._waits:
-            try:
-                pending = self._waits.popleft()
-            except IndexError:
-                break
-            fail_wait(pending.wait, error)
+        with contextlib.suppress(IndexError):
+            while True:
+                fail_wait(self._waits.popleft().wait, error)
         self.words.store(0, _RELEASED)
         self._passed = _RELEASED
+
+
+def _has_any(entries: deque[T]) -> bool:
+    """Whether it has entries. Indexing has one order with the appends of other threads; without the GIL `bool` has not.
+
+    So either `Watcher._sleep` sees an append, or `Watcher.poke`, which follows the append, sees that the thread sleeps.
+    """
+    try:
+        entries[0]
+    except IndexError:
+        return False
+    return True
 
 
 def _value_of(pending: _Waiting) -> int:
@@ -529,7 +543,8 @@ class Watcher:
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             try:
-                thread.start()
+                # Without the GIL a thread inherits its starter's context, and keeps what that holds alive.
+                contextvars.Context().run(thread.start)
             except RuntimeError as error:  # "can't start new thread"
                 raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
             self._thread = thread  # an interrupt before this line leaves two threads, which is harmless

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,17 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.graph import Graph
 from gpuinterop._core.memory import Buffer
 from gpuinterop._core.native_stream import CapturedError, NativeStream, Wait, fail_wait
-from gpuinterop.bridge import Bridge
+from gpuinterop.bridge import Bridge, SemaphoreEndpoint
 from gpuinterop.bridge._endpoints import EventFdEndpoint
-from gpuinterop.bridge._watcher import Lane
+from gpuinterop.bridge._watcher import Lane, _Out, _Signal, _Waiting
 from gpuinterop.handles import EventFd
 
 from .fake import FakeEverything, fake_device, memory_of, semaphore_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* was dropped without close")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* was dropped without close"),
+    pytest.mark.usefixtures("garbage_is_collected"),
+]
 
 
 @pytest.fixture
@@ -246,6 +250,74 @@ def test_a_sweep_looks_at_each_array_once(fake: tuple[Device, FakeEverything], m
     device.drain()
     assert not interchange._untaken
     assert not moved
+
+
+def test_two_threads_that_ask_one_view_for_its_stream_get_one(
+    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the stream that the first thread was given is dropped, or does not stand behind what used the bytes."""
+    device, backend = fake
+    buffer, users = memory_of(device).map_buffer(), [device.create_stream() for _ in range(2)]
+    for user in users:
+        buffer.fill(stream=user)
+    view, theirs = buffer.view(16), list[int]()
+    native = [user._known_as() for user in users]
+    once_behind(monkeypatch, Device, "create_stream", lambda: theirs.append(view._behind(native)))
+    assert [view._behind(native)] == theirs
+    device.drain()
+    behind = [call[2] for call in backend.calls if call[0] == "wait_event" and call[1][1] == theirs[0]]
+    assert behind == [user._native for user in users] * 2
+    assert ("stream", theirs[0]) in backend.live
+
+
+def test_a_release_is_told_when_all_threads_have_called_back(fake: tuple[Device, FakeEverything]) -> None:
+    memory = memory_of(fake[0])
+    memory.close(timeout=5)
+    entered, go_on, told = threading.Event(), threading.Event(), list[str]()
+
+    def first() -> None:
+        entered.set()
+        assert go_on.wait(20)
+        told.append("first")
+
+    thread = threading.Thread(target=memory.on_released, args=(first,))
+    thread.start()
+    assert entered.wait(20)
+    memory.on_released(lambda: told.append("second"))
+    with pytest.raises(gi.ResourceBusyError):
+        memory.close(timeout=0)
+    go_on.set()
+    memory.close(timeout=20)
+    thread.join(20)
+    assert told == ["second", "first"]
+
+
+class OfSeveralThreads(deque[Any]):
+    """A deque as it is without the GIL: while one thread iterates, another appends. A copy is one step."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for thing in super().__iter__():
+            self.append(thing)
+            yield thing
+
+    def copy(self) -> Any:
+        return deque(super().__iter__())
+
+
+def test_the_watcher_looks_at_signals_that_others_append() -> None:
+    stream: Any = None
+    out = _Out(1, stream)
+    out.pending = OfSeveralThreads(_Signal(value, number, stream) for value, number in ((5, 1), (6, 2), (7, 4)))
+    assert [signal.value for signal in out.ready(3)] == [5, 6]
+
+
+def test_the_watcher_looks_at_waits_that_others_append(host: Device) -> None:
+    with host.create_semaphore(gi.TimelineFd) as own, Bridge(host) as bridge:
+        lane = bridge.from_endpoint(SemaphoreEndpoint(own))._native
+        least, *_ = waits = [_Waiting(value, Wait(own._lifetime, value)) for value in (1, 3, 2)]
+        lane._waits, lane._ordered = OfSeveralThreads(reversed(waits)), False
+        assert lane._next() is least
+        lane._waits.clear()
 
 
 def test_an_interrupt_behind_a_bridges_adoption_closes_the_endpoint_once(
