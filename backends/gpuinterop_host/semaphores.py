@@ -144,7 +144,7 @@ class Semaphore(memory.Owned, ABC):
 
     def _release_if_last(self) -> None:
         thread = threading.get_ident()
-        if self._closed and not self._users and self._releaser.setdefault(None, thread) == thread:
+        if self._closed and not self._users.copy() and self._releaser.setdefault(None, thread) == thread:
             self._release()
 
     def _check(self) -> None:
@@ -360,7 +360,7 @@ _live: dict[int, weakref.ref[Semaphore]] = {}
 
 
 def _forked() -> None:
-    for reference in tuple(_live.values()):
+    for reference in _live.copy().values():
         if (semaphore := reference()) is not None:
             semaphore._forked()
 

@@ -324,12 +324,12 @@ def _exit() -> None:
     # The threads are daemons; but one that returns from libc while the interpreter is being finalized may crash it, so
     # waiting threads are stopped first.
     _exiting.set()
-    for stream in tuple(_live.values()):
+    for stream in _live.copy().values():  # a copy is one step: other threads make and end streams meanwhile
         stream.end(system.left_of_exit())
 
 
 def _forked() -> None:
-    for stream in tuple(_live.values()):
+    for stream in _live.copy().values():
         stream._forked()
 
 

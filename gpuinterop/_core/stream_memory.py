@@ -195,7 +195,9 @@ class _Own:
         self.exported = exported
         """Whether other processes or devices may have it."""
         # Each iterator yields once, so that a call repeated after an interrupt does each step once.
-        self.once = iter((self,))
+        self.once: Iterator[_Own] = iter(
+            [None, self].pop, None
+        )  # not a tuple's, which keeps it without the GIL: a cycle
         self.pages = iter((page.address,))
         self.fds = iter((fd,))
 

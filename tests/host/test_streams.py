@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpuinterop import system
 from gpuinterop.errors import DriverError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
 from gpuinterop.handles import TimelineFd
 from gpuinterop_host import streams
@@ -241,7 +242,7 @@ def test_an_idle_stream_keeps_nothing_alive(backend: HostBackend, stream: Any) -
     weakref.finalize(thing, gone.set)
     stream.submit(lambda thing: None, (thing,))
     del thing
-    assert gone.wait(LIMIT)
+    assert system.until(gone.is_set, LIMIT)  # without the GIL it goes when this thread runs, which has made it
     assert alive() is None
 
 
@@ -361,6 +362,23 @@ device = backend.open_device(0)
 stream = backend.create_stream(device)
 batch = backend.prepare([backend.create_semaphore(device, TimelineFd)])
 """
+
+
+class OfSeveralThreads(dict[int, Any]):
+    """A dict as it is without the GIL: while one thread iterates, another puts something in. A copy is one step."""
+
+    def values(self) -> Any:
+        for key, value in super().items():
+            self[key + 1] = value
+            yield value
+
+
+def test_the_exit_ends_streams_while_others_are_made(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_exiting", threading.Event())
+    monkeypatch.setattr(streams, "_live", OfSeveralThreads({stream.pointer: stream}))
+    streams._exit()
+    assert stream.join(LIMIT)
+    streams._live.clear()
 
 
 def test_submit_behind_the_end() -> None:
