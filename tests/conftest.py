@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
+import sysconfig
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 
@@ -47,6 +49,14 @@ def _signals_arrive() -> Iterator[None]:
     yield
     for number, handler in before:
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_the_gil() -> Iterator[None]:
+    """An import may turn it on; on a free-threaded Python a run with it would prove nothing."""
+    yield
+    if sysconfig.get_config_var("Py_GIL_DISABLED") and sys._is_gil_enabled():  # type: ignore[attr-defined, unused-ignore]
+        pytest.fail("expected a run without the GIL, got one with it; PYTHON_GIL=0 keeps it off", pytrace=False)
 
 
 @pytest.fixture

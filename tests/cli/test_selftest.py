@@ -56,7 +56,7 @@ def test_the_report_goes_to_the_backends_package(commands: list[list[str]]) -> N
     assert f"--gpuinterop-report={expected}" in commands[0]
 
 
-@pytest.mark.parametrize("value", ["", "foo:bar:baz", "json.decoder:JSONDecoder", "zipfile", "this:Plugin"])
+@pytest.mark.parametrize("value", ["", "foo:bar:baz", "json.decoder:JSONDecoder", "tarfile", "this:Plugin"])
 def test_what_is_no_package_has_no_record(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """And takes no other's away."""
     points = [*entry_points(group=GROUP), EntryPoint("plugin", value, GROUP)]
