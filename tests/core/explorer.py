@@ -299,6 +299,8 @@ class Run:
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
         if frame.f_code not in self.codes:
             return None
+        # From Python 3.12 on code tells of its instructions only where its frame has a function to tell already.
+        frame.f_trace = self._trace_opcode
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._trace_opcode
 
