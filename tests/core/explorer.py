@@ -230,7 +230,8 @@ class Run:
             me.error = error.with_traceback(None)  # whose frames would keep alive what is to be released
             error.__context__ = error.__cause__ = None
         finally:
-            sys.settrace(None)
+            if self.codes:  # without the GIL it stops all threads
+                sys.settrace(None)
             me.done = True
             self._by_ident.pop(_thread.get_ident(), None)
             try:

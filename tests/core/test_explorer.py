@@ -299,6 +299,7 @@ def test_a_count_that_is_not_atomic_is_found_by_opcode() -> None:
         explore(build, by_opcode=[Count.add])
 
 
+@pytest.mark.timeout(300)
 def test_a_list_of_marks_is_right_by_opcode() -> None:
     found = explore(closing(Toy, Toy.use), by_opcode=[Toy.use, Toy.drain], budget=2)
     print(f"\nmarks by opcode: {found}")
