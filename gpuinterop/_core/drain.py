@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from .. import system
@@ -107,11 +108,13 @@ def _release_ready(held_by: dict[Gate, str]) -> bool:
     try:
         _claim(claimed)
         ends: dict[NativeStream, Point | None] = {}  # one event a stream, however many wait for it
-        while claimed:
+        for (
+            native
+        ) in claimed.copy():  # not `while`: CPython 3.13 skips the `finally` if an interrupt strikes at its end
             try:
-                moved |= _advance(claimed[0], ends, held_by)
+                moved |= _advance(native, ends, held_by)
             except Exception as error:  # a backend's mistake, which the draining caller did not cause
-                _leak(claimed[0], error)
+                _leak(native, error)
             del claimed[0]
         return moved
     finally:
@@ -305,9 +308,8 @@ def call_back() -> None:
         try:
             _take(taken)
             for native in taken:
-                callbacks: list[Callable[[], None]] = []
-                while _take_callback(native, callbacks):
-                    _shown(callbacks.pop())
+                for callback in iter(partial(_take_callback, native), None):  # as in `_release_ready`
+                    _shown(callback)
         finally:
             for native in taken:
                 _told(native)
@@ -322,11 +324,9 @@ def _take(taken: list[Native]) -> None:
 
 
 @locked
-def _take_callback(native: Native, callbacks: list[Callable[[], None]]) -> bool:
-    """Take the next callback; False without one. Two threads tell if one was added while the other told."""
-    callbacks += native.callbacks[:1]
-    del native.callbacks[:1]
-    return bool(callbacks)
+def _take_callback(native: Native) -> Callable[[], None] | None:
+    """Take the next callback; None without one. Two threads tell if one was added while the other told."""
+    return native.callbacks.pop(0) if native.callbacks else None
 
 
 @locked

@@ -272,7 +272,7 @@ class VulkanContext:
         """Put a fence behind the queue's work, unless there is no queue, or no object that it could be using."""
         try:
             self._submitting.acquire()
-            while self.queue is not None and self._lifetime.standing and self._lifetime.state is LIVE:
+            for _ in iter(self._may_be_in_use, False):  # not `while`: see `drain._release_ready`
                 used = [native for native in self._shared() if not isinstance(native, Watched) and native.state is LIVE]
                 fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
                 with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
@@ -284,6 +284,9 @@ class VulkanContext:
                 self._submitting.release()
             except RuntimeError:
                 pass
+
+    def _may_be_in_use(self) -> bool:
+        return self.queue is not None and bool(self._lifetime.standing) and self._lifetime.state is LIVE
 
     def _submit(self, fence: Native) -> None:
         # A queue that refuses submissions belongs to a lost device, and does no more work.

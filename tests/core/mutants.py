@@ -232,8 +232,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a callback is looked for, then taken": Mutant(
         (
-            (drain.call_back, "_take_callback(native, callbacks)", "native.callbacks"),
-            (drain.call_back, "callbacks.pop()", "native.callbacks.pop(0)"),
+            (drain.call_back, "for callback in iter(partial(_take_callback, native), None)", "while native.callbacks"),
+            (drain.call_back, "_shown(callback)", "_shown(native.callbacks.pop(0))"),
         ),
         "two threads add callbacks to what is released",
     ),
