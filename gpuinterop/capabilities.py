@@ -436,8 +436,8 @@ def disable(
     """
     off: dict[Cell, Capability] = {}
     for pattern in filter(None, map(str.strip, patterns.split(","))):
-        profile = pattern.removeprefix("profile:")
-        if profile != pattern:
+        kind, _, profile = map(str.strip, pattern.partition(":"))
+        if kind.lower() == "profile":
             why = f"turned off by GPUINTEROP_DISABLE={pattern}: "
             gaps = [replace(gap, reason=why + gap.reason) for gap in gaps_of(profile)]
         else:

@@ -1,7 +1,8 @@
-"""The command line: ``gpuinterop info``, ``demo`` and ``selftest``."""
+"""The command line: ``gpuinterop info``, ``demo``, ``selftest`` and ``matrix``."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -18,3 +19,6 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # also among the imports, which take a while
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # `gpuinterop info | head`: what is left in the buffer has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + getattr(signal, "SIGPIPE", 13))

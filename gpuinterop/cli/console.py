@@ -36,7 +36,7 @@ def say(*parts: tuple[str, str]) -> None:
 
 def make_tolerant(stream: TextIO) -> None:
     """Escape what the encoding has no character for (a device's name, a path), as Python does on stderr."""
-    if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+    if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,7 @@ _LEGEND: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of ``gpuinterop matrix``."""
     parser.add_argument(
-        "reports", nargs="+", metavar="REPORT", type=Path, help="files of pytest --gpuinterop-json=FILE"
+        "reports", nargs="*", metavar="REPORT", type=Path, help="files of pytest --gpuinterop-json=FILE"
     )
     parser.add_argument(
         "--expect", action="append", default=[], metavar="ROW", help="fail where this row is missing (repeatable)"
@@ -46,17 +47,31 @@ def command(given: argparse.Namespace) -> int:
     skipped in every row, and where two rows differ. A row is a device of a report, and has the name of its file.
 
     Exit status 0: every expected row is there, every run ended, something passed in each, and nothing failed. Otherwise
-    1; 2 where a report cannot be read.
+    1; a report that cannot be read is a red row too. 2 for wrong arguments.
     """
-    rows = [row for name, file in _names(given.reports).items() for row in _rows(name, read_run(file))]
-    missing = [wanted for wanted in given.expect if wanted not in {row.report for row in rows}]
-    pair = _pair(rows, given.compare)
-    page = list(_page(rows, missing, pair))
+    if not given.reports and not given.expect:
+        raise InvalidArgumentError(
+            "reports", "expected files that `pytest --gpuinterop-json=FILE` has written, got none."
+        )
+    rows: list[_Row] = []
+    unread: dict[str, str] = {}
+    for name, file in _names(given.reports).items():
+        try:
+            rows += _rows(name, read_run(file))
+        except InvalidArgumentError as error:
+            unread[name] = str(error)
+    there = {row.report for row in rows} | unread.keys()
+    bad = {name: ("MISSING", "no report has this name") for name in given.expect if name not in there}
+    bad |= {name: ("UNREADABLE", why) for name, why in unread.items()}
+    page = list(_page(rows, bad, _pair(rows, given.compare)))
     say((text(page), ""))
     for file, write in ((given.markdown, markdown), (given.html, html)):
         if file is not None:
-            file.write_text(write(page), encoding="utf-8")
-    return int(bool(missing) or any(row.problem for row in rows))
+            try:
+                file.write_text(write(page), encoding="utf-8", errors="backslashreplace")
+            except OSError as error:
+                raise InvalidArgumentError("page", f"expected a file that can be written, got {error}.") from error
+    return int(bool(bad) or any(row.problem for row in rows))
 
 
 @dataclass
@@ -73,17 +88,20 @@ class _Row:
 
     def __post_init__(self) -> None:
         self.problem = self._problem()
-        if self.device:
+        if self.device in self.run.facts["devices"]:
             self.cells = self._cells()
 
     def _problem(self) -> str:
-        """Why the row is red; empty where it is green."""
+        """Why the row is red; empty where it is green. What passed without a device says nothing of one."""
         outcomes = Counter(result.outcome for result in self.results)
+        passed = [result for result in self.results if result.outcome == "passed" and result.device == self.device]
         if self.run.end is None:
             return "ENDED EARLY"
         if outcomes["failed"] or outcomes["unfinished"]:
             return "FAILED"
-        if not outcomes["passed"]:
+        if any(one["required"] and one["problem"] for one in self.run.facts["backends"]):
+            return "NO BACKEND"
+        if not passed:
             return "NOTHING PASSED"
         return "" if self.run.end["status"] == 0 else f"FAILED with status {self.run.end['status']}"
 
@@ -109,8 +127,7 @@ class _Row:
         """Versions and places, by their names."""
         run, found = self.run.facts, {}
         found["gpuinterop"], found["python"], found["platform"] = run["gpuinterop"], run["python"], run["platform"]
-        if self.device:
-            device = run["devices"][self.device]
+        if device := run["devices"].get(self.device):
             found["device"] = device["name"] + (f" ({device['stand_in']})" if device["stand_in"] else "")
             for backend in run["backends"]:
                 if backend["name"] == device["backend"]:
@@ -127,6 +144,8 @@ class _Row:
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:
     """The files by the name of their row: the file's own, or where several have it, with the folders that differ."""
+    if not files:
+        return {}
     if len({file.resolve() for file in files}) < len(files):
         raise InvalidArgumentError("reports", "expected each file once, got one of them twice.")
     stems = Counter(file.stem for file in files)
@@ -140,10 +159,13 @@ def _rows(name: str, run: Run) -> Iterator[_Row]:
 
     What fails and is of no device makes each row red: a run that lacks what it requires has shown nothing.
     """
-    devices = [device for device in run.facts["devices"] if any(result.device == device for result in run.results)]
+    used = dict.fromkeys(result.device for result in run.results)
+    devices = [device for device in run.facts["devices"] if device in used]
     others = [result for result in run.results if result.device not in devices]
     if not devices:
-        yield _Row(name, "", run, others, name)
+        # A backend that does not work has a name, and no device: where its tests were skipped, nothing was shown.
+        absent = next((one["name"] for one in run.facts["backends"] if one["name"] in used), "")
+        yield _Row(name, absent, run, others, name)
     for device in devices:
         mine = [result for result in run.results if result.device == device]
         label = name if len(devices) == 1 else f"{name} {device}"
@@ -162,9 +184,12 @@ def _pair(rows: Sequence[_Row], wanted: Sequence[str] | None) -> tuple[_Row, _Ro
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def _page(rows: Sequence[_Row], missing: Sequence[str], pair: tuple[_Row, _Row] | None) -> Iterator[Section]:
-    red = len(missing) + sum(bool(row.problem) for row in rows)
-    ran = [(name, "MISSING", "", "", "no report has this name", "") for name in missing]
+def _page(
+    rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], pair: tuple[_Row, _Row] | None
+) -> Iterator[Section]:
+    """The page; `bad` has, by name, what is no row, with a word and the reason."""
+    red = len(bad) + sum(bool(row.problem) for row in rows)
+    ran = [(name, word, "", "", "", "") for name, (word, _) in bad.items()]
     for row in rows:
         when = row.run.facts["started"].replace("T", " ").removesuffix("+00:00")
         ran.append((row.name, row.problem or "passed", when, row.facts.get("device", ""), row.numbers, _shown(row)))
@@ -172,11 +197,14 @@ def _page(rows: Sequence[_Row], missing: Sequence[str], pair: tuple[_Row, _Row] 
         f"{len(ran)} row{'s' if len(ran) > 1 else ''}: {red or 'none'} red",
         [Table(("row", "result", "UTC", "device", "tests", "cells shown"), ran)],
     )
-    yield "What failed", [Items(_failures(rows))]
+    yield "What failed", [Items([*(f"{name}: {why}" for name, (_, why) in bad.items()), *_failures(rows)])]
     yield "Versions", [Table(("of", "version", "rows"), list(_versions(rows)))]
     tables = [row for row in rows if row.cells]
-    yield "Capabilities", [Table(("cell", *(row.name for row in tables)), list(_cell_rows(tables))), _LEGEND]
-    yield "Cells that no row has shown", [Items(_never_shown(tables))]
+    if tables:
+        yield "Capabilities", [Table(("cell", *(row.name for row in tables)), list(_cell_rows(tables))), _LEGEND]
+        yield "Cells that no row has shown", [Items(_never_shown(tables))]
+    else:
+        yield "Capabilities", ["no row has a test that uses a device"]
     yield "Tests that every row skipped", [Items(_never_run(rows))]
     if pair is not None:
         one, other = pair
@@ -203,12 +231,18 @@ def _failures(rows: Sequence[_Row]) -> list[str]:
     for row in rows:
         if row.run.end is None:
             last = row.run.results[-1] if row.run.results else None
-            where = f"in {last.id}" if last and last.outcome == "unfinished" else "between two tests"
-            found.append(f"{row.name}: the run was ended {where}; its log has the stacks")
+            where = f" in {last.id}" if last and last.outcome == "unfinished" else ""
+            found.append(f"{row.name}: the run was ended{where}; its log has the stacks")
+        elif row.problem == "NO BACKEND":
+            found += [f"{row.name}: {one['problem']}" for one in row.run.facts["backends"] if one["problem"]]
+        elif row.problem == "NOTHING PASSED":
+            found.append(f"{row.name}: no test of {row.device or 'the run'} passed")
+        elif row.problem.startswith("FAILED with"):
+            found.append(f"{row.name}: no test failed, and pytest ended with status {row.run.end['status']}")
         bad: dict[str, list[str]] = {}
         for result in row.results:
-            if result.outcome == "failed":
-                bad.setdefault(result.reason, []).append(result.id)
+            if result.outcome == "failed" or (result.outcome == "unfinished" and row.run.end is not None):
+                bad.setdefault(result.reason or "it did not end", []).append(result.id)
         for reason, tests in bad.items():
             more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
             found.append(f"{row.name}: {tests[0]}{more}: {reason}")
@@ -251,11 +285,11 @@ def _never_run(rows: Sequence[_Row]) -> list[str]:
 
 
 def _by_test(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The runs of each test, on whatever device and with whatever party; the file's name is without its folder."""
+    """The runs of each test, on whatever device and with whatever party."""
     found: dict[str, list[Result]] = {}
     for result in results:
-        file, colons, name = result.test.partition("::")
-        found.setdefault(file.rpartition("/")[2] + colons + name, []).append(result)
+        # The kit's own lie in site-packages, which is elsewhere on each machine.
+        found.setdefault(re.sub(r"^\S*/(?=gpuinterop/testing/\w+\.py)", "", result.test), []).append(result)
     return found
 
 

@@ -45,12 +45,12 @@ _BOTH_SIDES: Final = frozenset(
 class Kit(Participants):
     """One pytest run of the kit."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, json: Path | None) -> None:
         super().__init__(config)
         self._config = config
         self._report = config.getoption("gpuinterop_report")
         self._exporter_report = config.getoption("gpuinterop_exporter_report")
-        self._json = config.getoption("gpuinterop_json")
+        self._json = json
         self._document: Document | None = None
         # The controller of pytest-xdist's workers, which run the tests.
         self.controls = config.pluginmanager.hasplugin("dsession")
@@ -99,7 +99,7 @@ class Kit(Participants):
                 indirect=True,
                 ids=[f"{spec}-{one}" for spec, one in pairs],
             )
-        elif "gap" in names:
+        elif "gap" in names and getattr(metafunc.cls, "gpuinterop_suite", False):
             gaps = [
                 (spec, found.cell)
                 for spec in working
@@ -118,7 +118,7 @@ class Kit(Participants):
     def prepare(self, items: list[pytest.Item], session: pytest.Session) -> list[pytest.Item]:
         """Give the tests a time-out, and make leaks errors. Returns a test to run beside them, if one must fail."""
         for item in items:
-            if self._hangs_for_ever and item.get_closest_marker("timeout") is None:
+            if item.get_closest_marker("timeout") is None and self._hangs_for_ever(item):
                 item.add_marker(pytest.mark.timeout(_TIMEOUT, method="thread"))
             item.add_marker(pytest.mark.filterwarnings("error::gpuinterop.errors.LeakedResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"))
@@ -131,11 +131,12 @@ class Kit(Participants):
         lacking = self.lacking()
         return [_Environment.of(session, lacking)] if lacking else []
 
-    @property
-    def _hangs_for_ever(self) -> bool:
-        """Whether pytest-timeout is there, and no option of this run gives it seconds."""
+    def _hangs_for_ever(self, item: pytest.Item) -> bool:
+        """Whether pytest-timeout is there, and nothing has given it seconds: for a suite's own test, no option."""
         config = self._config
-        return config.pluginmanager.hasplugin("timeout") and config.getoption("timeout", None) is None
+        if not config.pluginmanager.hasplugin("timeout") or config.getoption("timeout", None) is not None:
+            return False
+        return _is_kits_own(item) or not (config.getini("timeout") or os.environ.get("PYTEST_TIMEOUT"))
 
     def check(self, item: pytest.Item) -> None:
         """Skip a test whose capabilities one of the two sides lacks."""
@@ -191,7 +192,8 @@ class Kit(Participants):
 
     def _opened(self) -> Document:
         if self._document is None:
-            self._document = Document(Path(self._json), self._facts())
+            assert self._json is not None
+            self._document = Document(self._json, self._facts())
         return self._document
 
     def _facts(self) -> dict[str, Any]:
@@ -236,18 +238,19 @@ class Kit(Participants):
         for one in list(self._open):
             self.discard(one)
 
-    def finish(self, status: int) -> None:
+    def finish(self, status: int) -> str:
+        """Write the reports. Returns why that of every test is not whole."""
         if self._json:
             document = self._opened()
             for result in self.results.by_id.values():
                 document.add(result)  # that of a worker which crashed, and what could not be collected
             document.end(status=status, partial=self.partial)
-        if self.partial or self._only_simulated():
-            return
-        if self._report:
-            write_report(self._report, self._device_runs())
-        if self._exporter_report:
-            write_report(self._exporter_report, self.driver_runs())
+        if not self.partial and not self._only_simulated():
+            if self._report:
+                write_report(self._report, self._device_runs())
+            if self._exporter_report:
+                write_report(self._exporter_report, self.driver_runs())
+        return self._document.problem if self._document else ""
 
     def _only_simulated(self) -> bool:
         """Whether this run has shown nothing of any real device."""
@@ -309,6 +312,8 @@ class Kit(Participants):
 
     def summary(self) -> list[str]:
         lines = self.header() if self.controls else []  # no worker has printed it
+        if self._document and self._document.problem:
+            lines.append(f"--gpuinterop-json: the report is not whole, and the run fails: {self._document.problem}")
         if self._report and self.partial:
             lines.append(f"{self._report} was not written: a part of the tests was run, and would replace the whole")
         elif self._report and self._only_simulated():

@@ -25,6 +25,7 @@ PARTIAL = pytest.StashKey[bool]()
 """Whether a part of the tests was run: some were deselected, or a worker of pytest-xdist crashed."""
 
 _KIT = pytest.StashKey[Any]()
+_JSON = pytest.StashKey[Path]()  # not in the workers of pytest-xdist: their controller writes the report
 _FAILED = pytest.StashKey[bool]()
 _FIXTURES = frozenset(("gpuinterop_backend", "gpuinterop_device"))
 
@@ -90,9 +91,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Empty the report before anything can fail: a run that does not even begin is not taken for the one before."""
-    file = early_config.known_args_namespace.gpuinterop_json
+    file: str | None = early_config.known_args_namespace.gpuinterop_json
     if file and "PYTEST_XDIST_WORKER" not in os.environ:
-        Path(file).write_text("", encoding="utf-8")
+        try:
+            Path(file).write_text("", encoding="utf-8")
+        except OSError as error:
+            raise pytest.UsageError(f"--gpuinterop-json: expected a file that can be written, got {error}.") from None
+        early_config.stash[_JSON] = Path(file).absolute()  # a conftest may change the folder
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,9 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "gpuinterop_requires(*cells): the capabilities that a test exercises (gpuinterop.testing.requires)",
     )
-    # The controller of pytest-xdist's workers writes the report.
-    file = None if hasattr(config, "workerinput") else config.getoption("gpuinterop_json")
-    config.pluginmanager.register(_Listener(config, file), "gpuinterop-listener")
+    config.pluginmanager.register(_Listener(config), "gpuinterop-listener")
 
 
 # -- fixtures --------------------------------------------------------------------------------------------------------
@@ -119,7 +122,17 @@ def gpuinterop_device(request: pytest.FixtureRequest) -> Device:
     ...     with gpuinterop_device.create_stream() as stream:
     ...         stream.synchronize(timeout=10)
     """
-    return kit_of(request.config).device(request.param)
+    return kit_of(request.config).device(_param(request))
+
+
+def _param(request: pytest.FixtureRequest) -> Any:
+    try:
+        return request.param
+    except AttributeError:
+        raise pytest.UsageError(
+            f"{request.fixturename}: expected a function or a method with this fixture among its arguments, got "
+            f"{request.node.nodeid}; a unittest.TestCase, a doctest and request.getfixturevalue have no parameters."
+        ) from None
 
 
 @pytest.fixture
@@ -158,9 +171,9 @@ def gpuinterop_exporter(_gpuinterop_party: Any, request: pytest.FixtureRequest) 
 
 
 @pytest.fixture
-def _gpuinterop_party(request: pytest.FixtureRequest) -> Any:
+def _gpuinterop_party(gpuinterop_device: Device, request: pytest.FixtureRequest) -> Any:
     """How to open the party, for tests that open one of their own."""
-    return request.param
+    return _param(request)
 
 
 @pytest.fixture
@@ -194,7 +207,7 @@ def kit_of(config: pytest.Config) -> Kit:
     if kit is None:
         from .kit import Kit
 
-        kit = config.stash[_KIT] = Kit(config)
+        kit = config.stash[_KIT] = Kit(config, config.stash.get(_JSON, None))
     return kit
 
 
@@ -214,15 +227,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Prepare our tests, whatever the ini file of this run says; what they lack is a failure of its own, the first."""
     ours = [item for item in items if is_ours(item)]
-    if ours:
+    if ours or (items and config.getoption("gpuinterop_require")):
         items[:0] = kit_of(config).prepare(ours, session)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Note that the run is not the whole."""
-    for item in items:
-        if is_ours(item):
-            item.config.stash[PARTIAL] = True
+    if items:
+        items[0].config.stash[PARTIAL] = True
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -252,24 +264,24 @@ def pytest_runtest_makereport(
 class _Listener:
     """Hears what the tests come to: where one process runs them, and in the controller of pytest-xdist's workers."""
 
-    def __init__(self, config: pytest.Config, file: str | None) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._file = file
+        self._writes = _JSON in config.stash
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if self._file:
+        if self._writes:
             kit_of(self._config).begun(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self._file or any(name.startswith("gpuinterop.") for name, _ in report.user_properties):
+        if self._writes or "'gpuinterop." in repr(report.user_properties):
             kit_of(self._config).results.hear(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if self._file and report.failed:
+        if self._writes and report.failed:
             kit_of(self._config).results.refuse(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if self._file:
+        if self._writes:
             kit_of(self._config).finished(nodeid)
 
 
@@ -279,15 +291,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     A worker of pytest-xdist tells its controller whether it ran a part; what its tests came to is known there.
     """
     config = session.config
-    file = None if hasattr(config, "workerinput") else config.getoption("gpuinterop_json")
-    kit: Kit | None = kit_of(config) if file else config.stash.get(_KIT, None)
+    if session.shouldstop or session.shouldfail or any("::" in argument for argument in config.args):
+        config.stash[PARTIAL] = True
+    if any(config.getoption(option, False) for option in ("lf", "stepwise")):
+        config.stash[PARTIAL] = True
+    kit: Kit | None = kit_of(config) if _JSON in config.stash else config.stash.get(_KIT, None)
     if kit is None:
         return
     kit.close()
     if hasattr(config, "workeroutput"):
         config.workeroutput["gpuinterop"] = kit.partial
-    else:
-        kit.finish(int(exitstatus))
+    elif kit.finish(int(exitstatus)) and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)

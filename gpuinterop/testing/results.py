@@ -60,9 +60,9 @@ class Result:
 
     def hear(self, report: pytest.TestReport) -> None:
         """Take one of its three reports: set-up, call, tear-down. One that failed counts, whatever comes after."""
-        said: dict[str, Any] = dict(report.user_properties)
+        said = _ours(report)
         self.device, self.party, self.driver = (said.get(name, "") for name in (DEVICE, PARTY, DRIVER))
-        self.cells = said[CELLS].split() if said.get(CELLS) else []
+        self.cells = said.get(CELLS, "").split()
         self.test = _without(self.id, self.device, self.party)
         self.seconds = round(self.seconds + report.duration, 3)
         if self.outcome == "failed":
@@ -76,10 +76,21 @@ class Result:
             self.outcome = "passed"
 
 
+def _ours(report: pytest.TestReport) -> dict[str, str]:
+    """The properties of a report that the kit has set; a test may have set others, of any kind."""
+    found: dict[str, str] = {}
+    entries: list[Any] = list(report.user_properties)
+    for entry in entries:
+        name, value = entry if isinstance(entry, tuple | list) and len(entry) == 2 else ("", "")
+        if name in (DEVICE, PARTY, DRIVER, CELLS, SKIP) and isinstance(value, str):
+            found.setdefault(name, value)
+    return found
+
+
 def _without(name: str, device: str, party: str) -> str:
     """The name of a test, less what pytest has put into its brackets for the device and the party."""
     base, bracket, inside = name.partition("[")
-    for one in (f"{device}-{party}", device) if device else ():
+    for one in (f"{device}-{party}", device, device.partition(":")[0]) if device else ():
         text = inside.removesuffix("]")
         if text == one:
             return base
@@ -93,9 +104,10 @@ def _without(name: str, device: str, party: str) -> str:
 def _reason(report: Any) -> str:
     found = report.longrepr
     crash = getattr(found, "reprcrash", None)
-    text = found[2] if isinstance(found, tuple) else crash.message if crash else str(found)
+    text = found[2] if isinstance(found, tuple) else crash.message if crash else found
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    return lines[0].removeprefix("Skipped: ")[:500] if lines else ""
+    # A doctest ends with what was raised; the others begin with it.
+    return lines[0 if isinstance(text, str) else -1].removeprefix("Skipped: ")[:500] if lines else ""
 
 
 class Results:
@@ -157,10 +169,14 @@ class Document:
         self._separator = ""
         self._open = ""
         self._written: set[str] = set()
+        self.problem = ""
+        """Why it could not be written further: the disk is full, for example. The tests go on."""
         self._write(json.dumps({"format": FORMAT, **header})[:-1] + ', "tests": [')
 
     def begin(self, name: str) -> None:
         """Say which test runs now. Where several do at a time, `add` alone is called."""
+        if name in self._written:  # it runs twice, and counts once: see `Result.hear`
+            return
         self._open = json.dumps({"id": name})[:-1]
         self._write(f"{self._separator}\n{self._open}")
         self._separator = ","
@@ -183,11 +199,17 @@ class Document:
         """Write the end, without which a run counts as killed."""
         left = _UNFINISHED if self._open else ""
         self._write(f'{left}\n], "end": {json.dumps(facts)}}}\n')
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
 
     def _write(self, text: str) -> None:
-        self._file.write(text)
-        self._file.flush()
+        if self.problem:
+            return
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            self.problem = str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +284,9 @@ _FACTS: Final = {
 }  # fmt: skip
 _DEVICE: Final = {"backend": str, "name": str, "stand_in": str, "capabilities": dict}
 _BACKEND: Final = {"name": str, "required": bool, "problem": str, "versions": dict}
-_RESULT: Final = {"id": str, "test": str, "device": str, "party": str, "cells": list, "outcome": str, "reason": str}
+_RESULT: Final = {
+    **dict.fromkeys(("id", "test", "device", "party", "driver", "outcome", "reason"), str), "cells": list,
+}  # fmt: skip
 
 
 def _check(content: Any, kinds: Mapping[str, type]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,17 @@ RED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "a run that was killed": (PASSED, {"status": None}, "ENDED EARLY"),
     "a run in which all was skipped": ([_test("test_b", "gap", reason="declared: why")], {}, "NOTHING PASSED"),
     "a run without tests": ([], {}, "NOTHING PASSED"),
+    "a device whose tests were all skipped": (
+        [_test("test_b", "gap"), _test("test_pure", "passed", "")],
+        {},
+        "NOTHING",
+    ),
+    "a backend that is absent": ([_test("test_b", "gap", "a"), _test("test_pure", "passed", "")], {}, "NOTHING PASSED"),
+    "a required backend that is absent": (
+        [_test("test_pure", "passed", "")],
+        {"devices": {}, "backends": [{"name": "a", "required": True, "problem": "no driver", "versions": {}}]},
+        "NO BACKEND",
+    ),
     "a failure of no device": ([*PASSED, _test("environment", "failed", "")], {"status": 0}, "FAILED"),
     "a test that did not end": ([*PASSED, _test("test_b", "unfinished")], {"status": 0}, "FAILED"),
 }
@@ -70,6 +84,7 @@ def test_what_is_red(tmp_path: Path, case: str) -> None:
     assert word in line
     (line,) = [line for line in done.output.splitlines() if line.startswith("good ")]
     assert " passed " in line
+    assert "- bad: " in _section(done.output, "What failed")
 
 
 def test_what_is_green_and_what_is_missing(tmp_path: Path) -> None:
@@ -79,9 +94,19 @@ def test_what_is_green_and_what_is_missing(tmp_path: Path) -> None:
     done = invoke("matrix", *reports, "--expect", "three")
     assert done.exit_code == 1
     assert "three  MISSING" in done.output
-    done = invoke("matrix", str(tmp_path / "none.json"))
-    assert done.exit_code == 2
-    assert "none.json" in done.output
+    (tmp_path / "empty.json").write_text("")
+    page = tmp_path / "page.md"
+    files = (str(tmp_path / name) for name in ("none.json", "empty.json"))
+    done = invoke("matrix", *reports, *files, "--markdown", str(page))
+    assert (done.exit_code, "4 rows: 2 red" in done.output) == (1, True), done.output
+    failed = _section(done.output, "What failed")
+    assert "- none: report: expected what" in failed
+    assert "the run did not begin" in " ".join(failed.split())
+    assert "| empty | UNREADABLE |" in page.read_text()
+    done = invoke("matrix", "--expect", "three")
+    assert (done.exit_code, "1 row: 1 red" in done.output) == (1, True), done.output
+    assert invoke("matrix").exit_code == 2
+    assert invoke("matrix", *reports, "--html", str(tmp_path / "no" / "folder")).exit_code == 2
 
 
 def _section(output: str, heading: str) -> str:
@@ -115,12 +140,12 @@ def test_cells_and_skips(tmp_path: Path) -> None:
     assert MAP not in never.replace("\n  ", " ").split(" ")
     assert "- map_mipmapped_array, a gap in every row: opaque_fd" in never
     skipped = _section(done.output, "Tests that every row skipped")
-    assert "- test_own.py::test_both: why not / no mood" in skipped
+    assert "- tests/test_own.py::test_both: why not / no mood" in skipped
     assert "test_once" not in skipped
     differ = _section(done.output, "Where one and two differ")
     assert "3.12" in differ
     assert "3.14" in differ
-    assert "test_own.py::test_once" in differ
+    assert "tests/test_own.py::test_once" in differ
     assert "test_maps" not in differ
     assert _section(done.output, "What failed").endswith("- one: tests/test_own.py::test_graphs[1][a:0]: E")
 
@@ -143,7 +168,20 @@ def test_names_of_rows(tmp_path: Path) -> None:
     assert invoke("matrix", reports[0], reports[0]).exit_code == 2
 
 
-EVIL = "<script>alert(1)</script> | `x` [a](javascript:1) \x1b[2J\n# heading"
+def test_a_pipe_that_ends(tmp_path: Path) -> None:
+    """`gpuinterop matrix ... | head -1` is no failure of a row's, and says nothing."""
+    tests = [_test(f"test_{number}", "failed", reason=f"{number}") for number in range(5000)]
+    command = [sys.executable, "-m", "gpuinterop", "matrix", _report(tmp_path, "run", tests, status=1)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 128 + signal.SIGPIPE
+
+
+EVIL = "\udce9 <script>alert(1)</script> | `x` [a](javascript:1) \x1b[2J\n# heading"
 
 
 class _Tags(HTMLParser):

@@ -35,6 +35,19 @@ def test_device(size, gpuinterop_device, gpuinterop_backend):
 def test_backend(gpuinterop_backend):
     assert gpuinterop_backend.name in ("toy", "host")
 
+def test_exporter(gpuinterop_exporter, gpuinterop_backend):
+    with gpuinterop_exporter.create_memory(4096) as theirs:
+        theirs.write(0, b"drawn")
+        assert theirs.read(0, 5) == b"drawn"
+
+@pytest.fixture
+def gap():
+    return 3
+
+def test_a_fixture_of_mine(gpuinterop_device, gap, record_property):
+    record_property("gpuinterop.device", 5)
+    assert gap == 3
+
 @requires(gi.Operation.CREATE_MULTICAST)
 def test_gap(gpuinterop_device):
     raise AssertionError("it runs where there is a gap")
@@ -71,6 +84,8 @@ def test_tests_of_a_users_own(run_pytest: Callable[..., Any], tmp_path: Path, pr
         "test_device[toy:0-1]": "passed",
         "test_device[toy:0-2]": "passed",
         "test_backend[toy]": "passed",
+        "test_exporter[toy:0-memfd]": "passed",
+        "test_a_fixture_of_mine[toy:0]": "passed",
         "test_gap[toy:0]": "gap",
         "test_declared[toy:0]": "gap",
         "test_of_no_device": "skipped",
@@ -81,6 +96,8 @@ def test_tests_of_a_users_own(run_pytest: Callable[..., Any], tmp_path: Path, pr
     assert pair["cells"] == ["import_memory:opaque_fd", "map_buffer:opaque_fd"]
     assert pair["driver"].startswith("memfd ")
     assert tests["test_device[toy:0-2]"]["test"] == "test_own.py::test_device[2]"
+    assert tests["test_backend[toy]"]["test"] == "test_own.py::test_backend"
+    assert tests["test_a_fixture_of_mine[toy:0]"]["device"] == "toy:0"
     assert "create_multicast on toy:0: " in tests["test_gap[toy:0]"]["reason"]
     assert tests["test_of_no_device"]["reason"] == "no mood for it"
     assert content["end"] == {"status": 0, "partial": False}
@@ -94,6 +111,70 @@ def test_tests_of_a_users_own(run_pytest: Callable[..., Any], tmp_path: Path, pr
     properties = {one.get("name"): one.get("value") for one in case.iter("property")}
     assert properties["gpuinterop.device"] == "toy:0"
     assert properties["gpuinterop.cells"] == "import_memory:opaque_fd map_buffer:opaque_fd"
+
+
+UNITTEST = """
+import os
+import unittest
+import pytest
+
+@pytest.mark.usefixtures("gpuinterop_device")
+class TestMine(unittest.TestCase):
+    def test_it(self):
+        pass
+"""
+TWICE = """
+import os
+
+def test_it():
+    os.chdir("/")
+"""
+
+
+def test_what_cannot_be_parametrized_is_told(run_pytest: Callable[..., Any]) -> None:
+    done = run_pytest("--gpuinterop-backend=toy", kit=False, files={"test_unit.py": UNITTEST})
+    assert done.status == 1
+    assert "gpuinterop_device: expected a function or a method with this fixture among its arguments" in done.output
+
+
+def test_a_test_that_runs_twice_and_leaves_the_folder(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """The report lies where it was asked for, and can be read."""
+    options = ("test_twice.py", "test_twice.py", "--keep-duplicates", "--gpuinterop-json=run.json")
+    done = run_pytest(*options, kit=False, files={"test_twice.py": TWICE})
+    assert done.counts == {"passed": 2}, done.output
+    run = read_run(tmp_path / "work" / "run.json")
+    assert [result.outcome for result in run.results] == ["passed"]
+
+
+def test_a_file_that_cannot_be_written(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """Before the run it is refused; a disk that is full during the run fails it in the end, and not its tests."""
+    done = run_pytest(
+        f"--gpuinterop-json={tmp_path}/none/run.json", kit=False, files={"test_one.py": "test_one = print"}
+    )
+    assert (done.status, "--gpuinterop-json: expected a file that can be written" in done.output) == (4, True)
+    assert "Traceback" not in done.output
+    done = run_pytest("--gpuinterop-json=/dev/full", kit=False, files={"test_one.py": "def test_one(): pass"})
+    assert done.status == 1
+    assert done.counts == {"passed": 1}, done.output
+    assert "the report is not whole" in done.output
+
+
+def test_a_part_is_called_that(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """However it was chosen: pytest deselects nothing for --lf, for -x or for a test's name."""
+    file = tmp_path / "run.json"
+    files = {"test_own.py": "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"}
+    for options in (
+        (),
+        ("-x",),
+        ("--lf", "-pcacheprovider"),
+        ("test_own.py::test_a",),
+        ("-k", "test_a"),
+        ("-x", "-n2"),
+    ):
+        run_pytest(f"--gpuinterop-json={file}", "-pcacheprovider", *options, kit=False, files=files)
+        end = read_run(file).end
+        assert end is not None
+        assert end["partial"] == bool(options), options
 
 
 def test_a_backend_that_does_not_work(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
@@ -229,4 +310,6 @@ def test_a_users_time_out_counts(run_pytest: Callable[..., Any]) -> None:
     done = run_pytest("--gpuinterop-backend=toy", "-s", kit=False, files=files)
     assert "limit 90" in done.output
     done = run_pytest("--gpuinterop-backend=toy", "-s", "--timeout=30", kit=False, files=files)
+    assert "limit the user's" in done.output
+    done = run_pytest("--gpuinterop-backend=toy", "-s", kit=False, environment={"PYTEST_TIMEOUT": "300"})
     assert "limit the user's" in done.output

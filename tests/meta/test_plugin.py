@@ -123,11 +123,15 @@ def test_what_is_lacking_fails_once_in_several_processes(run_pytest: Callable[..
     assert KEY in done.output
 
 
-def test_nothing_is_lacking_where_no_test_of_the_kit_is_left(run_pytest: Callable[..., Any]) -> None:
+def test_what_is_required_is_required_by_tests_without_fixtures_too(run_pytest: Callable[..., Any]) -> None:
+    """They may ask for a device themselves; where a backend is only selected, they say so themselves."""
     files = {"test_mine.py": SUBCLASSED, "test_others.py": "def test_of_somebody_else(): pass"}
-    done = run_pytest("--gpuinterop-require=toy", "-k", "somebody_else", kit=False, files=files, toy=LOCKED)
-    assert done.status == 0, done.output
-    assert done.counts == {"passed": 1}
+    for option, status in (("backend", 0), ("require", 1)):
+        options = (f"--gpuinterop-{option}=toy", "-k", "somebody_else")
+        done = run_pytest(*options, kit=False, files=files, toy=LOCKED)
+        assert done.status == status, done.output
+        assert done.failed == ({MISSING} if status else set()), done.output
+        assert done.counts["passed"] == 1
 
 
 def test_the_kits_own_module_fails_as_a_subclass_does(run_pytest: Callable[..., Any]) -> None:
