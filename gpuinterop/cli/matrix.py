@@ -187,7 +187,7 @@ def _pair(rows: Sequence[_Row], wanted: Sequence[str] | None) -> tuple[_Row, _Ro
 def _page(
     rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], pair: tuple[_Row, _Row] | None
 ) -> Iterator[Section]:
-    """The page; `bad` has, by name, what is no row, with a word and the reason."""
+    """Make the page. `bad` has what could not be read: by name, a word and the reason."""
     red = len(bad) + sum(bool(row.problem) for row in rows)
     ran = [(name, word, "", "", "", "") for name, (word, _) in bad.items()]
     for row in rows:

@@ -22,8 +22,8 @@ A library that uses gpuinterop tests itself on every backend with the plugin's f
         theirs, ours = gpuinterop_bench.buffer(4096)    # the same bytes, the party's and the device's
 
 The plugin comes with the package and takes part only where such tests are collected. A test of either kind ends after
-90 seconds, with every thread's stack, if pytest-timeout is there and ``--timeout`` does not say otherwise. A handle
-that it leaks fails it. The options:
+90 seconds, with every thread's stack, if pytest-timeout is there and nothing gives it other seconds (for the suites,
+``--timeout`` alone). A handle that it leaks fails it. A ``unittest.TestCase`` cannot have the fixtures. The options:
 
 ``--gpuinterop-backend=NAME``
     Test this backend; may be repeated. One that does not work is skipped with its reason. With neither this nor

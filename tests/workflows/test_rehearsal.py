@@ -40,6 +40,8 @@ ROWS: Final[dict[str, dict[str, str]]] = {
     "amds-runtime": {"backend": "hip", "extras": "hip", "options": "--gpuinterop-simulated=hip"},
     "no-driver": {"backend": "cuda", "extras": "cuda"},
     "hangs": {"backend": "host"},
+    "does-not-begin": {"backend": "host"},
+    "no name": {"backend": "host"},
     "broken-fallback": {"backend": "host", "disable": "profile:hip-linux"},
 }
 if not os.environ.get("SOURCES"):
@@ -47,6 +49,8 @@ if not os.environ.get("SOURCES"):
 SEEN: Final = {
     "no-driver": ("'cuda' is not available. the NVIDIA driver is not installed", "1 failed"),
     "hangs": ("in test_a_frame_that_never_comes", "threading.Event().wait()"),
+    "does-not-begin": ("the conftest broke",),
+    "no name": ("expected a row's name of letters",),
     "broken-fallback": ('assert waited == ([] if on_device else ["on the host"])',),
 }
 """The rows that are red on purpose, and what their logs show."""
@@ -96,7 +100,9 @@ class Rehearsal:
         """What the steps of a row came to; they run the first time."""
         if name not in self._ran:
             with self._broken(name):
-                given = inputs(self._workflow, rows="", limit="10", lock=str(self._temporary / "lock"))
+                given = inputs(
+                    self._workflow, rows="", limit="10", lock=str(self._temporary / "lock"), tests="-k 'not nonesuch'"
+                )
                 row = {"name": name, **ROWS[name]}
                 self._ran[name] = self._runner(name).run(
                     self._workflow["jobs"]["test"], inputs=given, matrix={"row": row}
@@ -110,26 +116,31 @@ class Rehearsal:
             self.row(name)
         runner = self._runner("")
         given = inputs(self._workflow, rows=json.dumps([{"name": name} for name in rows]))
-        return runner.run(self._workflow["jobs"]["matrix"], inputs=given), runner.file(
-            "GITHUB_STEP_SUMMARY"
-        ).read_text()
+        return runner.run(self._workflow["jobs"]["table"], inputs=given), runner.file("GITHUB_STEP_SUMMARY").read_text()
 
     def _runner(self, row: str) -> Runner:
+        """The machine; that of CUDA's row is fresh, and has what this row installs alone."""
+        temporary = self._temporary / "fresh" if row == "cuda" else self._temporary
+        temporary.mkdir(exist_ok=True)
         pip = {"PIP_FIND_LINKS": str(self._index), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        return Runner(self.library, self._temporary, {**variables(), **pip, **_driver(row)})
+        return Runner(self.library, temporary, {**variables(), **pip, **_driver(row)})
 
     @contextmanager
     def _broken(self, row: str) -> Iterator[None]:
         """The library, with what is wrong with it in that row."""
-        hangs, library = self.library / "tests" / "test_hangs.py", self.library / "brighten.py"
+        library, tests = self.library / "brighten.py", self.library / "tests"
+        hangs, conftest = tests / "test_hangs.py", tests / "conftest.py"
         good = library.read_text()
         assert FALLBACK in good
         if row == "hangs":
             hangs.write_text(HANGS)
+        if row == "does-not-begin":
+            conftest.write_text("raise RuntimeError('the conftest broke')")
         if row == "broken-fallback":
             library.write_text(good.replace(FALLBACK, "pass"))
         yield
         hangs.unlink(missing_ok=True)
+        conftest.unlink(missing_ok=True)
         library.write_text(good)
 
 
@@ -144,7 +155,7 @@ def test_nothing_is_green_that_should_be_red(rehearsal: Rehearsal, name: str) ->
     steps = rehearsal.row(name)
     failed = [done.name for done in steps if done.status]
     output = steps[-1].output
-    assert failed == (["test"] if name in SEEN else []), output
+    assert failed == (["install" if name == "no name" else "test"] if name in SEEN else []), output
     for words in SEEN.get(name, ()):
         assert words in output, output
     if name not in SEEN:
@@ -161,14 +172,19 @@ def test_the_table(rehearsal: Rehearsal) -> None:
     print(output)
     lines = output.splitlines()
     first: dict[str, Any] = {line.split("  ")[0]: line for line in reversed(lines[: lines.index("What failed")])}
-    words = {"no-driver": "FAILED", "hangs": "ENDED EARLY", "broken-fallback": "FAILED", "never-began": "MISSING"}
+    words = {
+        "no-driver": "FAILED", "hangs": "ENDED EARLY", "does-not-begin": "UNREADABLE", "no name": "MISSING",
+        "broken-fallback": "FAILED", "never-began": "MISSING",
+    }  # fmt: skip
     for name in (*ROWS, "never-began"):
         assert words.get(name, "passed") in first[name], first
     assert f"{len(ROWS) + 1} rows: {len(words)} red" in output
     assert "hangs: the run was ended in tests/test_hangs.py::test_a_frame_that_never_comes[host:0]" in output
     assert "Simulated GPU 0 (simulated)" in first["cuda"]
-    for name in ROWS:
-        assert json.loads((rehearsal.library / "reports" / f"{name}.json").read_text() if name != "hangs" else "1")
-        assert (rehearsal.library / "reports" / f"{name}.xml").is_file() == (name != "hangs")
+    reports = {file.name for file in (rehearsal.library / "reports").iterdir()}
+    whole = ROWS.keys() - {"hangs", "does-not-begin", "no name"}
+    assert reports == {f"{name}.{kind}" for name in whole for kind in ("json", "xml")} | {
+        "hangs.json", "does-not-begin.json"
+    }  # fmt: skip
     assert "| never-began | MISSING |" in summary
-    assert "<h1>gpuinterop matrix</h1>" in (rehearsal.library / "matrix.html").read_text()
+    assert "<h1>gpuinterop matrix</h1>" in (rehearsal.library / "table.html").read_text()
