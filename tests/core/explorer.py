@@ -394,7 +394,8 @@ def explore(
     codes = [function.__code__ for function in by_opcode]
     found, began = Explored(), time.perf_counter()
     stack: list[tuple[list[int], frozenset[int]]] = [([], frozenset())]
-    gc.freeze()  # so that a collection looks at what the runs have made, and at nothing else
+    gc.collect()
+    gc.freeze()  # so that a collection looks at what the runs have made, and at nothing else; all tests have theirs so
     try:
         _search(build, stack, budget, reduce, allowed, codes, most, found)
     except Failed as error:
@@ -402,7 +403,6 @@ def explore(
         raise
     finally:
         gc.collect()
-        gc.unfreeze()
     found.seconds = time.perf_counter() - began
     return found
 
