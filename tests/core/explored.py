@@ -83,7 +83,6 @@ class Core:
         ]
         self._locks: list[Lock] = []
         self._ended: list[Device] = []
-        self._table = table()
         monkeypatch.setattr(system, "pauses", explorer.pauses)
         for module in [*self._modules, system]:
             for name, value in list(vars(module).items()):
@@ -135,7 +134,7 @@ class Core:
             unpin_spare_pages(device)
         self._take_over(run, backend)
         self._ended = known = list[Device]()
-        known += (Device(backend, info, self._table, lambda: known) for info in backend.devices())
+        known += (Device(backend, info, table(), lambda: known) for info in backend.devices())
         return known
 
     @staticmethod

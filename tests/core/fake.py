@@ -888,8 +888,9 @@ def fake_info(dlpack: tuple[int, int] = (1, 0)) -> DeviceInfo:
     )
 
 
+@functools.cache
 def table(*gaps: Operation) -> Capabilities:
-    """Everything usable but `gaps`."""
+    """Everything usable but `gaps`: one for all, because it is read-only, and dearer than the device."""
     return Capabilities(
         [
             Capability(
