@@ -326,7 +326,8 @@ class NativeStream(Native):
         try:
             if self.is_capturing():
                 raise CapturedError(self)
-            return cast(T, self.ask(call, gone))
+            answer: T = self.ask(call, gone)  # no `cast`: an interrupt at its entry would lose what was made
+            return answer
         finally:
             del calls[-1]
 

@@ -249,6 +249,10 @@ MUTANTS: dict[str, Mutant] = {
         ((native._came_up, "if closed or not whole:", "if closed:"),),
         "Ctrl-C in Buffer.copy_from_host, on a stream",
     ),
+    "an interrupt loses what a stream has answered": Mutant(
+        ((NativeStream.uncaptured, " self.ask(call, gone)", " cast(T, self.ask(call, gone))"),),
+        "Ctrl-C in Stream.record",
+    ),
     "an interrupt loses what was claimed": Mutant(
         ((drain._release_ready, "for native in claimed:\n            _put_back(native)", "pass"),),
         "Ctrl-C in ExternalMemory.close",
