@@ -65,7 +65,7 @@ help:
 	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
-	@echo "make explore      the core's threads in more orders than test-main tries, and struck twice by Ctrl-C; takes long"
+	@echo "make explore      the core's threads in more orders than test-main tries, and more pairs of Ctrl-C; takes long"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, import-linter's contracts, English that readers stumble over, zizmor and repo-review"
@@ -120,7 +120,7 @@ test-kit: $(VENV)/.test drivers
 test-workflows: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) -n0 tests/workflows $(ARGS) || $(NONE_SELECTED)
 
-# One more pre-emption, the pairs that test-main excludes, two interrupts. -rP shows what was counted.
+# One more pre-emption, the pairs that test-main excludes, interrupts at more distances. -rP shows what was counted.
 explore: $(VENV)/.test
 	@GPUINTEROP_EXPLORE=1 $(PYTEST) -rP $(addprefix tests/core/test_,$(addsuffix .py,explorer pairs scenes \
 	    interrupted_calls)) $(ARGS) || $(NONE_SELECTED)

@@ -120,6 +120,11 @@ class World:
         return self.device.create_semaphore(gi.TimelineFd)
 
     @functools.cached_property
+    def exported(self) -> gi.TimelineFd:
+        handle: gi.TimelineFd = self.own.export()
+        return handle
+
+    @functools.cached_property
     def batch(self) -> gi.SemaphoreBatch:
         return gi.SemaphoreBatch(self.semaphore)
 
@@ -417,22 +422,16 @@ def exclusion(one: Action, other: Action) -> str:
     return ""
 
 
+@functools.cache
 def needs(action: Action) -> frozenset[str]:
     """What a call is made on: found by making it, alone."""
-    return _needs()[action.name]
-
-
-@functools.cache
-def _needs() -> dict[str, frozenset[str]]:
-    found: dict[str, frozenset[str]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for action in actions():
-            backend = FakeEverything()
-            world = World(fake_team(backend=backend)[0], backend)
-            action.call(world)
-            found[action.name] = frozenset(world.things)
-            world.end()
+        backend = FakeEverything()
+        world = World(fake_team(backend=backend)[0], backend)
+        action.call(world)
+        found = frozenset(world.things)
+        world.end()
     return found
 
 

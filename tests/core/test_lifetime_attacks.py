@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,10 +26,8 @@ from gpuinterop import system
 from gpuinterop._core import registry
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge
-from tests.strikes import OURS, Strikes
 
 from .bridge.scripted import Scripted
-from .explored import forget
 from .fake import (
     LIMIT,
     FakeBackend,
@@ -448,90 +445,6 @@ def test_11_a_second_handoff_goes_on_or_is_refused(own: bool) -> None:
         again = gi.Handoff(semaphore)
         assert again.next_submit().signal_value > 2, "what was signalled long ago would let the next acquire pass"
     settle(device, backend, stream, semaphore)
-
-
-# -- 12: interrupts ---------------------------------------------------------------------------------------------------
-
-
-class World:
-    """What an interrupted call is made on."""
-
-    def __init__(self) -> None:
-        self.device, self.backend = everything()
-        self.backend.struck = True
-        self.stream = self.device.create_stream()
-        self.memory = memory_of(self.device)
-        self.buffer = self.memory.map_buffer()
-        self.semaphore = semaphore_of(self.device)
-        self.own: Any = self.device.create_semaphore(gi.TimelineFd)
-        self.handle: Any = self.own.export()
-        self.made: list[Any] = []
-
-    def end(self, *, leaks: bool = False) -> None:
-        """Nothing is held, marked or lost: everything can still be done, and everything is released, or may leak."""
-        device, backend = self.device, self.backend
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with device.create_stream() as stream, memory_of(device) as memory:
-                memory.map_buffer().fill(1, stream=stream)
-            memory.close(timeout=0.2)
-            for one in (self.buffer, self.memory, self.semaphore, self.own, self.stream, *self.made):
-                with contextlib.suppress(*[gi.ResourceBusyError] * leaks):
-                    one.close(timeout=0 if leaks else 0.2)
-            self.handle.close()
-            self.made.clear()
-            gc.collect()
-            if leaks:
-                return
-            device.synchronize(timeout=LIMIT)
-            assert left_in(backend) == set(), "leaked"
-            assert backend.count("stream") <= 1, "leaked"
-
-
-INTERRUPTED: dict[str, Callable[[World], object]] = {
-    "Device.create_stream": lambda world: world.made.append(world.device.create_stream()),
-    "Device.import_memory": lambda world: world.made.append(memory_of(world.device)),
-    "Device.import_semaphore": lambda world: world.made.append(semaphore_of(world.device)),
-    "Device.import_semaphore of ours": lambda world: world.made.append(world.device.import_semaphore(world.handle)),
-    "Device.create_semaphore": lambda world: world.made.append(world.device.create_semaphore(gi.TimelineFd)),
-    "Device.allocate": lambda world: world.made.append(world.device.allocate(4096)),
-    "Device.wrap_stream": lambda world: world.made.append(world.device.wrap_stream(64)),
-    "Device.synchronize": lambda world: world.device.synchronize(),
-    "Device.drain": lambda world: world.device.drain(),
-    "Stream.close": lambda world: world.stream.close(),
-    "Stream.close, timed": lambda world: world.stream.close(timeout=LIMIT),
-    "Stream.synchronize": lambda world: world.stream.synchronize(),
-    "ExternalMemory.close": lambda world: world.memory.close(),
-    "ExternalMemory.close, timed": lambda world: world.memory.close(timeout=LIMIT),
-    "Buffer.close": lambda world: world.buffer.close(timeout=LIMIT),
-    "Buffer.fill": lambda world: world.buffer.fill(1),
-    "Buffer.fill on a stream": lambda world: world.buffer.fill(1, stream=world.stream),
-    "ExternalSemaphore.close": lambda world: world.semaphore.close(timeout=LIMIT),
-    "ExternalSemaphore.close of ours": lambda world: world.own.close(timeout=LIMIT),
-    "ExternalSemaphore.signal": lambda world: world.semaphore.signal(world.stream, 1),
-    "ExternalSemaphore.signal of ours": lambda world: world.own.signal(world.stream, 1),
-}
-
-
-@pytest.mark.parametrize("name", INTERRUPTED)
-@pytest.mark.parametrize("second", [0, 1, 30], ids=["once", "twice", "twice, later"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that strikes in a finalizer
-def test_12_an_interrupt_leaves_nothing_behind(name: str, second: int) -> None:
-    """Twice may leak, and never wedges."""
-    found: list[str] = []
-    strikes = Strikes(OURS, second)
-
-    def finish(struck: bool, world: World, made: object) -> None:
-        try:
-            world.end(leaks=second > 0)
-        except Exception as error:
-            found.append(f"struck{strikes.where}: {type(error).__name__}: {str(error)[:150]}")
-        if found or second:
-            forget()
-
-    count = strikes.everywhere(World, INTERRUPTED[name], finish)
-    assert count > 5
-    assert found == [], f"{len(found)} of {count} places"
 
 
 # -- 13: failures -----------------------------------------------------------------------------------------------------
