@@ -343,23 +343,16 @@ class View:
                 f"DLPack counts strides in elements: expected a multiple of {self._dtype.itemsize} bytes, got "
                 f"{misfits[0]}; use {self._buffer._device.info.array_interface}, or a view of bytes."
             )
+        _check_stream(stream, device[0])  # before the hold, which lives as long as an error's traceback
         token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
         self._order(stream, device[0], token)
         return make_capsule(self, token, versioned=max_version is not None and max_version[0] >= 1)
 
     def _order(self, stream: int | None, device_type: int, token: Hold) -> None:
-        if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
-            raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
-        if device_type == _CPU:
-            if stream not in (None, -1):
-                raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
-            if stream is None:
-                self._buffer._wait_for_users()
-            return
-        refused = (0,) if device_type in (_CUDA, _CUDA_HOST) else (1, 2) if device_type == _ROCM else ()
-        if stream in refused:
-            raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
         if stream == -1:
+            return
+        if device_type == _CPU:
+            self._buffer._wait_for_users()
             return
         default = 1 if device_type in (_CUDA, _CUDA_HOST) else 0
         consumer = self._buffer._device.wrap_stream(default if stream is None else stream)
@@ -462,6 +455,15 @@ class View:
                     interface["stream"] = self._behind(users) or 1
                 return interface
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _check_stream(stream: int | None, device_type: int) -> None:
+    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
+        raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
+    if device_type == _CPU and stream not in (None, -1):
+        raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
+    if stream in {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}.get(device_type, ()):
+        raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
 
 
 class _Exported:

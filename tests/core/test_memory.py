@@ -286,6 +286,17 @@ def test_dlpack_by_the_array_api() -> None:
         assert np.asarray(odd).strides == (10, 4)
 
 
+@pytest.mark.parametrize(("kind", "refused"), [(1, 3), (2, 0), (10, 1)])
+def test_a_refused_dlpack_holds_nothing(kind: int, refused: int) -> None:
+    """The caller may keep the error, and with its traceback all that the call had made."""
+    device, _backend = fake_device(dlpack=(kind, 0))
+    memory = memory_of(device)
+    with pytest.raises(gi.InvalidArgumentError) as caught:
+        memory.map_buffer().view(4).__dlpack__(stream=refused)
+    memory.close(timeout=0)
+    assert caught.value.argument == "stream"
+
+
 @pytest.mark.parametrize(("kind", "default", "refused"), [(2, 1, (0,)), (10, 0, (1, 2))])
 def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
     kind: int, default: int, refused: tuple[int, ...]
