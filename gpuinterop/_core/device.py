@@ -264,6 +264,7 @@ class Device:
             handle,
             lambda lent: lifetime.create(lambda: backend.import_memory(device, lent, size=count, dedicated=whole)),
             user=f"{self.backend} import_memory",
+            native=lifetime,
         )
         return memory
 
@@ -306,6 +307,7 @@ class Device:
             handle,
             lambda lent: semaphore._create(lambda: backend.import_semaphore(device, lent)),
             user=f"{self.backend} import_semaphore",
+            native=semaphore._lifetime,
         )
         return semaphore
 
@@ -376,6 +378,7 @@ class Device:
             handle,
             lambda lent: allocation._lifetime.create(lambda: load(lent)),
             user=f"{self.backend} import_allocation",
+            native=allocation._lifetime,
         )
         return allocation
 

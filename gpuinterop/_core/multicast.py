@@ -141,7 +141,8 @@ def import_multicast(
     def load(lent: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
         multicast._create(lambda: backend.import_multicast(native, lent, devices=count, size=size), members)
 
-    return _make(multicast, lambda: lend(handle, load, user=f"{leader.backend} import_multicast"))
+    user = f"{leader.backend} import_multicast"
+    return _make(multicast, lambda: lend(handle, load, user=user, native=multicast._lifetime))
 
 
 def granularity(

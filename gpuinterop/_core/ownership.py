@@ -15,12 +15,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import system
 from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
 from ..handles import FdHandle, Handle, _State
 from .monitor import after_fork
+
+if TYPE_CHECKING:
+    from .native import Native
 
 if sys.platform != "win32":
     import fcntl
@@ -45,7 +48,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 _DUPLICATE_BASE = 200  # away from the low numbers that other threads get meanwhile
 
 
-def lend(handle: H, call: Callable[[H], T], *, user: str) -> T:
+def lend(handle: H, call: Callable[[H], T], *, user: str, native: Native | None = None) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
     An interrupt after the end of `call` loses this function's result, and the handle is consumed all the same. So
@@ -59,13 +62,16 @@ def lend(handle: H, call: Callable[[H], T], *, user: str) -> T:
         The native import. On success the driver owns the duplicate, or the backend has closed it.
     user : str
         Consumer that the error of a second use names.
+    native : Native, optional
+        What `call` makes. Once it is made the duplicate is its own, also if `call` raises after that: its release
+        closes it.
     """
     if not isinstance(handle, FdHandle):
         handle._check_open()
         return call(handle)
     done: list[T] = []
     try:
-        _lend(handle, call, user, done)
+        _lend(handle, call, user, native, done)
     finally:
         try:
             handle._settle()
@@ -75,7 +81,7 @@ def lend(handle: H, call: Callable[[H], T], *, user: str) -> T:
     return done[0]
 
 
-def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, done: list[T]) -> None:
+def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, native: Native | None, done: list[T]) -> None:
     # An interrupt strikes between two steps of Python code; it cannot lose what C code has put into a list.
     lock = _import_lock
     held: list[bool] = []
@@ -85,7 +91,7 @@ def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, done: list[T]) 
     def settle() -> None:
         if done:
             handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
-        elif lent:
+        elif lent and (native is None or native.handle is None):
             _take_back(handle._fd, lent)
 
     try:

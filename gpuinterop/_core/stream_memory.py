@@ -259,8 +259,12 @@ class OwnTimelines(WordCalls):
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
         """Import one that another process, device or backend made; consumes the handle."""
         semaphore = ExternalSemaphore(self._device, TimelineFd, self)
-        user = f"{self._device.backend} import_semaphore"
-        lend(handle, lambda lent: semaphore._create(lambda: self._map(lent.fd)), user=user)
+        lend(
+            handle,
+            lambda lent: semaphore._create(lambda: self._map(lent.fd)),
+            user=f"{self._device.backend} import_semaphore",
+            native=semaphore._lifetime,
+        )
         return semaphore
 
     def _new(self) -> _Own:

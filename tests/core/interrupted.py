@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import gpuinterop as gi
@@ -58,6 +58,7 @@ def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, 
     """
     action = CALLS[name]
     failed: list[str] = []
+    twice: list[int] = []
     strikes = Strikes(OURS, second)
 
     def act(world: World) -> None:
@@ -66,6 +67,11 @@ def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, 
     def finish(struck: bool, world: World, made: object) -> bool:
         if (why := _end(world, twice=second > 0)) and not ("__del__" in strikes.where and "not released" in why):
             failed.append(f"struck{strikes.where}: {why}")
+        if twice and not second:
+            failed.append(
+                f"struck{strikes.where}: a descriptor was closed twice, which may be another thread's by then"
+            )
+        twice.clear()
         return len(failed) >= enough
 
     things = sorted(needs(action) or _THERE)
@@ -74,7 +80,7 @@ def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, 
     gc.collect()
     gc.freeze()  # so that a collection looks at what the strikes have made; nothing thaws it, as in `tests.conftest`
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _closed_twice(twice):
             warnings.simplefilter("ignore")
             count = strikes.everywhere(lambda: _world(things), act, finish)
     finally:
@@ -83,6 +89,25 @@ def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, 
             with contextlib.suppress(OSError):
                 os.close(int(fd))
     return count, failed
+
+
+@contextlib.contextmanager
+def _closed_twice(found: list[int]) -> Iterator[None]:
+    """Note each descriptor that is closed, and is not open."""
+    close = os.close
+
+    def noted(fd: int) -> None:
+        try:
+            close(fd)
+        except OSError:
+            found.append(fd)
+            raise
+
+    os.close = noted
+    try:
+        yield
+    finally:
+        os.close = close
 
 
 def _end(world: World, *, twice: bool) -> str:
