@@ -45,7 +45,8 @@ def _forked() -> None:
 _F_DUPFD_QUERY = 1027  # Linux 6.10: are these two descriptors the same open file?
 _KCMP_FILE = 0
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
-_DUPLICATE_BASE = 200  # away from the low numbers that other threads get meanwhile
+# Above what a process has open, as far as its limit goes: the low numbers are those that other threads get meanwhile.
+_DUPLICATE_BASES = (4096, 900, 0)
 
 
 def lend(handle: H, call: Callable[[H], T], *, user: str, native: Native | None = None) -> T:
@@ -114,7 +115,7 @@ def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, native: Native 
 
 
 def _duplicate(fd: int, lent: list[int]) -> None:
-    for base in (_DUPLICATE_BASE, 0):
+    for base in _DUPLICATE_BASES:
         try:
             lent.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (base,)))
             return
