@@ -128,7 +128,7 @@ class Kit(Participants):
                 item.user_properties.append((CELLS, " ".join(map(str, cells_of(item)))))
             if party is not None:
                 item.user_properties.append((PARTY, str(party)))
-        lacking = self.lacking()
+        lacking = self.lacking(parties=bool(items))
         return [_Environment.of(session, lacking)] if lacking else []
 
     def _hangs_for_ever(self, item: pytest.Item) -> bool:

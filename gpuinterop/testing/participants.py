@@ -143,8 +143,11 @@ class Participants:
         found = [DeviceSpec(name, device.ordinal) for device in devices]
         return found or [DeviceSpec(name, problem=f"the backend {name!r} has no device", fails=required)]
 
-    def lacking(self) -> list[str]:
-        """What fails a run, whichever of the suites it has: what it requires and has not, and wrong names."""
+    def lacking(self, *, parties: bool = True) -> list[str]:
+        """What fails a run, whichever of the suites it has: what it requires and has not, and wrong names.
+
+        A run without a test of the kit needs no `parties`.
+        """
         found = [spec.problem for spec in self.devices() if spec.fails]
         installed = registry.backends()
         found += [
@@ -161,7 +164,7 @@ class Participants:
         except InvalidArgumentError as error:
             found.append(str(error))  # once, though it is the problem of every backend that works
         for spec in self.devices():
-            if not spec.problem and (missing := self.missing_exporters(spec)):
+            if parties and not spec.problem and (missing := self.missing_exporters(spec)):
                 there = ", ".join(map(str, self.exporters(spec)))
                 found.append(f"{spec} lacks the required {', '.join(missing)}; there are {there}")
         return list(dict.fromkeys(found))

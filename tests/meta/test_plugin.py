@@ -132,6 +132,9 @@ def test_what_is_required_is_required_by_tests_without_fixtures_too(run_pytest: 
         assert done.status == status, done.output
         assert done.failed == ({MISSING} if status else set()), done.output
         assert done.counts["passed"] == 1
+    # A party they do not use.
+    done = run_pytest(*options, kit=False, files=files, environment={**NO_VULKAN, "GPUINTEROP_REQUIRE_VULKAN": "1"})
+    assert (done.status, done.counts) == (0, {"passed": 1}), done.output
 
 
 def test_the_kits_own_module_fails_as_a_subclass_does(run_pytest: Callable[..., Any]) -> None:
