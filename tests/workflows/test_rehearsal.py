@@ -183,6 +183,9 @@ def test_the_table(rehearsal: Rehearsal) -> None:
     assert "Simulated GPU 0 (simulated)" in first["cuda"]
     reports = {file.name for file in (rehearsal.library / "reports").iterdir()}
     whole = ROWS.keys() - {"hangs", "does-not-begin", "no name"}
+    for name in whole:  # what the library's own calls, without a fixture, take
+        report = json.loads((rehearsal.library / "reports" / f"{name}.json").read_text())
+        assert report["variables"]["GPUINTEROP_BACKEND"] == ROWS[name]["backend"]
     assert reports == {f"{name}.{kind}" for name in whole for kind in ("json", "xml")} | {
         "hangs.json", "does-not-begin.json"
     }  # fmt: skip
