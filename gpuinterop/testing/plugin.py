@@ -7,6 +7,7 @@ collected that use it. Everything else is in :mod:`.kit`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -92,7 +93,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Empty the report before anything can fail: a run that does not even begin is not taken for the one before."""
     file: str | None = early_config.known_args_namespace.gpuinterop_json
-    if file and "PYTEST_XDIST_WORKER" not in os.environ:
+    # pytest-xdist starts its workers by `python -c`, and says only later that they are workers. The variable alone may
+    # be that of a worker whose test runs pytest.
+    if file and not ("PYTEST_XDIST_WORKER" in os.environ and sys.argv[:1] == ["-c"]):
         try:
             Path(file).write_text("", encoding="utf-8")
         except OSError as error:
@@ -106,6 +109,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "gpuinterop_requires(*cells): the capabilities that a test exercises (gpuinterop.testing.requires)",
     )
+    file: str | None = config.getoption("gpuinterop_json")
+    if file and not hasattr(config, "workerinput"):
+        config.stash.setdefault(_JSON, Path(file).absolute())
     config.pluginmanager.register(_Listener(config), "gpuinterop-listener")
 
 

@@ -140,7 +140,9 @@ def test_what_cannot_be_parametrized_is_told(run_pytest: Callable[..., Any]) -> 
 def test_a_test_that_runs_twice_and_leaves_the_folder(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """The report lies where it was asked for, and can be read."""
     options = ("test_twice.py", "test_twice.py", "--keep-duplicates", "--gpuinterop-json=run.json")
-    done = run_pytest(*options, kit=False, files={"test_twice.py": TWICE})
+    # Also where a worker of pytest-xdist has started the run.
+    inside = {"PYTEST_XDIST_WORKER": "gw0"}
+    done = run_pytest(*options, kit=False, files={"test_twice.py": TWICE}, environment=inside)
     assert done.counts == {"passed": 2}, done.output
     run = read_run(tmp_path / "work" / "run.json")
     assert [result.outcome for result in run.results] == ["passed"]
