@@ -101,7 +101,7 @@ class Rehearsal:
         if name not in self._ran:
             with self._broken(name):
                 given = inputs(
-                    self._workflow, rows="", limit="10", lock=str(self._temporary / "lock"), tests="-k 'not nonesuch'"
+                    self._workflow, rows="", limit="30", lock=str(self._temporary / "lock"), tests="-k 'not nonesuch'"
                 )
                 row = {"name": name, **ROWS[name]}
                 self._ran[name] = self._runner(name).run(
