@@ -63,7 +63,10 @@ __all__ = [
 ]
 
 Native: TypeAlias = Any
-"""An object of a backend, opaque to the core. It is ``Any``, so a backend may narrow it under ``mypy --strict``."""
+"""An object of a backend, opaque to the core, and not None.
+
+It is ``Any``, so a backend may narrow it under ``mypy --strict``.
+"""
 Address: TypeAlias = int
 """An address on the device or the host."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -73,7 +74,9 @@ def wait_for(native: Native, timeout: float | None) -> bool:
 
     def over() -> bool:
         drain()
-        told = native not in endings and set(native.tellers) <= {threading.get_ident()}
+        # A callback of its own does not wait for the others, whichever threads tell them.
+        tellers = native.tellers
+        told = native not in endings and (not tellers or threading.get_ident() in tellers)
         return (native.state in GONE and told) or native.stays
 
     return system.until(over, timeout) and not native.stays
@@ -108,9 +111,9 @@ def _release_ready(held_by: dict[Gate, str]) -> bool:
     try:
         _claim(claimed)
         ends: dict[NativeStream, Point | None] = {}  # one event a stream, however many wait for it
-        for (
-            native
-        ) in claimed.copy():  # not `while`: CPython 3.13 skips the `finally` if an interrupt strikes at its end
+        # Not `while`: CPython 3.13 skips the `finally` if an interrupt strikes at a loop's end.
+        for _ in claimed.copy():
+            native = claimed[0]
             try:
                 moved |= _advance(native, ends, held_by)
             except Exception as error:  # a backend's mistake, which the draining caller did not cause
@@ -305,14 +308,30 @@ def call_back() -> None:
     """Run the callbacks of released natives, outside the monitor."""
     while endings:
         taken: list[Native] = []
+        next_one: list[Callable[[], None]] = []  # of the first of them, and not begun
         try:
             _take(taken)
-            for native in taken:
-                for callback in iter(partial(_take_callback, native), None):  # as in `_release_ready`
-                    _shown(callback)
+            for _ in taken.copy():  # as in `_release_ready`
+                native = taken[0]
+                for _ in native.callbacks.copy():
+                    with suppress(IndexError):  # another thread has taken it
+                        next_one.extend(map(list.pop, (native.callbacks,), (0,)))  # C code: no interrupt loses it
+                        _shown(partial(_run, next_one))
+                _told(taken, next_one)
         finally:
-            for native in taken:
-                _told(native)
+            try:
+                for _ in taken.copy():
+                    _told(taken, next_one)
+            except BaseException:  # an interrupt
+                for _ in taken.copy():
+                    _told(taken, next_one)
+                raise
+
+
+def _run(one: list[Callable[[], None]]) -> None:
+    callback = one[0]
+    del one[0]
+    callback()
 
 
 @locked
@@ -324,17 +343,17 @@ def _take(taken: list[Native]) -> None:
 
 
 @locked
-def _take_callback(native: Native) -> Callable[[], None] | None:
-    """Take the next callback; None without one. Two threads tell if one was added while the other told."""
-    return native.callbacks.pop(0) if native.callbacks else None
-
-
-@locked
-def _told(native: Native) -> None:
+def _told(taken: list[Native], next_one: list[Callable[[], None]]) -> None:
+    """Note that this thread runs no more callbacks of the first native; what an interrupt kept from beginning stays."""
+    native = taken[0]
     mine = native.tellers.index(threading.get_ident())
-    native.tellers = (*native.tellers[:mine], *native.tellers[mine + 1 :])
-    if native.callbacks:  # an interrupt came in between
+    rest = (*native.tellers[:mine], *native.tellers[mine + 1 :])
+    native.tellers = rest  # from here on no calls, which an interrupt could follow
+    native.callbacks[:0] = next_one
+    next_one[:] = ()
+    if native.callbacks:
         endings[native] = None
+    del taken[0]
 
 
 @atexit.register

@@ -10,7 +10,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .._arguments import check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
@@ -223,6 +223,8 @@ def make_capsule(view: View, token: object, *, versioned: bool) -> object:
 # -- the view --------------------------------------------------------------------------------------------------------
 
 _CPU, _CUDA, _CUDA_HOST, _ROCM = 1, 2, 3, 10
+_AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}
+"""The streams that the array API forbids."""
 
 
 class View:
@@ -462,7 +464,7 @@ def _check_stream(stream: int | None, device_type: int) -> None:
         raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
     if device_type == _CPU and stream not in (None, -1):
         raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
-    if stream in {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}.get(device_type, ()):
+    if stream in _AMBIGUOUS.get(device_type, ()):
         raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
 
 

@@ -231,6 +231,8 @@ class Native:
 
     def what_holds(self) -> str:
         """Why it is not released yet, for messages."""
+        if self.tellers:
+            return "another thread runs its callbacks"
         standing = self.standing.copy()
         if arrays := sum(one.label.startswith(EXPORTED) for one in standing):
             return f"{arrays} exported array(s) are still alive"

@@ -65,7 +65,7 @@ def lend(handle: H, call: Callable[[H], T], *, user: str, native: Native | None 
         Consumer that the error of a second use names.
     native : Native, optional
         What `call` makes. Once it is made the duplicate is its own, also if `call` raises after that: its release
-        closes it.
+        closes it, in a later drain.
     """
     if not isinstance(handle, FdHandle):
         handle._check_open()

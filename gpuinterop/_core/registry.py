@@ -52,7 +52,7 @@ _DISABLE_VARIABLE = "GPUINTEROP_DISABLE"
 
 _lock = threading.RLock()
 _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
-_warned: set[str] = set()
+_warned: dict[str, object] = {}
 _chosen: tuple[list[object], dict[str | None, str]] = ([], {})
 """The state in which entry points were scanned, and the name of the chosen backend for each requested name."""
 
@@ -422,17 +422,17 @@ def _by_priority() -> LoadedBackend:
 
 
 def _warn_of_failures(fallback: str) -> None:
-    with _lock:  # another thread may load more, or warn of the same
-        failed = {name: found for name, found in _loaded.items() if isinstance(found, BackendUnavailableError)}
-        fresh = [name for name, found in failed.items() if not found.absent and name not in _warned]
-        _warned.update(fresh)
-    for name in fresh:
-        warnings.warn(
-            f"falling back to the backend {fallback!r}: {name!r} is not available. {str(failed[name]).rstrip('.')}. "
-            f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+    for name, found in _loaded.copy().items():
+        if not isinstance(found, BackendUnavailableError) or found.absent:
+            continue
+        mine = object()
+        if _warned.setdefault(name, mine) is mine:  # else another thread warns of it
+            warnings.warn(
+                f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
+                f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 def _reasons() -> str:

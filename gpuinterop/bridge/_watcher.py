@@ -442,9 +442,8 @@ class Lane:
         """Fail the streams whose signals, enqueued or pending, can no longer be forwarded."""
         assert self.refusal is not None
         for out in list(self._outs.values()):
-            with contextlib.suppress(IndexError):
-                while True:
-                    fail_stream(out.pending.popleft().stream, self.refusal)
+            for pending in _taken(out.pending):
+                fail_stream(pending.stream, self.refusal)
 
     def _refuse(self, error: GpuInteropError) -> None:
         if self.refusal is None:
@@ -453,11 +452,20 @@ class Lane:
 
     def _let_go(self, error: GpuInteropError) -> None:
         """Fail the waiting streams, then release them: in this order, later results are never taken as valid."""
-        with contextlib.suppress(IndexError):
-            while True:
-                fail_wait(self._waits.popleft().wait, error)
+        for pending in _taken(self._waits):
+            fail_wait(pending.wait, error)
         self.words.store(0, _RELEASED)
         self._passed = _RELEASED
+
+
+def _taken(entries: deque[T]) -> Iterator[T]:
+    """Take one entry after the other off, until there is none; other threads may take them too."""
+    while True:
+        try:
+            entry = entries.popleft()
+        except IndexError:
+            return
+        yield entry
 
 
 def _has_any(entries: deque[T]) -> bool:

@@ -232,8 +232,11 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a callback is looked for, then taken": Mutant(
         (
-            (drain.call_back, "for callback in iter(partial(_take_callback, native), None)", "while native.callbacks"),
-            (drain.call_back, "_shown(callback)", "_shown(native.callbacks.pop(0))"),
+            (
+                drain.call_back,
+                "next_one.extend(map(list.pop, (native.callbacks,), (0,)))",
+                "next_one.append(native.callbacks[0]); native.callbacks.remove(next_one[0])",
+            ),
         ),
         "two threads add callbacks to what is released",
     ),

@@ -292,6 +292,32 @@ def test_a_release_is_told_when_all_threads_have_called_back(fake: tuple[Device,
     assert told == ["second", "first"]
 
 
+def test_callbacks_of_one_release_in_two_threads_may_close_it(fake: tuple[Device, FakeEverything]) -> None:
+    """Each finds it released: neither waits for the other."""
+    memory = memory_of(fake[0])
+    memory.close(timeout=5)
+    first, second = threading.Event(), threading.Event()
+
+    def one() -> None:
+        first.set()
+        assert second.wait(20)
+        memory.close(timeout=0)
+
+    def other() -> None:
+        second.set()
+        memory.close(timeout=0)
+
+    failed: list[str] = []
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("sys.unraisablehook", lambda found: failed.append(str(found.exc_value)))
+        thread = threading.Thread(target=memory.on_released, args=(one,))
+        thread.start()
+        assert first.wait(20)
+        memory.on_released(other)
+        thread.join(20)
+    assert failed == []
+
+
 class OfSeveralThreads(deque[Any]):
     """A deque as it is without the GIL: while one thread iterates, another appends. A copy is one step."""
 

@@ -114,7 +114,7 @@ Install = Callable[..., None]
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install exactly these backends; forget what was loaded."""
     monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr(registry, "_warned", {})
     monkeypatch.delenv("GPUINTEROP_BACKEND", raising=False)
     monkeypatch.delenv("GPUINTEROP_DISABLE", raising=False)
 
@@ -162,7 +162,7 @@ def test_two_threads_warn_once_while_a_third_loads_more(monkeypatch: pytest.Monk
     def build(run: Run) -> Callable[[], None]:
         told: list[str] = []
         monkeypatch.setattr(registry, "_loaded", {"broken": broken})
-        monkeypatch.setattr(registry, "_warned", set())
+        monkeypatch.setattr(registry, "_warned", {})
         monkeypatch.setattr("gpuinterop._core.registry.warnings.warn", lambda text, *_, **__: told.append(text))
         for _ in range(2):
             run.thread(lambda: registry._warn_of_failures("host"))
