@@ -36,7 +36,7 @@ def test_an_interrupt_leaves_nothing_behind(name: str, second: int) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_callback_is_called_and_told() -> None:
-    """Ctrl-C may end a callback that has begun. It skips none, calls none twice, and lets no other thread wait for it."""
+    """Ctrl-C may end a callback that has begun. It skips none, calls none twice, and makes no other thread wait."""
 
     class Two:
         def __init__(self) -> None:
