@@ -743,10 +743,13 @@ class SemaphoreBatch:
                     semaphore._refuse_smaller(number, last, "values")
             stream._call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
             if native.graph is None:
-                for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                    semaphore._lifetime.uses[native] = number
+                self._note_values(native, numbers)  # no loop here: see `_release_ready` in `drain`
         finally:
             del calls[-1]
+
+    def _note_values(self, native: NativeStream, numbers: Sequence[int]) -> None:
+        for semaphore, number in zip(self._semaphores, numbers, strict=True):
+            semaphore._lifetime.uses[native] = number
 
     def _note_use(self, native: NativeStream) -> None:
         """Note the use before the call, which may fail half-way: the releases wait for the stream."""

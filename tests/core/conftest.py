@@ -14,6 +14,8 @@ from gpuinterop._core.device import Device
 from .explored import forget
 from .fake import VIOLATIONS, FakeBackend, fake_device
 
+# Tests of this folder import helpers of the suites, and may be collected before the suites are.
+pytest.register_assert_rewrite("gpuinterop.testing.suites")
 _FAILED = pytest.StashKey[bool]()
 
 
