@@ -111,8 +111,7 @@ def _release_ready(held_by: dict[Gate, str]) -> bool:
     try:
         _claim(claimed)
         ends: dict[NativeStream, Point | None] = {}  # one event a stream, however many wait for it
-        # Not `while`: CPython 3.13 skips the `finally` if an interrupt strikes at a loop's end. So it does, and 3.14
-        # with it, at that of a `for` which ends the `try`.
+        # Not `while`: CPython 3.13 skips the `finally` if an interrupt strikes at a loop's end.
         for _ in claimed.copy():
             native = claimed[0]
             try:

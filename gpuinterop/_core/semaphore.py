@@ -737,19 +737,20 @@ class SemaphoreBatch:
         calls += MARK  # as in `wait`
         try:
             self._note_use(native)
-            for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                last = semaphore._lifetime.uses[native]
-                if semaphore._grows and number <= last and not native.is_capturing():
-                    semaphore._refuse_smaller(number, last, "values")
+            self._check_growth(native, numbers)
             stream._call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
             if native.graph is None:
-                self._note_values(native, numbers)  # no loop here: see `_release_ready` in `drain`
+                for semaphore, number in zip(self._semaphores, numbers, strict=True):
+                    semaphore._lifetime.uses[native] = number
         finally:
             del calls[-1]
 
-    def _note_values(self, native: NativeStream, numbers: Sequence[int]) -> None:
+    def _check_growth(self, native: NativeStream, numbers: Sequence[int]) -> None:
+        # A function of its own: from CPython 3.13 on no `finally` covers the jump back from an `if` in a loop.
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            semaphore._lifetime.uses[native] = number
+            last = semaphore._lifetime.uses[native]
+            if semaphore._grows and number <= last and not native.is_capturing():
+                semaphore._refuse_smaller(number, last, "values")
 
     def _note_use(self, native: NativeStream) -> None:
         """Note the use before the call, which may fail half-way: the releases wait for the stream."""
