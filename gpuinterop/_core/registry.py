@@ -195,6 +195,18 @@ def _undeclared(cell: Cell, backend: str) -> Capability:
     return _default_gap(cell, f"the backend {backend!r} does not declare it")
 
 
+def top_package(entry_point: EntryPoint) -> str:
+    """The package that a backend's tables and records lie in, or what stands in its place; maybe empty."""
+    return entry_point.value.partition(":")[0].partition(".")[0]
+
+
+def package_folder(package: str) -> Path | None:
+    """The folder of a top package, which is not imported; None for a single module or none at all."""
+    spec = find_spec(package) if package else None
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    return next(map(Path, folders), None)
+
+
 def left_on(cells: list[Capability]) -> list[Capability]:
     """The cells, with those DISABLED that ``GPUINTEROP_DISABLE`` names."""
     patterns = os.environ.get(_DISABLE_VARIABLE)
@@ -206,9 +218,8 @@ def _gaps_of(profile: str) -> list[Capability]:
     known: dict[str, tuple[str, Rules, str]] = {}
     for backend, rivals in sorted(_installed().items()):
         with suppress(Exception):  # a backend whose table cannot be read has no profiles, and may not be wanted
-            package = find_spec(rivals[0].value.partition(":")[0].partition(".")[0])  # top level: not imported
-            for folder in getattr(package, "submodule_search_locations", None) or ():
-                rules = Rules(Path(folder, "capabilities.toml"))
+            if (folder := package_folder(top_package(rivals[0]))) is not None:
+                rules = Rules(folder / "capabilities.toml")
                 known |= {f"{backend}-{name}": (backend, rules, name) for name in rules.profiles}
     if profile not in known:
         raise InvalidArgumentError(

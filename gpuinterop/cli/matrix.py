@@ -13,7 +13,7 @@ from typing import Final
 
 from ..capabilities import DOMAIN, Cell, Operation
 from ..errors import InvalidArgumentError
-from ..testing.results import Result, Run, counts, exercised, read_run
+from ..testing.results import DECLARED, OUTCOMES, Result, Run, counts, exercised, read_run
 from .console import say
 from .pages import Items, Section, Table, html, markdown, text
 
@@ -84,26 +84,33 @@ class _Row:
     results: list[Result]
     name: str = ""
     problem: str = ""
+    why: Sequence[str] = ()
+    """Why it is red, where no failed test says so."""
     cells: dict[Cell, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.problem = self._problem()
+        self.problem, self.why = self._problem()
         if self.device in self.run.facts["devices"]:
             self.cells = self._cells()
 
-    def _problem(self) -> str:
+    def _problem(self) -> tuple[str, Sequence[str]]:
         """Why the row is red; empty where it is green. What passed without a device says nothing of one."""
         outcomes = Counter(result.outcome for result in self.results)
         passed = [result for result in self.results if result.outcome == "passed" and result.device == self.device]
         if self.run.end is None:
-            return "ENDED EARLY"
+            last = self.run.results[-1] if self.run.results else None
+            where = f" in {last.id}" if last and last.outcome == "unfinished" else ""
+            return "ENDED EARLY", [f"the run was ended{where}; its log has the stacks"]
         if outcomes["failed"] or outcomes["unfinished"]:
-            return "FAILED"
-        if any(one["required"] and one["problem"] for one in self.run.facts["backends"]):
-            return "NO BACKEND"
+            return "FAILED", ()
+        backends = self.run.facts["backends"]
+        if any(one["required"] and one["problem"] for one in backends):
+            return "NO BACKEND", [one["problem"] for one in backends if one["problem"]]
         if not passed:
-            return "NOTHING PASSED"
-        return "" if self.run.end["status"] == 0 else f"FAILED with status {self.run.end['status']}"
+            return "NOTHING PASSED", [f"no test of {self.device or 'the run'} passed"]
+        if status := self.run.end["status"]:
+            return f"FAILED with status {status}", [f"no test failed, and pytest ended with status {status}"]
+        return "", ()
 
     def _cells(self) -> dict[Cell, str]:
         facts = self.run.facts["devices"][self.device]
@@ -229,16 +236,7 @@ def _versions(rows: Sequence[_Row]) -> Iterator[tuple[str, str, str]]:
 def _failures(rows: Sequence[_Row]) -> list[str]:
     found = []
     for row in rows:
-        if row.run.end is None:
-            last = row.run.results[-1] if row.run.results else None
-            where = f" in {last.id}" if last and last.outcome == "unfinished" else ""
-            found.append(f"{row.name}: the run was ended{where}; its log has the stacks")
-        elif row.problem == "NO BACKEND":
-            found += [f"{row.name}: {one['problem']}" for one in row.run.facts["backends"] if one["problem"]]
-        elif row.problem == "NOTHING PASSED":
-            found.append(f"{row.name}: no test of {row.device or 'the run'} passed")
-        elif row.problem.startswith("FAILED with"):
-            found.append(f"{row.name}: no test failed, and pytest ended with status {row.run.end['status']}")
+        found += [f"{row.name}: {why}" for why in row.why]
         bad: dict[str, list[str]] = {}
         for result in row.results:
             if result.outcome == "failed" or (result.outcome == "unfinished" and row.run.end is not None):
@@ -279,7 +277,7 @@ def _never_run(rows: Sequence[_Row]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for test, results in _by_test([result for row in rows for result in row.results]).items():
         if all(result.outcome in _SKIPPED for result in results):
-            reason = " / ".join(dict.fromkeys(result.reason.removeprefix("declared: ") for result in results))
+            reason = " / ".join(dict.fromkeys(result.reason.removeprefix(DECLARED) for result in results))
             by_reason.setdefault(reason, []).append(test)
     return [f"{_together(tests)}: {reason}" for reason, tests in sorted(by_reason.items())]
 
@@ -323,6 +321,5 @@ def _differ(one: _Row, other: _Row) -> list[tuple[str, str, str]]:
 
 def _worst(results: Iterable[Result]) -> str:
     """What a test came to over its parties: a failure counts most, then what ran, and a skip least; with its reason."""
-    order = ("unfinished", "failed", "undeclared", "passed", "xfailed", "skipped", "gap")
-    worst = min(results, key=lambda result: order.index(result.outcome))
-    return worst.outcome + (f": {worst.reason.removeprefix('declared: ')}" if worst.reason else "")
+    worst = min(results, key=lambda result: OUTCOMES.index(result.outcome))
+    return worst.outcome + (f": {worst.reason.removeprefix(DECLARED)}" if worst.reason else "")

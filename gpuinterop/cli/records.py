@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from .._core.registry import GROUP
+from .._core.registry import GROUP, package_folder, top_package
 from ..capabilities import VerifiedRun, read_verified
 from ..errors import BackendUnavailableError, InvalidArgumentError
 
@@ -41,14 +41,14 @@ def verified_file(backend: str) -> Path:
     BackendUnavailableError
         The backend is a single module, or cannot be found.
     """
-    value = next(iter(entry_points(group=GROUP, name=backend))).value
-    package = value.partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(package) if package else None
-    if spec is None or not spec.submodule_search_locations:
+    entry_point = next(iter(entry_points(group=GROUP, name=backend)))
+    package = top_package(entry_point)
+    if (folder := package_folder(package)) is None:
         raise BackendUnavailableError(
-            f"expected {backend} = {value!r} to be in a package, which its record of runs lies in, got {package!r}."
+            f"expected {backend} = {entry_point.value!r} to be in a package, which its record of runs lies in, got "
+            f"{package!r}."
         )
-    return Path(next(iter(spec.submodule_search_locations))) / "verified.toml"
+    return folder / "verified.toml"
 
 
 def need(module: str, what: str, extra: str = "test") -> None:

@@ -19,8 +19,8 @@ from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
 from .participants import DeviceSpec, ExporterSpec, Participants, short_name
 from .plugin import PARTIAL
 from .report import make_run, of_suites, write_report
-from .requirements import DECLARED, cells_of, params_of, skip_declared
-from .results import CELLS, DEVICE, DRIVER, PARTY, SKIP, Document, Result, Results, counts, exercised
+from .requirements import cells_of, params_of, skip_declared
+from .results import CELLS, DECLARED, DEVICE, DRIVER, PARTY, SKIP, Document, Result, Results, counts, exercised
 
 if TYPE_CHECKING:
     from ..exporters.base import Exporter

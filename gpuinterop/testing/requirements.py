@@ -9,8 +9,9 @@ import pytest
 
 from ..capabilities import Cell, Operation
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
+from .results import DECLARED
 
-__all__ = ["DECLARED", "HANDLE_TYPES", "KIND", "cells_of", "params_of", "requires", "skip_declared"]
+__all__ = ["HANDLE_TYPES", "KIND", "cells_of", "params_of", "requires", "skip_declared"]
 
 KIND: Final = "kind"
 """Stands in `requires` for the handle type of the semaphore kind that the test is parametrized with as ``kind``.
@@ -23,9 +24,6 @@ Examples
 
 HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
 """What an exporter's semaphore of a kind is exported as."""
-
-DECLARED: Final = "declared: "
-"""What the reason of a declared skip begins with."""
 
 
 def requires(*cells: Any) -> pytest.MarkDecorator:

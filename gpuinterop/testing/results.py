@@ -17,12 +17,21 @@ from .report import of_suites
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["CELLS", "DEVICE", "DRIVER", "PARTY", "SKIP", "Document", "Result", "Results", "Run", "read_run"]
+__all__ = [
+    "CELLS", "DECLARED", "DEVICE", "DRIVER", "OUTCOMES", "PARTY", "SKIP", "Document", "Result", "Results", "Run",
+    "read_run",
+]  # fmt: skip
 
 DEVICE, PARTY, DRIVER, CELLS, SKIP = (
     f"gpuinterop.{name}" for name in ("device", "exporter", "driver", "cells", "skip")
 )
 """Properties of a test's report, which JUnit's XML has as well: how a test that ran elsewhere says what it was of."""
+
+OUTCOMES: Final = ("unfinished", "failed", "undeclared", "passed", "xfailed", "skipped", "gap")
+"""What a test may come to. A failure counts most, then what ran, and a skip least: see `Result`."""
+
+DECLARED: Final = "declared: "
+"""What the reason of a declared skip begins with."""
 
 FORMAT: Final = 1
 _UNFINISHED: Final = ', "outcome": "unfinished"}'
@@ -246,7 +255,7 @@ def read_run(file: Path) -> Run:
         results = [Result(**entry) for entry in content.pop("tests")]
         for result in results:
             _check(asdict(result), _RESULT)
-            if result.outcome not in _OUTCOMES:
+            if result.outcome not in OUTCOMES:
                 raise ValueError(f"expected an outcome of a test, got {result.outcome!r}")
             result.cells = [str(Cell.parse(cell)) for cell in result.cells]
         for device in content["devices"].values():
@@ -277,7 +286,6 @@ def _parse(text: str) -> dict[str, Any]:
     raise ValueError("it has no JSON object" if text.strip() else "the run did not begin")
 
 
-_OUTCOMES: Final = ("passed", "failed", "gap", "undeclared", "skipped", "xfailed", "unfinished")
 _FACTS: Final = {
     "format": int, "started": str, "gpuinterop": str, "python": str, "platform": str, "variables": dict,
     "backends": list, "devices": dict, "drivers": list, "tests": list,

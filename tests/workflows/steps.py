@@ -61,13 +61,7 @@ class Runner:
                 continue
             variables = {**job.get("env", {}), **step.get("env", {})}
             done = subprocess.run(
-                [
-                    "bash",
-                    "-eo",
-                    "pipefail",
-                    "-c",
-                    step["run"],
-                ],
+                ["bash", "-eo", "pipefail", "-c", step["run"]],  # what `shell: bash` means
                 cwd=self.checkout,
                 env={
                     **self.environment,
