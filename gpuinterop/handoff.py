@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ._arguments import check_int, check_type
 from ._core.semaphore import ExternalSemaphore
@@ -65,8 +64,7 @@ class _Turn(Enum):
     RELEASE = "release"
 
 
-_promised: WeakKeyDictionary[ExternalSemaphore[Any], int] = WeakKeyDictionary()
-"""Last value that `next_submit` gave out for each timeline."""
+_SUBMIT, _ACQUIRE, _RELEASE = _Turn
 
 
 class Handoff:
@@ -135,7 +133,9 @@ class Handoff:
         self._to_graphics = to_graphics
         self._timeline = to_compute.kind is Timeline
         self._tracks_submits = tracks_submits
-        self._turn = _Turn.SUBMIT if tracks_submits else _Turn.ACQUIRE
+        self._first_turn = self._turn = _SUBMIT if tracks_submits else _ACQUIRE
+        self._stream: Stream | None = None
+        """The stream that released last."""
         stands = self._stands() if self._timeline else 0
         self._frame = self._begin(stands) if frame is None else check_int(frame, "frame")
         if self._frame < stands // 2 or (tracks_submits and frame is not None and 2 * self._frame < stands):
@@ -163,13 +163,20 @@ class Handoff:
         InvalidArgumentError
             The previous frame was not released yet.
         """
-        self._take(_Turn.SUBMIT, _Turn.ACQUIRE)
+        return HandoffStep(self._frame, *self._take_submit())
+
+    def _take_submit(self) -> tuple[int | None, int]:
+        """What the next submission waits for and signals."""
+        if self._turn is not _SUBMIT:
+            self._check_tracking()
+            self._check(_SUBMIT)
+        self._turn = _ACQUIRE
         frame = self._frame
         waits = frame != self._first
-        if self._timeline:
-            _promised[self._to_compute] = 2 * frame + 1
-            return HandoffStep(frame, 2 * frame if waits else None, 2 * frame + 1)
-        return HandoffStep(frame, 0 if waits else None, 0)
+        if not self._timeline:
+            return (0 if waits else None), 0
+        self._to_compute._promised = 2 * frame + 1
+        return (2 * frame if waits else None), 2 * frame + 1
 
     def undo_submit(self) -> None:
         """Take `next_submit` back, because the submission failed and was not queued.
@@ -188,8 +195,10 @@ class Handoff:
         ...     handoff.next_submit() == step
         True
         """
-        self._take(_Turn.ACQUIRE, _Turn.SUBMIT)
-        _promised.pop(self._to_compute, None)
+        self._check_tracking()
+        self._check(_ACQUIRE)
+        self._turn = _SUBMIT
+        self._to_compute._promised = 0
 
     def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
         """Make `stream` wait for the graphics side. Returns at once.
@@ -206,12 +215,11 @@ class Handoff:
         InvalidArgumentError
             `next_submit` was not called for this frame, so the wait would never return.
         """
-        self._check(_Turn.ACQUIRE)
-        if self._timeline:
-            self._to_compute.wait(stream, 2 * self._frame + 1, timeout=timeout)
-        else:
-            self._to_compute.wait(stream, timeout=timeout)
-        self._turn = _Turn.RELEASE
+        if self._turn is not _ACQUIRE:
+            self._check(_ACQUIRE)
+        value: Any = 2 * self._frame + 1 if self._timeline else None
+        self._to_compute.wait(stream, value, timeout=timeout)
+        self._turn = _RELEASE
 
     def release(self, stream: Stream) -> None:
         """Make `stream` signal the graphics side when its earlier work is done. Returns at once.
@@ -226,23 +234,25 @@ class Handoff:
         InvalidArgumentError
             The frame was not acquired.
         """
-        self._check(_Turn.RELEASE)
+        if self._turn is not _RELEASE:
+            self._check(_RELEASE)
         if self._to_graphics is not None:
             self._to_graphics.signal(stream)
         else:
             self._to_compute.signal(stream, 2 * self._frame + 2)
-        self._turn = _Turn.SUBMIT if self._tracks_submits else _Turn.ACQUIRE
+        self._stream = stream
+        self._turn = self._first_turn
         self._frame += 1
 
     def _stands(self) -> int:
         """The timeline's value, as far as this process knows it; enqueued signals count."""
-        return max(_counter(self._to_compute), self._to_compute._last_signalled(), _promised.get(self._to_compute, 0))
+        return max(_counter(self._to_compute), self._to_compute._last_signalled(), self._to_compute._promised)
 
     def _begin(self, stands: int) -> int:
         """Derive the frame from a timeline's value, and set whose turn it is."""
         frame, submitted = divmod(stands, 2)
-        if submitted and self._tracks_submits and _promised.get(self._to_compute) == stands:
-            self._turn = _Turn.ACQUIRE  # it was submitted here, and never released
+        if submitted and self._tracks_submits and self._to_compute._promised == stands:
+            self._turn = _ACQUIRE  # it was submitted here, and never released
         elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",
@@ -257,11 +267,9 @@ class Handoff:
                 "handoff", f"{turn.value} is out of turn: frame {self._frame} is due for {self._turn.value}."
             )
 
-    def _take(self, turn: _Turn, following: _Turn) -> None:
+    def _check_tracking(self) -> None:
         if not self._tracks_submits:
             raise InvalidArgumentError("handoff", "the graphics side submits elsewhere (tracks_submits=False).")
-        self._check(turn)
-        self._turn = following
 
 
 def _counter(semaphore: ExternalSemaphore[Any]) -> int:

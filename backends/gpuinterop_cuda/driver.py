@@ -200,6 +200,11 @@ class Room(Releases, Backend):
         self._driver = Driver()
 
 
+def at(address: int) -> Any:
+    """A pointer or a handle as ctypes passes it fastest: a ``byref`` is converted already, a ``c_void_p`` anew."""
+    return ctypes.byref(ctypes.c_char.from_address(address))
+
+
 def unnamed(error: Exception) -> tuple[int, ...]:
     """Results of a call whose status, or whose answer after success, has no name in the bindings.
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from gpuinterop.backend import GraphBackend, SemaphoreNode
 
-from .driver import Context, Driver, Made, Room
-from .semaphores import Batch, ImportedSemaphore
+from .driver import Context, Driver, Made, Room, at
+from .semaphores import Batch, ImportedSemaphore, NodeParams, Params
 from .streams import Stream
 
-# CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS and ..._WAIT_PARAMS: 144 bytes each, a fence's value first.
-_PARAMS_BYTES: Final = 144
 _SIGNAL_NODE, _WAIT_NODE = 8, 9  # CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL, ..._WAIT
 
 
@@ -44,29 +42,26 @@ class Number(int):
     made: _Graph
 
 
-class _Params(ctypes.Structure):
-    """The beginning of ``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``; a signal's has no timeout."""
+class _Node:
+    """A node that signals or waits, with what its calls need, which is made once."""
 
-    _fields_ = (
-        ("value", ctypes.c_uint64),
-        ("fence", ctypes.c_void_p),
-        ("key", ctypes.c_uint64),
-        ("timeout_ms", ctypes.c_uint32),
-    )
+    __slots__ = ("argument", "batch", "timeouts")
 
-
-class _NodeParams(ctypes.Structure):
-    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, and the same for waits. The node owns the arrays."""
-
-    _fields_ = (
-        ("semaphores", ctypes.POINTER(ctypes.c_size_t)),
-        ("params", ctypes.c_size_t),
-        ("count", ctypes.c_uint),
-    )
+    def __init__(self, node: Any, timeouts: Sequence[int]) -> None:
+        self.argument = at(int(node))
+        self.timeouts = timeouts
+        """For each semaphore, in milliseconds, as it was captured; empty for signals."""
+        self.batch: Batch | None = None
 
 
 class Graphs(Room, GraphBackend):
     """Signals and waits that a graph holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._launch = self._driver.entry("cuGraphLaunch")
+        self._set_signal = self._driver.entry("cuGraphExecExternalSemaphoresSignalNodeSetParams")
+        self._set_wait = self._driver.entry("cuGraphExecExternalSemaphoresWaitNodeSetParams")
 
     def begin_capture(self, stream: Stream) -> None:
         """``cuStreamBeginCapture`` begins a thread-local capture, which calls of other threads do not affect."""
@@ -85,8 +80,8 @@ class Graphs(Room, GraphBackend):
 
     def launch(self, executable: int, stream: Stream) -> None:
         """``cuGraphLaunch``."""
-        native = self._driver.api.CUgraphExec(executable)
-        stream.device.call("cuGraphLaunch", native, stream.handle, aside=False)
+        if code := stream.device.run(self._launch, at(executable), stream.argument, aside=False):
+            raise self._driver.error("cuGraphLaunch", code)
 
     def destroy_graph(self, device: Context, graph: int) -> None:
         """``cuGraphDestroy``."""
@@ -118,22 +113,23 @@ class Graphs(Room, GraphBackend):
         self, executable: int, node: SemaphoreNode, semaphores: Sequence[ImportedSemaphore], values: Sequence[int]
     ) -> None:
         """``cuGraphExecExternalSemaphoresSignalNodeSetParams``; ``cuGraphExecExternalSemaphoresWaitNodeSetParams``."""
-        api = self._driver.api
-        batch = Batch(api, semaphores)
-        if node.signals:
-            params = api.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS()
-            slot = batch.signals.take(values)
-            call = "cuGraphExecExternalSemaphoresSignalNodeSetParams"
+        native: _Node = node.native
+        batch = native.batch
+        if batch is None:
+            batch = native.batch = Batch(semaphores)
+        pool, call = (batch.signals, self._set_signal) if node.signals else (batch.waits, self._set_wait)
+        slot = pool.pop() if pool else batch.slot()
+        if batch.layout is None:
+            (slot.first.value,) = values
         else:
-            params = api.CUDA_EXT_SEM_WAIT_NODE_PARAMS()
-            slot = batch.waits.take(values)
-            for index in batch.keyed:
-                slot[1][index].timeoutMs = node.native[1][index]  # as it was captured
-            call = "cuGraphExecExternalSemaphoresWaitNodeSetParams"
-        params.extSemArray = batch.handles
-        params.paramsArray = slot[0]
-        params.numExtSems = batch.count
-        self._driver.call(call, api.CUgraphExec(executable), node.native[0], params)
+            batch.layout.pack_into(slot.structs, 0, *values)
+        for index in () if node.signals else batch.keyed:
+            slot.structs[index].timeout_ms = native.timeouts[index]
+        code = call(at(executable), native.argument, slot.node)
+        pool.append(slot)
+        if code:
+            what = "Signal" if node.signals else "Wait"
+            raise self._driver.error(f"cuGraphExecExternalSemaphores{what}NodeSetParams", code)
 
 
 def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> Number:
@@ -149,12 +145,12 @@ def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
     """``cuGraphExternalSemaphoresSignalNodeGetParams``, or ``cuGraphExternalSemaphoresWaitNodeGetParams``."""
     params = driver.call(f"cuGraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams", node)
     # The bindings return the arrays that were set through them, not those of the driver's answer.
-    found = _NodeParams.from_address(params.getPtr())
-    params_at = [_Params.from_address(found.params + index * _PARAMS_BYTES) for index in range(found.count)]
+    found = NodeParams.from_address(params.getPtr())
+    structs = [Params.from_address(found.params + index * ctypes.sizeof(Params)) for index in range(found.count)]
     return SemaphoreNode(
-        native=(node, () if signals else tuple(one.timeout_ms for one in params_at)),
+        native=_Node(node, () if signals else tuple(one.timeout_ms for one in structs)),
         signals=signals,
         semaphores=tuple(int(found.semaphores[index]) for index in range(found.count)),
         # Each kind has its own field, and the others are 0.
-        values=tuple(int(one.value or one.key or one.fence or 0) for one in params_at),
+        values=tuple(int(one.value or one.key or one.fence or 0) for one in structs),
     )

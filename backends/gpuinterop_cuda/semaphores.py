@@ -1,28 +1,78 @@
-"""External semaphores, and batches that reuse their parameter structs.
+"""External semaphores, and batches whose parameters are made once.
 
-A new struct for each call costs as much as the call (measured for cuda-bindings: 1.4 us against 0.43 us). So a batch
-keeps a pool of slots, which are sets of structs: a call pops a slot or makes one, and appends it afterwards. Both steps
-are atomic, so two threads never write into the same struct.
+A call by the bindings builds its arguments anew. Here ctypes calls the driver with arguments that were made before: a
+new struct for each call costs as much as the call (measured for cuda-bindings: 1.4 us against 0.43 us). A batch keeps a
+pool of slots, which are arrays of structs: a call pops a slot or makes one, and appends it afterwards. Both steps are
+atomic, so two threads never write into the same array.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from struct import Struct
+from typing import Any, Final
 
 from gpuinterop.handles import AnySemaphoreHandle, Keyed, SciSync
 
 from . import descriptors
-from .driver import UNNAMED, Context, Made, Room, unnamed
+from .driver import Made, Room
 from .streams import Stream
 
 _FOREVER: Final = 0xFFFFFFFF  # INFINITE, in milliseconds
 
-# The structs of one call, as the driver takes them, and for each the field for its value.
-Slot: TypeAlias = tuple[list[Any], list[Any]]
-# The field for a kind's value: the struct in `params`, and its field.
-_FENCE: Final = ("fence", "value")
-_FIELDS: Final[dict[type, tuple[str, str]]] = {Keyed: ("keyedMutex", "key"), SciSync: ("nvSciSync", "fence")}
+
+class Params(ctypes.Structure):
+    """``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``; a signal's has no timeout."""
+
+    _fields_ = (
+        ("value", ctypes.c_uint64),
+        ("fence", ctypes.c_void_p),
+        ("key", ctypes.c_uint64),
+        ("timeout_ms", ctypes.c_uint32),
+        ("rest", ctypes.c_uint32 * 29),
+    )
+
+
+_BYTES: Final = ctypes.sizeof(Params)
+assert _BYTES == 144
+_PLACES: Final[dict[type, int]] = {SciSync: Params.fence.offset, Keyed: Params.key.offset}
+"""Where a kind's value lies; that of timelines, fences and, ignored, of binary semaphores comes first."""
+
+
+class NodeParams(ctypes.Structure):
+    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, and the same for waits. In the driver's answer the node owns the arrays."""
+
+    _fields_ = (
+        ("semaphores", ctypes.POINTER(ctypes.c_size_t)),
+        ("params", ctypes.c_size_t),
+        ("count", ctypes.c_uint),
+    )
+
+
+class Slot:
+    """The parameters of a call for a batch.
+
+    Attributes
+    ----------
+    params : byref of the structs
+        What the driver takes.
+    first : ctypes.c_uint64
+        Where the first value lies.
+    structs : array of Params
+    node : byref of NodeParams
+        The same for a node of a graph.
+    """
+
+    __slots__ = ("first", "node", "params", "structs")
+
+    def __init__(self, semaphores: Any, place: int) -> None:
+        count = len(semaphores)
+        self.structs = (Params * count)()
+        self.first = ctypes.c_uint64.from_buffer(self.structs, place)
+        self.params = ctypes.byref(self.structs)
+        handles = ctypes.cast(semaphores, ctypes.POINTER(ctypes.c_size_t))
+        self.node = ctypes.byref(NodeParams(handles, ctypes.addressof(self.structs), count))
 
 
 class ImportedSemaphore(Made):
@@ -31,53 +81,43 @@ class ImportedSemaphore(Made):
     __slots__ = ("kind",)
     back = "cuDestroyExternalSemaphore"
 
-    def __init__(self, context: Context, kind: type) -> None:
+    def __init__(self, context: Any, kind: type) -> None:
         super().__init__(context)
         self.kind = kind
 
 
-class Slots:
-    """The pool of a batch for one of the driver's calls."""
-
-    __slots__ = ("_are_fences", "_fields", "_new", "spare")
-
-    def __init__(self, new: Callable[[], Any], fields: Sequence[tuple[str, str]]) -> None:
-        self.spare: list[Slot] = []
-        self._new = new
-        self._fields = fields
-        # Timelines, fences and binary semaphores share a field; binary ones ignore its value, 0.
-        self._are_fences = all(field is _FENCE for field in fields)
-
-    def take(self, values: Sequence[int]) -> Slot:
-        """A slot with `values`; the caller appends it to `spare` after its call."""
-        try:
-            slot = self.spare.pop()
-        except IndexError:
-            roots = [self._new() for _ in self._fields]
-            # The views do not keep their struct alive on 12.9: the slot holds both.
-            slot = roots, [getattr(root.params, arm) for (arm, _), root in zip(self._fields, roots, strict=True)]
-        if self._are_fences:
-            for target, value in zip(slot[1], values):  # noqa: B905 - the core has counted them
-                target.value = value
-        else:
-            for (_, name), target, value in zip(self._fields, slot[1], values, strict=True):
-                setattr(target, name, value)
-        return slot
-
-
 class Batch:
-    """Semaphores that one call signals or waits for."""
+    """Semaphores that one call signals or waits for.
 
-    __slots__ = ("count", "handles", "keyed", "signals", "waits")
+    Attributes
+    ----------
+    handles : byref of an array
+        What the driver takes.
+    signals, waits : list of Slot
+        Parameters that no call uses.
+    layout : struct.Struct or None
+        Writes all values into the structs of a slot; None if there is only one.
+    """
 
-    def __init__(self, api: Any, semaphores: Sequence[ImportedSemaphore]) -> None:
-        self.handles = [semaphore.handle for semaphore in semaphores]
+    __slots__ = ("_array", "_place", "count", "handles", "keyed", "layout", "signals", "waits")
+
+    def __init__(self, semaphores: Sequence[ImportedSemaphore]) -> None:
         self.count = len(semaphores)
+        self._array = (ctypes.c_void_p * self.count)(*(int(semaphore.handle) for semaphore in semaphores))
+        self.handles = ctypes.byref(self._array)
+        places = [_PLACES.get(semaphore.kind, 0) for semaphore in semaphores]
+        self._place = places[0]
+        self.layout = None
+        if self.count > 1:
+            self.layout = Struct("=" + "".join(f"{place}xQ{_BYTES - 8 - place}x" for place in places))
         self.keyed = [index for index, semaphore in enumerate(semaphores) if semaphore.kind is Keyed]
         """Keyed mutexes among them, whose waits take a timeout."""
-        fields = [_FIELDS.get(semaphore.kind, _FENCE) for semaphore in semaphores]
-        self.signals = Slots(api.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, fields)
-        self.waits = Slots(api.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, fields)
+        self.signals: list[Slot] = []
+        self.waits: list[Slot] = []
+
+    def slot(self) -> Slot:
+        """Make a slot."""
+        return Slot(self._array, self._place)
 
 
 class Semaphores(Room):
@@ -85,45 +125,54 @@ class Semaphores(Room):
 
     def __init__(self) -> None:
         super().__init__()
-        self._signal: Callable[..., tuple[Any]] = self._driver.api.cuSignalExternalSemaphoresAsync
-        self._wait: Callable[..., tuple[Any]] = self._driver.api.cuWaitExternalSemaphoresAsync
+        self._signal: Callable[..., int] = self._driver.entry("cuSignalExternalSemaphoresAsync")
+        self._wait: Callable[..., int] = self._driver.entry("cuWaitExternalSemaphoresAsync")
 
-    def import_semaphore(self, device: Context, handle: AnySemaphoreHandle) -> ImportedSemaphore:
+    def import_semaphore(self, device: Any, handle: AnySemaphoreHandle) -> ImportedSemaphore:
         """``cuImportExternalSemaphore``."""
         desc, _keep = descriptors.semaphore(self._driver.api, handle)
         return ImportedSemaphore(device, handle.kind).create("cuImportExternalSemaphore", desc)
 
     def prepare(self, semaphores: Sequence[ImportedSemaphore]) -> Batch:
-        return Batch(self._driver.api, semaphores)
+        return Batch(semaphores)
 
     def signal(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
         """``cuSignalExternalSemaphoresAsync``."""
-        slots = batch.signals
-        slot = slots.take(values)
+        pool = batch.signals
         try:
-            if stream.relative:
-                (code,) = stream.run(self._signal, batch.handles, slot[0], batch.count, stream.handle)
-            else:
-                (code,) = self._signal(batch.handles, slot[0], batch.count, stream.handle)
-        except UNNAMED as error:
-            (code,) = unnamed(error)
-        slots.spare.append(slot)
+            slot = pool.pop()
+        except IndexError:
+            slot = batch.slot()
+        if batch.layout is None:
+            (slot.first.value,) = values
+        else:
+            batch.layout.pack_into(slot.structs, 0, *values)
+        if stream.relative:
+            code = stream.run(self._signal, batch.handles, slot.params, batch.count, stream.argument)
+        else:
+            code = self._signal(batch.handles, slot.params, batch.count, stream.argument)
+        pool.append(slot)
         if code:
             raise self._driver.error("cuSignalExternalSemaphoresAsync", code)
 
     def wait(self, batch: Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
         """``cuWaitExternalSemaphoresAsync``."""
-        slots = batch.waits
-        slot = slots.take(values)
-        for index in batch.keyed:
-            slot[1][index].timeoutMs = _FOREVER if timeout_ms is None else timeout_ms
+        pool = batch.waits
         try:
-            if stream.relative:
-                (code,) = stream.run(self._wait, batch.handles, slot[0], batch.count, stream.handle)
-            else:
-                (code,) = self._wait(batch.handles, slot[0], batch.count, stream.handle)
-        except UNNAMED as error:
-            (code,) = unnamed(error)
-        slots.spare.append(slot)
+            slot = pool.pop()
+        except IndexError:
+            slot = batch.slot()
+        if batch.layout is None:
+            (slot.first.value,) = values
+        else:
+            batch.layout.pack_into(slot.structs, 0, *values)
+        if batch.keyed:
+            for index in batch.keyed:
+                slot.structs[index].timeout_ms = _FOREVER if timeout_ms is None else timeout_ms
+        if stream.relative:
+            code = stream.run(self._wait, batch.handles, slot.params, batch.count, stream.argument)
+        else:
+            code = self._wait(batch.handles, slot.params, batch.count, stream.argument)
+        pool.append(slot)
         if code:
             raise self._driver.error("cuWaitExternalSemaphoresAsync", code)

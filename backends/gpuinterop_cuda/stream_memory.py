@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_uint64
 from typing import Final
 
 from gpuinterop.backend import Address, StreamMemoryBackend
@@ -26,6 +27,11 @@ class Pin(Made):
 class StreamMemory(Room, StreamMemoryBackend):
     """Words in pinned host memory."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._write = self._driver.entry("cuStreamWriteValue64")
+        self._wait_for = self._driver.entry("cuStreamWaitValue64")
+
     def pin(self, device: Context, address: Address, size: int) -> tuple[Pin, Address]:
         """``cuMemHostRegister`` pins the pages, and ``cuMemHostGetDevicePointer`` returns their device address."""
         made = Pin(device)
@@ -38,8 +44,10 @@ class StreamMemory(Room, StreamMemoryBackend):
 
     def write_value(self, stream: Stream, word: Address, value: int) -> None:
         """``cuStreamWriteValue64``."""
-        stream.run(self._driver.call, "cuStreamWriteValue64", stream.handle, word, value, _WRITE_DEFAULT)
+        if code := stream.run(self._write, stream.argument, c_uint64(word), c_uint64(value), _WRITE_DEFAULT):
+            raise self._driver.error("cuStreamWriteValue64", code)
 
     def wait_value(self, stream: Stream, word: Address, value: int) -> None:
         """``cuStreamWaitValue64``, whose comparison wraps around; so values stay below 2**63."""
-        stream.run(self._driver.call, "cuStreamWaitValue64", stream.handle, word, value, _GEQ)
+        if code := stream.run(self._wait_for, stream.argument, c_uint64(word), c_uint64(value), _GEQ):
+            raise self._driver.error("cuStreamWaitValue64", code)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from gpuinterop.errors import InvalidArgumentError
 
-from .driver import NOT_READY, Context, Made, Room
+from .driver import NOT_READY, Context, Made, Room, at
 
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 class Stream(Made):
     """A stream of one context, created here or adopted."""
 
-    __slots__ = ("key", "pointer", "relative")
+    __slots__ = ("argument", "key", "pointer", "relative")
     back = "cuStreamDestroy"
 
     def know(self, pointer: int) -> None:
@@ -34,6 +34,7 @@ class Stream(Made):
         self.relative = pointer <= _PER_THREAD
         # 0 is the legacy stream, except that an environment variable makes the bindings use the per-thread one.
         self.handle = self.device.driver.api.CUstream(pointer or _LEGACY)
+        self.argument = at(pointer or _LEGACY)  # the same for ctypes
         self.key: Hashable = pointer if pointer != _LEGACY else 0
 
     def name(self) -> None:
@@ -58,6 +59,10 @@ class Event(Made):
 
 class Streams(Room):
     """Streams and events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_capturing = self._driver.entry("cuStreamIsCapturing")
 
     def create_stream(self, device: Context, *, high_priority: bool = False) -> Stream:
         """``cuStreamCreateWithPriority`` with ``CU_STREAM_NON_BLOCKING``: a blocking one stalls the default stream."""
@@ -113,10 +118,13 @@ class Streams(Room):
 
     def is_capturing(self, stream: Stream) -> bool:
         """``cuStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
-        result = stream.run(self._driver.status, "cuStreamIsCapturing", stream.handle)
-        if result[0] == _IMPLICIT:  # a default stream that waits for a captured one refuses other calls
+        status = ctypes.c_int()
+        code = stream.run(self._is_capturing, stream.argument, ctypes.byref(status))
+        if code == _IMPLICIT:  # a default stream that waits for a captured one refuses other calls
             return True
-        return int(self._driver.check("cuStreamIsCapturing", result)) != 0
+        if code:
+            raise self._driver.error("cuStreamIsCapturing", code)
+        return status.value != 0
 
     def record(self, stream: Stream) -> Event:
         """``cuEventCreate`` makes an event, and ``cuEventRecord`` enqueues it."""

@@ -48,7 +48,7 @@ class Gate:
     def held_by(self) -> str:
         """The label of a stream that may wait for a semaphore that is not signalled yet; empty if all have passed."""
         for stream in waiting.copy():
-            if stream.device.gate is self and not all(wait.is_there() for _, wait in stream.waits.copy()):
+            if stream.device.gate is self and not all(wait.is_there() for wait in stream.waits.copy()):
                 return stream.label
         return ""
 

@@ -6,7 +6,7 @@ needs new values: `GraphSemaphores.advance` or `GraphStep.set` sets them for the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,17 +14,18 @@ from .. import system
 from .._arguments import check_int
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
-from ..errors import GpuInteropError, InvalidArgumentError
+from ..errors import DriverError, GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
+from .drain import relieve
+from .gate import waiting
 from .monitor import locked
-from .native import GONE, Native, hold, note_use
-from .native_stream import CapturedError, NativeStream, Wait
+from .native import GONE, LIVE, MARK, Native, hold, note_use
+from .native_stream import CapturedError, NativeStream, Waits
 from .resource import Resource
-from .semaphore import ExternalSemaphore
+from .semaphore import ExternalSemaphore, last_signalled
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
-    from ..backend import Native as Handle
     from .device import Device
     from .memory import Mapping
 
@@ -69,6 +70,9 @@ class GraphStep:
         self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
             None if semaphore is None or semaphore._lifetime.state in GONE else semaphore for semaphore in found
         )
+        self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
+        self._natives = [semaphore._native for semaphore in self._ours]
+        self._counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
         self.values = node.values
 
     def set(self, *values: int | None) -> None:
@@ -91,20 +95,23 @@ class GraphStep:
         """The values as the backend takes them."""
         if len(values) != len(self.semaphores):
             raise InvalidArgumentError("values", f"there are {len(values)} for {len(self.semaphores)} semaphores.")
-        return tuple(semaphore._check_value(value) for semaphore, value in zip(self._ours(), values, strict=True))
+        if len(self._natives) != len(self.semaphores):
+            raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
+        return tuple([one._check_value(value) for one, value in zip(self._ours, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
-        self._owner._set(self, self._ours(), numbers)
+        self._owner._set(self, numbers)
         self.values = numbers
 
-    def _ours(self) -> list[ExternalSemaphore[Any]]:
-        ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
-        if len(ours) != len(self.semaphores):
-            raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
-        return ours
+    def told(self) -> list[int | None]:
+        """The values of semaphores that this library imported, for messages."""
+        values = zip(self.semaphores, self.values, strict=True)
+        return [value if one._takes_value else None for one, value in values if one is not None]
 
     def _advanced(self, by: int) -> tuple[int | None, ...]:
         """The values plus `by`, for semaphores that count; keys and addresses of fences stay."""
+        if self._counts:
+            return tuple([value + by for value in self.values])
         return tuple(
             None if semaphore is not None and not semaphore._takes_value
             else value + by if semaphore is None or semaphore.kind in (Timeline, Fence)
@@ -223,14 +230,19 @@ class GraphSemaphores(Resource):
         (3,)
         """
         step_by = check_int(by, "by")
-        self._check_open()
         plans = [(step, step._checked(step._advanced(step_by))) for step in self.steps]
         for step, numbers in plans:
             step._apply(numbers)
 
-    def _set(self, step: GraphStep, semaphores: list[ExternalSemaphore[Any]], values: tuple[int, ...]) -> None:
-        natives = [one._native for one in semaphores]
-        self._lifetime.use(lambda _: self._backend.set_node(self._executable, step._node, natives, values))
+    def _set(self, step: GraphStep, values: tuple[int, ...]) -> None:
+        calls = self._lifetime.calls
+        calls += MARK
+        try:
+            if self._lifetime.state is not LIVE:
+                self._check_open()
+            self._backend.set_node(self._executable, step._node, step._natives, values)
+        finally:
+            del calls[-1]
 
 
 class Graph(Resource):
@@ -257,6 +269,10 @@ class Graph(Resource):
         self._backend = backend
         self._made: tuple[Native, Native] | None = None  # the driver's graph and its executable
         self._semaphores: GraphSemaphores | None = None
+        self._wait_steps: Sequence[GraphStep] = ()
+        self._signal_steps: Sequence[GraphStep] = ()
+        self._waits: Sequence[Native] = ()
+        """The semaphores that it waits for, as far as this library imported them."""
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[NativeStream] = []  # streams whose work goes into it during the capture
         self._lifetime.open()
@@ -292,25 +308,64 @@ class Graph(Resource):
             The capture has not ended, or the stream is being captured.
         """
         executable = self._captured()[1]
-        check_stream(self._device, stream)
-        if stream.capturing:
-            raise InvalidArgumentError(
-                "stream", "is being captured: values of a graph inside a graph cannot be set; launch both one by one."
-            )
-        native = stream._known_as()
-        waits = [Wait(one._lifetime, value) for one, value in _values(self.semaphores.waits)]
-        note_use(executable, native, None)
-        for mapping, (first, last) in self._mappings.items():
-            mapping.used_on(native, first, last)
+        if type(stream) is not Stream:
+            check_stream(self._device, stream)
+        native = stream._stream or stream._known_as()
+        pending: Waits | None = None
+        calls, streams = executable.calls, native.calls
+        calls += MARK
+        streams += MARK
+        try:  # as `ExternalSemaphore.wait`
+            if (
+                native.odd
+                or executable.state is not LIVE
+                or stream._lifetime.state is not LIVE
+                or stream._device is not self._device
+            ):
+                executable.check()
+                check_stream(self._device, stream)
+                stream._known_as().refuse_edge()
+            if native.is_capturing():
+                raise InvalidArgumentError(
+                    "stream",
+                    "is being captured: values of a graph inside a graph cannot be set; launch both one by one.",
+                )
+            if native not in executable.uses:
+                note_use(executable, native, None)
+            for mapping, (first, last) in self._mappings.items():
+                mapping.used_on(native, first, last)
+            if self._waits:
+                pending = Waits()
+                pending.semaphore, pending.semaphores = self._waits[0], self._waits
+                pending.values = [value for step in self._wait_steps for value in step.told()]
+                gate = self._device._gate
+                if gate.crowded:
+                    relieve(gate)
+                native.waits.append(pending)
+                waiting[native] = None
+                if gate.shut:
+                    gate.let_releases_end()
+            self._backend.launch(executable.handle, native.handle)
+            self._note_signals(native)
+            if len(native.waits) > native.limit:
+                if pending is not None:
+                    pending.enqueued = True
+                native.came_along()
+        except DriverError:
+            if pending is not None:
+                pending.passed = True
+            raise
+        finally:
+            if pending is not None:
+                pending.enqueued = True
+            del calls[-1], streams[-1]
 
-        def launch(handle: Handle) -> None:
-            if native.captured:  # since the look
-                raise CapturedError(native)
-            self._backend.launch(executable.handle, handle)
-
-        stream._call_behind(native, waits, launch, executable)
-        for semaphore, value in _values(self.semaphores.signals):
-            note_use(semaphore._lifetime, native, max(value or 0, semaphore._lifetime.uses.get(native, 0)))
+    def _note_signals(self, native: NativeStream) -> None:
+        for step in self._signal_steps:
+            for semaphore, value in zip(step.semaphores, step.values, strict=True):
+                if semaphore is not None:
+                    last = last_signalled(semaphore._lifetime, native)
+                    last[0] = max(value, last[0])
 
     def _captured(self) -> tuple[Native, Native]:
         self._check_open()
@@ -341,6 +396,7 @@ class Graph(Resource):
             raise CapturedError(native)
         self._joined.append(native)
         native.captured = True
+        native.note_odd()
 
     @locked
     def _join(self, native: NativeStream) -> None:
@@ -355,6 +411,7 @@ class Graph(Resource):
             self._joined.remove(native)
             native.graph = None
             native.captured = False
+            native.note_odd()
 
     @locked
     def _end(self) -> None:
@@ -362,6 +419,7 @@ class Graph(Resource):
         for native in self._joined:
             native.graph = None
             native.captured = False
+            native.note_odd()
         self._joined.clear()
 
     def _leave(self) -> None:
@@ -377,14 +435,10 @@ class Graph(Resource):
         executable = Native("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
-        self._semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=(self, executable))
-
-
-def _values(steps: tuple[GraphStep, ...]) -> Iterator[tuple[ExternalSemaphore[Any], int | None]]:
-    for step in steps:
-        for semaphore, value in zip(step.semaphores, step.values, strict=True):
-            if semaphore is not None:
-                yield semaphore, value if semaphore._takes_value else None
+        semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=(self, executable))
+        self._wait_steps, self._signal_steps = semaphores.waits, semaphores.signals
+        self._waits = [one._lifetime for step in self._wait_steps for one in step.semaphores if one is not None]
+        self._semaphores = semaphores
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again, report
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PER_THREAD: Final = 2  # CUDA's and HIP's number for the calling thread's own default stream
-_MANY_WAITS: Final = 64  # from this number of noted waits on, the driver is asked which have passed
+_MANY_WAITS: Final = 128  # from this number of noted waits on, the driver is asked which have passed
 _POINTS: Final = 8  # this many events show soon enough which waits have passed
 _REMEMBERED: Final = 256  # closed native streams that are remembered
 
@@ -49,6 +49,10 @@ class Wait:
 
     Attributes
     ----------
+    semaphore : Native
+    value : int or None
+    number : int
+        When the stream was ordered behind it; 0 for a driver's own, which cannot be let go on.
     reached : callable or None
         Tells whether the semaphore has the value, so that the wait passes by itself; None if only the driver knows.
     enqueued : bool
@@ -62,6 +66,9 @@ class Wait:
         Why the signal will not come; the waiting streams were let go on.
     """
 
+    semaphore: Native
+    value: int | None = None
+    number = 0
     reached: Callable[[], bool] | None = None
     enqueued = False
     covered = False
@@ -70,9 +77,13 @@ class Wait:
     failure: GpuInteropError | None = None
     _origin: Wait | None = None
 
-    def __init__(self, semaphore: Native, value: int | None) -> None:
-        self.semaphore = semaphore
-        self.value = value
+    @classmethod
+    def of(cls, semaphore: Native, value: int | None = None) -> Wait:
+        """Make one. `ExternalSemaphore.wait` does it in line: a call costs as much as all else."""
+        wait = cls()
+        wait.semaphore = semaphore
+        wait.value = value
+        return wait
 
     @property
     def origin(self) -> Wait:
@@ -81,7 +92,7 @@ class Wait:
 
     def inherited(self, *, implied: bool) -> Wait:
         """Make the wait of a stream that is ordered behind it, and passes when it passes there."""
-        wait = Wait(self.semaphore, self.value)
+        wait = Wait.of(self.semaphore)
         wait.implied = implied
         wait._origin = self.origin
         wait.reached = self.origin.is_there
@@ -92,8 +103,26 @@ class Wait:
         return self.passed or self.semaphore.ask(lambda _: self.reached is not None and self.reached(), True)
 
     def __str__(self) -> str:
+        if self._origin is not None:
+            return str(self._origin)
         label = self.semaphore.label
         return label if self.value is None else f"{label} to reach {self.value}"
+
+
+class Waits(Wait):
+    """A wait for several semaphores in one call, which only the driver knows; `semaphore` is one of them.
+
+    Attributes
+    ----------
+    semaphores : sequence of Native
+    values : sequence of int or None
+    """
+
+    semaphores: Sequence[Native]
+    values: Sequence[int | None]
+
+    def __str__(self) -> str:
+        return ", ".join(str(Wait.of(*one)) for one in zip(self.semaphores, self.values, strict=True))
 
 
 @locked
@@ -109,7 +138,7 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
 
 @locked
 def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> None:
-    first = next((number for number, one in stream.waits.copy() if one.origin is wait and not one.implied), None)
+    first = next((one.number for one in stream.waits.copy() if one.origin is wait and not one.implied), None)
     if first is not None:
         stream.fail(error)
         stream.voids.append((first, next(order)))  # numbered last: what is enqueued behind this sees the failure
@@ -173,11 +202,12 @@ def _reached(point: Point) -> None:
 @locked
 def _note_anew(stream: NativeStream, wait: Wait) -> None:
     """Note an inherited wait again: the stream may have passed the first event it stood behind, but not this one."""
-    twin = next((entry for entry in stream.waits.copy() if entry[1].origin is wait.origin), None)
-    stream.waits.append((next(order) if twin is None else twin[0], wait))
+    twin = next((one for one in stream.waits.copy() if one.origin is wait.origin), None)
+    wait.number = next(order) if twin is None else twin.number
+    stream.waits.append(wait)
     waiting[stream] = None
     if twin is not None:
-        wait.implied = wait.implied and twin[1].implied
+        wait.implied = wait.implied and twin.implied
         stream.waits.remove(twin)
 
 
@@ -186,8 +216,10 @@ def settle(stream: NativeStream, passed: list[Wait]) -> None:
     """Note that waits have passed."""
     for wait in passed:
         wait.passed = True
-    while stream.waits and stream.waits[0][1].passed:
-        del stream.waits[0]
+    waits = stream.waits
+    drop = waits.popleft
+    while waits and waits[0].passed:
+        drop()
     if not stream.waits:
         waiting.pop(stream, None)
         if stream.waits:  # another thread added one, perhaps before the line above removed the stream
@@ -199,15 +231,15 @@ class NativeStream(Native):
 
     Attributes
     ----------
-    waits : deque of (int, Wait)
-        Waits that may be pending, and when the stream was ordered behind each.
+    waits : deque of Wait
+        Waits that may be pending.
     voids : deque of (int, int)
         Periods in which it ran on behind a failed wait: its work from those is wrong.
     """
 
     __slots__ = (
-        "backend", "broken", "captured", "device", "failure", "graph", "kept", "key", "limit", "owned", "pointer",
-        "points", "thread", "told", "voids", "waits",
+        "backend", "broken", "captured", "device", "failure", "graph", "kept", "key", "limit", "odd", "owned",
+        "pointer", "points", "thread", "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool) -> None:
@@ -220,11 +252,11 @@ class NativeStream(Native):
         self.pointer = 0
         self.thread: weakref.ref[_Me] | None = None
         """The thread whose own default stream it is: only that thread can query it and record on it."""
-        self.waits: deque[tuple[int, Wait]] = deque()
+        self.waits: deque[Wait] = deque()
         self.points: list[Point] = []
         """Points that may not be reached yet."""
         self.limit = _MANY_WAITS
-        """Number of waits above which the driver is asked which have passed."""
+        """Number of waits above which the driver is asked which have passed; less than 0 for a thread's own stream."""
         self.kept: deque[list[Any]] = deque()
         """Host memory of pending copies, with the point behind each."""
         self.broken = False
@@ -236,6 +268,8 @@ class NativeStream(Native):
         self.failure: GpuInteropError | None = None
         self.told = False
         """Whether a caller was raised the failure."""
+        self.odd = False
+        """Whether it has failed, is captured, or is a thread's own: calls look closer. See `note_odd`."""
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     @property
@@ -247,6 +281,10 @@ class NativeStream(Native):
         """Its own release waits for its end."""
         return [self] if self.owned else []
 
+    def note_odd(self) -> None:
+        """Set `odd` anew. Under the monitor, after each change of what it stands for."""
+        self.odd = self.captured or self.failure is not None or self.thread is not None
+
     def _let_go(self, handle: Handle) -> None:
         if self.owned:
             self.backend.destroy_stream(handle)
@@ -257,8 +295,8 @@ class NativeStream(Native):
     def note(self, wait: Wait) -> None:
         """Note a wait, before the driver is given it; then look at the gate."""
         if wait.origin is wait:
-            waits, entry = self.waits, (next(order), wait)
-            waits += (entry,)  # no call: an interrupt cannot come in between
+            wait.number = next(order)
+            self.waits.append(wait)
             waiting[self] = None
         else:
             _note_anew(self, wait)
@@ -275,18 +313,18 @@ class NativeStream(Native):
 
     def pending(self) -> list[Wait]:
         """The waits that may be pending."""
-        return [wait for _, wait in self.waits.copy() if not wait.passed]
+        return [wait for wait in self.waits.copy() if not wait.passed]
 
     def inherits(self, other: NativeStream) -> list[Wait]:
         """The waits that it will stand behind once it is ordered behind `other`, except its own."""
-        own = {wait for _, wait in self.waits.copy()}
+        own = set(self.waits.copy())
         found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
         found.update((wait.origin, wait.inherited(implied=wait.implied)) for wait in other.pending())
         return [wait for origin, wait in found.items() if origin not in own]
 
     def enqueued(self) -> list[Wait]:
         """The waits that newly enqueued work stands behind."""
-        return [wait for _, wait in self.waits.copy() if wait.enqueued]
+        return [wait for wait in self.waits.copy() if wait.enqueued]
 
     def waiting_for(self) -> str:
         """The waits that may be pending, for messages; empty without any."""
@@ -470,6 +508,7 @@ class NativeStream(Native):
                 fresh.__cause__ = None  # not kept alive
             self.failure = fresh
             self.told = False
+            self.note_odd()
 
     def tell_failure(self) -> GpuInteropError | None:
         """Return why it has failed, for the caller to raise."""
@@ -590,6 +629,8 @@ def _intern(
         stream.key, stream.pointer, stream.handle = key, pointer, handle
         if thread is not None:
             stream.thread = weakref.ref(thread)
+            stream.limit = -1
+            stream.note_odd()
         revive(stream)
         device.table[key] = stream
         _forget(device)
@@ -597,6 +638,7 @@ def _intern(
     if stream.told:  # a caller knows of the failure: this wrapper starts without it
         stream.failure = None
         stream.told = False
+        stream.note_odd()
     if wrapper is not None:
         revive(wrapper)  # first: an interrupt inside leaves the stream unchanged
         if not stream.owned:

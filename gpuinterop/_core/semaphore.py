@@ -6,6 +6,7 @@ batch of one). The calls only set marks and check once that the objects fit toge
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
 from .._arguments import MAX_64, check_int, check_timeout, check_type
-from ..backend import HostSemaphoreBackend
+from ..backend import Backend, HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
     ArgumentTypeError,
@@ -39,19 +40,21 @@ from ..handles import (
 )
 from .drain import relieve
 from .gate import waiting
-from .monitor import dropped
+from .monitor import dropped, locked
 from .native import LIVE, MARK, Native, note_use, retire
-from .native_stream import NativeStream, Wait, order
+from .native_stream import NativeStream, Wait, Waits, order
 from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
     from ..backend import Native as Handle
     from .device import Device
+    from .graph import Graph
 
 K = TypeVar("K")
 T = TypeVar("T")
 
+_SEQUENCES = (tuple, list)
 _MAX_MILLISECONDS = 2**31 - 1
 _ORIGINS: dict[type, OriginKind] = {
     Binary: OriginKind.BINARY,
@@ -79,6 +82,8 @@ class SemaphoreCalls(ABC):
     """Whether `destroy` waits for the whole device."""
     in_graphs: bool = True
     """Whether a stream that is being captured accepts the calls."""
+    driver: Backend | None = None
+    """The backend whose `wait` and `signal` are all there is to a call; None if `wait` and `signal` here do more."""
 
     @abstractmethod
     def prepare(self, handles: Sequence[Handle]) -> Any:
@@ -134,7 +139,7 @@ class DriverSemaphores(SemaphoreCalls):
         backend = device._backend
         self._device = device
         self._backend = backend
-        self._wait, self._signal = backend.wait, backend.signal
+        self.driver = backend
         self.blocks = backend.releases_block
         self.know = device._know  # type: ignore[method-assign]
 
@@ -142,10 +147,10 @@ class DriverSemaphores(SemaphoreCalls):
         return self._backend.prepare(handles)
 
     def wait(self, batch: Any, stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]) -> None:
-        self._wait(batch, stream.handle, values, ms)
+        self._backend.wait(batch, stream.handle, values, ms)
 
     def signal(self, batch: Any, stream: NativeStream, values: Sequence[int]) -> None:
-        self._signal(batch, stream.handle, values)
+        self._backend.signal(batch, stream.handle, values)
 
     def destroy(self, handle: Handle) -> None:
         self._backend.destroy_semaphore(handle)
@@ -209,6 +214,9 @@ class ExternalSemaphore(Resource, Generic[K]):
     ...     semaphore.host_wait(2, timeout=10)
     """
 
+    _promised = 0
+    """The last value that a handoff told the graphics side to signal."""
+
     def __init__(
         self,
         device: Device,
@@ -232,9 +240,10 @@ class ExternalSemaphore(Resource, Generic[K]):
         self.kind: type = handle_type.kind
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
-        self._max_value = calls.max_value
-        self._in_graphs = calls.in_graphs
-        self._looks = not isinstance(calls, DriverSemaphores)
+        self._max_value = calls.max_value if self._takes_value else -1
+        # Bound here: the hot path makes a driver's calls without a detour.
+        self._enqueue_wait = None if calls.driver is None else calls.driver.wait
+        self._enqueue_signal = None if calls.driver is None else calls.driver.signal
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
@@ -320,40 +329,44 @@ class ExternalSemaphore(Resource, Generic[K]):
         calls += MARK
         streams += MARK
         try:
+            odd = native.odd
             if (
-                lifetime.state is not LIVE
+                odd
+                or lifetime.state is not LIVE
                 or stream._lifetime.state is not LIVE
                 or stream._device is not self._device
-                or native.failure is not None
-                or native.captured
                 or self._cannot_wait is not None
             ):
                 self._refuse(stream, self._cannot_wait)
-            if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
-                number = value
-            else:
-                number = self._check_value(value)
-            if not self._in_graphs:
+            number = value if type(value) is int and 0 <= value <= self._max_value else self._check_value(value)
+            enqueue = self._enqueue_wait
+            if enqueue is None and not self._calls.in_graphs:
                 _refuse_capture(native, self.label)
             ms = None if timeout is None else self._milliseconds(timeout)
             if native not in lifetime.uses:  # before the call: the release waits even if an interrupt strikes after it
-                note_use(lifetime, native, 0)
-            pending = Wait(lifetime, value)
-            if self._looks:
+                last_signalled(lifetime, native)
+            pending = Wait()
+            pending.semaphore = lifetime
+            pending.value = value
+            if enqueue is None:
                 pending.reached = self._calls.looker(lifetime.handle, number)
-            if (graph := native.graph) is not None:  # it waits when the graph is launched
+                pending.number = next(order)
+            waits = native.waits
+            if odd and (graph := native.graph) is not None:  # it waits when the graph is launched
                 graph.hold(lifetime)
             else:
                 gate = self._gate
                 if gate.crowded:
                     relieve(gate)
-                waits, entry = native.waits, (next(order), pending)  # as in `NativeStream.note`
-                waits += (entry,)
+                waits.append(pending)  # as in `NativeStream.note`
                 waiting[native] = None  # before the look at the gate: see there
                 if gate.shut:
                     gate.let_releases_end()
-            self._calls.wait(self._batch, native, (number,), ms, [pending])
-            if native.thread is not None or len(native.waits) > native.limit:
+            if enqueue is not None:
+                enqueue(self._batch, native.handle, (number,), ms)
+            else:
+                self._calls.wait(self._batch, native, (number,), ms, [pending])
+            if len(waits) > native.limit:
                 pending.enqueued = True
                 native.came_along()
         except DriverError:  # it has enqueued nothing
@@ -411,34 +424,34 @@ class ExternalSemaphore(Resource, Generic[K]):
         calls += MARK
         streams += MARK
         try:
+            odd = native.odd
             if (
-                lifetime.state is not LIVE
+                odd
+                or lifetime.state is not LIVE
                 or stream._lifetime.state is not LIVE
                 or stream._device is not self._device
-                or native.failure is not None
-                or native.captured
                 or self._cannot_signal is not None
             ):
                 self._refuse(stream, self._cannot_signal)
-            if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
-                number = value
-            else:
-                number = self._check_value(value)
-            if not self._in_graphs:
+            number = value if type(value) is int and 0 <= value <= self._max_value else self._check_value(value)
+            enqueue = self._enqueue_signal
+            if enqueue is None and not self._calls.in_graphs:
                 _refuse_capture(native, self.label)
             last = lifetime.uses.get(native)
             if last is None:
-                note_use(lifetime, native, last := 0)
-            if self._grows and number <= last and not native.is_capturing():
-                self._refuse_smaller(number, last, "value")
-            if (graph := native.graph) is not None:  # its launches signal, not this call
+                last = last_signalled(lifetime, native)
+            if self._grows and number <= last[0] and not native.is_capturing():
+                self._refuse_smaller(number, last[0], "value")
+            graph = native.graph if odd else None
+            if graph is not None:  # its launches signal, not this call
                 graph.hold(lifetime)
-                number_now = last
+            if enqueue is not None:
+                enqueue(self._batch, native.handle, (number,))
             else:
-                number_now = number
-            self._calls.signal(self._batch, native, (number,))
-            lifetime.uses[native] = number_now
-            if native.thread is not None:
+                self._calls.signal(self._batch, native, (number,))
+            if graph is None:
+                last[0] = number
+            if odd and native.thread is not None:
                 native.came_along()
         finally:
             del calls[-1], streams[-1]
@@ -607,12 +620,21 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     def _last_signalled(self) -> int:
         """The largest value that streams of this process were told to signal."""
-        return max(self._lifetime.uses.copy().values(), default=0)
+        return max((last[0] for last in self._lifetime.uses.copy().values()), default=0)
 
     def _forget_values(self) -> None:
         """Forget the signalled values: a capture noted some that its graph has not signalled."""
-        for stream in self._lifetime.uses.copy():
-            self._lifetime.uses[stream] = 0
+        for last in self._lifetime.uses.copy().values():
+            last[0] = 0
+
+
+@locked
+def last_signalled(semaphore: Native, stream: NativeStream) -> list[int]:
+    """The last value that the stream was told to signal, alone in a list, which calls change; notes the use."""
+    if stream not in semaphore.uses:
+        note_use(semaphore, stream, [0])
+    last: list[int] = semaphore.uses[stream]
+    return last
 
 
 def _refuse_capture(stream: NativeStream, label: str) -> None:
@@ -670,8 +692,17 @@ class SemaphoreBatch:
                 "semaphores", "a driver's, the bridge's and our own need batches of their own; make one for each."
             )
         self._batch = self._calls.prepare([semaphore._native for semaphore in semaphores])
+        self._max_value = min(semaphore._max_value for semaphore in semaphores)
+        self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
+        self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
+        self._enqueue_wait = semaphores[0]._enqueue_wait
+        self._enqueue_signal = semaphores[0]._enqueue_signal
+        self._gate = semaphores[0]._gate
+        self._natives = [semaphore._lifetime for semaphore in semaphores]
+        self._uses: dict[NativeStream, list[list[int]]] = {}
+        """For each stream that used it, what the semaphores' `uses` have."""
         # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
-        self._lifetime = Native("SemaphoreBatch", parents=[semaphore._lifetime for semaphore in semaphores])
+        self._lifetime = Native("SemaphoreBatch", parents=self._natives)
         self._lifetime.open()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
@@ -695,28 +726,58 @@ class SemaphoreBatch:
         InvalidArgumentError, UnsupportedError
             See `ExternalSemaphore.wait`.
         """
-        numbers = self._check(stream, values, Operation.WAIT_SEMAPHORE)
-        ms = None
-        if timeout is not None:
-            for semaphore in self._semaphores:
-                ms = semaphore._milliseconds(timeout)
-        native = stream._known_as()
-        waits = []
-        for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            waits.append(Wait(semaphore._lifetime, number if semaphore._takes_value else None))
-            waits[-1].reached = self._calls.looker(semaphore._native, number)
-        calls = native.calls
-        calls += MARK  # our captures cannot begin or end between the checks and the call
-        try:
-            self._note_use(native)
-            stream._call_behind(
-                native,
-                waits if native.graph is None else [],  # a graph waits when it is launched
-                lambda _: self._calls.wait(self._batch, native, numbers, ms, waits),
-                self._lifetime,
-            )
+        if type(stream) is not Stream:
+            check_stream(self._device, stream)
+        lifetime, native = self._lifetime, stream._stream or stream._known_as()
+        numbers = self._check_values(values)
+        ms = None if timeout is None else self._milliseconds(timeout)
+        pending: Waits | None = None
+        calls, streams = lifetime.calls, native.calls
+        calls += MARK
+        streams += MARK
+        try:  # as `ExternalSemaphore.wait`
+            odd = native.odd
+            if (
+                odd
+                or lifetime.state is not LIVE
+                or stream._lifetime.state is not LIVE
+                or stream._device is not self._device
+                or self._cannot_wait is not None
+            ):
+                self._refuse(stream, self._cannot_wait)
+            if native not in self._uses:
+                self._note_uses(native)
+            graph = native.graph if odd else None
+            if graph is not None:
+                self._hold(graph)
+            enqueue = self._enqueue_wait
+            if enqueue is None:
+                self._wait_each(stream, native, numbers)
+                return
+            pending = Waits()
+            pending.semaphore = self._natives[0]  # its release waits for the stream, too
+            pending.semaphores, pending.values = self._natives, numbers
+            waits = native.waits
+            if graph is None:
+                gate = self._gate
+                if gate.crowded:
+                    relieve(gate)
+                waits.append(pending)
+                waiting[native] = None
+                if gate.shut:
+                    gate.let_releases_end()
+            enqueue(self._batch, native.handle, numbers, ms)
+            if len(waits) > native.limit:
+                pending.enqueued = True
+                native.came_along()
+        except DriverError:
+            if pending is not None:
+                pending.passed = True
+            raise
         finally:
-            del calls[-1]
+            if pending is not None:
+                pending.enqueued = True
+            del calls[-1], streams[-1]
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
@@ -731,50 +792,95 @@ class SemaphoreBatch:
         InvalidArgumentError, UnsupportedError
             See `ExternalSemaphore.signal`.
         """
-        numbers = self._check(stream, values, Operation.SIGNAL_SEMAPHORE)
-        native = stream._known_as()
-        calls = native.calls
-        calls += MARK  # as in `wait`
-        try:
-            self._note_use(native)
-            self._check_growth(native, numbers)
-            stream._call(native, lambda _: self._calls.signal(self._batch, native, numbers), self._lifetime)
-            if native.graph is None:
-                for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                    semaphore._lifetime.uses[native] = number
+        if type(stream) is not Stream:
+            check_stream(self._device, stream)
+        lifetime, native = self._lifetime, stream._stream or stream._known_as()
+        numbers = self._check_values(values)
+        calls, streams = lifetime.calls, native.calls
+        calls += MARK
+        streams += MARK
+        try:  # as `ExternalSemaphore.signal`
+            odd = native.odd
+            if (
+                odd
+                or lifetime.state is not LIVE
+                or stream._lifetime.state is not LIVE
+                or stream._device is not self._device
+                or self._cannot_signal is not None
+            ):
+                self._refuse(stream, self._cannot_signal)
+            lasts = self._uses.get(native)
+            if lasts is None:
+                lasts = self._note_uses(native)
+            if any(map(operator.le, numbers, [last[0] for last in lasts])):
+                self._check_growth(native, numbers, lasts)
+            enqueue = self._enqueue_signal
+            graph = native.graph if odd else None
+            if graph is not None:
+                self._hold(graph)
+            if enqueue is not None:
+                enqueue(self._batch, native.handle, numbers)
+            else:
+                self._signal_each(native, numbers)
+            if graph is None:
+                for last, number in zip(lasts, numbers, strict=True):
+                    last[0] = number
+            if odd and native.thread is not None:
+                native.came_along()
         finally:
-            del calls[-1]
+            del calls[-1], streams[-1]
 
-    def _check_growth(self, native: NativeStream, numbers: Sequence[int]) -> None:
-        # A function of its own: from CPython 3.13 on no `finally` covers the jump back from an `if` in a loop.
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _wait_each(self, stream: Stream, native: NativeStream, numbers: Sequence[int]) -> None:
+        """Wait by stream words, or through the bridge, which have a wait for each semaphore."""
+        if not self._calls.in_graphs:
+            _refuse_capture(native, self._semaphores[0].label)
+        waits = []
         for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            last = semaphore._lifetime.uses[native]
-            if semaphore._grows and number <= last and not native.is_capturing():
-                semaphore._refuse_smaller(number, last, "values")
+            waits.append(Wait.of(semaphore._lifetime, number))
+            waits[-1].reached = self._calls.looker(semaphore._native, number)
+        stream._call_behind(native, waits, lambda _: self._calls.wait(self._batch, native, numbers, None, waits))
 
-    def _note_use(self, native: NativeStream) -> None:
+    def _signal_each(self, native: NativeStream, numbers: Sequence[int]) -> None:
+        if not self._calls.in_graphs:
+            _refuse_capture(native, self._semaphores[0].label)
+        self._calls.signal(self._batch, native, numbers)
+
+    def _check_growth(self, native: NativeStream, numbers: Sequence[int], lasts: Sequence[list[int]]) -> None:
+        for semaphore, number, last in zip(self._semaphores, numbers, lasts, strict=True):
+            if semaphore._grows and number <= last[0] and not native.is_capturing():
+                semaphore._refuse_smaller(number, last[0], "values")
+
+    def _note_uses(self, native: NativeStream) -> list[list[int]]:
         """Note the use before the call, which may fail half-way: the releases wait for the stream."""
-        for semaphore in self._semaphores:
-            if native not in semaphore._lifetime.uses:
-                note_use(semaphore._lifetime, native, 0)
-            if (graph := native.graph) is not None:
-                graph.hold(semaphore._lifetime)
+        for known in [known for known in self._uses.copy() if known.forgotten]:
+            self._uses.pop(known, None)
+        lasts = self._uses[native] = [last_signalled(one._lifetime, native) for one in self._semaphores]
+        return lasts
 
-    def _check(self, stream: Stream, values: Sequence[int | None] | None, operation: Operation) -> list[int]:
-        everything: Any = [None] * len(self._semaphores) if values is None else values
-        if not isinstance(everything, tuple | list):
+    def _hold(self, graph: Graph) -> None:
+        for semaphore in self._semaphores:
+            graph.hold(semaphore._lifetime)
+
+    def _refuse(self, stream: Stream, gap: Capability | None) -> None:
+        for semaphore in self._semaphores:
+            semaphore._refuse(stream, gap)
+
+    def _check_values(self, values: Sequence[int | None] | None) -> Sequence[int]:
+        given: Any = [None] * len(self._semaphores) if values is None else values
+        if not isinstance(given, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
-        given: Sequence[int | None] = everything
+        given = tuple(given)  # the caller may change a list meanwhile
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
-        check_stream(self._device, stream)
-        if not self._calls.in_graphs:
-            _refuse_capture(stream._known_as(), self._semaphores[0].label)
-        numbers = []
-        for semaphore, value in zip(self._semaphores, given, strict=True):
-            semaphore._check_open()
-            gap = semaphore._cannot_wait if operation is Operation.WAIT_SEMAPHORE else semaphore._cannot_signal
-            if gap is not None:
-                raise UnsupportedError(gap, context=self._device.name)
-            numbers.append(semaphore._check_value(value))
-        return numbers
+        # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
+        try:
+            if type(total := sum(given)) is int and total <= self._max_value and min(given) >= 2:
+                return given  # type: ignore[no-any-return]
+        except TypeError:
+            pass
+        return [one._check_value(value) for one, value in zip(self._semaphores, given, strict=True)]
+
+    def _milliseconds(self, timeout: float) -> int | None:
+        return [semaphore._milliseconds(timeout) for semaphore in self._semaphores][-1]

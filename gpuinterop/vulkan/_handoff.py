@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import system
 from .._arguments import check_flags, check_sequence, check_timeout
+from .._core.native import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Cell, Operation, Scope
 from ..errors import (
-    GpuInteropError,
     InvalidArgumentError,
     SemaphoreTimeoutError,
     UnsupportedError,
 )
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
+from ..handoff import Handoff
 from . import _api as c
-from ._api import Api
+from ._api import Api, check
 from ._context import VulkanContext
 from ._semaphore import SharedSemaphore, share_semaphore
 from ._shared import Shared, agree, check_device
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.stream import Stream
 
 __all__ = ["QueueFamily", "SharedHandoff", "VulkanSubmit", "share_handoff"]
 
@@ -61,28 +61,62 @@ class VulkanSubmit(TypedDict):
     signal_values: list[int]
 
 
-def submit_info(api: Api, what: VulkanSubmit, commands: Sequence[Any], *, timeline: bool) -> Any:
-    """Make a ``VkSubmitInfo``; `timeline` says whether one of the semaphores is a timeline."""
-    chain = api.ffi.NULL
-    if timeline:
-        chain = api.new(
-            "VkTimelineSemaphoreSubmitInfo",
-            waitSemaphoreValueCount=len(what["wait_values"]),
-            pWaitSemaphoreValues=api.array("uint64_t", what["wait_values"]),
-            signalSemaphoreValueCount=len(what["signal_values"]),
-            pSignalSemaphoreValues=api.array("uint64_t", what["signal_values"]),
+class Submission:
+    """A ``VkSubmitInfo`` with one wait and one signal at most, which is made once.
+
+    Parameters
+    ----------
+    api : Api
+    wait, signal : VkSemaphore
+    timeline : bool
+        Whether they are timelines.
+    """
+
+    __slots__ = ("_array", "_signals", "_stage", "_stages", "_waits", "commands", "info")
+
+    def __init__(self, api: Api, wait: Any, signal: Any, *, timeline: bool) -> None:
+        new = api.ffi.new
+        self._waits, self._signals = new("uint64_t[1]"), new("uint64_t[1]")
+        self._stages = new("VkPipelineStageFlags[1]")
+        chain = api.ffi.NULL
+        if timeline:
+            chain = api.new(
+                "VkTimelineSemaphoreSubmitInfo",
+                waitSemaphoreValueCount=1,
+                pWaitSemaphoreValues=self._waits,
+                signalSemaphoreValueCount=1,
+                pSignalSemaphoreValues=self._signals,
+            )
+        self.info = api.new(
+            "VkSubmitInfo",
+            pNext=chain,
+            pWaitSemaphores=api.array("VkSemaphore", [wait]),
+            pWaitDstStageMask=self._stages,
+            signalSemaphoreCount=1,
+            pSignalSemaphores=api.array("VkSemaphore", [signal]),
         )
-    return api.new(
-        "VkSubmitInfo",
-        pNext=chain,
-        waitSemaphoreCount=len(what["wait_semaphores"]),
-        pWaitSemaphores=api.array("VkSemaphore", what["wait_semaphores"]),
-        pWaitDstStageMask=api.array("VkPipelineStageFlags", what["wait_stages"]),
-        commandBufferCount=len(commands),
-        pCommandBuffers=api.array("VkCommandBuffer", commands),
-        signalSemaphoreCount=len(what["signal_semaphores"]),
-        pSignalSemaphores=api.array("VkSemaphore", what["signal_semaphores"]),
-    )
+        self.commands: tuple[Any, ...] = ()
+        self._stage = 0
+
+    def set(self, wait: int | None, signal: int, stage: int) -> None:
+        """Set the values; without `wait` it waits for nothing."""
+        if wait is None:
+            self.info.waitSemaphoreCount = 0
+            self._stage = 0
+        else:
+            if stage != self._stage:
+                self.info.waitSemaphoreCount = 1
+                self._stage = self._stages[0] = stage
+            self._waits[0] = wait
+        self._signals[0] = signal
+
+    def set_commands(self, api: Api, commands: tuple[Any, ...]) -> None:
+        """Set the command buffers."""
+        handles = [api.handle("VkCommandBuffer", each, "command_buffers") for each in commands]
+        self._array = api.array("VkCommandBuffer", handles)
+        self.commands = tuple(handles)  # a caller's own handle, such as one of ctypes, may change its value
+        self.info.commandBufferCount = len(handles)
+        self.info.pCommandBuffers = self._array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +144,11 @@ class QueueFamily:
     transfer_only: bool
 
 
-class SharedHandoff(Shared):
-    """Both directions between Vulkan's queue and one device's streams. Made by :func:`share_handoff`.
+class SharedHandoff(Shared, Handoff):
+    """A `Handoff` whose graphics side is Vulkan's queue. Made by :func:`share_handoff`.
 
     Each frame, in this order: `submit` (or your own submission with the semaphores of `vulkan_submit`), `acquire`,
     compute work on the stream, `release`. A call out of turn raises, instead of waiting for ever.
-
-    Attributes
-    ----------
-    mode : str
-        ``timeline``, ``binary`` or ``bridged``.
 
     Examples
     --------
@@ -143,23 +172,21 @@ class SharedHandoff(Shared):
         *,
         bridge: Bridge | None = None,
     ) -> None:
-        from ..handoff import Handoff
-
-        super().__init__(vk)
-        self._to_compute = to_compute
-        self._to_graphics = to_graphics
-        self._handoff = Handoff(to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
-        self._stream: Stream | None = None
+        Shared.__init__(self, vk)
+        Handoff.__init__(self, to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
+        self._forth = to_compute
+        self._back = to_graphics or to_compute
+        self._natives = vk._lifetime, self._back._native, self._forth._native
+        self._spare: list[Submission] = []
+        """Submissions that no call uses: a call pops one, or makes one, so that two threads never share one."""
         self._bridge = bridge
         if bridge is not None:  # our own, for this semaphore only; the context closes it too
             to_compute.semaphore.on_released(bridge.close)
-        self._timeline = self._handoff.mode == "timeline"
-        self.mode = self._handoff.mode if not isinstance(to_compute.semaphore, BridgedSemaphore) else "bridged"
 
     @property
-    def frame(self) -> int:
-        """Number of the frame that is under way, from 0."""
-        return self._handoff.frame
+    def mode(self) -> str:
+        """``timeline``, ``binary`` or ``bridged``."""
+        return "bridged" if isinstance(self._to_compute, BridgedSemaphore) else super().mode
 
     @property
     def queue_family(self) -> QueueFamily | None:
@@ -172,15 +199,18 @@ class SharedHandoff(Shared):
         kinds = c.QUEUE_TRANSFER | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE
         return QueueFamily(index=index, flags=flags, transfer_only=flags & kinds == c.QUEUE_TRANSFER)
 
-    def vulkan_submit(self, *, stage: int = c.STAGE_ALL_COMMANDS) -> VulkanSubmit:
+    def vulkan_submit(self, *, stage: int = c.STAGE_ALL_COMMANDS, into: VulkanSubmit | None = None) -> VulkanSubmit:
         """Return the semaphores that this frame's submission waits for and signals. Call it once per frame.
 
-        If the submission fails, call `undo_submit`.
+        If the submission fails, call `undo_submit`. An application that keeps structs of its own needs the two values
+        alone: `next_submit` returns them.
 
         Parameters
         ----------
         stage : int
             ``VkPipelineStageFlags`` of the stages that wait for the compute side; by default all.
+        into : VulkanSubmit, optional
+            What an earlier call has returned: its lists are changed and returned, and no list is made.
 
         Returns
         -------
@@ -194,30 +224,30 @@ class SharedHandoff(Shared):
             The previous frame was not released yet.
         ResourceClosedError
             The handoff or the context was closed.
+
+        Examples
+        --------
+        >>> handoff = gi.vulkan.share_handoff(vk, device)
+        >>> what = handoff.vulkan_submit()
+        >>> handoff.undo_submit()
+        >>> handoff.vulkan_submit(into=what) is what
+        True
         """
         stage = check_flags(stage, "stage")
         # Both before the turn is taken: a refused call has not submitted anything.
-        forth = self._to_compute.vk_semaphore
-        back = (self._to_graphics or self._to_compute).vk_semaphore
-        step = self._handoff.next_submit()
-        waits = step.wait_value is not None
-        return VulkanSubmit(
-            wait_semaphores=[back] if waits else [],
-            wait_values=[step.wait_value] if step.wait_value is not None else [],
-            wait_stages=[stage] if waits else [],
-            signal_semaphores=[forth],
-            signal_values=[step.signal_value],
-        )
-
-    def undo_submit(self) -> None:
-        """Take `vulkan_submit` back, because the submission failed and was not queued. It can then be retried.
-
-        Raises
-        ------
-        InvalidArgumentError
-            No submission is under way: `vulkan_submit` was not called, or its frame was acquired already.
-        """
-        self._handoff.undo_submit()
+        forth, back = self._forth.vk_semaphore, self._back.vk_semaphore
+        if into is None:
+            into = VulkanSubmit(
+                wait_semaphores=[], wait_values=[], wait_stages=[], signal_semaphores=[], signal_values=[]
+            )
+        wait, signal = self._take_submit()
+        waits = wait is not None
+        into["wait_semaphores"][:] = (back,) * waits
+        into["wait_values"][:] = () if wait is None else (wait,)
+        into["wait_stages"][:] = (stage,) * waits
+        into["signal_semaphores"][:] = (forth,)
+        into["signal_values"][:] = (signal,)
+        return into
 
     def submit(
         self, queue: Any = None, command_buffers: Sequence[Any] = (), fence: Any = None, *,
@@ -253,29 +283,44 @@ class SharedHandoff(Shared):
         >>> vk.close()  # waits for the queue
         """
         vk, api = self._vk, self._vk.api
-        target = vk.queue if queue is None else api.handle("VkQueue", queue, "queue")
+        if type(command_buffers) is not list and type(command_buffers) is not tuple:
+            check_sequence(command_buffers, "command_buffers", "a sequence of command buffers")
+        target = vk.queue if queue is None or queue is vk.queue else api.handle("VkQueue", queue, "queue")
         if target is None:
             raise InvalidArgumentError("queue", "expected a queue, got none; pass one here or to VulkanContext.")
-        check_sequence(command_buffers, "command_buffers", "a sequence of command buffers")
-        commands = [api.handle("VkCommandBuffer", each, "command_buffers") for each in command_buffers]
         signalled = api.ffi.NULL if fence is None else api.cast("VkFence", fence, "fence")
-        info = submit_info(api, self.vulkan_submit(stage=stage), commands, timeline=self._timeline)
+        if stage is not c.STAGE_ALL_COMMANDS:
+            check_flags(stage, "stage")
+        context, back, forth = self._natives
+        contexts, backs, forths = context.calls, back.calls, forth.calls
+        contexts += MARK
+        backs += MARK
+        forths += MARK
         try:
-            back, forth = (self._to_graphics or self._to_compute)._native, self._to_compute._native
-            back.use(lambda _: forth.call("vkQueueSubmit", target, 1, info, signalled))
-        except GpuInteropError:
-            # The submission was not queued. After other exceptions, such as Ctrl-C, it may be: the turn stays taken.
-            self.undo_submit()
-            raise
+            if context.state is not LIVE or back.state is not LIVE or forth.state is not LIVE:
+                self._check_open()
+            try:
+                submission = self._spare.pop()
+            except IndexError:
+                submission = Submission(api, back.handle, forth.handle, timeline=self._timeline)
+            commands = tuple(command_buffers)
+            if commands != submission.commands:
+                submission.set_commands(api, commands)
+            submission.set(*self._take_submit(), stage)
+            code = vk.functions.vkQueueSubmit(target, 1, submission.info, signalled)
+            self._spare.append(submission)
+            if code < 0:
+                # The submission was not queued. After an exception, such as Ctrl-C, it may be: the turn stays taken.
+                self.undo_submit()
+                check("vkQueueSubmit", code)
+        finally:
+            del contexts[-1], backs[-1], forths[-1]
 
-    def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for Vulkan. Returns at once. See `Handoff.acquire`."""
-        self._handoff.acquire(stream, timeout=timeout)
-
-    def release(self, stream: Stream) -> None:
-        """Make `stream` signal Vulkan. Returns at once. See `Handoff.release`."""
-        self._handoff.release(stream)
-        self._stream = stream
+    def _check_open(self) -> None:
+        """Raise if the context or one of the semaphores is closed."""
+        for one in (self._back, self._forth):
+            one._check_open()
+            one._native.check()
 
     def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
@@ -299,18 +344,18 @@ class SharedHandoff(Shared):
             The handoff or the context was closed.
         """
         limit = check_timeout(timeout)
-        _ = self._to_compute.vk_semaphore  # raises if closed, even if there is nothing to wait for
-        wanted = 2 * self._handoff.frame
+        self._check_open()  # even if there is nothing to wait for
+        wanted = 2 * self.frame
         if not wanted:
             return
         if not self._timeline:
             if self._stream is not None and not self._stream.closed:
                 self._stream.record().wait(limit)
             return
-        if not system.until(lambda: self._to_compute.counter() >= wanted, limit):
+        if not system.until(lambda: self._forth.counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
-                f"the compute side did not release frame {self._handoff.frame - 1} in {timeout:g} s: expected "
-                f"{self._to_compute.semaphore.label} at {wanted}, got {self._to_compute.counter()}."
+                f"the compute side did not release frame {self.frame - 1} in {timeout:g} s: expected "
+                f"{self._to_compute.label} at {wanted}, got {self._forth.counter()}."
             )
 
     def close(self, timeout: float | None = None) -> None:
@@ -319,7 +364,7 @@ class SharedHandoff(Shared):
         Each part is closed even if closing another one fails.
         """
         with ExitStack() as parts:  # the last first
-            for part in (self._bridge, self._to_graphics, self._to_compute):
+            for part in (self._bridge, self._back, self._forth):
                 if part is not None:
                     parts.callback(part.close, timeout)
 

@@ -97,8 +97,7 @@ def _last(error: Failed) -> str:
 
 _MAY_BE_ASKED: Any = Native.__dict__["may_be_asked"]
 _NOTE = (
-    "            waits, entry = native.waits, (next(order), pending)  # as in `NativeStream.note`\n"
-    "            waits += (entry,)\n"
+    "            native.waits.append(pending)  # as in `NativeStream.note`\n"
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"

@@ -206,7 +206,7 @@ def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind(fake: tuple[D
     """Streams of others may wait for their device's default stream; whether these do, nobody can tell."""
     device, _ = fake
     semaphore = semaphore_of(device)
-    wait = Wait(semaphore._lifetime, 1)
+    wait = Wait.of(semaphore._lifetime, 1)
     with device.create_stream() as behind, device.create_stream() as sure:
         first = device.wrap_stream(77)
         first._known_as().note(wait)
@@ -340,7 +340,7 @@ def test_the_watcher_looks_at_signals_that_others_append() -> None:
 def test_the_watcher_looks_at_waits_that_others_append(host: Device) -> None:
     with host.create_semaphore(gi.TimelineFd) as own, Bridge(host) as bridge:
         lane = bridge.from_endpoint(SemaphoreEndpoint(own))._native
-        least, *_ = waits = [_Waiting(value, Wait(own._lifetime, value)) for value in (1, 3, 2)]
+        least, *_ = waits = [_Waiting(value, Wait.of(own._lifetime, value)) for value in (1, 3, 2)]
         lane._waits, lane._ordered = OfSeveralThreads(reversed(waits)), False
         assert lane._next() is least
         lane._waits.clear()

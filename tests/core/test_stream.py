@@ -188,7 +188,7 @@ def pending(stream: gi.Stream) -> Wait:
     """A wait that was enqueued, and that nobody has signalled."""
     semaphore = Lifetime("a semaphore", lambda _: None)
     semaphore.open()
-    wait = Wait(semaphore, 1)
+    wait = Wait.of(semaphore, 1)
     stream._known_as().note(wait)
     wait.enqueued = True
     return wait
@@ -203,8 +203,8 @@ def test_who_was_ordered_behind_a_wait_fails_with_it() -> None:
         backend.blocked.update({waiting.ptr, behind.ptr})
         for _ in range(1000):
             behind.wait_stream(device.wrap_stream(waiting.ptr))
-        assert [one.origin for _, one in behind._known_as().waits] == [wait], "it is noted once"
-        first = behind._known_as().waits[0][0]
+        assert [one.origin for one in behind._known_as().waits] == [wait], "it is noted once"
+        first = behind._known_as().waits[0].number
         fail_wait(wait, gi.PeerError("gone"))
         assert [told(stream.record) for stream in (waiting, before, behind)] == [True, False, True]
         assert behind._known_as().is_void(first)

@@ -71,7 +71,7 @@ def test_a_closed_handoff_submits_nothing(application: Application, handoff: Any
         handoff.vulkan_submit,
         handoff.submit,
         lambda: handoff.wait_host(0),
-        lambda: handoff._to_compute.vk_semaphore,
+        lambda: handoff._forth.vk_semaphore,
     )
     with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
         handoff.undo_submit()  # no turn was taken

@@ -121,18 +121,21 @@ class Check:
         self.api = driver.api
         self.recorder = driver.api = Recorder(self.api)
         # What the backend has bound, and what it calls past the bindings.
-        backend._signal = getattr(driver.api, f"{'cu' if vendor == 'cuda' else 'hip'}SignalExternalSemaphoresAsync")
-        backend._wait = getattr(driver.api, f"{'cu' if vendor == 'cuda' else 'hip'}WaitExternalSemaphoresAsync")
         if vendor == "hip":
+            backend._signal = driver.api.hipSignalExternalSemaphoresAsync
+            backend._wait = driver.api.hipWaitExternalSemaphoresAsync
             driver._exchange = self.recorder.watched("hipThreadExchangeStreamCaptureMode", driver._exchange)
             driver._status = self.recorder.watched("hipStreamIsCapturing", driver._status)
             driver.library = Recorder(driver.library)
             driver.library.failed = self.recorder.failed
         else:
+            names = {id(function): name for name, function in driver._entries.items()}
+            for holder in (backend, driver):
+                for attribute, value in list(vars(holder).items()):
+                    if id(value) in names:
+                        setattr(holder, attribute, self.recorder.watched(names[id(value)], value))
             entry = driver.entry
             driver.entry = lambda name, *version: self.recorder.watched(name, entry(name, *version))
-            driver._exchange = driver.entry("cuThreadExchangeStreamCaptureMode")
-            driver._push = driver.entry("cuCtxPushCurrent")
             driver._pop = self.recorder.watched("cuCtxPopCurrent", driver._pop)
 
     # -- the steps -----------------------------------------------------------------------------------------------
@@ -459,7 +462,8 @@ class Check:
     def named(self) -> set[str]:
         """The functions of the bindings that stand in the backend's source, without their version."""
         module = sys.modules[type(self.device._backend).__module__]
-        sources = [path.read_text(encoding="utf-8") for path in Path(str(module.__file__)).parent.glob("*.py")]
+        rooms = Path(str(module.__file__)).parent.glob("*.py")
+        sources = [path.read_text(encoding="utf-8") for path in rooms if path.stem != "yardsticks"]
         names = set(re.findall(r"\b(?:cu|hip)[A-Z]\w+", "".join(sources)))
         found = {name: getattr(self.api, name, None) for name in names}
         return {name.removesuffix("_v2") for name, one in found.items() if callable(one) and not isinstance(one, type)}

@@ -24,11 +24,13 @@ class _Context(VulkanContext):
 
 
 class Device:
-    """A VkDevice with one or two queues of a family that computes."""
+    """A VkDevice with one or two queues of a family: by default, of one that computes."""
 
-    def __init__(self, instance: Instance, physical: PhysicalDevice) -> None:
+    def __init__(self, instance: Instance, physical: PhysicalDevice, family: int | None = None) -> None:
         api, ffi, new = instance.api, instance.api.ffi, instance.api.new
-        family, queues = self._family(physical)
+        if family is None:
+            family = self._computing(physical)
+        queues = min(2, physical.queue_families[family][1])
         extensions = device_extensions(physical)
         chain = ffi.NULL
         if physical.has_timelines:
@@ -59,11 +61,11 @@ class Device:
         self.vk.queue = self.queues[0]
 
     @staticmethod
-    def _family(physical: PhysicalDevice) -> tuple[int, int]:
+    def _computing(physical: PhysicalDevice) -> int:
         for wanted in (c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE, c.QUEUE_COMPUTE):
-            for index, (flags, queues) in enumerate(physical.queue_families):
+            for index, (flags, _) in enumerate(physical.queue_families):
                 if flags & wanted == wanted:
-                    return index, min(2, queues)
+                    return index
         raise DeviceNotFoundError(f"{physical.name} has no queue that computes.")
 
     def close(self) -> None:

@@ -25,10 +25,10 @@ from ...errors import (
 )
 from ...handles import AllocationHandle, Binary, DeviceIdentity, FdHandle, Timeline, VmmFd
 from ...vulkan import _api as c
-from ...vulkan._api import check
+from ...vulkan._api import Api, check
 from ...vulkan._context import VulkanContext
 from ...vulkan._export import import_binary_fd
-from ...vulkan._handoff import VulkanSubmit, submit_info
+from ...vulkan._handoff import VulkanSubmit
 from ...vulkan._query import PhysicalDevice
 from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Kernel, Submission
 from .device import Device
@@ -323,7 +323,7 @@ class VulkanExporter(Exporter):
                 signal_values=[value for _, value in signals],
             )
             timeline = any(semaphore.kind is Timeline for semaphore, _ in (*waits, *signals))
-            info = submit_info(vk.api, what, [] if commands is None else [commands], timeline=timeline)
+            info = _submit_info(vk.api, what, [] if commands is None else [commands], timeline=timeline)
             fence = self._fence()
             pending = Pending(self, fence, tuple(waits), tuple(signals), uses, commands)
             submit, target = vk.functions.vkQueueSubmit, vk.queue if queue is None else queue
@@ -495,3 +495,27 @@ class _Rescuer:
         if idle:
             self._device.close()
         return idle
+
+
+def _submit_info(api: Api, what: VulkanSubmit, commands: Sequence[Any], *, timeline: bool) -> Any:
+    """Make a ``VkSubmitInfo``; `timeline` says whether one of the semaphores is a timeline."""
+    chain = api.ffi.NULL
+    if timeline:
+        chain = api.new(
+            "VkTimelineSemaphoreSubmitInfo",
+            waitSemaphoreValueCount=len(what["wait_values"]),
+            pWaitSemaphoreValues=api.array("uint64_t", what["wait_values"]),
+            signalSemaphoreValueCount=len(what["signal_values"]),
+            pSignalSemaphoreValues=api.array("uint64_t", what["signal_values"]),
+        )
+    return api.new(
+        "VkSubmitInfo",
+        pNext=chain,
+        waitSemaphoreCount=len(what["wait_semaphores"]),
+        pWaitSemaphores=api.array("VkSemaphore", what["wait_semaphores"]),
+        pWaitDstStageMask=api.array("VkPipelineStageFlags", what["wait_stages"]),
+        commandBufferCount=len(commands),
+        pCommandBuffers=api.array("VkCommandBuffer", commands),
+        signalSemaphoreCount=len(what["signal_semaphores"]),
+        pSignalSemaphores=api.array("VkSemaphore", what["signal_semaphores"]),
+    )
