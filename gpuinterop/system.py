@@ -36,8 +36,10 @@ _EXIT_DRAIN_S: Final = 1.0
 """Seconds of those that are reserved for the core's drain, which comes last."""
 _exit_began: list[float] = []
 
-SPINS: Final = 30 if (os.cpu_count() or 1) > 1 else 0
-"""Number of looks of a polling wait before it pauses; other threads run between the looks."""
+SPIN_S: Final = 60e-6 if (os.cpu_count() or 1) > 1 else 0.0
+"""Seconds for which a wait looks again and again; with one CPU, what it waits for cannot happen meanwhile."""
+_YIELD_S: Final = 1e-3
+"""Seconds for which a polling wait then lets others run between its looks: most frames of a GPU end within them."""
 
 # <linux/fcntl.h>; Python names the seals only from 3.12 on, and some not at all.
 F_ADD_SEALS: Final = 1033
@@ -52,8 +54,23 @@ _ALL = 0x7FFFFFFF
 _CLOSE_LIMIT = 1.0
 
 
+relax: Final[Callable[[], object]] = getattr(os, "sched_yield", partial(time.sleep, 0))
+"""Let other threads and processes run, GIL released; on Linux ``time.sleep(0)`` would sleep for some 70 us."""
+
+
 def pauses() -> Iterator[float]:
-    """Seconds to sleep between the looks of a polling wait: 20 us at first, growing to 1 ms."""
+    """Seconds to sleep between the looks of a polling wait.
+
+    Each sleep takes some 70 us more. So this yields 0 at first: for `SPIN_S`, then for about a millisecond, in which it
+    lets others run before each look. Then it yields 20 us, growing to 1 ms. A look that does not release the GIL keeps
+    other threads waiting for `SPIN_S`, which is short beside the 5 ms after which they ask for the GIL.
+    """
+    now = time.monotonic()
+    spins, yields = now + SPIN_S, now + SPIN_S + _YIELD_S
+    while (now := time.monotonic()) < yields:
+        if now >= spins:
+            relax()
+        yield 0.0
     pause = 20e-6
     while True:
         yield pause
@@ -67,7 +84,8 @@ def until(condition: Callable[[], bool], timeout: float | None) -> bool:
     while not condition():
         if deadline is not None and time.monotonic() >= deadline:
             return False
-        time.sleep(next(gaps))
+        if pause := next(gaps):
+            time.sleep(pause)
     return True
 
 

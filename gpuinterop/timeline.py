@@ -24,11 +24,12 @@ that changed them could write anywhere in this process. Version 1 is refused.)
 
 **Signal to v** (a CPU): open ``/proc/self/fd/N`` of the memfd, which makes the signaller's own open file description,
 and take ``flock(LOCK_EX)`` on it; if v is not greater than `value`, or if `devices` is 1 and v is 2**63 or more,
-unlock and fail; store `value` = v (one aligned 8-byte store behind a store barrier); then store `sequence` + 1; unlock
-and close; then ``futex(&sequence, FUTEX_WAKE, INT_MAX)``. The lock serves signallers only, so that two of them cannot
-move the value back; waiters do not lock. (A descriptor that was passed or inherited shares its open file description,
-and a lock on it would not exclude the other side: hence the new one.) A signaller gives up if another keeps the lock
-for longer than a second.
+unlock and fail; store `value` = v (one aligned 8-byte store behind a store barrier); then store `sequence` + 1; then
+``futex(&sequence, FUTEX_WAKE, INT_MAX)``; unlock, before or after the wake. The lock serves signallers only, so that
+two of them cannot move the value back; waiters do not lock. (A descriptor that was passed or inherited shares its open
+file description, and a lock on it would not exclude the other side: hence the new one. The signaller closes it, or
+keeps it for later signals, if neither another thread nor a child of a fork uses it.) A signaller gives up if another
+keeps the lock for longer than a second.
 
 **Signal to v** (a device's stream): store `value` = v, one aligned 8-byte store behind a fence to system scope. It
 does not lock, wake waiters, or check that v is greater: the process that enqueues it must, and must have stored
@@ -42,13 +43,15 @@ missed wake, a signaller that died before its wake, or a device's store costs at
 **Wait for v** (a device's stream): until `value` >= v. Device comparisons wrap around or are signed, so v < 2**63.
 
 **A signaller that dies inside the lock** cannot leave a partial state: the only state is the one 8-byte store. The
-kernel closes its description, and so unlocks, once children that were forked in that moment have closed it too.
+kernel closes its description, and so unlocks, once children that were forked in that moment have closed it too. (This
+library closes kept ones in the child, if Python forks.)
 
 The creator may close its descriptor and die at any time: the object lives as long as any descriptor or mapping.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -57,6 +60,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakSet
 
 from . import system
 from .errors import DriverError, HandleError, PeerError
@@ -145,7 +149,7 @@ class Page:
         Name in messages.
     """
 
-    __slots__ = ("_devices", "_fd", "_futex", "_sequence", "_value", "address", "label")
+    __slots__ = ("__weakref__", "_devices", "_fd", "_futex", "_kept", "_sequence", "_value", "address", "label", "wake")
 
     def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
@@ -155,6 +159,15 @@ class Page:
         self._sequence = ctypes.c_uint32.from_address(address + SEQUENCE)
         self._devices = ctypes.c_uint32.from_address(address + DEVICES)
         self._futex = address + SEQUENCE
+        self._kept: list[int] = []
+        """Open file descriptions of its own, for the lock; each signal takes one, and gives it back."""
+        self.wake = system.futex_waker(self._futex)
+        """Makes all waiting threads look again."""
+
+    def close(self) -> None:
+        """Close what it has opened. No thread uses it any more."""
+        while self._kept:  # C code pops and closes: an interrupt skips and doubles none
+            list(map(os.close, map(list.pop, (self._kept,))))
 
     @property
     def value(self) -> int:
@@ -178,19 +191,16 @@ class Page:
         PeerError
             Another process holds the signallers' lock, and does not release it.
         """
-        path = f"/proc/self/fd/{self._fd}"
-        own: list[int] = []  # this call's own open file description: other threads and forks have others
+        kept, own = self._kept, list[int]()
         try:
+            try:  # C code stores it: an interrupt cannot come between the call and the store
+                own.extend(map(list.pop, (kept,)))
+            except IndexError:  # the first signal, or others are under way
+                self._open_into(own)
             try:
-                # C code stores it: an interrupt cannot come between the call and the store.
-                own.extend(map(os.open, (path,), (os.O_RDWR | os.O_CLOEXEC,)))
-            except OSError as error:
-                raise system.driver_error(f"open({path})", error.errno or 0) from error
-            if not system.until(lambda: _lock(own[0]), LOCK_LIMIT):
-                raise PeerError(
-                    f"another process held the signallers' lock of {self.label} for longer than {LOCK_LIMIT:g} s: let "
-                    "that process go on, or end it."
-                )
+                fcntl.flock(own[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._lock(own[0])
             if value <= self._value.value:
                 why = f"stands at {self._value.value}; a signal must be greater, and {value} is not."
                 raise self._refused("VALUE_NOT_GREATER", why)
@@ -200,13 +210,33 @@ class Page:
             system.fence()  # earlier stores come before the value that announces them
             self._value.value = value  # one aligned 8-byte store
             self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
-        finally:  # C calls only: an interrupt raises after one, and skips none
-            for fd in own:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile shares the description
-                finally:
-                    os.close(fd)
-        self.wake()
+            self.wake()  # before the unlock, which waiters do not need
+        finally:
+            try:
+                list(map(fcntl.flock, own, (fcntl.LOCK_UN,)))
+            finally:
+                kept += own
+
+    def _open_into(self, own: list[int]) -> None:
+        path = f"/proc/self/fd/{self._fd}"
+        _opened.add(self)
+        try:
+            own.extend(map(os.open, (path,), (os.O_RDWR | os.O_CLOEXEC,)))
+        except OSError as error:
+            raise system.driver_error(f"open({path})", error.errno or 0) from error
+
+    def _lock(self, fd: int) -> None:
+        def take() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            return False
+
+        if not system.until(take, LOCK_LIMIT):
+            raise PeerError(
+                f"another process held the signallers' lock of {self.label} for longer than {LOCK_LIMIT:g} s: let that "
+                "process go on, or end it."
+            )
 
     def _refused(self, symbol: str, why: str) -> DriverError:
         return DriverError("host timeline signal", errno.EINVAL, symbol, f"{self.label} {why}")
@@ -227,35 +257,35 @@ class Page:
         bool
             False if the deadline passed.
         """
-        spins = system.SPINS if deadline is None or deadline > time.monotonic() else 0  # one look only
+        spins = time.monotonic() + system.SPIN_S
         pauses = system.pauses()
         while True:
             sequence = self._sequence.value  # before the value: a signal in between then ends the sleep at once
             if self._value.value >= value:
                 system.fence()  # later loads come after the value that announces the data
                 return True
-            if spins:
-                spins -= 1
-                os.sched_yield()
-                continue
-            check()
-            piece = system.SLICE
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return False
             if self._devices.value:  # a device's stores do not wake threads
                 piece = next(pauses)
-            if deadline is not None:
-                piece = min(piece, deadline - time.monotonic())
-                if piece <= 0:
-                    return False
-            system.futex_wait(self._futex, sequence, piece)
+            elif now < spins:
+                system.relax()
+                continue
+            else:
+                piece = system.SLICE
+            if piece:
+                check()
+                system.futex_wait(self._futex, sequence, piece if deadline is None else min(piece, deadline - now))
 
-    def wake(self) -> None:
-        """Make all waiting threads look again."""
-        system.futex_waker(self._futex)()
+
+_opened: Final[WeakSet[Page]] = WeakSet()
 
 
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _forked() -> None:
+    for page in _opened:  # a child shares the parent's descriptions, and would share its locks
+        page.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

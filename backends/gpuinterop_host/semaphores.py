@@ -29,7 +29,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from gpuinterop import system, timeline
 from gpuinterop.backend import HostSemaphoreBackend
@@ -126,7 +126,7 @@ class Semaphore(memory.Owned, ABC):
             users.remove(thread)
         self._release_if_last()
 
-    def _use(self, work: Callable[[], _T]) -> _T:
+    def _use(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work` with the page mapped: a user notes itself and then checks, a closer marks it and then checks.
 
         Python makes no call between the note and the `try`, so an interrupt cannot strike there. It needs no lock,
@@ -135,8 +135,9 @@ class Semaphore(memory.Owned, ABC):
         users, thread = self._users, threading.get_ident()
         users += (thread,)
         try:
-            self._check()
-            return work()
+            if self._closed or self._failure is not None:
+                self._check()
+            return work(*arguments)
         finally:
             users.remove(thread)
             if self._closed:
@@ -200,16 +201,11 @@ class BinarySemaphore(Semaphore):
 
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
         def work() -> bool:
-            spins = system.SPINS
             pauses = system.pauses()
             looked = time.monotonic()
             while True:
                 if self._page.signaled and self._locked(self._take):
                     return True
-                if spins:
-                    spins -= 1
-                    os.sched_yield()
-                    continue
                 now = time.monotonic()
                 pause = next(pauses)
                 if deadline is not None:
@@ -223,7 +219,8 @@ class BinarySemaphore(Semaphore):
                         return True
                 self._check()
                 check()
-                time.sleep(pause)
+                if pause:
+                    time.sleep(pause)
 
         return self._use(work)
 
@@ -339,20 +336,24 @@ class TimelineSemaphore(Semaphore):
         return self._use(lambda: self._page.value)
 
     def signal(self, value: int) -> None:
-        self._use(lambda: self._page.signal(value))
+        self._use(self._page.signal, value)
 
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
         def stop() -> None:
             self._check()
             check()
 
-        return self._use(lambda: self._page.wait(value, deadline, stop))
+        return self._use(self._page.wait, value, deadline, stop)
 
     def describe(self, value: int) -> str:
         return f"{self.label} to reach {value} (it stands at {self.value})"
 
     def _wake(self) -> None:
         self._page.wake()
+
+    def _release(self) -> None:
+        self._page.close()
+        super()._release()
 
 
 _serials = itertools.count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Callable
 
@@ -40,13 +39,9 @@ def _write(address: int, value: int) -> None:
 def _wait(address: int, value: int, check: Callable[[], None]) -> None:
     """Block the calling thread, GIL released, until the word is `value` or more."""
     word = ctypes.c_uint64.from_address(address)
-    spins = system.SPINS
     pauses = system.pauses()
     while word.value < value:
-        if spins:
-            spins -= 1
-            os.sched_yield()
-            continue
         check()
-        time.sleep(next(pauses))
+        if pause := next(pauses):
+            time.sleep(pause)
     system.fence()

@@ -140,6 +140,7 @@ class DriverSemaphores(SemaphoreCalls):
         self._device = device
         self._backend = backend
         self.driver = backend
+        self._on_host = cast(HostSemaphoreBackend, backend)  # where `host_gap` is None
         self.blocks = backend.releases_block
         self.know = device._know  # type: ignore[method-assign]
 
@@ -168,13 +169,13 @@ class DriverSemaphores(SemaphoreCalls):
         return self._device.capabilities.of((Operation.CREATE_SEMAPHORE, handle_type))
 
     def host_signal(self, handle: Handle, value: int) -> None:
-        cast(HostSemaphoreBackend, self._backend).host_signal(handle, value)
+        self._on_host.host_signal(handle, value)
 
     def host_wait(self, handle: Handle, value: int, timeout: float) -> bool:
-        return cast(HostSemaphoreBackend, self._backend).host_wait(handle, value, timeout)
+        return self._on_host.host_wait(handle, value, timeout)
 
     def export(self, handle: Handle) -> AnySemaphoreHandle:
-        return cast(HostSemaphoreBackend, self._backend).export_semaphore(handle)
+        return self._on_host.export_semaphore(handle)
 
 
 class ExternalSemaphore(Resource, Generic[K]):
@@ -244,6 +245,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         # Bound here: the hot path makes a driver's calls without a detour.
         self._enqueue_wait = None if calls.driver is None else calls.driver.wait
         self._enqueue_signal = None if calls.driver is None else calls.driver.signal
+        self._cannot_on_host = calls.host_gap(handle_type)
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
@@ -483,25 +485,40 @@ class ExternalSemaphore(Resource, Generic[K]):
             ...
         gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
         """
-        number = self._check_value(value)
+        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
+            number = value
+        else:
+            number = self._check_value(value)
         limit = check_timeout(timeout)
-        deadline = None if limit is None else time.monotonic() + limit
-
-        def wait() -> bool:
-            while True:  # in slices, so that close() can end it
-                left = system.SLICE if deadline is None else min(system.SLICE, max(0.0, deadline - time.monotonic()))
-                if self._calls.host_wait(self._native, number, left):
-                    return True
-                if self.closed:
-                    raise ResourceClosedError(f"{self.label} was closed while this thread waited for it.")
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-
-        if not self._on_host(wait):
+        lifetime = self._lifetime
+        calls = lifetime.calls
+        calls += MARK
+        try:
+            if lifetime.state is not LIVE or self._cannot_on_host is not None:
+                self._check_open()
+                self.check_host_side()
+            reached = self._wait_in_slices(lifetime, number, limit)
+        finally:
+            del calls[-1]
+        if not reached:
             raise SemaphoreTimeoutError(
                 f"{self.label} was not signalled{f' to {value}' if self._takes_value else ''} in {timeout:g} s; "
                 "is the other side alive?"
             )
+
+    def _wait_in_slices(self, lifetime: Native, value: int, limit: float | None) -> bool:
+        """A loop of its own (see `SemaphoreBatch._check_growth`), in slices, so that close() can end it."""
+        deadline = None if limit is None else time.monotonic() + limit
+        piece = system.SLICE
+        while True:
+            if deadline is not None:
+                piece = min(piece, max(0.0, deadline - time.monotonic()))
+            if self._calls.host_wait(lifetime.handle, value, piece):
+                return True
+            if lifetime.state is not LIVE:
+                raise ResourceClosedError(f"{self.label} was closed while this thread waited for it.")
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
 
     def host_signal(self, value: int | None = None) -> None:
         """Signal from the calling thread at once, without a stream.
@@ -523,16 +540,18 @@ class ExternalSemaphore(Resource, Generic[K]):
         ...     semaphore.host_signal(1)
         ...     stream.synchronize(timeout=10)
         """
-        number = self._check_value(value)
-        self._on_host(lambda: self._calls.host_signal(self._native, number))
-
-    def _on_host(self, call: Callable[[], T]) -> T:
-        calls = self._lifetime.calls
+        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
+            number = value
+        else:
+            number = self._check_value(value)
+        lifetime = self._lifetime
+        calls = lifetime.calls
         calls += MARK
         try:
-            self._check_open()
-            self.check_host_side()
-            return call()
+            if lifetime.state is not LIVE or self._cannot_on_host is not None:
+                self._check_open()
+                self.check_host_side()
+            self._calls.host_signal(lifetime.handle, number)
         finally:
             del calls[-1]
 
@@ -578,8 +597,8 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     def check_host_side(self) -> None:
         """Raise `UnsupportedError` if `host_wait` and `host_signal` would."""
-        if (gap := self._calls.host_gap(self.handle_type)) is not None:
-            raise UnsupportedError(gap, context=f"{self._device.name}, without a stream")
+        if self._cannot_on_host is not None:
+            raise UnsupportedError(self._cannot_on_host, context=f"{self._device.name}, without a stream")
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -218,6 +218,7 @@ class _Own:
     def close(self) -> None:
         """Unpin and unmap the page. If unpinning fails the page stays: the device may still use it."""
         self._backend.unpin(self.pin)
+        self.page.close()
         system.unmap_each(self.pages, system.PAGE)
         for fd in self.fds:
             os.close(fd)

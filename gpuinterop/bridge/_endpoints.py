@@ -200,6 +200,7 @@ class OwnTimelineEndpoint(Endpoint):
 
     def close(self) -> None:
         self._closed = True
+        self._page.close()
         system.unmap(self._address, system.PAGE)
         os.close(self._fd)
 

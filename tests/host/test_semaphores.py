@@ -359,7 +359,7 @@ def test_a_timeline_lock_held_by_the_living(
     backend.host_signal(semaphore, 1)
 
 
-@pytest.mark.parametrize("how", ["threads", "passed", "forked"])
+@pytest.mark.parametrize("how", ["threads", "passed", "forked", "forked before"])
 def test_a_signaller_does_not_move_the_value_back(create: Any, export: Any, how: str) -> None:
     """One stands between its look at the value and its store; another, in whatever way it came by the page, waits."""
     done = peers.run(BESIDE.replace("{how}", repr(how)))
@@ -683,31 +683,44 @@ def other():
     return semaphore
 
 system.fence = fence
-thread = threading.Thread(target=semaphore.signal, args=(5,))
-thread.start()
-inside.wait()
 timeline.LOCK_LIMIT = 20.0
-if {how} == "forked":
-    reading, writing = os.pipe()
+lock = timeline.Page._lock
+reading, writing = os.pipe()
+begins, begin = os.pipe()
+
+def second(semaphore):  # says when it is held up, or else when it is through
+    def look(page, fd):
+        os.write(writing, b"x")
+        return lock(page, fd)
+    os.read(begins, 1)
+    timeline.Page._lock = look
+    semaphore.signal(9)
+    os.write(writing, b"x")
+
+def fork():
     pid = os.fork()
     if pid == 0:
-        os.write(writing, b"x")
-        semaphore.signal(9)
+        second(semaphore)
         os._exit(0)
-    os.read(reading, 1)
+    return pid
+
+thread = threading.Thread(target=semaphore.signal, args=(5,))
+if {how} == "forked before":
+    semaphore.signal(1)  # the thread's signal will use what this one opened
+    pid = fork()
+thread.start()
+inside.wait()
+if {how} == "forked":
+    pid = fork()
+if "forked" in {how}:
     waits = lambda: os.waitpid(pid, 0)
 else:
-    theirs = other()
-    second = threading.Thread(target=lambda: TimelineSemaphore.signal(theirs, 9))
-    waits = second.join
-    first = None  # the second one runs through, too, once it is its turn
-    locking, lock = threading.Event(), timeline._lock
-    def look(fd):
-        locking.set()
-        return lock(fd)
-    timeline._lock = look
-    second.start()
-    locking.wait()
+    beside = threading.Thread(target=second, args=(other(),))
+    waits = beside.join
+    beside.start()
+    first = beside.ident  # it runs through
+os.write(begin, b"x")
+os.read(reading, 1)
 go_on.set()
 waits()
 thread.join()
@@ -783,11 +796,20 @@ def test_interrupted_between_lock_and_result(create: Any, monkeypatch: pytest.Mo
         assert real(condition, timeout)
         raise KeyboardInterrupt
 
-    for semaphore in (create(OpaqueFd), create(TimelineFd)):
+    binary, counting = create(OpaqueFd), create(TimelineFd)
+    for semaphore in (binary, counting):
+        # A timeline's signal polls only while another one has the lock.
+        busy = os.open(f"/proc/self/fd/{semaphore.fd}", os.O_RDWR)
+        if semaphore is counting:
+            fcntl.flock(busy, fcntl.LOCK_EX)
+            threading.Timer(0.05, lambda busy=busy: fcntl.flock(busy, fcntl.LOCK_UN)).start()
         with monkeypatch.context() as patch:
             patch.setattr(system, "until", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 semaphore.signal(1)
+        if semaphore is counting:
+            fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(busy)
         semaphore.signal(1)
 
 
@@ -818,12 +840,17 @@ def test_interrupted_at_each_step(create: Any, kind: Kind) -> None:
             sys.setprofile(None)
         return False
 
+    semaphore.signal(1)  # it keeps the descriptor that a timeline's lock is taken by
+    other = os.open(f"/proc/self/fd/{semaphore.fd}", os.O_RDWR)
     before, step = sorted(os.listdir("/proc/self/fd")), 1
     while signal_interrupted_at(step):
         if kind is OpaqueFd:
             assert not semaphore._page.mutex.held, step
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_UN)
         assert sorted(os.listdir("/proc/self/fd")) == before, step
         step += 1
+    os.close(other)
     assert step > 8
     semaphore.signal(semaphore.value + 1 if kind is TimelineFd else 0)
 
