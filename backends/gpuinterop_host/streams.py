@@ -14,7 +14,6 @@ import atexit
 import ctypes
 import errno
 import itertools
-import operator
 import os
 import threading
 from _thread import LockType, allocate_lock, start_new_thread
@@ -90,19 +89,21 @@ class Event:
 Work: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 
 
+_ONE: Final = (None,)
+
+
 class Stream:
     """A worker thread behind a queue."""
 
     def __init__(self) -> None:
         self.pointer = next(_pointers)
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
-        # One entry for each operation that is not finished. Appending and popping are atomic, a counter's += is not.
+        # One entry for each operation that is not finished. A deque's += and popping are atomic, a counter's += is not.
         self._unfinished: deque[None] = deque()
         self._gone = ""
         """Why the stream refuses work; set before the queued None that ends the worker."""
         self._ended = False
         self._failure: BaseException | None = None
-        self._submit: tuple[Callable[[Any], None], ...] = self._unfinished.append, self._queue.put
         self._running = allocate_lock()  # held until the worker has ended
         self._running.acquire()
 
@@ -110,8 +111,9 @@ class Stream:
         gone = self._gone
         if gone:
             raise ResourceClosedError(gone)
-        both: tuple[None, Work] = (None, (function, arguments))
-        list(map(operator.call, self._submit, both))  # both or neither: an interrupt cannot strike between
+        unfinished, put, work = self._unfinished, self._queue.put, (function, arguments)
+        unfinished += _ONE  # no call between this and `put`, so an interrupt cannot strike there
+        put(work)
         if self._gone:  # since the check above: the worker may or may not have seen it before its end
             if self._ended:
                 self._refuse()
@@ -203,7 +205,6 @@ class Stream:
         # The thread stayed in the parent, and its copy of the queue's lock may stay held: get_nowait does not wait.
         self._queue = SimpleQueue()
         self._unfinished = deque()
-        self._submit = self._unfinished.append, self._queue.put
 
 
 class CallingThread:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,7 +201,7 @@ def test_destroyed_in_the_middle_of_a_submit(
 ) -> None:
     """What another thread's destruction makes doubtful is not accepted, and leaves nothing behind."""
     stream = backend.create_stream(device)
-    note, put = stream._submit
+    put = stream._queue.put
 
     def late(item: object) -> None:
         monkeypatch.undo()
@@ -208,7 +209,7 @@ def test_destroyed_in_the_middle_of_a_submit(
         stream.join(LIMIT)
         put(item)
 
-    monkeypatch.setattr(stream, "_submit", (note, late))
+    monkeypatch.setattr(stream, "_queue", SimpleNamespace(put=late))
     seen: list[int] = []
     with pytest.raises(ResourceClosedError, match="was destroyed"):
         stream.submit(seen.append, (1,))
