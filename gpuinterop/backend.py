@@ -275,7 +275,8 @@ class Backend(ABC):
     def wait_done(self, event: Native, timeout: float | None) -> bool:
         """Block the calling thread, GIL released, until the event is done; False if `timeout` seconds passed.
 
-        The default polls `is_done`, every 20 us at first and every 1 ms later: vendors have no wait with a timeout.
+        The default polls `is_done`, for a millisecond without a sleep, then every 20 us, and every 1 ms later: vendors
+        have no wait with a timeout.
         """
         return system.until(lambda: self.is_done(event), timeout)
 

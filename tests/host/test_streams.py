@@ -203,7 +203,7 @@ def test_destroyed_in_the_middle_of_a_submit(
     stream = backend.create_stream(device)
     put = stream._queue.put
 
-    def late(item: object) -> None:
+    def late(item: Any) -> None:
         monkeypatch.undo()
         backend.destroy_stream(stream)
         stream.join(LIMIT)

@@ -4,7 +4,9 @@ Calls go by the names of the driver's functions, ``cuImportExternalMemory`` or `
 
 What a process has from its start, by ``GPUINTEROP_SIM_...``: ``DEVICES``, how many; ``MIG``; ``INIT``, the error of
 cuInit; ``CUDA_VERSION`` and ``HIP_VERSION``; ``FABRIC``, the channel that fabric handles go by, and none without;
-``TEAM_SECONDS``, after which a call is given up that waits for a multicast object's devices.
+``TEAM_SECONDS``, after which a call is given up that waits for a multicast object's devices; ``DOES_NOTHING``: what
+streams are given is checked and counts as done at once, but is neither done nor written down, so that what a program
+takes is its own time.
 """
 
 from __future__ import annotations

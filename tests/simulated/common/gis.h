@@ -154,6 +154,7 @@ void gis_log(const char *operation, const gis_stream *stream, uint64_t value, ui
 extern bool gis_windows; /* the personality */
 extern bool gis_ready;   /* initialised, and not a forked child */
 extern bool gis_forked;
+extern bool gis_does_nothing; /* what streams are given counts as done at once; it is neither done nor written down */
 extern int gis_settling;        /* releases that wait for a device: every other call waits for them */
 
 /* -- devices ------------------------------------------------------------------------------------------------------- */

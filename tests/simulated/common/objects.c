@@ -13,7 +13,7 @@
 pthread_mutex_t gis_mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t gis_progress;
 pthread_condattr_t gis_monotonic;
-bool gis_windows, gis_ready, gis_forked, gis_mig;
+bool gis_windows, gis_ready, gis_forked, gis_mig, gis_does_nothing;
 uint32_t gis_no_peer[GIS_MAX_DEVICES];
 int gis_settling;
 int gis_device_count;
@@ -132,6 +132,8 @@ __attribute__((constructor)) static void prepare(void) {
     if (gis_device_count < 0) gis_device_count = 0;
     if (gis_device_count > GIS_MAX_DEVICES) gis_device_count = GIS_MAX_DEVICES;
     gis_mig = mig && *mig && strcmp(mig, "0");
+    const char *nothing = getenv("GPUINTEROP_SIM_DOES_NOTHING");
+    gis_does_nothing = nothing && *nothing && strcmp(nothing, "0");
     for (int i = 0; i < GIS_MAX_DEVICES; i++) {
         gis_device *device = &gis_devices[i];
         memcpy(device->uuid, "simulated-gpu-", 14);
@@ -343,6 +345,7 @@ static uint64_t record_count;
 
 void gis_record(const char *call, const void *head, size_t head_size, const void *body, size_t body_size,
                 uint32_t count) {
+    if (gis_does_nothing) return;
     if (!records && !(records = calloc(RECORDS, sizeof *records))) abort();
     record *it = &records[record_count++ % RECORDS];
     free(it->bytes);
