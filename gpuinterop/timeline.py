@@ -257,6 +257,9 @@ class Page:
         bool
             False if the deadline passed.
         """
+        if self._value.value >= value:
+            system.fence()
+            return True
         spins = time.monotonic() + system.SPIN_S
         pauses = system.pauses()
         while True:
