@@ -40,18 +40,21 @@ class Number(int):
     """A ``CUgraph`` or ``CUgraphExec`` that this backend made."""
 
     made: _Graph
+    argument: Any
 
 
 class _Node:
     """A node that signals or waits, with what its calls need, which is made once."""
 
-    __slots__ = ("argument", "batch", "timeouts")
+    __slots__ = ("argument", "batch", "executable", "timeouts")
 
     def __init__(self, node: Any, timeouts: Sequence[int]) -> None:
         self.argument = at(int(node))
         self.timeouts = timeouts
         """For each semaphore, in milliseconds, as it was captured; empty for signals."""
         self.batch: Batch | None = None
+        self.executable: tuple[int, Any] = (0, None)
+        """The graph's executable, and the same for ctypes."""
 
 
 class Graphs(Room, GraphBackend):
@@ -80,7 +83,8 @@ class Graphs(Room, GraphBackend):
 
     def launch(self, executable: int, stream: Stream) -> None:
         """``cuGraphLaunch``."""
-        if code := stream.device.run(self._launch, at(executable), stream.argument, aside=False):
+        assert isinstance(executable, Number)  # a graph of ours
+        if code := stream.run(self._launch, executable.argument, stream.argument):
             raise self._driver.error("cuGraphLaunch", code)
 
     def destroy_graph(self, device: Context, graph: int) -> None:
@@ -125,7 +129,9 @@ class Graphs(Room, GraphBackend):
             batch.layout.pack_into(slot.structs, 0, *values)
         for index in () if node.signals else batch.keyed:
             slot.structs[index].timeout_ms = native.timeouts[index]
-        code = call(at(executable), native.argument, slot.node)
+        if native.executable[0] != executable:
+            native.executable = executable, at(executable)
+        code = call(native.executable[1], native.argument, slot.node)
         pool.append(slot)
         if code:
             what = "Signal" if node.signals else "Wait"
@@ -137,6 +143,7 @@ def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> 
         graph.make(call, *arguments)
         graph.number = Number(int(graph.handle))
         graph.number.made = graph
+        graph.number.argument = at(graph.number)
 
     return graph.device.create(graph, work, aside=aside).number
 

@@ -22,7 +22,7 @@ from .monitor import locked
 from .native import GONE, LIVE, MARK, Native, hold, note_use
 from .native_stream import CapturedError, NativeStream, Waits
 from .resource import Resource
-from .semaphore import ExternalSemaphore, last_signalled
+from .semaphore import ExternalSemaphore, last_signalled, value_of
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class GraphStep:
         self._owner._set(self, numbers)
         self.values = numbers
 
-    def told(self) -> list[int | None]:
+    def _told(self) -> list[int | None]:
         """The values of semaphores that this library imported, for messages."""
         values = zip(self.semaphores, self.values, strict=True)
         return [value if one._takes_value else None for one, value in values if one is not None]
@@ -325,7 +325,7 @@ class Graph(Resource):
                 executable.check()
                 check_stream(self._device, stream)
                 stream._known_as().refuse_edge()
-            if native.is_capturing():
+            if self._backend.is_capturing(native.handle):  # by any library
                 raise InvalidArgumentError(
                     "stream",
                     "is being captured: values of a graph inside a graph cannot be set; launch both one by one.",
@@ -337,7 +337,7 @@ class Graph(Resource):
             if self._waits:
                 pending = Waits()
                 pending.semaphore, pending.semaphores = self._waits[0], self._waits
-                pending.values = [value for step in self._wait_steps for value in step.told()]
+                pending.values = [value for step in self._wait_steps for value in step._told()]
                 gate = self._device._gate
                 if gate.crowded:
                     relieve(gate)
@@ -365,7 +365,7 @@ class Graph(Resource):
             for semaphore, value in zip(step.semaphores, step.values, strict=True):
                 if semaphore is not None:
                     last = last_signalled(semaphore._lifetime, native)
-                    last[0] = max(value, last[0])
+                    last[0] = max(value, value_of(last))
 
     def _captured(self) -> tuple[Native, Native]:
         self._check_open()

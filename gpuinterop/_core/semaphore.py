@@ -6,7 +6,6 @@ batch of one). The calls only set marks and check once that the objects fit toge
 
 from __future__ import annotations
 
-import operator
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -241,7 +240,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         self.kind: type = handle_type.kind
         self._takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
-        self._max_value = calls.max_value if self._takes_value else -1
+        self._max_value = calls.max_value
         # Bound here: the hot path makes a driver's calls without a detour.
         self._enqueue_wait = None if calls.driver is None else calls.driver.wait
         self._enqueue_signal = None if calls.driver is None else calls.driver.signal
@@ -249,6 +248,11 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
+        )
+        # Values that need no closer look. There are none if it takes no values, or cannot wait or signal at all.
+        self._waits_below, self._signals_below = (
+            calls.max_value if self._takes_value and gap is None else -1
+            for gap in (self._cannot_wait, self._cannot_signal)
         )
 
     def _create(self, call: Callable[[], Handle]) -> None:
@@ -332,25 +336,22 @@ class ExternalSemaphore(Resource, Generic[K]):
         streams += MARK
         try:
             odd = native.odd
-            if (
-                odd
-                or lifetime.state is not LIVE
-                or stream._lifetime.state is not LIVE
-                or stream._device is not self._device
-                or self._cannot_wait is not None
-            ):
-                self._refuse(stream, self._cannot_wait)
-            number = value if type(value) is int and 0 <= value <= self._max_value else self._check_value(value)
-            enqueue = self._enqueue_wait
-            if enqueue is None and not self._calls.in_graphs:
-                _refuse_capture(native, self.label)
+            if odd or lifetime.state is not LIVE or stream._lifetime.state is not LIVE:
+                self._refuse(stream)
+            if type(value) is int and 0 <= value <= self._waits_below:
+                number = value
+            else:
+                number = self._check_value(value, self._cannot_wait)
             ms = None if timeout is None else self._milliseconds(timeout)
             if native not in lifetime.uses:  # before the call: the release waits even if an interrupt strikes after it
-                last_signalled(lifetime, native)
+                self._note_use(stream, native)
             pending = Wait()
             pending.semaphore = lifetime
             pending.value = value
+            enqueue = self._enqueue_wait
             if enqueue is None:
+                if not self._calls.in_graphs:
+                    _refuse_capture(native, self.label)
                 pending.reached = self._calls.looker(lifetime.handle, number)
                 pending.number = next(order)
             waits = native.waits
@@ -427,23 +428,20 @@ class ExternalSemaphore(Resource, Generic[K]):
         streams += MARK
         try:
             odd = native.odd
-            if (
-                odd
-                or lifetime.state is not LIVE
-                or stream._lifetime.state is not LIVE
-                or stream._device is not self._device
-                or self._cannot_signal is not None
-            ):
-                self._refuse(stream, self._cannot_signal)
-            number = value if type(value) is int and 0 <= value <= self._max_value else self._check_value(value)
+            if odd or lifetime.state is not LIVE or stream._lifetime.state is not LIVE:
+                self._refuse(stream)
+            if type(value) is int and 0 <= value <= self._signals_below:
+                number = value
+            else:
+                number = self._check_value(value, self._cannot_signal)
+            last = lifetime.uses.get(native)
+            if last is None:
+                last = self._note_use(stream, native)
+            if self._grows and number <= last[0]:
+                self._check_growth(native, number, last, "value")
             enqueue = self._enqueue_signal
             if enqueue is None and not self._calls.in_graphs:
                 _refuse_capture(native, self.label)
-            last = lifetime.uses.get(native)
-            if last is None:
-                last = last_signalled(lifetime, native)
-            if self._grows and number <= last[0] and not native.is_capturing():
-                self._refuse_smaller(number, last[0], "value")
             graph = native.graph if odd else None
             if graph is not None:  # its launches signal, not this call
                 graph.hold(lifetime)
@@ -602,7 +600,24 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _check_value(self, value: int | None) -> int:
+    def _note_use(self, stream: Stream, native: NativeStream) -> list[Any]:
+        """Note a stream's first use; return what `last_signalled` does."""
+        check_stream(self._device, stream)
+        return last_signalled(self._lifetime, native)
+
+    def _check_growth(self, native: NativeStream, number: int, last: list[Any], argument: str) -> None:
+        """Raise if a stream would signal a value that it has signalled, or a smaller one."""
+        told = value_of(last)
+        if number <= told and not native.is_capturing():
+            raise InvalidArgumentError(
+                argument,
+                f"{number} after {told} on the same stream for {self.label}: a timeline only grows; signal {told + 1} "
+                "or more.",
+            )
+
+    def _check_value(self, value: int | None, gap: Capability | None = None) -> int:
+        if gap is not None:
+            raise UnsupportedError(gap, context=self._device.name)
         if not self._takes_value:
             if value is not None:
                 raise InvalidArgumentError(
@@ -623,37 +638,87 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise UnsupportedError(self._cannot_time_out, context=self._device.name)
         return None if seconds is None else min(round(seconds * 1000), _MAX_MILLISECONDS)
 
-    def _refuse(self, stream: Stream, gap: Capability | None) -> None:
+    def _refuse(self, stream: Stream) -> None:
         self._check_open()
-        if gap is not None:
-            raise UnsupportedError(gap, context=self._device.name)
         check_stream(self._device, stream)
         stream._known_as().refuse_edge()
 
-    def _refuse_smaller(self, number: int, last: int, argument: str) -> None:
-        raise InvalidArgumentError(
-            argument,
-            f"{number} after {last} on the same stream for {self.label}: a timeline only grows; signal {last + 1} or "
-            "more.",
-        )
-
     def _last_signalled(self) -> int:
         """The largest value that streams of this process were told to signal."""
-        return max((last[0] for last in self._lifetime.uses.copy().values()), default=0)
+        return max(map(value_of, self._lifetime.uses.copy().values()), default=0)
 
     def _forget_values(self) -> None:
         """Forget the signalled values: a capture noted some that its graph has not signalled."""
         for last in self._lifetime.uses.copy().values():
+            value_of(last)
             last[0] = 0
 
 
+_UNKNOWN = 2**64
+"""More than any value, in place of one that a batch has: each look at it is then a closer one."""
+
+
 @locked
-def last_signalled(semaphore: Native, stream: NativeStream) -> list[int]:
-    """The last value that the stream was told to signal, alone in a list, which calls change; notes the use."""
+def last_signalled(semaphore: Native, stream: NativeStream) -> list[Any]:
+    """The last value that the stream was told to signal, in a list, which calls change; notes the use.
+
+    If a batch was told last, the list is ``[_UNKNOWN, told]``: ask `value_of`.
+    """
     if stream not in semaphore.uses:
         note_use(semaphore, stream, [0])
-    last: list[int] = semaphore.uses[stream]
+    last: list[Any] = semaphore.uses[stream]
     return last
+
+
+@locked
+def value_of(last: list[Any]) -> int:
+    """The value in a list of `last_signalled`, which has it alone from now on."""
+    if len(last) > 1:
+        last[1].give_back()
+    value: int = last[0]
+    return value
+
+
+class _Told:
+    """What a batch told one stream to signal, last.
+
+    The semaphores' own lists (`last_signalled`) are out of date while it is `owner`: a call of the batch then writes
+    one attribute instead of one entry for each semaphore.
+    """
+
+    __slots__ = ("lasts", "owner", "top", "values")
+
+    def __init__(self, lasts: list[list[Any]]) -> None:
+        self.lasts = lasts
+        self.owner = False
+        self.values: Sequence[int] = ()
+        self.top = 0
+        """The largest of the values."""
+
+    def give_back(self) -> None:
+        """Write the values into the semaphores' lists. Under the monitor."""
+        self.owner = False
+        for last, value in zip(self.lasts, self.values, strict=True):
+            last[:] = [value]
+
+    def note(self, values: Sequence[int]) -> None:
+        """Note what was signalled."""
+        before, self.values = self.values, values
+        self.top = max(values)
+        if not self.owner:
+            _write(self, before)
+
+
+@locked
+def _write(told: _Told, before: Sequence[int]) -> None:
+    """Write the lists; if the batch alone has written them since its last call, it owns them from now on."""
+    found = [value_of(last) for last in told.lasts]
+    told.values = [*map(max, told.values, found)]
+    told.top = max(told.values)
+    if found == [*before]:
+        told.owner = True
+    for last, value in zip(told.lasts, told.values, strict=True):
+        last[:] = [_UNKNOWN, told] if told.owner else [value]
 
 
 def _refuse_capture(stream: NativeStream, label: str) -> None:
@@ -711,6 +776,7 @@ class SemaphoreBatch:
                 "semaphores", "a driver's, the bridge's and our own need batches of their own; make one for each."
             )
         self._batch = self._calls.prepare([semaphore._native for semaphore in semaphores])
+        self._takes_values = all(semaphore._takes_value for semaphore in semaphores)
         self._max_value = min(semaphore._max_value for semaphore in semaphores)
         self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
         self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
@@ -718,8 +784,8 @@ class SemaphoreBatch:
         self._enqueue_signal = semaphores[0]._enqueue_signal
         self._gate = semaphores[0]._gate
         self._natives = [semaphore._lifetime for semaphore in semaphores]
-        self._uses: dict[NativeStream, list[list[int]]] = {}
-        """For each stream that used it, what the semaphores' `uses` have."""
+        self._told: dict[NativeStream, _Told] = {}
+        """By each stream that used it."""
         # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
         self._lifetime = Native("SemaphoreBatch", parents=self._natives)
         self._lifetime.open()
@@ -748,7 +814,7 @@ class SemaphoreBatch:
         if type(stream) is not Stream:
             check_stream(self._device, stream)
         lifetime, native = self._lifetime, stream._stream or stream._known_as()
-        numbers = self._check_values(values)
+        numbers, _ = self._check_values(values)
         ms = None if timeout is None else self._milliseconds(timeout)
         pending: Waits | None = None
         calls, streams = lifetime.calls, native.calls
@@ -756,16 +822,10 @@ class SemaphoreBatch:
         streams += MARK
         try:  # as `ExternalSemaphore.wait`
             odd = native.odd
-            if (
-                odd
-                or lifetime.state is not LIVE
-                or stream._lifetime.state is not LIVE
-                or stream._device is not self._device
-                or self._cannot_wait is not None
-            ):
+            if odd or lifetime.state is not LIVE or stream._lifetime.state is not LIVE or self._cannot_wait is not None:
                 self._refuse(stream, self._cannot_wait)
-            if native not in self._uses:
-                self._note_uses(native)
+            if native not in self._told:
+                self._note_uses(stream, native)
             graph = native.graph if odd else None
             if graph is not None:
                 self._hold(graph)
@@ -775,7 +835,7 @@ class SemaphoreBatch:
                 return
             pending = Waits()
             pending.semaphore = self._natives[0]  # its release waits for the stream, too
-            pending.semaphores, pending.values = self._natives, numbers
+            pending.semaphores, pending.values = self._natives, self._given(numbers)
             waits = native.waits
             if graph is None:
                 gate = self._gate
@@ -814,7 +874,7 @@ class SemaphoreBatch:
         if type(stream) is not Stream:
             check_stream(self._device, stream)
         lifetime, native = self._lifetime, stream._stream or stream._known_as()
-        numbers = self._check_values(values)
+        numbers, least = self._check_values(values)
         calls, streams = lifetime.calls, native.calls
         calls += MARK
         streams += MARK
@@ -824,15 +884,14 @@ class SemaphoreBatch:
                 odd
                 or lifetime.state is not LIVE
                 or stream._lifetime.state is not LIVE
-                or stream._device is not self._device
                 or self._cannot_signal is not None
             ):
                 self._refuse(stream, self._cannot_signal)
-            lasts = self._uses.get(native)
-            if lasts is None:
-                lasts = self._note_uses(native)
-            if any(map(operator.le, numbers, [last[0] for last in lasts])):
-                self._check_growth(native, numbers, lasts)
+            told = self._told.get(native)
+            if told is None:
+                told = self._note_uses(stream, native)
+            if not told.owner or least <= told.top:
+                self._check_growth(native, numbers, told.lasts)
             enqueue = self._enqueue_signal
             graph = native.graph if odd else None
             if graph is not None:
@@ -842,8 +901,7 @@ class SemaphoreBatch:
             else:
                 self._signal_each(native, numbers)
             if graph is None:
-                for last, number in zip(lasts, numbers, strict=True):
-                    last[0] = number
+                told.note(numbers)
             if odd and native.thread is not None:
                 native.came_along()
         finally:
@@ -856,8 +914,8 @@ class SemaphoreBatch:
         if not self._calls.in_graphs:
             _refuse_capture(native, self._semaphores[0].label)
         waits = []
-        for semaphore, number in zip(self._semaphores, numbers, strict=True):
-            waits.append(Wait.of(semaphore._lifetime, number))
+        for semaphore, number, value in zip(self._semaphores, numbers, self._given(numbers), strict=True):
+            waits.append(Wait.of(semaphore._lifetime, value))
             waits[-1].reached = self._calls.looker(semaphore._native, number)
         stream._call_behind(native, waits, lambda _: self._calls.wait(self._batch, native, numbers, None, waits))
 
@@ -866,17 +924,17 @@ class SemaphoreBatch:
             _refuse_capture(native, self._semaphores[0].label)
         self._calls.signal(self._batch, native, numbers)
 
-    def _check_growth(self, native: NativeStream, numbers: Sequence[int], lasts: Sequence[list[int]]) -> None:
+    def _check_growth(self, native: NativeStream, numbers: Sequence[int], lasts: Sequence[list[Any]]) -> None:
         for semaphore, number, last in zip(self._semaphores, numbers, lasts, strict=True):
-            if semaphore._grows and number <= last[0] and not native.is_capturing():
-                semaphore._refuse_smaller(number, last[0], "values")
+            if semaphore._grows and number <= last[0]:
+                semaphore._check_growth(native, number, last, "values")
 
-    def _note_uses(self, native: NativeStream) -> list[list[int]]:
+    def _note_uses(self, stream: Stream, native: NativeStream) -> _Told:
         """Note the use before the call, which may fail half-way: the releases wait for the stream."""
-        for known in [known for known in self._uses.copy() if known.forgotten]:
-            self._uses.pop(known, None)
-        lasts = self._uses[native] = [last_signalled(one._lifetime, native) for one in self._semaphores]
-        return lasts
+        for known in [known for known in self._told.copy() if known.forgotten]:
+            self._told.pop(known, None)
+        told = self._told[native] = _Told([one._note_use(stream, native) for one in self._semaphores])
+        return told
 
     def _hold(self, graph: Graph) -> None:
         for semaphore in self._semaphores:
@@ -884,9 +942,12 @@ class SemaphoreBatch:
 
     def _refuse(self, stream: Stream, gap: Capability | None) -> None:
         for semaphore in self._semaphores:
-            semaphore._refuse(stream, gap)
+            semaphore._refuse(stream)
+        if gap is not None:
+            raise UnsupportedError(gap, context=self._device.name)
 
-    def _check_values(self, values: Sequence[int | None] | None) -> Sequence[int]:
+    def _check_values(self, values: Sequence[int | None] | None) -> tuple[Sequence[int], int]:
+        """The values, and the least of them; 0 where that is unknown."""
         given: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(given, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
@@ -895,11 +956,18 @@ class SemaphoreBatch:
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
         try:
-            if type(total := sum(given)) is int and total <= self._max_value and min(given) >= 2:
-                return given  # type: ignore[no-any-return]
+            total, least = sum(given), min(given)
+            if type(total) is int and total <= self._max_value and least >= 2 and self._takes_values:
+                return given, least
         except TypeError:
             pass
-        return [one._check_value(value) for one, value in zip(self._semaphores, given, strict=True)]
+        return [one._check_value(value) for one, value in zip(self._semaphores, given, strict=True)], 0
+
+    def _given(self, numbers: Sequence[int]) -> Sequence[int | None]:
+        """The values for messages: None for a binary semaphore."""
+        if self._takes_values:
+            return numbers
+        return [number if one._takes_value else None for one, number in zip(self._semaphores, numbers, strict=True)]
 
     def _milliseconds(self, timeout: float) -> int | None:
         return [semaphore._milliseconds(timeout) for semaphore in self._semaphores][-1]

@@ -97,7 +97,7 @@ def _last(error: Failed) -> str:
 
 _MAY_BE_ASKED: Any = Native.__dict__["may_be_asked"]
 _NOTE = (
-    "            native.waits.append(pending)  # as in `NativeStream.note`\n"
+    "            waits.append(pending)  # as in `NativeStream.note`\n"
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
@@ -116,7 +116,7 @@ MUTANTS: dict[str, Mutant] = {
     "a signal's mark comes behind the look": Mutant(
         (
             (ExternalSemaphore.signal, "    calls += MARK\n", "    was = lifetime.state\n    calls += MARK\n"),
-            (ExternalSemaphore.signal, "(\n            lifetime.state is", "(\n            was is"),
+            (ExternalSemaphore.signal, "if odd or lifetime.state is", "if odd or was is"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
     ),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 import gpuinterop as gi
 from gpuinterop.handles import OriginKind
@@ -126,6 +127,77 @@ def test_batches_are_one_call_or_none() -> None:
         two.close()
         with pytest.raises(gi.ResourceClosedError):
             batch.wait(stream, (4, 4, None))
+
+
+@pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5, True, None])
+def test_impossible_values_in_a_batch_are_refused(value: Any) -> None:
+    """Among values that fit: a batch looks at all at once."""
+    device, backend = fake_device()
+    with device.create_stream() as stream, semaphore_of(device) as one, semaphore_of(device) as two:
+        batch = gi.SemaphoreBatch(one, two)
+        for call in (batch.signal, batch.wait):
+            for values in ((5, value), (value, 5)):
+                with pytest.raises(gi.InvalidArgumentError, match=r"^value:"):
+                    call(stream, values)
+        assert not [call for call in backend.calls if call[0] in ("wait", "signal")]
+        batch.signal(stream, (2**63, 2**63 + 1))  # each fits, and their sum would not
+        assert list(backend.calls[-1][2]) == [2**63, 2**63 + 1]
+
+
+_TOLD = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=40
+)
+
+
+@given(_TOLD)
+def test_batches_and_their_semaphores_know_what_each_other_signalled(told: list[tuple[int, int, int, int]]) -> None:
+    """Two batches share a semaphore; a model says which values are refused, on each of two streams."""
+    device, backend = fake_device()
+    streams = [device.create_stream(), device.create_stream()]
+    semaphores = [semaphore_of(device) for _ in range(3)]
+    batches = {3: (0, 1), 4: (1, 2)}
+    made = {which: gi.SemaphoreBatch(*(semaphores[one] for one in members)) for which, members in batches.items()}
+    last: dict[tuple[int, int], int] = {}
+    for which, stream, value, more in told:
+        members = batches.get(which, (which,))
+        values = [value + more * place for place in range(len(members))]
+        grows = all(number > last.get((stream, one), 0) for one, number in zip(members, values, strict=True))
+        count = len(backend.calls)
+        try:
+            if which in made:
+                made[which].signal(streams[stream], values)
+            else:
+                semaphores[which].signal(streams[stream], value)
+        except gi.InvalidArgumentError:
+            assert not grows
+            assert len(backend.calls) == count
+        else:
+            assert grows
+            last.update(((stream, one), number) for one, number in zip(members, values, strict=True))
+    for one, semaphore in enumerate(semaphores):
+        assert semaphore._last_signalled() == max(last.get((stream, one), 0) for stream in (0, 1))
+        semaphore.close()
+    for each in streams:
+        each.close()
+
+
+def test_what_a_batch_waits_for_is_named() -> None:
+    """Also behind another stream, which waits for it no more than that one does."""
+    device, backend = fake_device()
+    with device.create_stream() as stream, device.create_stream() as behind:
+        one, two, flag = semaphore_of(device), semaphore_of(device), semaphore_of(device, BINARY)
+        gi.SemaphoreBatch(one, two).wait(stream, (42, 7))
+        gi.SemaphoreBatch(two, flag).wait(stream, (8, None))
+        behind.wait_stream(stream)
+        backend.blocked.update({stream.ptr, behind.ptr})
+        for each in (stream, behind):
+            with pytest.raises(gi.SemaphoreTimeoutError) as error:
+                each.synchronize(timeout=0)
+            assert f"{one.label} to reach 42, {two.label} to reach 7" in str(error.value)
+            assert f"{two.label} to reach 8, {flag.label}." in str(error.value)
+        backend.blocked.clear()
+        for each in (one, two, flag):
+            each.close()
 
 
 def test_what_a_stream_waits_for_is_named() -> None:
