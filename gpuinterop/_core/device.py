@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -62,6 +62,7 @@ T = TypeVar("T")
 _gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # of all devices together
 
 _COPIERS = 4  # streams of ours that wait for the next copy
+_CONSUMERS = 64  # streams of array libraries that are remembered
 # The APIs know these only as one resource that owns its memory.
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
@@ -104,6 +105,7 @@ class Device:
         self._gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
         self._streams = Streams(backend, self._gate)
         self._copiers: list[Stream] = []
+        self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
         # Keyed by the number under which a graph's nodes know them.
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
         self.info = info
@@ -603,12 +605,7 @@ class Device:
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
         tidy()
-        found = self._streams.adopt(self._backend.adopt_stream(self._native, pointer), keepalive)
-        try:
-            return Stream(self, *found)
-        except BaseException:  # an interrupt
-            retire(found[1])
-            raise
+        return self._wrap(self._backend.adopt_stream(self._native, pointer), keepalive)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until every stream that this library knows on the device is idle, then release closed objects.
@@ -688,6 +685,28 @@ class Device:
                 raise ResourceBusyError(f"{native.label} is still in use after {timeout:g} s: {native.what_holds()}.")
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _wrap(self, handle: Handle, keep: object) -> Stream:
+        found = self._streams.adopt(handle, keep)
+        try:
+            return Stream(self, *found)
+        except BaseException:  # an interrupt
+            retire(found[1])
+            raise
+
+    def _consumer(self, pointer: int) -> Stream:
+        """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
+        handle = self._backend.adopt_stream(self._native, pointer)
+        key = self._backend.stream_key(handle)
+        if (known := self._consumers.get(key)) is not None and (stream := known()) is not None:
+            native = stream._stream  # None: it is each thread's own
+            if native is not None and native.failure is None and not stream.closed:
+                return stream
+        stream = self._wrap(handle, None)
+        if len(self._consumers) >= _CONSUMERS:
+            self._consumers.clear()
+        self._consumers[key] = weakref.ref(stream)
+        return stream
 
     @contextmanager
     def _copy_stream(self) -> Generator[Stream]:

@@ -69,8 +69,7 @@ class DType:
         return np.dtype(ml_dtypes.bfloat16)
 
 
-def resolve_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    return resolve_ints((shape,) if isinstance(shape, int) else shape, "shape", minimum=0)
+_PLAIN: Final = frozenset({int})
 
 
 def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = None) -> tuple[int, ...]:
@@ -79,6 +78,8 @@ def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = 
         listed = tuple(values)
     except TypeError:
         raise ArgumentTypeError(argument, f"expected a sequence of ints, got {values!r}.") from None
+    if _PLAIN.issuperset(map(type, listed)) and (minimum is None or min(listed, default=minimum) >= minimum):
+        return listed
     return tuple(check_int(value, argument, minimum=minimum) for value in listed)
 
 
@@ -99,47 +100,99 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
     return low, high + itemsize
 
 
+class Layout:
+    """What all views of one shape, element type and strides have in common, made once (`layout_of`)."""
+
+    __slots__ = ("_templates", "dtype", "high", "low", "misfit", "shape", "strides")
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.strides = strides
+        self.low, self.high = span(shape, strides, dtype.itemsize)
+        self.misfit = next((stride for stride in strides if stride % dtype.itemsize), None)
+        """A stride that DLPack cannot express, because it is not a multiple of the element size."""
+        self._templates: dict[tuple[tuple[int, int], bool], tuple[_Managed | _ManagedVersioned, object]] = {}
+
+    def managed(self, device: tuple[int, int], versioned: bool) -> _Managed | _ManagedVersioned:
+        """A managed tensor on a DLPack device; the caller sets `data`. The layout must outlive it."""
+        try:
+            template = self._templates[device, versioned][0]
+        except KeyError:
+            template = self._template(device, versioned)
+        return type(template).from_buffer_copy(template)
+
+    def _template(self, device: tuple[int, int], versioned: bool) -> _Managed | _ManagedVersioned:
+        ndim, dtype = len(self.shape), self.dtype
+        dims = (ctypes.c_int64 * ndim)(*self.shape)
+        steps = (ctypes.c_int64 * ndim)(*(stride // dtype.itemsize for stride in self.strides))
+        template = _ManagedVersioned(major=1) if versioned else _Managed()
+        template.deleter = ctypes.cast(_delete, ctypes.c_void_p)
+        template.device_type, template.device_id = device
+        template.ndim, template.code, template.bits, template.lanes = ndim, dtype.code, dtype.bits, 1
+        template.shape, template.strides = ctypes.addressof(dims), ctypes.addressof(steps)
+        return self._templates.setdefault((device, versioned), (template, (dims, steps)))[0]
+
+
+_layouts: dict[Any, Layout] = {}
+_LAYOUTS: Final = 256
+
+
+def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
+    """The layout that a caller names, checked."""
+    dims = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape", minimum=0)
+    steps = None if strides is None else resolve_ints(strides, "strides")
+    try:
+        found = _layouts.get((dims, dtype, steps))
+    except TypeError:  # a dtype without a hash
+        return _new_layout(dims, dtype, steps)
+    if found is None:
+        found = _new_layout(dims, dtype, steps)
+        if len(_layouts) >= _LAYOUTS:
+            _layouts.clear()
+        _layouts[dims, dtype, steps] = found
+    return found
+
+
+def _new_layout(shape: tuple[int, ...], dtype: object, strides: tuple[int, ...] | None) -> Layout:
+    element = DType(dtype)
+    if strides is None:
+        strides = contiguous(shape, element.itemsize)
+    elif len(strides) != len(shape):
+        raise InvalidArgumentError("strides", f"expected {len(shape)} entries, as in shape, got {len(strides)}.")
+    return Layout(shape, element, strides)
+
+
 # -- DLPack ----------------------------------------------------------------------------------------------------------
 
 
-class _Device(ctypes.Structure):
-    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
-
-
-class _DataType(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# ``DLTensor`` with its inner structs spread out, which does not move a field.
+_TENSOR: Final[list[Any]] = [
+    ("data", ctypes.c_void_p),
+    ("device_type", ctypes.c_int32),
+    ("device_id", ctypes.c_int32),
+    ("ndim", ctypes.c_int32),
+    ("code", ctypes.c_uint8),
+    ("bits", ctypes.c_uint8),
+    ("lanes", ctypes.c_uint16),
+    ("shape", ctypes.c_void_p),
+    ("strides", ctypes.c_void_p),
+    ("byte_offset", ctypes.c_uint64),
+]
 
 
 class _Managed(ctypes.Structure):
-    _fields_ = [("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", _Deleter)]
-
-
-class _Version(ctypes.Structure):
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32)]
+    _fields_ = [*_TENSOR, ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 class _ManagedVersioned(ctypes.Structure):
     _fields_ = [
-        ("version", _Version),
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
         ("manager", ctypes.c_void_p),
-        ("deleter", _Deleter),
+        ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        *_TENSOR,
     ]
 
 
@@ -154,7 +207,8 @@ _capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
-# All that a live tensor points at, keyed by the address of its managed struct. The consumer's deleter call drops it.
+# Capsule, managed struct, layout, hold and consumer's stream of each live tensor, keyed by the struct's address. The
+# consumer's deleter call drops them.
 _alive: dict[int, list[Any]] = {}
 # Entries whose capsule may be untaken; each drain looks at the next ones.
 _untaken: deque[list[Any]] = deque()
@@ -162,11 +216,13 @@ _LOOKS = 64
 
 
 def _release(address: int, _pop: Any = _alive.pop) -> None:
-    _pop(address, None)
+    entry = _pop(address, None)
+    if entry is not None:  # perhaps still untaken: until the next drain that keeps the stream for the next array
+        entry[:4] = (None, None, None, None)
 
 
 # Never freed: a consumer may call it until the process ends, even after this module's names are gone.
-_delete = _Deleter(_release)
+_delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 _python.Py_IncRef(ctypes.py_object(_delete))
 
 
@@ -197,25 +253,21 @@ def _sweep() -> None:
                 else:
                     entry[0] = None  # renamed by its consumer: the tensor is the consumer's
             _untaken.remove(entry)  # last: an interrupt may come before it
-        except (IndexError, ValueError):  # another thread was here
+        except (IndexError, TypeError, ValueError):  # another thread was here
             continue
 
 
 sweeps.append(_sweep)
 
 
-def make_capsule(view: View, token: object, *, versioned: bool) -> object:
-    """Make a DLPack capsule that keeps `token` alive until its consumer releases it."""
-    ndim, dtype = len(view.shape), view._dtype
-    dims = (ctypes.c_int64 * ndim)(*view.shape)
-    steps = (ctypes.c_int64 * ndim)(*(stride // dtype.itemsize for stride in view.strides))
-    element = _DataType(dtype.code, dtype.bits, 1)
-    managed = _ManagedVersioned(version=_Version(1, 0)) if versioned else _Managed()
-    managed.tensor = _Tensor(view._pointer, _Device(*view.__dlpack_device__()), ndim, element, dims, steps)
-    managed.deleter = _delete
+def make_capsule(view: View, token: Hold, consumer: Stream | None, *, versioned: bool) -> object:
+    """Make a DLPack capsule that keeps `token` and `consumer` alive until its consumer releases it."""
+    layout = view._layout
+    managed = layout.managed(view.__dlpack_device__(), versioned)
+    managed.data = view._pointer
     address = ctypes.addressof(managed)
     capsule = _capsule_new(address, _NAME_VERSIONED if versioned else _NAME, None)
-    _alive[address] = entry = [capsule, managed, dims, steps, token]
+    _alive[address] = entry = [capsule, managed, layout, token, consumer]
     _untaken.append(entry)
     return capsule
 
@@ -259,15 +311,14 @@ class View:
     >>> field[:] = 1
     """
 
-    def __init__(
-        self, buffer: Buffer, shape: tuple[int, ...], dtype: DType, offset: int, strides: tuple[int, ...]
-    ) -> None:
+    def __init__(self, buffer: Buffer, layout: Layout, offset: int) -> None:
         self._buffer = buffer
-        self._dtype = dtype
+        self._layout = layout
+        self._dtype = layout.dtype
         self._pointer = buffer._address + offset
         self._token: object = None
-        self.shape = shape
-        self.strides = strides
+        self.shape = layout.shape
+        self.strides = layout.strides
 
     @property
     def dtype(self) -> Any:
@@ -331,37 +382,38 @@ class View:
         """
         self._buffer._check_open()
         device = self.__dlpack_device__()
-        pairs: list[tuple[str, Any]] = [("dl_device", dl_device), ("max_version", max_version)]
-        for argument, pair in pairs:
-            if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
-                raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
+        if dl_device is not None:
+            _check_pair(dl_device, "dl_device")
+        if max_version is not None:
+            _check_pair(max_version, "max_version")
         if dl_device is not None and dl_device != device:
             raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
         if copy:
             raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
-        misfits = [stride for stride in self.strides if stride % self._dtype.itemsize]
-        if misfits:
+        if (misfit := self._layout.misfit) is not None:
             raise BufferError(
                 f"DLPack counts strides in elements: expected a multiple of {self._dtype.itemsize} bytes, got "
-                f"{misfits[0]}; use {self._buffer._device.info.array_interface}, or a view of bytes."
+                f"{misfit}; use {self._buffer._device.info.array_interface}, or a view of bytes."
             )
         _check_stream(stream, device[0])  # before the hold, which lives as long as an error's traceback
         token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
-        self._order(stream, device[0], token)
-        return make_capsule(self, token, versioned=max_version is not None and max_version[0] >= 1)
+        consumer = self._order(stream, device[0])
+        return make_capsule(self, token, consumer, versioned=max_version is not None and max_version[0] >= 1)
 
-    def _order(self, stream: int | None, device_type: int, token: Hold) -> None:
+    def _order(self, stream: int | None, device_type: int) -> Stream | None:
+        """Return the consumer's stream, which the array keeps: the release waits for its work there."""
         if stream == -1:
-            return
+            return None
         if device_type == _CPU:
             self._buffer._wait_for_users()
-            return
+            return None
         default = 1 if device_type in (_CUDA, _CUDA_HOST) else 0
-        consumer = self._buffer._device.wrap_stream(default if stream is None else stream)
-        token.keep = (token.keep, consumer)  # kept with the array: the release waits for its work there
+        consumer = self._buffer._device._consumer(default if stream is None else stream)
         for user in self._buffer._users(consumer):
-            consumer._follow(user)
+            if user.elsewhere or not user.uncaptured(self._buffer._backend.is_idle, True):
+                consumer._follow(user)
         self._buffer._use(consumer, 0, self._buffer.size)
+        return consumer
 
     def _interface(self) -> dict[str, Any]:
         # NumPy and CuPy keep this object as the array's base, so from the first call on the view lives as long as the
@@ -457,6 +509,11 @@ class View:
                     interface["stream"] = self._behind(users) or 1
                 return interface
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _check_pair(pair: Any, argument: str) -> None:
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
 
 
 def _check_stream(stream: int | None, device_type: int) -> None:

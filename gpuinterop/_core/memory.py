@@ -11,8 +11,8 @@ from .._arguments import check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
-from .drain import drain, wait_for
-from .interchange import DType, HostArray, View, contiguous, resolve_ints, resolve_shape, span
+from .drain import drain, tidy, wait_for
+from .interchange import HostArray, View, layout_of, resolve_ints
 from .monitor import dropped, locked
 from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, forget_use, note_use
 from .resource import Resource
@@ -183,10 +183,10 @@ def _claim_mapping(memory: Mappable, fresh: Mapping, found: list[Mapping]) -> No
 class Hold:
     """Keeps bytes mapped as long as it lives."""
 
-    __slots__ = ("_lifetime", "keep")
+    __slots__ = ("_buffer", "_lifetime")
 
     def __init__(self, buffer: Buffer) -> None:
-        self.keep: object = buffer
+        self._buffer = buffer
         self._lifetime = Native(EXPORTED, parents=(buffer._mapping,), how=Standing.HOLDS)
         buffer._mapping.expose()
         self._lifetime.open()
@@ -275,27 +275,21 @@ class Buffer(Sized):
         (64, 60, 4)
         """
         self._check_open()
-        element = DType(dtype)
-        dims = resolve_shape(shape)
+        layout = layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
-        if strides is None:
-            steps = contiguous(dims, element.itemsize)
-        else:
-            steps = resolve_ints(strides, "strides")
-            if len(steps) != len(dims):
-                raise InvalidArgumentError("strides", f"expected {len(dims)} entries, as in shape, got {len(steps)}.")
-        low, high = span(dims, steps, element.itemsize)
-        if start + low < 0 or start + high > self._size:
+        low, high = start + layout.low, start + layout.high
+        if low < 0 or high > self._size:
             raise InvalidArgumentError(
                 "shape",
-                f"{list(dims)} of {element.name} with strides {list(steps)} covers bytes {start + low} to "
-                f"{start + high}; the buffer has {self._size}.",
+                f"{list(layout.shape)} of {layout.dtype.name} with strides {list(layout.strides)} covers bytes "
+                f"{low} to {high}; the buffer has {self._size}.",
             )
-        if (self._address + start) % element.alignment:
+        if (self._address + start) % layout.dtype.alignment:
             raise InvalidArgumentError(
-                "offset", f"{start} is not aligned to {element.name} ({element.alignment} bytes); view bytes instead."
+                "offset",
+                f"{start} is not aligned to {layout.dtype.name} ({layout.dtype.alignment} bytes); view bytes instead.",
             )
-        return View(self, dims, element, start, steps)
+        return View(self, layout, start)
 
     def hold(self) -> Hold:
         """Return an object that keeps the bytes mapped as long as it lives, as an exported array does.
@@ -311,6 +305,7 @@ class Buffer(Sized):
         >>> memory.close()
         >>> del token  # it has finished: now the bytes are unmapped
         """
+        tidy()
         token = Hold(self)  # first: the result of the check below then stays true
         self._check_open()
         return token

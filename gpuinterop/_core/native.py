@@ -167,7 +167,11 @@ class Native:
 
     def open(self) -> None:
         """Open a native that needs no native call; otherwise as `create`."""
-        self.create(lambda: None)
+        try:
+            _open(self)
+        except BaseException:
+            _came_up(self, [], False)
+            raise
 
     def _refuse_made(self) -> None:
         for parent in self.parents:
@@ -270,6 +274,12 @@ def _begin(native: Native) -> None:
 
 
 @locked
+def _open(native: Native) -> None:
+    _begin(native)
+    native.state = LIVE
+
+
+@locked
 def _came_up(native: Native, made: list[Any], whole: bool) -> None:
     if native.state is BORN:  # else it is the parent process's, or an interrupt struck after the first time
         if made:
@@ -299,6 +309,8 @@ def retire(native: Native) -> None:
     if native.is_bare and not native.calls.copy():  # it needs no drain
         leave(native)
         native.state = RELEASED
+    if native.how is not Standing.CHILD:  # there may be thousands of exported arrays
+        return
     for parent in native.parents:
         if parent.ends_with_children and not any(
             how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())

@@ -187,6 +187,7 @@ def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -
         devices[1].create_stream() as theirs,
     ):
         allocation.buffer_on(devices[1]).fill(7, stream=theirs)
+        backend.blocked.add(backend.number(theirs._native))
         allocation.buffer.view(4).__dlpack__(stream=40)
         assert called(backend, "wait_event")[-1] == ("wait_event", ("adopted", 40), theirs._native)
         allocation.buffer.copy_to_host(bytearray(1))  # on a stream of ours, behind theirs as well

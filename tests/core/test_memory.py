@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
-from gpuinterop._core import interchange
+from gpuinterop._core import interchange, native
 from gpuinterop._core.device import Device
 
 from .fake import FakeBackend, fake_device, memory_of
@@ -268,6 +268,56 @@ def test_strided_views_are_writable_windows() -> None:
         assert flat[3 * 112 + 2 * 2 + 1] == 77
 
 
+def test_views_of_one_layout_are_windows_of_their_own() -> None:
+    """What they have in common is made once: it must not be the address, nor let another shape in that is equal."""
+    device, _backend = fake_device()
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        ctypes.memmove(buffer.ptr, bytes(range(256)), 256)
+        arrays = [np.from_dlpack(buffer.view((2, 3), "uint8", offset, (8, 1))) for offset in (0, 16, 32, 0)]
+        assert [array.tolist() for array in arrays] == [
+            [[first + row * 8 + column for column in range(3)] for row in range(2)] for first in (0, 16, 32, 0)
+        ]
+        sizes: Any = [np.int64(2), 3]
+        assert buffer.view(sizes, np.dtype("uint8")).shape == (2, 3)
+        wrong: list[Any] = [(2.0, 3), (2, True), "23", (2, -3)]
+        buffer.view((2, 1))
+        for shape in wrong:
+            with pytest.raises((gi.ArgumentTypeError, gi.InvalidArgumentError), match="shape"):
+                buffer.view(shape)
+        with pytest.raises(gi.ArgumentTypeError, match="strides"):
+            buffer.view((2, 3), "uint8", 0, (8, True))
+        for size in range(1000):  # more than are remembered
+            assert buffer.view(size).nbytes == size
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_arrays_that_come_and_go_do_not_pile_up(kind: int) -> None:
+    """In a loop that makes no other call of this library."""
+    device, _backend = fake_device(dlpack=(kind, 0))
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        before, most = native.count_alive(), 0
+        for _ in range(2000):
+            consume(buffer.view((4, 4), "float32").__dlpack__(stream=None, max_version=(1, 0)))
+            most = max(most, native.count_alive() - before, len(interchange._untaken))
+        assert most < 600
+
+
+def consume(capsule: object) -> None:
+    """Take a capsule's tensor, and release it, as a library does when the last reference to its array is gone."""
+    python, name = ctypes.pythonapi, b"dltensor_versioned"
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", python))
+    rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(("PyCapsule_SetName", python))
+    address = pointer(capsule, name)
+    rename(capsule, ctypes.cast(_USED, ctypes.c_void_p))
+    deleter = ctypes.c_size_t.from_address(address + 16).value  # behind the version and the manager's context
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(address)
+
+
+_USED = ctypes.c_char_p(b"used_dltensor_versioned")
+
+
 def test_dlpack_by_the_array_api() -> None:
     device, _backend = fake_device()
     with memory_of(device) as memory:
@@ -308,6 +358,9 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         view.__dlpack__(stream=default)
         assert not [call for call in backend.calls if call[0] == "wait_event"]  # nothing was written yet
         buffer.fill(7, stream=stream)
+        view.__dlpack__(stream=40)
+        assert not [call for call in backend.calls if call[0] == "wait_event"]  # that write is done
+        backend.blocked.add(backend.number(stream._native))
         taken = []
         for given_, pointer in ((None, default), (40, 40)):
             taken.append(view.__dlpack__(stream=given_))
@@ -334,6 +387,28 @@ def test_an_exported_arrays_stream_is_waited_for() -> None:
         backend.blocked.add(40)  # a kernel of the consumer's
         buffer.close()
         del capsule
+        gc.collect()
+        device.drain()
+        assert backend.count("mapping") == 1
+        backend.blocked.clear()
+        device.drain()
+        assert backend.count("mapping") == 0
+
+
+def test_each_array_of_one_consumer_keeps_its_stream() -> None:
+    """Arrays share what stands for the stream; the first that goes does not end it."""
+    device, backend = fake_device(dlpack=(2, 0))
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        first, second = (buffer.view(4).__dlpack__(stream=40) for _ in range(2))
+        del first
+        gc.collect()
+        device.drain()
+        third = buffer.view(4).__dlpack__(stream=40)
+        assert not [call for call in backend.calls if call[0] == "wait_event"]
+        backend.blocked.add(40)
+        buffer.close()
+        del second, third
         gc.collect()
         device.drain()
         assert backend.count("mapping") == 1
