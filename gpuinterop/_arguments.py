@@ -38,6 +38,8 @@ def check_int(value: object, argument: str, *, minimum: int | None = None, maxim
 
 def check_nbytes(value: object, argument: str = "size", *, minimum: int = 1) -> int:
     """Return a number of bytes."""
+    if type(value) is int and minimum <= value <= MAX_SIZE:
+        return value
     return check_int(value, argument, minimum=minimum, maximum=MAX_SIZE)
 
 

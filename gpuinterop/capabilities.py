@@ -411,7 +411,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         gpuinterop.errors.UnsupportedError: graph_capture is unsupported on ...: the CPU has no graphs: ...
         """
         for requirement in requirements:
-            if not (found := self.of(requirement)):
+            if not (found := self.of(requirement)).usable:
                 raise UnsupportedError(found, context=self._owner)
 
 

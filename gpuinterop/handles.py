@@ -464,6 +464,13 @@ class FdHandle(Handle):
                 f"({error.strerror}); was it closed elsewhere? detach() hands it over."
             ) from error
 
+    def _lent(self, fd: int) -> Self:
+        """A handle like this one with a duplicate of its number, which it does not own."""
+        twin = object.__new__(type(self))
+        own = {"_state": _State.OPEN, "_owned": False, "_fd": fd, "_number": [fd], "_calls": []}
+        twin.__dict__.update(self.__dict__ | own)  # one step: an interrupt must not leave it with the other's number
+        return twin
+
     def _use(self, call: Callable[[int], T]) -> T:
         """Pass the number to `call`; the descriptor stays open until it returns."""
         calls, mark = self._calls, (threading.get_ident(),)
@@ -479,8 +486,9 @@ class FdHandle(Handle):
 
         If a call still uses the number, that call closes it at its end.
         """
-        if self._owned and self._state in (_State.CLOSED, _State.CONSUMED) and not self._threads():
-            at_once = self.trusted or self._state is _State.CONSUMED  # else close() may block on the file
+        ended = self._number and self._owned and self._state in (_State.CLOSED, _State.CONSUMED)
+        if ended and not self._threads():
+            at_once = self._state is _State.CONSUMED or self.trusted  # else close() may block on the file
             close = os.close if at_once else system.closer(self._fd)
             closed: list[object] = []
             try:

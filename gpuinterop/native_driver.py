@@ -10,7 +10,6 @@ import ctypes
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 from .backend import Native
@@ -147,9 +146,12 @@ class Made(ABC):
 
     def create(self, name: str, *arguments: Any) -> Self:
         """Make it, with this call alone."""
-        # C code calls a method with `*arguments`, and an interrupt after that would lose the result of `create`.
-        made: Self = self.device.create(self, partial(self.make, name, *arguments))
-        return made
+        try:
+            self.device.run(self.make, name, *arguments)
+        except BaseException:
+            self.undo()
+            raise
+        return self
 
     @abstractmethod
     def make(self, name: str, *arguments: Any) -> None:

@@ -125,7 +125,7 @@ class Driver(NativeDriver):
         return found
 
     def run(
-        self, work: Callable[..., _T], *arguments: Any, contexts: Iterable[ctypes.c_void_p] = (), aside: bool = True
+        self, contexts: Iterable[ctypes.c_void_p], aside: bool, work: Callable[..., _T], arguments: Iterable[Any]
     ) -> _T:
         """Call `work` with a context current (``cuCtxPushCurrent``), or with the present one, then restore it.
 
@@ -166,7 +166,7 @@ class Context(NativeDevice):
         self._pushed = (ctypes.c_void_p(self.pointer),)
 
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        return self.driver.run(work, *arguments, contexts=self._pushed, aside=aside)
+        return self.driver.run(self._pushed, aside, work, arguments)
 
 
 class Made(native_driver.Made):

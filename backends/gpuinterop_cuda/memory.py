@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpuinterop.backend import Address
 from gpuinterop.handles import MemoryHandle
 
@@ -24,6 +26,10 @@ class MappedBuffer(Made):
     back = "cuMemFree"
     address: Address
 
+    def make(self, name: str, *arguments: Any) -> None:
+        super().make(name, *arguments)
+        self.address = int(self.handle)
+
 
 class Memory(Room):
     """External memory, and copies between any two addresses."""
@@ -37,13 +43,8 @@ class Memory(Room):
         """``cuExternalMemoryGetMappedBuffer``."""
         desc = self._driver.api.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
         desc.offset, desc.size, desc.flags = 0, size, 0
-        mapping = MappedBuffer(memory.device)
-
-        def work() -> None:
-            mapping.make("cuExternalMemoryGetMappedBuffer", memory.handle, desc)
-            mapping.address = int(mapping.handle)
-
-        return memory.device.create(mapping, work), mapping.address
+        mapping = MappedBuffer(memory.device).create("cuExternalMemoryGetMappedBuffer", memory.handle, desc)
+        return mapping, mapping.address
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
         """``cuMemcpyAsync``, which recognises the kinds of the two addresses."""

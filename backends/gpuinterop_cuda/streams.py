@@ -89,7 +89,7 @@ class Streams(Room):
         if code or int(found[0]) == device.pointer:  # the call may fail for a green context's stream
             return stream
         owner = ctypes.c_void_p(int(found[0]))
-        ordinal = int(self._driver.run(self._driver.call, "cuCtxGetDevice", contexts=(owner,), aside=False))
+        ordinal = int(self._driver.run((owner,), False, self._driver.call, ("cuCtxGetDevice",)))
         if ordinal != device.ordinal:
             raise InvalidArgumentError(
                 "stream",
@@ -142,7 +142,9 @@ class Streams(Room):
 
     def is_done(self, event: Event) -> bool:
         """``cuEventQuery``."""
-        return self._is_reached("cuEventQuery", self._driver.run(self._driver.status, "cuEventQuery", event.handle)[0])
+        return self._is_reached(
+            "cuEventQuery", self._driver.run((), True, self._driver.status, ("cuEventQuery", event.handle))[0]
+        )
 
     def _is_reached(self, call: str, code: Any) -> bool:
         if code and code != NOT_READY:

@@ -66,7 +66,8 @@ def drain() -> None:
             if not (waiting_for_a_look and _release_ready(held_by)):
                 return
     finally:
-        call_back()
+        if endings:
+            call_back()
 
 
 def wait_for(native: Native, timeout: float | None) -> bool:

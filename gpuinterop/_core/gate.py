@@ -60,8 +60,12 @@ class Gate:
         if held_by := self.held_by():
             return held_by
         # If a blocking call keeps the GIL, no thread of this process can signal what it waits for.
-        used = [stream for device in self.devices if device.backend.holds_gil for stream in device.known()]
-        return next((stream.label for stream in used if not stream.is_over()), "")
+        for device in self.devices:
+            if device.backend.holds_gil:
+                for stream in device.known():
+                    if not stream.is_over():
+                        return stream.label
+        return ""
 
 
 @locked

@@ -51,6 +51,8 @@ Marks: type[list[Any]] = list
 
 
 class State(Enum):
+    __hash__ = object.__hash__  # C code: Enum's own runs Python code at each look whether a state is in GONE
+
     BORN = "being made"
     LIVE = "open"
     RETIRED = "closed"
@@ -226,6 +228,8 @@ class Native:
     def streams(self) -> list[NativeStream]:
         """Streams whose work the release waits for."""
         used = self.uses.copy()
+        if not self.untracked:
+            return list(used)
         return [*used, *(one for device in self.untracked for one in device.known() if one not in used)]
 
     @property
@@ -290,7 +294,9 @@ def _came_up(native: Native, made: list[Any], whole: bool) -> None:
             native.behind = []
             waiting_for_a_look[native] = None
             native.state = RETIRED
-    closed = any(parent.state is not LIVE for parent in native.parents) and not native.noted_of_closed
+    closed = False
+    for parent in native.parents:
+        closed |= parent.state is not LIVE and not native.noted_of_closed
     if closed or not whole:  # an interrupt struck behind the call: the caller does not get it
         retire(native)
 
@@ -298,12 +304,17 @@ def _came_up(native: Native, made: list[Any], whole: bool) -> None:
 @locked
 def retire(native: Native) -> None:
     """End use of it, of its children, and of natives that close with their last child."""
+    _retire(native, None)
+
+
+def _retire(native: Native, under: Native | None) -> None:
+    """Retire it, and, unless that is `under`, which is being retired, a parent that ends with it."""
     if native.state is not LIVE:
         return
     native.ending()
     for one, how in list(native.standing.items()):
         if how is Standing.CHILD:
-            retire(one)
+            _retire(one, native)
     waiting_for_a_look[native] = None
     native.state = RETIRED
     if native.is_bare and not native.calls.copy():  # it needs no drain
@@ -312,10 +323,12 @@ def retire(native: Native) -> None:
     if native.how is not Standing.CHILD:  # there may be thousands of exported arrays
         return
     for parent in native.parents:
-        if parent.ends_with_children and not any(
+        if parent is under or not parent.ends_with_children:
+            continue
+        if not any(
             how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
         ):  # the latest first: those are open
-            retire(parent)
+            _retire(parent, None)
 
 
 @locked

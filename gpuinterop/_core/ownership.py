@@ -100,7 +100,7 @@ def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, native: Native 
         calls += mark
         try:
             _duplicate(handle.fd, lent)
-            done.extend(map(call, (type(handle)(lent[0], origin=handle.origin, trusted=handle.trusted),)))
+            done.extend(map(call, (handle._lent(lent[0]),)))
         finally:
             try:
                 settle()

@@ -121,4 +121,5 @@ class Resource:
         call_back()
 
     def _check_open(self) -> None:
-        self._lifetime.check()
+        if self._lifetime.state is not LIVE:
+            self._lifetime.check()

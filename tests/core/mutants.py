@@ -180,7 +180,7 @@ MUTANTS: dict[str, Mutant] = {
         "ExternalMemory.close & ExternalMemory.map_buffer",
     ),
     "children are not closed": Mutant(
-        ((native.retire, "if how is Standing.CHILD:\n            retire(one)", "pass"),),
+        ((native._retire, "if how is Standing.CHILD:\n            _retire(one, native)", "pass"),),
         "Buffer.fill, on a stream & ExternalMemory.close",
     ),
     "a wait that is inherited is not noted": Mutant(
