@@ -405,6 +405,7 @@ def test_each_array_of_one_consumer_keeps_its_stream() -> None:
         gc.collect()
         device.drain()
         third = buffer.view(4).__dlpack__(stream=40)
+        device.drain()
         assert not [call for call in backend.calls if call[0] == "wait_event"]
         backend.blocked.add(40)
         buffer.close()
