@@ -10,6 +10,7 @@ from typing import Final
 from .. import __version__
 from ..errors import GpuInteropError
 from . import info, matrix, multicast, selftest
+from .bench import command as bench
 from .console import complain
 from .demo import command as demo
 
@@ -24,13 +25,14 @@ examples:
   gpuinterop demo                         Vulkan steps a wave, the backend disturbs it in place
   gpuinterop demo --driver lavapipe       over another Vulkan driver
   gpuinterop demo --exporter process      the other side is a process with NumPy: no GPU, no Vulkan
+  gpuinterop bench                        what calls and frames cost, beside the same by hand
   gpuinterop selftest --backend host      the conformance suite, for the backend on this machine
   gpuinterop selftest multicast           whether multicast works; on a machine that is yours
   gpuinterop matrix nvidia.json amd.json  what ran where, of several machines' reports
 
 GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off.
 """
-_COMMANDS: Final = {"info": info, "demo": demo, "selftest": selftest, "matrix": matrix}
+_COMMANDS: Final = {"info": info, "demo": demo, "bench": bench, "selftest": selftest, "matrix": matrix}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser("gpuinterop", description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{info,demo,selftest,matrix}")
+    commands = parser.add_subparsers(dest="command", metavar="{info,demo,bench,selftest,matrix}")
     for name, room in {**_COMMANDS, "selftest multicast": multicast}.items():
         one = commands.add_parser(
             name, description=inspect.getdoc(room.command), formatter_class=argparse.RawTextHelpFormatter,

@@ -1,0 +1,194 @@
+"""The same work by cuda-python alone, for ``gpuinterop bench``.
+
+It is what a program without gpuinterop does at its fastest: structs are made once, and no status is looked at. What
+fails would be fast, so each call is made and checked once before it is measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+_NON_BLOCKING: Final = 1
+_GEQ: Final = 0
+
+
+class Yardsticks:
+    """One device's calls by hand.
+
+    Parameters
+    ----------
+    ordinal : int
+        Number of the device.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        from cuda.bindings import driver
+
+        self._cu = driver
+        self.check(driver.cuInit(0))
+        context = self.check(driver.cuDevicePrimaryCtxRetain(self.check(driver.cuDeviceGet(ordinal))))
+        self.check(driver.cuCtxSetCurrent(context))
+
+    @staticmethod
+    def check(result: tuple[Any, ...]) -> Any:
+        """The answer of a call, which must not have failed."""
+        if result[0]:
+            raise RuntimeError(f"expected CUDA_SUCCESS, got {result[0]!r}; the yardstick cannot be used here.")
+        return result[1] if len(result) == 2 else result[1:]
+
+    def stream(self) -> Any:
+        """A non-blocking stream."""
+        return self.check(self._cu.cuStreamCreate(_NON_BLOCKING))
+
+    def synchronize(self, stream: Any) -> None:
+        """Wait for the stream."""
+        self.check(self._cu.cuStreamSynchronize(stream))
+
+    def timelines(self, fds: Sequence[int], stream: Any) -> Timelines:
+        """Import timeline semaphores, which takes the file descriptors."""
+        return Timelines(self, self._cu, fds, stream)
+
+    def word(self, stream: Any) -> tuple[Callable[[int], object], Callable[[int], object]]:
+        """A pinned 64-bit word: how a stream writes it, and how it waits for it."""
+        cu = self._cu
+        write_value, wait_value = cu.cuStreamWriteValue64, cu.cuStreamWaitValue64
+        host = self.check(cu.cuMemHostAlloc(4096, 0))
+        word = cu.CUdeviceptr(int(self.check(cu.cuMemHostGetDevicePointer(host, 0))))
+
+        def write(value: int) -> object:
+            return write_value(stream, word, value, 0)
+
+        def wait(value: int) -> object:
+            return wait_value(stream, word, value, _GEQ)
+
+        self.check(write(1))  # type: ignore[arg-type]
+        self.check(wait(1))  # type: ignore[arg-type]
+        return write, wait
+
+    def memory(self, size: int) -> Callable[[int], None]:
+        """How to import, map and close a memory of `size` bytes, of which there is a file descriptor."""
+        cu, check = self._cu, self.check
+        desc = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+        desc.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+        desc.size = size
+        where = cu.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
+        where.size = size
+
+        def once(fd: int) -> None:
+            desc.handle.fd = os.dup(fd)
+            memory = check(cu.cuImportExternalMemory(desc))
+            pointer = check(cu.cuExternalMemoryGetMappedBuffer(memory, where))
+            check(cu.cuMemFree(pointer))
+            check(cu.cuDestroyExternalMemory(memory))
+
+        return once
+
+
+class Timelines:
+    """Imported timelines, which one call signals or waits for."""
+
+    def __init__(self, by_hand: Yardsticks, cu: Any, fds: Sequence[int], stream: Any) -> None:
+        self._cu = cu
+        self._stream = stream
+        self._handles = [by_hand.check(cu.cuImportExternalSemaphore(self._desc(fd))) for fd in fds]
+        self._signals = [cu.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS() for _ in fds]
+        self._waits = [cu.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS() for _ in fds]
+        signal, wait = cu.cuSignalExternalSemaphoresAsync, cu.cuWaitExternalSemaphoresAsync
+        self.signal, self.wait = self._reused(signal, self._signals[0]), self._reused(wait, self._waits[0])
+        self.signal_all, self.wait_all = self._at_once(signal, self._signals), self._at_once(wait, self._waits)
+        self.signal_anew = self._anew(signal, cu.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS)
+        self.wait_anew = self._anew(wait, cu.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS)
+        for each in (self.signal_all, self.wait_all):
+            by_hand.check(each([1] * len(fds)))
+        by_hand.synchronize(stream)
+
+    def _desc(self, fd: int) -> Any:
+        kinds = self._cu.CUexternalSemaphoreHandleType
+        desc = self._cu.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
+        desc.type = kinds.CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
+        desc.handle.fd = fd
+        return desc
+
+    def _reused(self, function: Any, params: Any) -> Callable[[int], object]:
+        """How to call for the first one, with a struct that is made once."""
+        handles, reused, stream, fence = self._handles[:1], [params], self._stream, params.params.fence
+
+        def once(value: int) -> object:
+            fence.value = value
+            return function(handles, reused, 1, stream)
+
+        return once
+
+    def _at_once(self, function: Any, params: list[Any]) -> Callable[[Sequence[int]], Any]:
+        """How to call for all at once, with structs that are made once."""
+        handles, count, stream = self._handles, len(self._handles), self._stream
+        fences = [one.params.fence for one in params]
+
+        def at_once(values: Sequence[int]) -> Any:
+            for fence, value in zip(fences, values, strict=True):
+                fence.value = value
+            return function(handles, params, count, stream)
+
+        return at_once
+
+    def _anew(self, function: Any, new: Callable[[], Any]) -> Callable[[int], object]:
+        """How to call for the first one, with a new struct each time."""
+        handles, stream = self._handles[:1], self._stream
+
+        def once(value: int) -> object:
+            params = new()
+            params.params.fence.value = value
+            return function(handles, [params], 1, stream)
+
+        return once
+
+    def addresses(self, *, signal: bool) -> tuple[int, int, int, int, int]:
+        """The driver's function, the semaphore, its params, where their value lies, and the stream, for C."""
+        cu = self._cu
+        name = b"cuSignalExternalSemaphoresAsync" if signal else b"cuWaitExternalSemaphoresAsync"
+        flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+        function = Yardsticks.check(cu.cuGetProcAddress(name, 12010, flags))[0]
+        params = (self._signals if signal else self._waits)[0]
+        where = int(params.getPtr())  # the value of a fence is the first field
+        return int(function), int(self._handles[0]), where, where, int(self._stream)
+
+    def graph(self) -> Graph:
+        """A captured frame: it waits for the first timeline, and signals it."""
+        return Graph(self._cu, self)
+
+
+class Graph:
+    """A graph of a wait and a signal, and what C needs to set their values and to launch it."""
+
+    def __init__(self, cu: Any, timelines: Timelines) -> None:
+        check, stream = Yardsticks.check, timelines._stream
+        check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        check(timelines.wait(1))  # type: ignore[arg-type]
+        check(timelines.signal(2))  # type: ignore[arg-type]
+        self._graph = check(cu.cuStreamEndCapture(stream))
+        self._executable = check(cu.cuGraphInstantiate(self._graph, 0))
+        _, count = check(cu.cuGraphGetNodes(self._graph))
+        nodes = check(cu.cuGraphGetNodes(self._graph, count))[0]
+        kinds = [int(check(cu.cuGraphNodeGetType(node))) for node in nodes]
+        self._keep: list[Any] = []
+        flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+
+        def entry(name: str) -> int:
+            return int(check(cu.cuGetProcAddress(name.encode(), 12010, flags))[0])
+
+        def setter(kind: int, what: str, params: Any, node_params: Any) -> tuple[int, ...]:
+            node_params.extSemArray = timelines._handles[:1]
+            node_params.paramsArray = [params]
+            node_params.numExtSems = 1
+            self._keep.append(node_params)
+            # The bindings copy the structs into an array of their own, whose address the node's params begin with.
+            array = ctypes.c_size_t.from_address(int(node_params.getPtr()) + 8).value
+            function = entry(f"cuGraphExecExternalSemaphores{what}NodeSetParams")
+            return function, int(self._executable), int(nodes[kinds.index(kind)]), int(node_params.getPtr()), array
+
+        self.signal = setter(8, "Signal", timelines._signals[0], cu.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS())
+        self.wait = setter(9, "Wait", timelines._waits[0], cu.CUDA_EXT_SEM_WAIT_NODE_PARAMS())
+        self.launch = entry("cuGraphLaunch"), int(self._executable), int(stream)

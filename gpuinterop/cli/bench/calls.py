@@ -1,0 +1,256 @@
+"""What single calls cost: signals, waits, batches, imports, views; and what threads and other objects add."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ..._core.semaphore import SemaphoreBatch
+from ...handles import FdHandle, HandleOrigin, OpaqueFd, OriginKind, Timeline, TimelineFd
+from .clock import OURS, Contender, Figure, Values, calls_of, in_turns
+from .floor import compute, load
+
+if TYPE_CHECKING:
+    from .rig import Bench
+
+REUSED, ANEW, BY_HAND, IN_C = "by hand, reused structs", "by hand, new structs", "by hand", "C"
+BATCH: Final = 16
+THREADS: Final = 8
+STREAMS, OBJECTS = 256, 1000
+MEMORY: Final = 2 << 20
+SHAPE: Final = (512, 512)
+
+
+def figures(bench: Bench) -> Iterator[tuple[str, Callable[[], Iterator[Figure]]]]:
+    """What can be measured here, by name."""
+    if bench.by_hand is not None:
+        yield "signal and wait", partial(semaphores, bench)
+        yield f"batches of {BATCH}", partial(batch, bench)
+        yield "timelines of our own", partial(own_timeline, bench)
+        yield "threads", partial(threads, bench)
+        yield "import + map + close", partial(imports, bench)
+    yield "views", partial(views, bench)
+
+
+def _timeline(bench: Bench, scope: ExitStack) -> TimelineFd:
+    """A new timeline of an independent party, which stays open."""
+    handle = scope.enter_context(bench.party.create_semaphore(Timeline)).export()
+    assert isinstance(handle, TimelineFd)
+    return handle
+
+
+class _Pair:
+    """Semaphores and a stream of ours, and the same by hand."""
+
+    def __init__(self, bench: Bench, scope: ExitStack, count: int) -> None:
+        self.bench = bench
+        self.stream = scope.enter_context(bench.device.create_stream())
+        self.ours = [scope.enter_context(bench.device.import_semaphore(_timeline(bench, scope))) for _ in range(count)]
+        self.their_stream = bench.by_hand.stream()
+        fds = [_timeline(bench, scope).detach() for _ in range(count)]
+        self.theirs = bench.by_hand.timelines(fds, self.their_stream)
+        self.mine, self.others = Values(), Values(1)  # a yardstick has signalled 1
+
+    def settle(self) -> None:
+        """Wait for both streams."""
+        self.stream.synchronize()
+        self.bench.by_hand.synchronize(self.their_stream)
+
+
+def semaphores(bench: Bench) -> Iterator[Figure]:
+    """A signal and a wait of a semaphore that was imported."""
+    with ExitStack() as scope:
+        pair = _Pair(bench, scope, 1)
+        (ours,), stream, theirs = pair.ours, pair.stream, pair.theirs
+
+        def signal(count: int) -> None:
+            for value in pair.mine.take(count):
+                ours.signal(stream, value)
+
+        def wait(count: int) -> None:
+            for value in (2,) * count:
+                ours.wait(stream, value)
+
+        signals: dict[str, Contender] = {
+            OURS: signal, REUSED: calls_of(theirs.signal, pair.others), ANEW: calls_of(theirs.signal_anew, pair.others),
+        }  # fmt: skip
+        waits: dict[str, Contender] = {OURS: wait, REUSED: calls_of(theirs.wait), ANEW: calls_of(theirs.wait_anew)}
+        if floor := load():
+            to_signal, to_wait = compute(theirs.addresses(signal=True)), compute(theirs.addresses(signal=False))
+            signals[IN_C] = lambda count: done(floor.calls(to_signal, pair.others.take(count).start, 1, count))
+            waits[IN_C] = lambda count: done(floor.calls(to_wait, 2, 0, count))
+        for name, contenders in (("signal", signals), ("wait", waits)):
+            times = in_turns(contenders, calls=50, rounds=bench.rounds(300), settle=pair.settle)
+            yield Figure(name, times=times)
+
+
+def done(status: int) -> None:
+    """Refuse a yardstick that has failed: what fails is fast."""
+    if status:
+        raise RuntimeError(f"expected a yardstick in C to succeed, got status {status}; it cannot be used here.")
+
+
+def batch(bench: Bench) -> Iterator[Figure]:
+    """Sixteen semaphores that one call signals, or waits for."""
+    with ExitStack() as scope:
+        pair = _Pair(bench, scope, BATCH)
+        ours, stream, theirs = SemaphoreBatch(*pair.ours), pair.stream, pair.theirs
+
+        def signal(count: int) -> None:
+            for value in pair.mine.take(count):
+                ours.signal(stream, [value] * BATCH)
+
+        def wait(count: int) -> None:
+            for value in (2,) * count:
+                ours.wait(stream, [value] * BATCH)
+
+        def by_hand(call: Callable[[Sequence[int]], object], values: Values | None) -> Contender:
+            return calls_of(lambda value: call([value] * BATCH), values)
+
+        for name, contenders in (
+            ("signal", {OURS: signal, REUSED: by_hand(theirs.signal_all, pair.others)}),
+            ("wait", {OURS: wait, REUSED: by_hand(theirs.wait_all, None)}),
+        ):
+            times = in_turns(contenders, calls=25, rounds=bench.rounds(300), settle=pair.settle)
+            yield Figure(f"{name}, batch of {BATCH}", "batch", times)
+
+
+def own_timeline(bench: Bench) -> Iterator[Figure]:
+    """A timeline of our own: a stream writes a word in pinned memory, and waits for it."""
+    with ExitStack() as scope:
+        stream = scope.enter_context(bench.device.create_stream())
+        ours = scope.enter_context(bench.device.create_semaphore(TimelineFd))
+        their_stream = bench.by_hand.stream()
+        write, wait_for = bench.by_hand.word(their_stream)
+        mine = Values()
+
+        def signal(count: int) -> None:
+            for value in mine.take(count):
+                ours.signal(stream, value)
+
+        def wait(count: int) -> None:
+            for value in (2,) * count:
+                ours.wait(stream, value)
+
+        def settle() -> None:
+            stream.synchronize()
+            bench.by_hand.synchronize(their_stream)
+
+        for name, contenders in (
+            ("signal", {OURS: signal, BY_HAND: calls_of(write, Values(1))}),
+            ("wait", {OURS: wait, BY_HAND: calls_of(wait_for)}),
+        ):
+            times = in_turns(contenders, calls=50, rounds=bench.rounds(300), settle=settle)
+            yield Figure(f"{name}, timeline of our own", times=times)
+
+
+def threads(bench: Bench) -> Iterator[Figure]:
+    """Threads that each signal a semaphore of their own on a stream of their own, all at once."""
+    with ExitStack() as scope:
+        pairs = [_Pair(bench, scope, 1) for _ in range(THREADS)]
+
+        def settle() -> None:
+            for pair in pairs:
+                pair.settle()
+
+        contenders = {
+            OURS: _at_once([_signals(pair) for pair in pairs]),
+            REUSED: _at_once([calls_of(pair.theirs.signal, pair.others) for pair in pairs]),
+        }
+        times = in_turns(contenders, calls=THREADS * 500, rounds=bench.rounds(30), settle=settle)
+        yield Figure(f"signal, {THREADS} threads at once", times=times)
+
+
+def _signals(pair: _Pair) -> Contender:
+    (semaphore,), stream = pair.ours, pair.stream
+
+    def run(count: int) -> None:
+        for value in pair.mine.take(count):
+            semaphore.signal(stream, value)
+
+    return run
+
+
+def _at_once(contenders: Sequence[Contender]) -> Contender:
+    def run(count: int) -> None:
+        running = [threading.Thread(target=one, args=(count // len(contenders),)) for one in contenders]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+
+    return run
+
+
+def imports(bench: Bench) -> Iterator[Figure]:
+    """Import, map and close a memory: alone, and among many other objects."""
+    with ExitStack() as scope:
+        device = bench.device
+        theirs = scope.enter_context(bench.party.create_memory(MEMORY))
+        handle = scope.enter_context(theirs.export())
+        assert isinstance(handle, FdHandle)
+        size, fd = theirs.size, handle.fd
+        origin = HandleOrigin(kind=OriginKind.MEMORY, device=device.identity, size=size, dedicated=False, trusted=True)
+        once = bench.by_hand.memory(size)
+
+        def ours(count: int) -> None:
+            for _ in range(count):
+                with OpaqueFd.adopt(os.dup(fd), origin=origin) as mine:
+                    memory = device.import_memory(mine, size=size)
+                memory.map_buffer()
+                memory.close()
+
+        contenders = {OURS: ours, BY_HAND: lambda count: [once(fd) for _ in range(count)]}
+        alone = Figure("import + map + close", "memory", in_turns(contenders, calls=1, rounds=bench.rounds(300)))
+        yield alone
+        for _ in range(STREAMS):
+            scope.enter_context(device.create_stream())
+        for _ in range(OBJECTS):
+            scope.enter_context(device.create_semaphore(TimelineFd))
+        among = in_turns(contenders, calls=1, rounds=bench.rounds(300))
+        times = {OURS: among[OURS], "gpuinterop, alone": alone.times[OURS], BY_HAND: among[BY_HAND]}
+        yield Figure(f"the same among {STREAMS} streams, {OBJECTS} objects", "memory", times)
+
+
+def views(bench: Bench) -> Iterator[Figure]:
+    """Hand a buffer to an array library; another array library's own is the yardstick."""
+    device = bench.device
+    with ExitStack() as scope:
+        buffer = scope.enter_context(device.allocate(4 * SHAPE[0] * SHAPE[1])).buffer
+        take: Any
+        if device.info.dlpack[0] == 1:
+            import numpy as np
+
+            own = np.zeros(SHAPE, np.float32)
+            take, name, whose = np.from_dlpack, "view + np.from_dlpack", "NumPy's array to NumPy"
+        else:
+            try:
+                import cupy
+                import torch
+            except ImportError as error:
+                yield Figure("view + torch.from_dlpack", problem=f"{error.name} is not installed.")
+                return
+            with cupy.cuda.Device(device.ordinal):
+                own = cupy.zeros(SHAPE, cupy.float32)
+            torch.zeros(1, device=f"cuda:{device.ordinal}")
+            take, name, whose = torch.from_dlpack, "view + torch.from_dlpack", "CuPy's array to torch"
+        view = buffer.view(SHAPE, "float32")
+
+        def ours(count: int) -> None:
+            for _ in range(count):
+                take(buffer.view(SHAPE, "float32"))
+
+        def reused(count: int) -> None:
+            for _ in range(count):
+                take(view)
+
+        def theirs(count: int) -> None:
+            for _ in range(count):
+                take(own)
+
+        contenders = {OURS: ours, "gpuinterop, one view": reused, whose: theirs}
+        yield Figure(name, "array", in_turns(contenders, calls=20, rounds=bench.rounds(300)))

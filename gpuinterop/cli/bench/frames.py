@@ -1,0 +1,318 @@
+"""What a frame costs: Vulkan submits, the compute side waits, works and signals, and Vulkan waits for that."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ...capabilities import Operation
+from ...exporters.vulkan.device import Device as VulkanDevice
+from ...exporters.vulkan.drivers import Instance
+from ...handles import Timeline
+from ...vulkan import _api as c
+from ...vulkan._buffer import share_buffer
+from ...vulkan._handoff import share_handoff
+from ...vulkan._semaphore import share_semaphore
+from .calls import IN_C, done
+from .clock import OURS, Contender, Figure, Values, in_turns
+from .floor import Graphics, Launch, Node, compute, load
+
+if TYPE_CHECKING:
+    from .rig import Bench
+
+PREPARED: Final = "by hand, prepared structs"
+BARE: Final = "vkQueueSubmit alone"
+GRAPH, GRAPH_IN_C = "gpuinterop, a captured graph", "C, a captured graph"
+STAGED: Final = "copies through the host"
+AHEAD: Final = 200
+"""Frames that are queued ahead."""
+SIZES: Final = {"no work": 0, "1 MiB": 1 << 20}
+_AT_ONCE: Final = 0x4  # VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
+
+
+def figures(bench: Bench) -> Iterator[tuple[str, Callable[[], Iterator[Figure]]]]:
+    """What can be measured here, by name."""
+    if bench.vulkan is not None:
+        flags = bench.families()
+        kinds, drawing = c.QUEUE_TRANSFER | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE, c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE
+        transfer = next((index for index, one in enumerate(flags) if one & kinds == c.QUEUE_TRANSFER), None)
+        computes = next(index for index, one in enumerate(flags) if one & drawing == drawing)
+        if transfer is not None:
+            yield "frames on a transfer queue", partial(on_queue, bench, transfer, "transfer queue")
+        yield "frames on a compute queue", partial(on_queue, bench, computes, "compute queue")
+
+
+def on_queue(bench: Bench, family: int, name: str) -> Iterator[Figure]:
+    """Frames on one queue."""
+    with ExitStack() as scope:
+        rig = _Rig(bench, scope, family)
+        for what, nbytes in SIZES.items():
+            frames = _Frames(rig, scope, nbytes)
+            if not nbytes:
+                yield frames.calls(f"submit + acquire + release, {name}")
+            yield frames.ahead(f"frame, queued ahead, {name}, {what}")
+            yield frames.each(f"frame, wait_host each, {name}, {what}")
+
+
+class _Rig:
+    """A VkDevice with a queue, what is shared with it, and a stream."""
+
+    def __init__(self, bench: Bench, scope: ExitStack, family: int) -> None:
+        assert bench.vulkan is not None
+        self.bench = bench
+        instance = scope.enter_context(Instance(validation=False))
+        device = VulkanDevice(instance, instance.physical_devices()[bench.vulkan.index], family)
+        scope.callback(device.close)
+        self.vk = vk = scope.enter_context(device.vk)
+        self.api, self.queue = vk.api, vk.queue
+        scope.callback(lambda: vk.functions.vkDeviceWaitIdle(vk.device))
+        self.stream = scope.enter_context(bench.device.create_stream())
+        info = self.api.new("VkCommandPoolCreateInfo", queueFamilyIndex=family)
+        self.pool = vk.create("vkCreateCommandPool", "VkCommandPool", info)
+        scope.callback(vk.destroy, "vkDestroyCommandPool", self.pool)
+        self.buffer = scope.enter_context(share_buffer(vk, bench.device, max(SIZES.values())))
+
+    def commands(self, nbytes: int) -> list[Any]:
+        """A frame's work in Vulkan: fill so many bytes."""
+        if not nbytes:
+            return []
+        api, vk = self.api, self.vk
+        info = api.new("VkCommandBufferAllocateInfo", commandPool=self.pool, commandBufferCount=1)
+        out = api.ffi.new("VkCommandBuffer *")
+        vk.call("vkAllocateCommandBuffers", vk.device, info, out)
+        vk.call("vkBeginCommandBuffer", out[0], api.new("VkCommandBufferBeginInfo", flags=_AT_ONCE))
+        self.buffer.acquire(out[0])
+        vk.functions.vkCmdFillBuffer(out[0], self.buffer.vk_buffer, 0, nbytes, 0x01010101)
+        self.buffer.release(out[0])
+        vk.call("vkEndCommandBuffer", out[0])
+        return [out[0]]
+
+    def fill(self, nbytes: int) -> None:
+        """A frame's work on the compute side."""
+        if nbytes:
+            self.buffer.fill(7, size=nbytes, stream=self.stream)
+
+
+class _Frames:
+    """Frames with so much work, by several means."""
+
+    def __init__(self, rig: _Rig, scope: ExitStack, nbytes: int) -> None:
+        self.rig, self.bench, self.nbytes = rig, rig.bench, nbytes
+        self.commands = rig.commands(nbytes)
+        self.handoff = scope.enter_context(share_handoff(rig.vk, rig.bench.device))
+        self.by_hand: _ByHand | None = None
+        self.graph: Contender | None = None
+        if self.bench.by_hand is not None and self.handoff.mode == "timeline":
+            if not nbytes:
+                self.by_hand = _ByHand(rig, scope, self.commands)
+            if self.bench.device.capabilities.supports(Operation.GRAPH_CAPTURE):
+                self.graph = self._captured(scope)
+
+    def frames(self, count: int) -> None:
+        """Frames as an application writes them."""
+        handoff, stream, queue, commands = self.handoff, self.rig.stream, self.rig.queue, self.commands
+        for _ in range(count):
+            handoff.submit(queue, commands)
+            handoff.acquire(stream)
+            self.rig.fill(self.nbytes)
+            handoff.release(stream)
+
+    def _captured(self, scope: ExitStack) -> Contender:
+        """Frames whose compute side is a graph that is captured once."""
+        stream = self.rig.stream
+        timeline = scope.enter_context(share_semaphore(self.rig.vk, self.bench.device, Timeline))
+        with stream.capture() as graph:
+            timeline.semaphore.wait(stream, 1)
+            self.rig.fill(self.nbytes)
+            timeline.semaphore.signal(stream, 2)
+        scope.enter_context(graph)
+        submission = _Submission(self.rig, timeline.vk_semaphore, self.commands)
+        values, semaphores = Values(), graph.semaphores
+
+        def frames(count: int) -> None:
+            for value in values.take(count, 2):
+                submission.submit(value - 1, value)
+                graph.launch(stream)
+                semaphores.advance(2)
+            stream.synchronize()
+
+        return frames
+
+    def calls(self, name: str) -> Figure:
+        """The calls of a frame; the time ends with the last one, not with its work."""
+        contenders: dict[str, Contender] = {OURS: self.frames}
+        if self.by_hand is not None:
+            contenders[PREPARED] = self.by_hand.frames
+        contenders[BARE] = _Submission(self.rig, None, ()).submits
+        times = in_turns(contenders, calls=20, rounds=self.bench.rounds(300), settle=self._settle)
+        return Figure(name, "frame", times)
+
+    def ahead(self, name: str) -> Figure:
+        """Frames that are queued ahead; the time ends with the work of the last one."""
+
+        def ours(count: int) -> None:
+            self.frames(count)
+            self.handoff.wait_host(30)
+
+        contenders: dict[str, Contender] = {OURS: ours}
+        if self.graph is not None:
+            contenders[GRAPH] = self.graph
+        if self.by_hand is not None:
+            contenders[PREPARED] = self.by_hand.ahead
+            if load():
+                contenders[IN_C] = self.by_hand.in_c
+                if self.graph is not None:
+                    contenders[GRAPH_IN_C] = self.by_hand.graph()
+        times = in_turns(contenders, calls=AHEAD, rounds=self.bench.rounds(30), settle=self._settle)
+        return Figure(name, "frame", times)
+
+    def each(self, name: str) -> Figure:
+        """Frames of which the host waits for each."""
+
+        def ours(count: int) -> None:
+            for _ in range(count):
+                self.frames(1)
+                self.handoff.wait_host(30)
+
+        contenders: dict[str, Contender] = {OURS: ours}
+        if self.by_hand is not None and load():
+            contenders["C, polling"] = self.by_hand.in_c
+        if self.nbytes:
+            contenders[STAGED] = self._staged()
+        times = in_turns(contenders, calls=1, rounds=self.bench.rounds(600), settle=self._settle)
+        return Figure(name, "frame", times, judged_by="p99")
+
+    def _staged(self) -> Contender:
+        """The same bytes without sharing: Vulkan's and the compute side's copies, with a wait for each."""
+        theirs, allocation = self.bench.party.create_memory(self.nbytes), self.bench.device.allocate(self.nbytes)
+        buffer, pages = allocation.buffer, mmap.mmap(-1, self.nbytes)  # memory as NumPy has it
+
+        def frames(count: int) -> None:
+            for _ in range(count):
+                pages[:] = theirs.read(0, self.nbytes)
+                buffer.copy_from_host(pages)
+                buffer.fill(7)
+                buffer.copy_to_host(pages)
+                theirs.write(0, pages[:])
+
+        return frames
+
+    def _settle(self) -> None:
+        self.rig.stream.synchronize()
+        if self.by_hand is not None:
+            self.bench.by_hand.synchronize(self.by_hand.stream)
+        self.rig.vk.functions.vkQueueWaitIdle(self.rig.queue)
+
+
+class _Submission:
+    """``vkQueueSubmit`` by structs that are made once; without a semaphore, of the commands alone."""
+
+    def __init__(self, rig: _Rig, semaphore: Any, commands: Sequence[Any]) -> None:
+        api = rig.api
+        self.waits, self.signals = api.ffi.new("uint64_t[1]"), api.ffi.new("uint64_t[1]")
+        fields: dict[str, Any] = {}
+        if semaphore is not None:
+            values = api.new(
+                "VkTimelineSemaphoreSubmitInfo",
+                waitSemaphoreValueCount=1,
+                pWaitSemaphoreValues=self.waits,
+                signalSemaphoreValueCount=1,
+                pSignalSemaphoreValues=self.signals,
+            )
+            semaphores = api.array("VkSemaphore", [semaphore])
+            fields = {
+                "pNext": values,
+                "waitSemaphoreCount": 1,
+                "pWaitSemaphores": semaphores,
+                "pWaitDstStageMask": api.array("VkPipelineStageFlags", [c.STAGE_ALL_COMMANDS]),
+                "signalSemaphoreCount": 1,
+                "pSignalSemaphores": semaphores,
+            }
+        buffers = api.array("VkCommandBuffer", commands)
+        self.info = api.new("VkSubmitInfo", commandBufferCount=len(commands), pCommandBuffers=buffers, **fields)
+        self._call, self._queue, self._fence = rig.vk.functions.vkQueueSubmit, rig.queue, api.ffi.NULL
+
+    def submit(self, wait: int, signal: int) -> None:
+        """Submit with these values."""
+        self.waits[0] = wait
+        self.signals[0] = signal
+        self._call(self._queue, 1, self.info, self._fence)
+
+    def submits(self, count: int) -> None:
+        """Submit so often."""
+        for _ in range(count):
+            self._call(self._queue, 1, self.info, self._fence)
+
+
+class _ByHand:
+    """Frames by the backend's yardstick, and in C."""
+
+    def __init__(self, rig: _Rig, scope: ExitStack, commands: Sequence[Any]) -> None:
+        bench, api, vk = rig.bench, rig.api, rig.vk
+        self.stream = bench.by_hand.stream()
+        self._shared = scope.enter_context(
+            share_semaphore(vk, bench.device, Timeline)
+        )  # of which it uses Vulkan's half
+        semaphore = self._shared.vk_semaphore
+        info = api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
+        fd = api.ffi.new("int *")
+        vk.call("vkGetSemaphoreFdKHR", vk.device, info, fd)
+        self._timelines = bench.by_hand.timelines([int(fd[0])], self.stream)
+        self._submission = _Submission(rig, semaphore, commands)
+        self._values = Values(1)  # the yardstick has signalled 1
+        self._counter = partial(vk.functions.vkGetSemaphoreCounterValue, vk.device, semaphore)
+        self._out = api.ffi.new("uint64_t *")
+        self._graphics = Graphics(
+            *(
+                int(api.ffi.cast("uintptr_t", one))
+                for one in (
+                    vk.functions.vkQueueSubmit,
+                    rig.queue,
+                    self._submission.info,
+                    self._submission.waits,
+                    self._submission.signals,
+                    vk.functions.vkGetSemaphoreCounterValue,
+                    vk.device,
+                    semaphore,
+                )
+            )
+        )
+        self._wait, self._signal = (compute(self._timelines.addresses(signal=signals)) for signals in (False, True))
+
+    def _take(self, count: int) -> range:
+        """What each frame waits for: what the one before has signalled."""
+        first, *_ = taken = self._values.take(count, 2)
+        return range(first - 1, first - 1 + 2 * len(taken), 2)
+
+    def frames(self, count: int) -> None:
+        """Frames by the bindings."""
+        submit, wait, signal = self._submission.submit, self._timelines.wait, self._timelines.signal
+        for value in self._take(count):
+            submit(value, value + 1)
+            wait(value + 1)
+            signal(value + 2)
+            self._last = value + 2
+
+    def ahead(self, count: int) -> None:
+        """The same, until the last one's work is done."""
+        self.frames(count)
+        while self._out[0] < self._last:
+            self._counter(self._out)
+
+    def in_c(self, count: int) -> None:
+        """Frames in C, until the last one's work is done."""
+        first = self._take(count).start
+        done(load().frames(self._graphics, self._wait, self._signal, first, count))
+
+    def graph(self) -> Contender:
+        """Frames in C whose compute side is a graph."""
+        graph = self._timelines.graph()
+        wait, signal, launch = Node(*graph.wait), Node(*graph.signal), Launch(*graph.launch)
+
+        def run(count: int, graph: Any = graph) -> None:  # `graph` keeps what the addresses name
+            done(load().launches(self._graphics, wait, signal, launch, self._take(count).start, count))
+
+        return run
