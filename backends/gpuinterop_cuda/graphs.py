@@ -127,7 +127,7 @@ class Graphs(Room, GraphBackend):
             (slot.first.value,) = values
         else:
             batch.layout.pack_into(slot.structs, 0, *values)
-        for index in () if node.signals else batch.keyed:
+        for index in native.timeouts and batch.keyed:
             slot.structs[index].timeout_ms = native.timeouts[index]
         if native.executable[0] != executable:
             native.executable = executable, at(executable)

@@ -72,7 +72,9 @@ class GraphStep:
         )
         self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
         self._natives = [semaphore._native for semaphore in self._ours]
-        self._counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
+        counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
+        self._largest = min(one._max_value for one in self._ours) if counts else None
+        """The largest value of semaphores that all count; None if some do not."""
         self.values = node.values
 
     def set(self, *values: int | None) -> None:
@@ -89,7 +91,8 @@ class GraphStep:
             The number of values differs from the number of semaphores, a value does not fit its semaphore, or
             gpuinterop did not import a semaphore.
         """
-        self._apply(self._checked(values))
+        numbers = self._checked(values)
+        self._owner._lifetime.use(lambda _: self._apply(numbers))
 
     def _checked(self, values: tuple[int | None, ...]) -> tuple[int, ...]:
         """The values as the backend takes them."""
@@ -100,7 +103,9 @@ class GraphStep:
         return tuple([one._check_value(value) for one, value in zip(self._ours, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
-        self._owner._set(self, numbers)
+        """Set checked values. The caller marks."""
+        owner = self._owner
+        owner._backend.set_node(owner._executable, self._node, self._natives, numbers)
         self.values = numbers
 
     def _told(self) -> list[int | None]:
@@ -108,15 +113,19 @@ class GraphStep:
         values = zip(self.semaphores, self.values, strict=True)
         return [value if one._takes_value else None for one, value in values if one is not None]
 
-    def _advanced(self, by: int) -> tuple[int | None, ...]:
+    def _advanced(self, by: int) -> tuple[int, ...]:
         """The values plus `by`, for semaphores that count; keys and addresses of fences stay."""
-        if self._counts:
-            return tuple([value + by for value in self.values])
-        return tuple(
-            None if semaphore is not None and not semaphore._takes_value
-            else value + by if semaphore is None or semaphore.kind in (Timeline, Fence)
-            else value
-            for semaphore, value in zip(self.semaphores, self.values, strict=True)
+        if self._largest is not None:
+            numbers = tuple([value + by for value in self.values])
+            if max(numbers) <= self._largest:
+                return numbers
+        return self._checked(
+            tuple(
+                None if semaphore is not None and not semaphore._takes_value
+                else value + by if semaphore is None or semaphore.kind in (Timeline, Fence)
+                else value
+                for semaphore, value in zip(self.semaphores, self.values, strict=True)
+            )
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -230,17 +239,14 @@ class GraphSemaphores(Resource):
         (3,)
         """
         step_by = check_int(by, "by")
-        plans = [(step, step._checked(step._advanced(step_by))) for step in self.steps]
-        for step, numbers in plans:
-            step._apply(numbers)
-
-    def _set(self, step: GraphStep, values: tuple[int, ...]) -> None:
+        plans = [(step, step._advanced(step_by)) for step in self.steps]
         calls = self._lifetime.calls
         calls += MARK
         try:
             if self._lifetime.state is not LIVE:
                 self._check_open()
-            self._backend.set_node(self._executable, step._node, step._natives, values)
+            for step, numbers in plans:
+                step._apply(numbers)
         finally:
             del calls[-1]
 
@@ -270,7 +276,7 @@ class Graph(Resource):
         self._made: tuple[Native, Native] | None = None  # the driver's graph and its executable
         self._semaphores: GraphSemaphores | None = None
         self._wait_steps: Sequence[GraphStep] = ()
-        self._signal_steps: Sequence[GraphStep] = ()
+        self._signals: Sequence[tuple[GraphStep, int, Native]] = ()
         self._waits: Sequence[Native] = ()
         """The semaphores that it waits for, as far as this library imported them."""
         self._mappings: dict[Mapping, tuple[int, int]] = {}
@@ -361,11 +367,11 @@ class Graph(Resource):
             del calls[-1], streams[-1]
 
     def _note_signals(self, native: NativeStream) -> None:
-        for step in self._signal_steps:
-            for semaphore, value in zip(step.semaphores, step.values, strict=True):
-                if semaphore is not None:
-                    last = last_signalled(semaphore._lifetime, native)
-                    last[0] = max(value, value_of(last))
+        for step, place, semaphore in self._signals:
+            last = semaphore.uses.get(native)
+            if last is None or len(last) > 1:
+                value_of(last := last_signalled(semaphore, native))
+            last[0] = max(step.values[place], last[0])
 
     def _captured(self) -> tuple[Native, Native]:
         self._check_open()
@@ -436,7 +442,13 @@ class Graph(Resource):
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
         semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=(self, executable))
-        self._wait_steps, self._signal_steps = semaphores.waits, semaphores.signals
+        self._wait_steps = semaphores.waits
+        self._signals = [
+            (step, place, one._lifetime)
+            for step in semaphores.signals
+            for place, one in enumerate(step.semaphores)
+            if one is not None
+        ]
         self._waits = [one._lifetime for step in self._wait_steps for one in step.semaphores if one is not None]
         self._semaphores = semaphores
 
