@@ -16,7 +16,7 @@ from .clock import OURS
 __all__ = ["rewrite"]
 
 BEGIN, END = "<!-- figures: gpuinterop bench --page -->", "<!-- end of figures -->"
-_ROW, _BAR, _LEFT, _WIDTH, _TOP = 20, 12, 330, 760, 48
+_ROW, _BAR, _LEFT, _WIDTH, _TOP = 20, 12, 400, 700, 48
 _COLOURS: Final = ("#2a6fbb", "#8a97a6")
 """Of bars that are gpuinterop's, and of others."""
 
