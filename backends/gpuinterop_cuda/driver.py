@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Iterable
+from ctypes import byref, c_int, c_void_p
 from functools import partial
 from itertools import starmap
 from typing import Any, Final, TypeVar
@@ -56,8 +57,9 @@ class Driver(NativeDriver):
             )
         self.version: int = self.call("cuDriverGetVersion")
         self._exchange = self.entry("cuThreadExchangeStreamCaptureMode")
+        self._current = self.entry("cuCtxGetCurrent")
         self._push = self.entry("cuCtxPushCurrent")
-        self._pop = partial(self.entry("cuCtxPopCurrent"), ctypes.byref(ctypes.c_void_p()))
+        self._pop = partial(self.entry("cuCtxPopCurrent"), byref(c_void_p()))
         self.has_stream_id = self.has("cuStreamGetId", 12000)
 
     # -- results -------------------------------------------------------------------------------------------------
@@ -121,13 +123,13 @@ class Driver(NativeDriver):
         found = self._entries.get(name)
         if found is None:
             address = self.address(name.removesuffix("_v2"), min(version, self.version))
-            found = self._entries[name] = ctypes.CFUNCTYPE(ctypes.c_int)(address)
+            found = self._entries[name] = ctypes.CFUNCTYPE(c_int)(address)
         return found
 
-    def run(
-        self, contexts: Iterable[ctypes.c_void_p], aside: bool, work: Callable[..., _T], arguments: Iterable[Any]
-    ) -> _T:
-        """Call `work` with a context current (``cuCtxPushCurrent``), or with the present one, then restore it.
+    def run(self, context: int, aside: bool, work: Callable[..., _T], arguments: Iterable[Any]) -> _T:
+        """Call `work` with a context current, or, for 0, with the present one, then restore that.
+
+        If it is current already, as it is where torch or CuPy runs, there is nothing to push or to pop.
 
         With `aside`, calls do not invalidate another thread's capture in global mode, which is torch's default: any
         thread's event query would (``cuThreadExchangeStreamCaptureMode``). Pass it for calls unrelated to a capture.
@@ -135,12 +137,17 @@ class Driver(NativeDriver):
         An interrupt may lose the result of `work`, so `work` stores the objects that it makes in a `Made`.
         """
         pushed: list[int] = []
-        mode = ctypes.c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
-        place = ctypes.byref(mode)
+        mode = c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
+        place = byref(mode)
         try:
-            pushed.extend(map(self._push, contexts))
-            if any(pushed):
-                raise self.error("cuCtxPushCurrent", pushed[0])
+            if context:
+                here = c_void_p()
+                if code := self._current(byref(here)):
+                    raise self.error("cuCtxGetCurrent", code)
+                if here.value != context:
+                    pushed.extend(map(self._push, (c_void_p(context),)))
+                    if pushed[0]:
+                        raise self.error("cuCtxPushCurrent", pushed[0])
             try:
                 if aside and (code := self._exchange(place)):
                     raise self.error("cuThreadExchangeStreamCaptureMode", code)
@@ -149,7 +156,7 @@ class Driver(NativeDriver):
                 if mode.value != _RELAXED and (code := self._exchange(place)):
                     self.warn("cuThreadExchangeStreamCaptureMode", code)
         finally:
-            if pushed == [0] and (code := self._pop()):
+            if pushed and not pushed[0] and (code := self._pop()):
                 self.warn("cuCtxPopCurrent", code)
 
 
@@ -163,10 +170,9 @@ class Context(NativeDevice):
         self.number = driver.call("cuDeviceGet", ordinal)
         self.handle = driver.call("cuDevicePrimaryCtxRetain", self.number)
         self.pointer = int(self.handle)
-        self._pushed = (ctypes.c_void_p(self.pointer),)
 
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        return self.driver.run(self._pushed, aside, work, arguments)
+        return self.driver.run(self.pointer, aside, work, arguments)
 
 
 class Made(native_driver.Made):
@@ -188,7 +194,7 @@ class Made(native_driver.Made):
         """Make it with a call that returns only its status; the handle is the call's first argument."""
         driver = self.device.driver
         self.handle = arguments[0]
-        given = tuple(ctypes.c_void_p(int(argument)) for argument in arguments)  # wide enough for each
+        given = tuple(c_void_p(int(argument)) for argument in arguments)  # wide enough for each
         self._found.extend(zip(starmap(driver.entry(name, version), (given,)), strict=False))
         driver.check(name, self._found[0])
 
@@ -202,7 +208,7 @@ class Room(Releases, Backend):
 
 def at(address: int) -> Any:
     """A pointer or a handle as ctypes passes it fastest: a ``byref`` is converted already, a ``c_void_p`` anew."""
-    return ctypes.byref(ctypes.c_char.from_address(address))
+    return byref(ctypes.c_char.from_address(address))
 
 
 def unnamed(error: Exception) -> tuple[int, ...]:

@@ -88,8 +88,7 @@ class Streams(Room):
         code, *found = self._driver.status("cuStreamGetCtx", stream.handle)
         if code or int(found[0]) == device.pointer:  # the call may fail for a green context's stream
             return stream
-        owner = ctypes.c_void_p(int(found[0]))
-        ordinal = int(self._driver.run((owner,), False, self._driver.call, ("cuCtxGetDevice",)))
+        ordinal = int(self._driver.run(int(found[0]), False, self._driver.call, ("cuCtxGetDevice",)))
         if ordinal != device.ordinal:
             raise InvalidArgumentError(
                 "stream",
@@ -143,7 +142,7 @@ class Streams(Room):
     def is_done(self, event: Event) -> bool:
         """``cuEventQuery``."""
         return self._is_reached(
-            "cuEventQuery", self._driver.run((), True, self._driver.status, ("cuEventQuery", event.handle))[0]
+            "cuEventQuery", self._driver.run(0, True, self._driver.status, ("cuEventQuery", event.handle))[0]
         )
 
     def _is_reached(self, call: str, code: Any) -> bool:
