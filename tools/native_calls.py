@@ -39,7 +39,7 @@ SIZE: Final = 1 << 16
 STEP: Final = 2 << 20
 
 EVERYWHERE: Final = {
-    "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode",
+    "cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode",
     "hipGetDevice", "hipSetDevice", "hipThreadExchangeStreamCaptureMode",
 }  # fmt: skip
 """The calls round others that make the device's context current; the page names them above the table."""

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,21 +158,23 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
     from cuda.bindings import driver as cuda
 
     given: dict[str, Any] = {}
-    stream = new_stream(device, scope)
+    backend: Any = device._backend
 
-    def noted(of: Any, call: str) -> Callable[..., Any]:
-        real = getattr(of, call)
+    def noted(call: str) -> Callable[..., int]:
+        real = native(device).driver.entry(call)
 
-        def note(*arguments: Any) -> Any:
+        def note(*arguments: Any) -> int:
             given[call] = arguments
-            return real(*arguments)
+            code: int = real(*arguments)
+            return code
 
         return note
 
-    for call in ("cuStreamWriteValue64", "cuStreamWaitValue64"):
-        monkeypatch.setattr(cuda, call, noted(cuda, call))
-    entries: Any = SimpleNamespace(cuMemHostRegister=native(device).driver.entry("cuMemHostRegister"))
-    monkeypatch.setitem(native(device).driver._entries, "cuMemHostRegister", noted(entries, "cuMemHostRegister"))
+    # The backend keeps the functions of its hot path.
+    monkeypatch.setattr(backend, "_write", noted("cuStreamWriteValue64"))
+    monkeypatch.setattr(backend, "_wait_for", noted("cuStreamWaitValue64"))
+    monkeypatch.setitem(native(device).driver._entries, "cuMemHostRegister", noted("cuMemHostRegister"))
+    stream = new_stream(device, scope)
     made, _ = make(device, scope)
     made.signal(stream, 1)
     made.wait(stream, 1)

@@ -6,10 +6,37 @@ import importlib
 from typing import Any
 
 import gpuinterop as gi
+from tests.simulated.driver import Simulator
 
 from ..parties import native
 
 LIMIT = 20.0
+
+
+def test_a_context_that_is_current_is_not_switched(simulator: Simulator, device: gi.Device, exporter: Any) -> None:
+    """Another one is: the calls are made in the device's own, and the thread has its own again behind each."""
+    cuda: Any = importlib.import_module("cuda.bindings.driver")
+    theirs = exporter.create_memory(1 << 16)
+    other = native(gi.get_backend("cuda").device(1 - device.ordinal))
+
+    def switches(current: Any) -> list[int]:
+        calls = ("cuCtxPushCurrent", "cuCtxPopCurrent", "cuImportExternalMemory", "cuMemFree")
+        before = [simulator.calls(call) for call in calls]
+        with device.import_memory(theirs.export(), size=theirs.size) as memory:
+            buffer = memory.map_buffer()
+            assert cuda.cuPointerGetAttribute(
+                cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, buffer.ptr
+            ) == (0, device.ordinal)
+        assert int(cuda.cuCtxGetCurrent()[1]) == int(current.handle)
+        return [simulator.calls(call) - then for call, then in zip(calls, before, strict=True)]
+
+    for current, pushed in ((native(device), 0), (other, 4)):
+        assert not cuda.cuCtxPushCurrent(current.handle)[0]
+        try:
+            assert switches(current) == [pushed, pushed, 1, 1]
+        finally:
+            assert not cuda.cuCtxPopCurrent()[0]
+    theirs.close()
 
 
 def test_closing_leaves_a_capture_elsewhere_alone(device: gi.Device, exporter: Any) -> None:
