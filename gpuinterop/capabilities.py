@@ -48,6 +48,8 @@ class Operation(Enum):
     True
     """
 
+    __hash__ = object.__hash__  # C code: each call that needs a capability looks it up
+
     IMPORT_MEMORY = "import_memory"
     MAP_BUFFER = "map_buffer"
     MAP_MIPMAPPED_ARRAY = "map_mipmapped_array"

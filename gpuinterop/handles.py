@@ -467,8 +467,9 @@ class FdHandle(Handle):
     def _lent(self, fd: int) -> Self:
         """A handle like this one with a duplicate of its number, which it does not own."""
         twin = object.__new__(type(self))
-        own = {"_state": _State.OPEN, "_owned": False, "_fd": fd, "_number": [fd], "_calls": []}
-        twin.__dict__.update(self.__dict__ | own)  # one step: an interrupt must not leave it with the other's number
+        twin.__dict__.update(  # one step: an interrupt must not leave it with the other's number
+            self.__dict__, _state=_State.OPEN, _owned=False, _fd=fd, _number=[fd], _calls=[]
+        )
         return twin
 
     def _use(self, call: Callable[[int], T]) -> T:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from .. import system
 from ..errors import report, warn_leak
-from .gate import MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
+from .gate import MANY, MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
 from .monitor import dropped, interrupted, locked
 from .native import (
     GONE,
@@ -58,11 +58,13 @@ def drain() -> None:
         while True:
             if dropped:
                 retire_dropped()
-            for stream in pointed.copy():
-                _shown(stream.poll)
-            for gate in blocking.copy():
-                if not _held_by(gate, held_by):
-                    unblock(gate)
+            if pointed:
+                for stream in pointed.copy():
+                    _shown(stream.poll)
+            if blocking:
+                for gate in blocking.copy():
+                    if not _held_by(gate, held_by):
+                        unblock(gate)
             if not (waiting_for_a_look and _release_ready(held_by)):
                 return
     finally:
@@ -99,7 +101,7 @@ def relieve(gate: Gate) -> None:
     try:
         relieved(gate, 2 * gate.limit)  # other waits stand at the gate; try half as often, unless it succeeds
         if system.until(lambda: not gate.look(), MOMENT_S):
-            relieved(gate)
+            relieved(gate, MANY)
             drain()
     finally:
         del shut[-1]
@@ -148,8 +150,7 @@ def _put_back(native: Native) -> None:
 def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: dict[Gate, str]) -> bool:
     """Release it, or leave it where it waits; return whether anything has moved."""
     behind = native.behind
-    if behind is None:
-        streams = native.streams()
+    if behind is None and (streams := native.streams()):
         try:
             for stream in streams:
                 if stream not in ends:
@@ -157,8 +158,7 @@ def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: di
         except CapturedError:
             _put_back(native)
             return False
-        if streams:
-            behind = [end for stream in streams if (end := ends[stream]) is not None]
+        behind = [end for stream in streams if (end := ends[stream]) is not None]
     if behind is not None and _park(native, behind):
         return False
     if native.standing:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 MOMENT_S: Final = 0.004
 """Seconds for which waits stand aside when too many releases are blocked."""
-_MANY: Final = 8
+MANY: Final = 8
+"""Number of blocked releases from which on the next wait stands aside."""
 TOO_MANY: Final = 256
 """Number of blocked releases at which a warning is issued."""
 
@@ -36,7 +37,7 @@ class Gate:
         """One mark for each release that is under way or about to begin."""
         self.blocked: dict[Native, str] = {}
         """Releases that only a pending wait holds up, each with the stream that may be waiting."""
-        self.limit = _MANY
+        self.limit = MANY
         self.crowded = False
         """Whether so many releases are blocked that the next wait stands aside (`drain.relieve`)."""
         self.devices: list[Streams] = []
@@ -89,7 +90,7 @@ def unblock(gate: Gate) -> None:
 
 
 @locked
-def relieved(gate: Gate, limit: int = _MANY) -> None:
+def relieved(gate: Gate, limit: int) -> None:
     """Make the next wait stand aside once `limit` releases are blocked."""
     gate.limit = limit
     gate.crowded = False

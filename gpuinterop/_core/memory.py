@@ -118,9 +118,7 @@ class Sized(Resource):
 class Mappable(Sized):
     """Memory that is mapped once, as a whole; buffers are ranges of the mapping."""
 
-    def __init__(self, lifetime: Native, *, device: Device, size: int) -> None:
-        super().__init__(lifetime, device=device, size=size)
-        self._mapping: Mapping | None = None
+    _mapping: Mapping | None = None
 
     @abstractmethod
     def _new_mapping(self) -> Mapping:

@@ -12,14 +12,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from ..errors import ResourceBusyError
 
 if TYPE_CHECKING:
     from .native import Native
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
 _lock = threading.RLock()  # a signal handler may come back in the same thread: see `refuse_reentry`
@@ -30,14 +30,14 @@ dropped: deque[Native] = deque()
 """Natives without a reference: finalizers append to it and do nothing else. The next drain retires them."""
 
 
-def locked(transition: Callable[P, T]) -> Callable[P, T]:
+def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
     """Run a function under the monitor. An interrupt right after it can lose its return value."""
 
     @functools.wraps(transition)
-    def entered(*arguments: P.args, **keywords: P.kwargs) -> T:
+    def entered(*arguments: *Ts) -> T:
         try:  # not `with`: an interrupt can then leak the lock on CPython 3.14 (cpython #148874)
             _lock.acquire()
-            return transition(*arguments, **keywords)
+            return transition(*arguments)
         finally:
             try:  # noqa: SIM105 - a call in between could be interrupted
                 _lock.release()

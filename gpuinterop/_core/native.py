@@ -267,8 +267,7 @@ class Native:
         return f"<{self.label} {self.state.value}>"
 
 
-@locked
-def _begin(native: Native) -> None:
+def _enter(native: Native) -> None:
     for parent in native.parents:
         if parent.state is not LIVE and not (native.noted_of_closed and parent.state is RETIRED):
             parent.check()
@@ -277,9 +276,12 @@ def _begin(native: Native) -> None:
     _alive[native] = None
 
 
+_begin = locked(_enter)
+
+
 @locked
 def _open(native: Native) -> None:
-    _begin(native)
+    _enter(native)
     native.state = LIVE
 
 
@@ -354,7 +356,7 @@ def revive(native: Native) -> bool:
 def retire_dropped() -> None:
     """Retire the natives that finalizers queued."""
     while dropped:
-        retire(dropped[0])  # removed afterwards: an interrupt may come in between
+        _retire(dropped[0], None)  # removed afterwards: an interrupt may come in between
         del dropped[0]
 
 

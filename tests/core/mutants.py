@@ -101,7 +101,7 @@ _NOTE = (
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
-_TAKE = "retire(dropped[0])  # removed afterwards: an interrupt may come in between\n        del dropped[0]"
+_TAKE = "_retire(dropped[0], None)  # removed afterwards: an interrupt may come in between\n        del dropped[0]"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
 MUTANTS: dict[str, Mutant] = {

@@ -198,7 +198,7 @@ def test_a_call_as_it_is_written() -> None:
 
 def test_its_numbers_are_the_librarys() -> None:
     said = TEXT
-    assert f"From {gate._MANY} held releases on" in said
+    assert f"From {gate.MANY} held releases on" in said
     assert f"At {gate.TOO_MANY} a warning" in said
     assert f"up to {gate.MOMENT_S * 1000:g} ms" in said
     assert "takes two seconds at most" in said
