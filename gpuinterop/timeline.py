@@ -192,6 +192,7 @@ class Page:
             Another process holds the signallers' lock, and does not release it.
         """
         kept, own = self._kept, list[int]()
+        unlocking = map(fcntl.flock, own, (fcntl.LOCK_UN,))  # made here: below, an interrupt would come in between
         try:
             try:  # C code stores it: an interrupt cannot come between the call and the store
                 own.extend(map(list.pop, (kept,)))
@@ -213,7 +214,8 @@ class Page:
             self.wake()  # before the unlock, which waiters do not need
         finally:
             try:
-                list(map(fcntl.flock, own, (fcntl.LOCK_UN,)))
+                for _ in unlocking:
+                    pass
             finally:
                 kept += own
 

@@ -117,7 +117,7 @@ class GraphStep:
         """The values plus `by`, for semaphores that count; keys and addresses of fences stay."""
         if self._largest is not None:
             numbers = tuple([value + by for value in self.values])
-            if max(numbers) <= self._largest:
+            if by >= 0 and max(numbers) <= self._largest:
                 return numbers
         return self._checked(
             tuple(

@@ -229,8 +229,9 @@ def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:
         with stream.capture() as graph:
             semaphore.wait(stream, 1)
             semaphore.signal(stream, 2**64 - 2)
-        with pytest.raises(gi.InvalidArgumentError, match="2\\*\\*64"):
-            graph.semaphores.advance(2)
+        for by, why in ((2, "2\\*\\*64"), (-2, "-1")):
+            with pytest.raises(gi.InvalidArgumentError, match=why):
+                graph.semaphores.advance(by)
         assert [step.values for step in graph.semaphores.steps] == [(1,), (2**64 - 2,)]
         graph.close()
 
