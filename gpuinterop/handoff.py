@@ -135,7 +135,7 @@ class Handoff:
         self._tracks_submits = tracks_submits
         self._first_turn = self._turn = _SUBMIT if tracks_submits else _ACQUIRE
         self._stream: Stream | None = None
-        """The stream that released last."""
+        """The stream that released last, by a binary semaphore: the host cannot read that, but ask the stream."""
         stands = self._stands() if self._timeline else 0
         self._frame = self._begin(stands) if frame is None else check_int(frame, "frame")
         if self._frame < stands // 2 or (tracks_submits and frame is not None and 2 * self._frame < stands):
@@ -238,9 +238,9 @@ class Handoff:
             self._check(_RELEASE)
         if self._to_graphics is not None:
             self._to_graphics.signal(stream)
+            self._stream = stream
         else:
             self._to_compute.signal(stream, 2 * self._frame + 2)
-        self._stream = stream
         self._turn = self._first_turn
         self._frame += 1
 

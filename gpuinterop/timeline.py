@@ -191,7 +191,7 @@ class Page:
         PeerError
             Another process holds the signallers' lock, and does not release it.
         """
-        kept, own = self._kept, list[int]()
+        kept, own, forks = self._kept, list[int](), _forks
         unlocking = map(fcntl.flock, own, (fcntl.LOCK_UN,))  # made here: below, an interrupt would come in between
         try:
             try:  # C code stores it: an interrupt cannot come between the call and the store
@@ -217,7 +217,10 @@ class Page:
                 for _ in unlocking:
                     pass
             finally:
-                kept += own
+                if forks == _forks:
+                    kept += own
+                else:  # a child has the description, too: if this process dies with the lock, the child keeps it
+                    list(map(os.close, own))
 
     def _open_into(self, own: list[int]) -> None:
         path = f"/proc/self/fd/{self._fd}"
@@ -285,12 +288,20 @@ class Page:
 
 
 _opened: Final[WeakSet[Page]] = WeakSet()
+_forks = 0
+"""How often this process was forked."""
+
+
+def _count() -> None:
+    global _forks  # noqa: PLW0603 - a count of the process
+    _forks += 1
 
 
 def _forked() -> None:
+    _count()
     for page in _opened:  # a child shares the parent's descriptions, and would share its locks
         page.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_parent=_count, after_in_child=_forked)

@@ -122,7 +122,10 @@ class Graphs(Room, GraphBackend):
         if batch is None:
             batch = native.batch = Batch(semaphores)
         pool, call = (batch.signals, self._set_signal) if node.signals else (batch.waits, self._set_wait)
-        slot = pool.pop() if pool else batch.slot()
+        try:
+            slot = pool.pop()
+        except IndexError:
+            slot = batch.slot()
         if batch.layout is None:
             (slot.first.value,) = values
         else:

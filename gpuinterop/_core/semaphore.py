@@ -6,6 +6,7 @@ batch of one). The calls only set marks and check once that the objects fit toge
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -505,7 +506,10 @@ class ExternalSemaphore(Resource, Generic[K]):
             )
 
     def _wait_in_slices(self, lifetime: Native, value: int, limit: float | None) -> bool:
-        """A loop of its own (see `SemaphoreBatch._check_growth`), in slices, so that close() can end it."""
+        """Wait in slices, so that close() can end it.
+
+        A function of its own: from CPython 3.13 on no `finally` covers the jump back from an `if` in a loop.
+        """
         deadline = None if limit is None else time.monotonic() + limit
         piece = system.SLICE
         while True:
@@ -686,14 +690,12 @@ class _Told:
     one attribute instead of one entry for each semaphore.
     """
 
-    __slots__ = ("lasts", "owner", "top", "values")
+    __slots__ = ("lasts", "owner", "values")
 
     def __init__(self, lasts: list[list[Any]]) -> None:
         self.lasts = lasts
         self.owner = False
         self.values: Sequence[int] = ()
-        self.top = 0
-        """The largest of the values."""
 
     def give_back(self) -> None:
         """Write the values into the semaphores' lists. Under the monitor."""
@@ -704,7 +706,6 @@ class _Told:
     def note(self, values: Sequence[int]) -> None:
         """Note what was signalled."""
         before, self.values = self.values, values
-        self.top = max(values)
         if not self.owner:
             _write(self, before)
 
@@ -714,7 +715,6 @@ def _write(told: _Told, before: Sequence[int]) -> None:
     """Write the lists; if the batch alone has written them since its last call, it owns them from now on."""
     found = [value_of(last) for last in told.lasts]
     told.values = [*map(max, told.values, found)]
-    told.top = max(told.values)
     if found == [*before]:
         told.owner = True
     for last, value in zip(told.lasts, told.values, strict=True):
@@ -814,7 +814,7 @@ class SemaphoreBatch:
         if type(stream) is not Stream:
             check_stream(self._device, stream)
         lifetime, native = self._lifetime, stream._stream or stream._known_as()
-        numbers, _ = self._check_values(values)
+        numbers = self._check_values(values)
         ms = None if timeout is None else self._milliseconds(timeout)
         pending: Waits | None = None
         calls, streams = lifetime.calls, native.calls
@@ -874,7 +874,7 @@ class SemaphoreBatch:
         if type(stream) is not Stream:
             check_stream(self._device, stream)
         lifetime, native = self._lifetime, stream._stream or stream._known_as()
-        numbers, least = self._check_values(values)
+        numbers = self._check_values(values)
         calls, streams = lifetime.calls, native.calls
         calls += MARK
         streams += MARK
@@ -890,7 +890,7 @@ class SemaphoreBatch:
             told = self._told.get(native)
             if told is None:
                 told = self._note_uses(stream, native)
-            if not told.owner or least <= told.top:
+            if not told.owner or any(map(operator.le, numbers, told.values)):
                 self._check_growth(native, numbers, told.lasts)
             enqueue = self._enqueue_signal
             graph = native.graph if odd else None
@@ -946,8 +946,7 @@ class SemaphoreBatch:
         if gap is not None:
             raise UnsupportedError(gap, context=self._device.name)
 
-    def _check_values(self, values: Sequence[int | None] | None) -> tuple[Sequence[int], int]:
-        """The values, and the least of them; 0 where that is unknown."""
+    def _check_values(self, values: Sequence[int | None] | None) -> Sequence[int]:
         given: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(given, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
@@ -956,12 +955,11 @@ class SemaphoreBatch:
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
         try:
-            total, least = sum(given), min(given)
-            if type(total) is int and total <= self._max_value and least >= 2 and self._takes_values:
-                return given, least
-        except TypeError:
+            if type(total := sum(given)) is int and total <= self._max_value and min(given) >= 2 and self._takes_values:
+                return given
+        except (TypeError, ValueError):  # the closer look below has the words for it
             pass
-        return [one._check_value(value) for one, value in zip(self._semaphores, given, strict=True)], 0
+        return [one._check_value(value) for one, value in zip(self._semaphores, given, strict=True)]
 
     def _given(self, numbers: Sequence[int]) -> Sequence[int | None]:
         """The values for messages: None for a binary semaphore."""

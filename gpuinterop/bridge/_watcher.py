@@ -260,7 +260,8 @@ class Lane:
                     continue  # it may have signalled before it died
             if now >= deadline:
                 return False
-            time.sleep(min(next(pauses), deadline - now))
+            if pause := min(next(pauses), deadline - now):
+                time.sleep(pause)
 
     def host_signal(self, value: int) -> None:
         self._check()

@@ -381,7 +381,8 @@ def _alone(path: str, deadline: float) -> Iterator[None]:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(min(next(pauses), _left(deadline)))
+                if pause := min(next(pauses), _left(deadline)):
+                    time.sleep(pause)
         yield
     finally:
         os.close(folder)
@@ -426,7 +427,8 @@ def _connect(path: str, peer: int, mine: _Hello, deadline: float) -> tuple[socke
             connection.close()
             raise
         connection.close()  # it is not there yet, or has gone
-        time.sleep(min(next(pauses), _left(deadline)))
+        if pause := min(next(pauses), _left(deadline)):
+            time.sleep(pause)
 
 
 def _accept(listener: socket.socket, mine: _Hello, deadline: float) -> tuple[int, socket.socket]:

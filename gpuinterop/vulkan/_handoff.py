@@ -318,7 +318,7 @@ class SharedHandoff(Shared, Handoff):
 
     def _check_open(self) -> None:
         """Raise if the context or one of the semaphores is closed."""
-        for one in (self._back, self._forth):
+        for one in {self._back, self._forth}:
             one._check_open()
             one._native.check()
 
@@ -364,7 +364,7 @@ class SharedHandoff(Shared, Handoff):
         Each part is closed even if closing another one fails.
         """
         with ExitStack() as parts:  # the last first
-            for part in (self._bridge, self._back, self._forth):
+            for part in dict.fromkeys((self._bridge, self._back, self._forth)):  # a timeline is both
                 if part is not None:
                     parts.callback(part.close, timeout)
 

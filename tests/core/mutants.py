@@ -22,7 +22,7 @@ from gpuinterop._core.memory import Buffer
 from gpuinterop._core.native import Native
 from gpuinterop._core.native_stream import NativeStream
 from gpuinterop._core.resource import Resource
-from gpuinterop._core.semaphore import ExternalSemaphore
+from gpuinterop._core.semaphore import ExternalSemaphore, SemaphoreBatch
 from gpuinterop._core.stream import Stream
 
 from . import pairs
@@ -100,6 +100,7 @@ _NOTE = (
     "            waits.append(pending)  # as in `NativeStream.note`\n"
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )
+_NOTE_OF_SEVERAL = "            waits.append(pending)\n            waiting[native] = None\n"
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
 _TAKE = "_retire(dropped[0], None)  # removed afterwards: an interrupt may come in between\n        del dropped[0]"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
@@ -154,6 +155,13 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a wait looks at the gate, then notes itself": Mutant(
         ((ExternalSemaphore.wait, _NOTE + _LOOK, _LOOK + _NOTE),), "a wait beside a release that blocks"
+    ),
+    "a batch's wait looks at the gate, then notes itself": Mutant(
+        ((SemaphoreBatch.wait, _NOTE_OF_SEVERAL + _LOOK, _LOOK + _NOTE_OF_SEVERAL),),
+        "a batch's wait beside a release that blocks",
+    ),
+    "a batch's wait does not look at the gate": Mutant(
+        ((SemaphoreBatch.wait, _LOOK, ""),), "a batch's wait beside a release that blocks"
     ),
     "a wait does not look at the gate": Mutant(
         ((ExternalSemaphore.wait, _LOOK, ""),), "a wait beside a release that blocks"

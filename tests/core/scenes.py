@@ -180,6 +180,9 @@ def _call_back(world: World) -> None:
 
 SCENES: dict[str, Scene] = {
     "a wait beside a release that blocks": Scene("semaphore buffer", [_wait, _unmap]),
+    "a batch's wait beside a release that blocks": Scene(
+        "semaphore batch buffer", [lambda w: w.batch.wait(w.stream, (9,)), _unmap]
+    ),
     "a wait of ours beside a release that blocks": Scene("own stream buffer", [_wait_of_ours, _unmap]),
     "a wait beside a release that keeps the GIL": Scene("semaphore buffer", [_wait, _unmap], backend=KeepsGil),
     "a wait beside a copy that keeps the GIL": Scene("semaphore shared stream", [_wait, _copy], backend=KeepsGil),

@@ -748,6 +748,44 @@ def in_child(*semaphores):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """
 
+FORKED_BESIDE = """
+import os, sys, threading
+from gpuinterop import system
+from gpuinterop_host.semaphores import TimelineSemaphore
+semaphore = TimelineSemaphore.create()
+shared = os.dup(semaphore.fd)
+reading, writing = os.pipe()
+signaller = os.fork()
+if signaller == 0:
+    theirs = TimelineSemaphore.load(shared, trusted=True)
+    inside, go_on = threading.Event(), threading.Event()
+    fence = system.fence
+    system.fence = lambda: (inside.set(), go_on.wait(20), fence())
+    thread = threading.Thread(target=theirs.signal, args=(5,))
+    thread.start()
+    inside.wait(20)
+    if (worker := os.fork()) == 0:  # it lives on
+        os.read(reading, 1)
+        os._exit(0)
+    go_on.set()
+    thread.join()
+    system.fence = lambda: os._exit(9)
+    theirs.signal(6)  # the signaller dies with the lock
+assert os.waitstatus_to_exitcode(os.waitpid(signaller, 0)[1]) == 9
+semaphore.signal(7)
+print(semaphore.value)
+os.write(writing, b"x")
+"""
+
+
+def test_a_fork_beside_a_signal_does_not_keep_the_lock() -> None:
+    """The child has the description that the signal used; the signaller dies in a later one."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED_BESIDE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("7\n", 0), done.stderr
+
+
 FORKED_REFERENCES = (
     FORK
     + """
