@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser("gpuinterop", description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{info,demo,bench,selftest,matrix}")
+    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
     for name, room in {**_COMMANDS, "selftest multicast": multicast}.items():
         one = commands.add_parser(
             name, description=inspect.getdoc(room.command), formatter_class=argparse.RawTextHelpFormatter,

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Final, TextIO
 
-__all__ = ["complain", "note", "say"]
+__all__ = ["complain", "note", "progress", "say"]
 
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
 ASCII: Final = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x"})
@@ -34,15 +34,26 @@ def say(*parts: tuple[str, str]) -> None:
     _print(sys.stdout, *parts)
 
 
+def progress(text: str) -> None:
+    """Show on a terminal what goes on, until the next line is printed; elsewhere nothing."""
+    if _is_terminal(sys.stderr):
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def make_tolerant(stream: TextIO) -> None:
     """Escape what the encoding has no character for (a device's name, a path), as Python does on stderr."""
     if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
 
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def _print(stream: TextIO, *parts: tuple[str, str]) -> None:
     make_tolerant(stream)
-    colours = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    progress("")
+    colours = _is_terminal(stream) and "NO_COLOR" not in os.environ
     line = "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and colours else text for text, style in parts)
     if not (stream.encoding or "").lower().startswith("utf"):
         line = line.translate(ASCII)

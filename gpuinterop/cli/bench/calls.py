@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._core.semaphore import SemaphoreBatch
+from ...capabilities import Operation
+from ...errors import DriverError
 from ...handles import FdHandle, HandleOrigin, OpaqueFd, OriginKind, Timeline, TimelineFd
 from .clock import OURS, Contender, Figure, Values, calls_of, in_turns
-from .floor import compute, load
+from .floor import Compute
 
 if TYPE_CHECKING:
     from .rig import Bench
@@ -25,17 +26,6 @@ MEMORY: Final = 2 << 20
 SHAPE: Final = (512, 512)
 
 
-def figures(bench: Bench) -> Iterator[tuple[str, Callable[[], Iterator[Figure]]]]:
-    """What can be measured here, by name."""
-    if bench.by_hand is not None:
-        yield "signal and wait", partial(semaphores, bench)
-        yield f"batches of {BATCH}", partial(batch, bench)
-        yield "timelines of our own", partial(own_timeline, bench)
-        yield "threads", partial(threads, bench)
-        yield "import + map + close", partial(imports, bench)
-    yield "views", partial(views, bench)
-
-
 def _timeline(bench: Bench, scope: ExitStack) -> TimelineFd:
     """A new timeline of an independent party, which stays open."""
     handle = scope.enter_context(bench.party.create_semaphore(Timeline)).export()
@@ -44,21 +34,23 @@ def _timeline(bench: Bench, scope: ExitStack) -> TimelineFd:
 
 
 class _Pair:
-    """Semaphores and a stream of ours, and the same by hand."""
+    """Semaphores and a stream of ours, and the same by hand where the backend has yardsticks."""
 
     def __init__(self, bench: Bench, scope: ExitStack, count: int) -> None:
-        self.bench = bench
         self.stream = scope.enter_context(bench.device.create_stream())
         self.ours = [scope.enter_context(bench.device.import_semaphore(_timeline(bench, scope))) for _ in range(count)]
-        self.their_stream = bench.by_hand.stream()
-        fds = [_timeline(bench, scope).detach() for _ in range(count)]
-        self.theirs = bench.by_hand.timelines(fds, self.their_stream)
         self.mine, self.others = Values(), Values(1)  # a yardstick has signalled 1
+        self.by_hand, self.theirs = bench.by_hand, None
+        if self.by_hand is not None:
+            self.their_stream = self.by_hand.stream()
+            fds = [_timeline(bench, scope).detach() for _ in range(count)]
+            self.theirs = self.by_hand.timelines(fds, self.their_stream)
 
     def settle(self) -> None:
         """Wait for both streams."""
         self.stream.synchronize()
-        self.bench.by_hand.synchronize(self.their_stream)
+        if self.theirs is not None:
+            self.by_hand.synchronize(self.their_stream)
 
 
 def semaphores(bench: Bench) -> Iterator[Figure]:
@@ -67,22 +59,21 @@ def semaphores(bench: Bench) -> Iterator[Figure]:
         pair = _Pair(bench, scope, 1)
         (ours,), stream, theirs = pair.ours, pair.stream, pair.theirs
 
-        def signal(count: int) -> None:
-            for value in pair.mine.take(count):
-                ours.signal(stream, value)
-
         def wait(count: int) -> None:
             for value in (2,) * count:
                 ours.wait(stream, value)
 
-        signals: dict[str, Contender] = {
-            OURS: signal, REUSED: calls_of(theirs.signal, pair.others), ANEW: calls_of(theirs.signal_anew, pair.others),
-        }  # fmt: skip
-        waits: dict[str, Contender] = {OURS: wait, REUSED: calls_of(theirs.wait), ANEW: calls_of(theirs.wait_anew)}
-        if floor := load():
-            to_signal, to_wait = compute(theirs.addresses(signal=True)), compute(theirs.addresses(signal=False))
-            signals[IN_C] = lambda count: done(floor.calls(to_signal, pair.others.take(count).start, 1, count))
-            waits[IN_C] = lambda count: done(floor.calls(to_wait, 2, 0, count))
+        signals: dict[str, Contender] = {OURS: _signals(pair)}
+        waits: dict[str, Contender] = {OURS: wait}
+        if theirs is not None:
+            signals |= {
+                REUSED: calls_of(theirs.signal, pair.others), ANEW: calls_of(theirs.signal_anew, pair.others)
+            }  # fmt: skip
+            waits |= {REUSED: calls_of(theirs.wait), ANEW: calls_of(theirs.wait_anew)}
+            if floor := bench.in_c:
+                to_signal, to_wait = (Compute(*theirs.addresses(signal=signal)) for signal in (True, False))
+                signals[IN_C] = lambda count: done(floor.calls(to_signal, pair.others.take(count).start, 1, count))
+                waits[IN_C] = lambda count: done(floor.calls(to_wait, 2, 0, count))
         for name, contenders in (("signal", signals), ("wait", waits)):
             times = in_turns(contenders, calls=50, rounds=bench.rounds(300), settle=pair.settle)
             yield Figure(name, times=times)
@@ -91,7 +82,7 @@ def semaphores(bench: Bench) -> Iterator[Figure]:
 def done(status: int) -> None:
     """Refuse a yardstick that has failed: what fails is fast."""
     if status:
-        raise RuntimeError(f"expected a yardstick in C to succeed, got status {status}; it cannot be used here.")
+        raise DriverError("a call of the yardstick in C", status, "a status that is not 0")
 
 
 def batch(bench: Bench) -> Iterator[Figure]:
@@ -108,13 +99,12 @@ def batch(bench: Bench) -> Iterator[Figure]:
             for value in (2,) * count:
                 ours.wait(stream, [value] * BATCH)
 
-        def by_hand(call: Callable[[Sequence[int]], object], values: Values | None) -> Contender:
-            return calls_of(lambda value: call([value] * BATCH), values)
-
-        for name, contenders in (
-            ("signal", {OURS: signal, REUSED: by_hand(theirs.signal_all, pair.others)}),
-            ("wait", {OURS: wait, REUSED: by_hand(theirs.wait_all, None)}),
-        ):
+        signals: dict[str, Contender] = {OURS: signal}
+        waits: dict[str, Contender] = {OURS: wait}
+        if theirs is not None:
+            signals[REUSED] = calls_of(lambda value: theirs.signal_all([value] * BATCH), pair.others)
+            waits[REUSED] = calls_of(lambda value: theirs.wait_all([value] * BATCH))
+        for name, contenders in (("signal", signals), ("wait", waits)):
             times = in_turns(contenders, calls=25, rounds=bench.rounds(300), settle=pair.settle)
             yield Figure(f"{name}, batch of {BATCH}", "batch", times)
 
@@ -124,9 +114,7 @@ def own_timeline(bench: Bench) -> Iterator[Figure]:
     with ExitStack() as scope:
         stream = scope.enter_context(bench.device.create_stream())
         ours = scope.enter_context(bench.device.create_semaphore(TimelineFd))
-        their_stream = bench.by_hand.stream()
-        write, wait_for = bench.by_hand.word(their_stream)
-        mine = Values()
+        mine, by_hand = Values(), bench.by_hand
 
         def signal(count: int) -> None:
             for value in mine.take(count):
@@ -136,14 +124,19 @@ def own_timeline(bench: Bench) -> Iterator[Figure]:
             for value in (2,) * count:
                 ours.wait(stream, value)
 
+        signals: dict[str, Contender] = {OURS: signal}
+        waits: dict[str, Contender] = {OURS: wait}
+        if by_hand is not None:
+            their_stream = by_hand.stream()
+            write, wait_for = by_hand.word(their_stream)
+            signals[BY_HAND], waits[BY_HAND] = calls_of(write, Values(1)), calls_of(wait_for)
+
         def settle() -> None:
             stream.synchronize()
-            bench.by_hand.synchronize(their_stream)
+            if by_hand is not None:
+                by_hand.synchronize(their_stream)
 
-        for name, contenders in (
-            ("signal", {OURS: signal, BY_HAND: calls_of(write, Values(1))}),
-            ("wait", {OURS: wait, BY_HAND: calls_of(wait_for)}),
-        ):
+        for name, contenders in (("signal", signals), ("wait", waits)):
             times = in_turns(contenders, calls=50, rounds=bench.rounds(300), settle=settle)
             yield Figure(f"{name}, timeline of our own", times=times)
 
@@ -157,10 +150,9 @@ def threads(bench: Bench) -> Iterator[Figure]:
             for pair in pairs:
                 pair.settle()
 
-        contenders = {
-            OURS: _at_once([_signals(pair) for pair in pairs]),
-            REUSED: _at_once([calls_of(pair.theirs.signal, pair.others) for pair in pairs]),
-        }
+        contenders = {OURS: _at_once([_signals(pair) for pair in pairs])}
+        if by_hand := [calls_of(pair.theirs.signal, pair.others) for pair in pairs if pair.theirs is not None]:
+            contenders[REUSED] = _at_once(by_hand)
         times = in_turns(contenders, calls=THREADS * 500, rounds=bench.rounds(30), settle=settle)
         yield Figure(f"signal, {THREADS} threads at once", times=times)
 
@@ -190,30 +182,35 @@ def imports(bench: Bench) -> Iterator[Figure]:
     """Import, map and close a memory: alone, and among many other objects."""
     with ExitStack() as scope:
         device = bench.device
+        device.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))
         theirs = scope.enter_context(bench.party.create_memory(MEMORY))
         handle = scope.enter_context(theirs.export())
         assert isinstance(handle, FdHandle)
         size, fd = theirs.size, handle.fd
         origin = HandleOrigin(kind=OriginKind.MEMORY, device=device.identity, size=size, dedicated=False, trusted=True)
-        once = bench.by_hand.memory(size)
 
         def ours(count: int) -> None:
             for _ in range(count):
                 with OpaqueFd.adopt(os.dup(fd), origin=origin) as mine:
                     memory = device.import_memory(mine, size=size)
-                memory.map_buffer()
+                buffer = memory.map_buffer()
                 memory.close()
+                del buffer  # not before it was closed, with the memory
 
-        contenders = {OURS: ours, BY_HAND: lambda count: [once(fd) for _ in range(count)]}
-        alone = Figure("import + map + close", "memory", in_turns(contenders, calls=1, rounds=bench.rounds(300)))
-        yield alone
+        contenders: dict[str, Contender] = {OURS: ours}
+        if bench.by_hand is not None:
+            once = bench.by_hand.memory(size)
+            contenders[BY_HAND] = lambda count: [once(fd) for _ in range(count)]
+        alone = in_turns(contenders, calls=1, rounds=bench.rounds(300))
+        yield Figure("import + map + close", "memory", alone)
         for _ in range(STREAMS):
             scope.enter_context(device.create_stream())
         for _ in range(OBJECTS):
             scope.enter_context(device.create_semaphore(TimelineFd))
         among = in_turns(contenders, calls=1, rounds=bench.rounds(300))
-        times = {OURS: among[OURS], "gpuinterop, alone": alone.times[OURS], BY_HAND: among[BY_HAND]}
-        yield Figure(f"the same among {STREAMS} streams, {OBJECTS} objects", "memory", times)
+        ours_among = among.pop(OURS)
+        times = {OURS: ours_among, "gpuinterop, alone": alone[OURS], **among}
+        yield Figure(f"import + map + close, among {STREAMS} streams and {OBJECTS:,} objects", "memory", times)
 
 
 def views(bench: Bench) -> Iterator[Figure]:
@@ -231,12 +228,13 @@ def views(bench: Bench) -> Iterator[Figure]:
             try:
                 import cupy
                 import torch
-            except ImportError as error:
-                yield Figure("view + torch.from_dlpack", problem=f"{error.name} is not installed.")
+
+                with cupy.cuda.Device(device.ordinal):
+                    own = cupy.zeros(SHAPE, cupy.float32)
+                torch.zeros(1, device=f"cuda:{device.ordinal}")
+            except (ImportError, AssertionError, RuntimeError) as error:  # not installed, or built for another device
+                yield Figure("view + torch.from_dlpack", "array", problem=f"it needs CuPy and torch: {error}")
                 return
-            with cupy.cuda.Device(device.ordinal):
-                own = cupy.zeros(SHAPE, cupy.float32)
-            torch.zeros(1, device=f"cuda:{device.ordinal}")
             take, name, whose = torch.from_dlpack, "view + torch.from_dlpack", "CuPy's array to torch"
         view = buffer.view(SHAPE, "float32")
 
@@ -254,3 +252,14 @@ def views(bench: Bench) -> Iterator[Figure]:
 
         contenders = {OURS: ours, "gpuinterop, one view": reused, whose: theirs}
         yield Figure(name, "array", in_turns(contenders, calls=20, rounds=bench.rounds(300)))
+
+
+PARTS: Final = {
+    "signal and wait": semaphores,
+    "batches": batch,
+    "timelines of our own": own_timeline,
+    "threads": threads,
+    "import + map + close": imports,
+    "views": views,
+}
+"""What measures the figures, by name."""

@@ -59,6 +59,8 @@ class Figure:
         Which part of the spread the ratio compares: ``median`` or ``p99``.
     problem : str
         Why there are no times; empty if there are.
+    failed : bool
+        Whether the reason is a failure, and not that the device cannot do it, or that something is not installed.
     """
 
     name: str
@@ -66,11 +68,12 @@ class Figure:
     times: dict[str, Spread] = field(default_factory=dict)
     judged_by: str = "median"
     problem: str = ""
+    failed: bool = False
 
     def ratio(self, yardstick: str) -> float:
         """How often this library's time holds the yardstick's."""
-        ours, theirs = (getattr(self.times[name], self.judged_by) for name in (OURS, yardstick))
-        return round(ours / theirs, 3) if theirs else float("inf")
+        ours, theirs = (float(getattr(self.times[name], self.judged_by)) for name in (OURS, yardstick))
+        return round(ours / theirs, 3)
 
 
 class Values:
@@ -93,7 +96,7 @@ class Values:
 
 
 def calls_of(call: Callable[[int], object], values: Values | None = None) -> Contender:
-    """Calls with growing values; without `values`, with 2, which is there."""
+    """Calls with growing values; without `values`, with 2, which was signalled before."""
 
     def run(count: int) -> None:
         for value in (2,) * count if values is None else values.take(count):
@@ -133,7 +136,7 @@ def in_turns(
                 settle()
                 if number >= early:
                     times[name].append(took / calls / 1000)
-            turns.append(turns.pop(0))  # so that each follows each
+            turns.append(turns.pop(0))  # so that each is the first in turn
     return {name: Spread.of(found) for name, found in times.items()}
 
 

@@ -7,15 +7,14 @@ import datetime
 import json
 import os
 import platform
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ... import __version__
-from ..._core import stand_ins
-from ...errors import InvalidArgumentError
-from ..console import note, say
+from ...errors import DeviceNotFoundError, GpuInteropError, InvalidArgumentError, UnsupportedError
+from ..console import note, progress, say
 from . import calls, frames, processes
 from .clock import OURS, Figure, Spread
 from .page import rewrite
@@ -24,7 +23,9 @@ from .rig import Bench
 __all__ = ["add_arguments", "command"]
 
 FORMAT: Final = 1
-_NAME, _TIME = 34, 12
+_NAME: Final = 34
+Parts: TypeAlias = Mapping[str, Callable[[Bench], Iterator[Figure]]]
+_PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS, **processes.PARTS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,14 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", metavar="NAME", help="by default the one that gpuinterop chooses here")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
     parser.add_argument(
-        "--only", metavar="WORD", action="append", help="measure only what has this in its name; may be repeated"
+        "--only",
+        metavar="WORD",
+        action="append",
+        help="measure only the parts that have this in their name; may be repeated. The parts:\n" + ", ".join(_PARTS),
     )
     parser.add_argument("--quick", action="store_true", help="take few times: to see that it works")
     parser.add_argument(
         "--page",
         metavar="FILE",
         type=Path,
-        help="measure nothing: write the figures of RUNs into this page, and a plot",
+        help="measure nothing: write the figures of RUNs into this page, and a plot beside it",
     )
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="*", help="with --page: what --json has printed")
 
@@ -49,8 +53,11 @@ def command(given: argparse.Namespace) -> int:
 
     Each figure stands beside its yardsticks, which are measured in turns with it: the same calls by the vendor's
     binding alone, with structs that are made once or anew; vkQueueSubmit alone; the same in C, where there is a
-    compiler; a mutex, a condition and a futex for the host; copies through the host. A ratio below 1 is less than the
-    yardstick. Without a GPU it measures the host backend, over a software Vulkan driver if there is one.
+    compiler; a mutex, a condition and a futex between processes; copies through the host. A ratio below 1 is less than
+    the yardstick. What the device cannot do is left out, with the reason. Without a GPU it measures the host backend,
+    over a software Vulkan driver if there is one.
+
+    The exit status is 1 if something failed that the device can do.
     """
     if given.page is not None:
         if not given.runs:
@@ -59,35 +66,43 @@ def command(given: argparse.Namespace) -> int:
         return 0
     if given.runs:
         raise InvalidArgumentError("RUN", f"expected no file without --page, got {given.runs[0]}.")
+    parts = _chosen(given.only)
+    found = []
     with Bench(given.backend, quick=given.quick) as bench:
         facts = _facts(bench)
         if not given.json:
-            say((f"{facts['device']} ({facts['backend']}), {facts['cpu']}, {facts['cores']} cores", "bold"))
-            say(("microseconds: median, 10th to 90th percentile, 99th percentile, gpuinterop / yardstick", "dim"))
-        figures = []
-        for figure in _measured(bench, given.only):
-            figures.append(figure)
+            _show_facts(facts)
+        for figure in _measured(bench, parts):
+            found.append(figure)
             if not given.json:
                 _show(figure)
-    if not figures:
-        raise InvalidArgumentError("--only", f"expected a part of a figure's name, got {', '.join(given.only)}.")
     if given.json:
-        print(json.dumps({**facts, "figures": [*map(as_dict, figures)]}, indent=1))
-    return 0
+        print(json.dumps({**facts, "figures": [*map(as_dict, found)]}, indent=1))
+    return int(any(figure.failed for figure in found))
+
+
+def _chosen(only: list[str] | None) -> Parts:
+    """The parts that have one of the words in their names."""
+    if only is None:
+        return _PARTS
+    words = [word.lower() for word in only]
+    for word in words:
+        if not any(word in name for name in _PARTS):
+            raise InvalidArgumentError("--only", f"expected a word of {', '.join(_PARTS)}; got {word!r}.")
+    return {name: part for name, part in _PARTS.items() if any(word in name for word in words)}
 
 
 def _facts(bench: Bench) -> dict[str, Any]:
     vulkan = bench.vulkan
-    stand_in = stand_ins.stand_in(bench.backend.libraries)
-    if stand_in:
-        note(f"{bench.device.name} is no device: {stand_in}. The figures are those of the library, not of a driver.")
+    if bench.stand_in:
+        note(f"{bench.device.name} is not a device: its driver is {bench.stand_in}. The times are the library's own.")
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "gpuinterop": __version__,
         "backend": bench.backend.name,
         "device": bench.device.name,
-        "stand_in": stand_in or None,
+        "stand_in": bench.stand_in or None,
         "versions": dict(bench.backend.versions),
         "vulkan": None if vulkan is None else f"{vulkan.name}, {vulkan.driver} {vulkan.version}",
         "python": platform.python_version(),
@@ -97,41 +112,50 @@ def _facts(bench: Bench) -> dict[str, Any]:
 
 
 def _cpu() -> str:
+    """The processor's name, as far as the system says it: Linux does on x86-64."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _measured(bench: Bench, parts: Parts) -> Iterator[Figure]:
+    """The figures of each part; one that cannot be measured says why, and the others go on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+        for number, (name, measure) in enumerate(parts.items(), 1):
+            progress(f"measures {name} ({number} of {len(parts)})")
+            try:
+                for figure in measure(bench):
+                    yield figure
+                    progress(f"measures {name} ({number} of {len(parts)})")
+            except (UnsupportedError, DeviceNotFoundError) as error:
+                yield Figure(name, problem=str(error))
+            except GpuInteropError as error:
+                yield Figure(name, problem=f"it failed: {error}", failed=True)
+    finally:
+        progress("")
 
 
-def _measured(bench: Bench, only: list[str] | None) -> Iterator[Figure]:
-    parts = [part for room in (calls, frames, processes) for part in room.figures(bench)]
-    chosen = [part for part in parts if only is None or any(word.lower() in part[0] for word in only)]
-    for number, (name, measure) in enumerate(chosen, 1):
-        _progress(f"measures {name} ({number} of {len(chosen)})")
-        for figure in measure():
-            _progress("")
-            yield figure
-            _progress(f"measures {name} ({number} of {len(chosen)})")
-    _progress("")
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+def _show_facts(facts: Mapping[str, Any]) -> None:
+    say((f"{facts['device']} ({facts['backend']}), {facts['cpu']}, {facts['cores']} cores", "bold"))
+    if facts["vulkan"]:
+        say((f"Vulkan: {facts['vulkan']}", ""))
+    columns = f"{'median':>12}  {'10 to 90 %':^22} {'99 %':>9} {'ratio':>9}"
+    say((f"\n  {'microseconds':{_NAME}}{columns}", "dim"))
 
 
 def _show(figure: Figure) -> None:
     say((f"\n{figure.name}", "bold"), (f": {figure.problem}" if figure.problem else f", per {figure.unit}", "dim"))
     for name, spread in figure.times.items():
-        times = f"{spread.median:>{_TIME},.2f}  {spread.p10:>9,.2f} to {spread.p90:<9,.2f} {spread.p99:>9,.2f}"
+        times = f"{spread.median:>12,.2f}  {spread.p10:>9,.2f} to {spread.p90:<9,.2f} {spread.p99:>9,.2f}"
         row = f"  {name:{_NAME}}{times}"
         if name == OURS:
             say((row, ""))
         else:
             ratio = figure.ratio(name)
             of = " (of p99)" if figure.judged_by == "p99" else ""
-            say((row, ""), (f"{ratio:>9.2f}{of}", "green" if ratio <= 1 else ""))
+            say((row, ""), (f"{ratio:>10.2f}{of}", "green" if ratio <= 1 else ""))
 
 
 def as_dict(figure: Figure) -> dict[str, Any]:

@@ -1,18 +1,21 @@
-"""The same frames and calls in C, built where there is a compiler."""
+"""The same frames and calls in C: how ``floor.c`` is built, and the structs that it takes."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-__all__ = ["Compute", "Graphics", "Launch", "Node", "compute", "load"]
+from ..console import note
+
+__all__ = ["Compute", "Graphics", "Launch", "Node", "load"]
 
 _SOURCE: Final = Path(__file__).with_name("floor.c")
 
@@ -44,30 +47,30 @@ class Launch(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("call", "executable", "stream")]
 
 
-Addresses: TypeAlias = Sequence[int]
-
-
-def compute(addresses: Addresses) -> Compute:
-    """The addresses that a backend's yardstick gives, as the C code takes them."""
-    return Compute(*addresses)
-
-
 @cache
 def load() -> Any:
-    """The compiled functions; None where there is no C compiler, or it fails."""
+    """The compiled functions; None, and a note that says why, where they cannot be built."""
+    if sys.platform == "win32":
+        return _left_out("it is written for POSIX systems.")
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
-        return None
+        return _left_out("expected a C compiler, got none; set CC.")
     with tempfile.TemporaryDirectory(prefix="gpuinterop-bench-") as folder:
         library = Path(folder, "floor.so")
-        built = subprocess.run(
-            [*compiler.split(), "-O2", "-shared", "-fPIC", "-o", library, _SOURCE], capture_output=True, check=False
-        )
-        if built.returncode:
-            return None
-        found = ctypes.CDLL(str(library))
+        command = [*shlex.split(compiler), "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE)]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+            found = ctypes.CDLL(str(library))
+        except subprocess.CalledProcessError as error:
+            return _left_out(f"{compiler} failed: {error.stderr.strip()}")
+        except OSError as error:
+            return _left_out(f"{error}.")
     count = ctypes.c_uint64
     found.calls.argtypes = [ctypes.POINTER(Compute), count, count, count]
     found.frames.argtypes = [*map(ctypes.POINTER, (Graphics, Compute, Compute)), count, count]
     found.launches.argtypes = [*map(ctypes.POINTER, (Graphics, Node, Node, Launch)), count, count]
     return found
+
+
+def _left_out(why: str) -> None:
+    note(f"the same in C is left out: {why}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...capabilities import Operation
+from ...errors import DeviceNotFoundError
 from ...exporters.vulkan.device import Device as VulkanDevice
 from ...exporters.vulkan.drivers import Instance
 from ...handles import Timeline
@@ -18,7 +19,7 @@ from ...vulkan._handoff import share_handoff
 from ...vulkan._semaphore import share_semaphore
 from .calls import IN_C, done
 from .clock import OURS, Contender, Figure, Values, in_turns
-from .floor import Graphics, Launch, Node, compute, load
+from .floor import Compute, Graphics, Launch, Node
 
 if TYPE_CHECKING:
     from .rig import Bench
@@ -27,50 +28,55 @@ PREPARED: Final = "by hand, prepared structs"
 BARE: Final = "vkQueueSubmit alone"
 GRAPH, GRAPH_IN_C = "gpuinterop, a captured graph", "C, a captured graph"
 STAGED: Final = "copies through the host"
+MODES: Final = ("timeline", "binary", "bridged")
 AHEAD: Final = 200
 """Frames that are queued ahead."""
 SIZES: Final = {"no work": 0, "1 MiB": 1 << 20}
 _AT_ONCE: Final = 0x4  # VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
 
 
-def figures(bench: Bench) -> Iterator[tuple[str, Callable[[], Iterator[Figure]]]]:
-    """What can be measured here, by name."""
-    if bench.vulkan is not None:
-        flags = bench.families()
-        kinds, drawing = c.QUEUE_TRANSFER | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE, c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE
-        transfer = next((index for index, one in enumerate(flags) if one & kinds == c.QUEUE_TRANSFER), None)
-        computes = next(index for index, one in enumerate(flags) if one & drawing == drawing)
-        if transfer is not None:
-            yield "frames on a transfer queue", partial(on_queue, bench, transfer, "transfer queue")
-        yield "frames on a compute queue", partial(on_queue, bench, computes, "compute queue")
+def on_transfer_queue(bench: Bench) -> Iterator[Figure]:
+    """Frames on a queue of a family that only transfers."""
+    return _on_queue(bench, "transfer queue", c.QUEUE_TRANSFER)
 
 
-def on_queue(bench: Bench, family: int, name: str) -> Iterator[Figure]:
-    """Frames on one queue."""
+def on_compute_queue(bench: Bench) -> Iterator[Figure]:
+    """Frames on a queue of a family that draws and computes."""
+    return _on_queue(bench, "compute queue", c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE)
+
+
+def _on_queue(bench: Bench, name: str, wanted: int) -> Iterator[Figure]:
+    driver = bench.need_vulkan()
     with ExitStack() as scope:
-        rig = _Rig(bench, scope, family)
+        instance = scope.enter_context(Instance(validation=False))
+        physical = instance.physical_devices()[driver.index]
+        kinds = [flags & (wanted | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE) for flags, _ in physical.queue_families]
+        if wanted not in kinds:
+            flags = ", ".join(f"{flags:#x}" for flags, _ in physical.queue_families)
+            raise DeviceNotFoundError(
+                f"expected {driver.name} to have a {name}, got queue families with flags {flags}."
+            )
+        rig = _Rig(bench, scope, VulkanDevice(instance, physical, kinds.index(wanted)))
         for what, nbytes in SIZES.items():
             frames = _Frames(rig, scope, nbytes)
+            where = f"{name}, bridged" if frames.handoff.mode == "bridged" else name
             if not nbytes:
-                yield frames.calls(f"submit + acquire + release, {name}")
-            yield frames.ahead(f"frame, queued ahead, {name}, {what}")
-            yield frames.each(f"frame, wait_host each, {name}, {what}")
+                yield frames.calls(f"submit + acquire + release, {where}")
+            yield frames.ahead(f"frame, queued ahead, {where}, {what}")
+            yield frames.each(f"frame, wait_host each, {where}, {what}")
 
 
 class _Rig:
     """A VkDevice with a queue, what is shared with it, and a stream."""
 
-    def __init__(self, bench: Bench, scope: ExitStack, family: int) -> None:
-        assert bench.vulkan is not None
+    def __init__(self, bench: Bench, scope: ExitStack, device: VulkanDevice) -> None:
         self.bench = bench
-        instance = scope.enter_context(Instance(validation=False))
-        device = VulkanDevice(instance, instance.physical_devices()[bench.vulkan.index], family)
         scope.callback(device.close)
         self.vk = vk = scope.enter_context(device.vk)
         self.api, self.queue = vk.api, vk.queue
         scope.callback(lambda: vk.functions.vkDeviceWaitIdle(vk.device))
         self.stream = scope.enter_context(bench.device.create_stream())
-        info = self.api.new("VkCommandPoolCreateInfo", queueFamilyIndex=family)
+        info = self.api.new("VkCommandPoolCreateInfo", queueFamilyIndex=vk.queue_family_index)
         self.pool = vk.create("vkCreateCommandPool", "VkCommandPool", info)
         scope.callback(vk.destroy, "vkDestroyCommandPool", self.pool)
         self.buffer = scope.enter_context(share_buffer(vk, bench.device, max(SIZES.values())))
@@ -102,7 +108,8 @@ class _Frames:
     def __init__(self, rig: _Rig, scope: ExitStack, nbytes: int) -> None:
         self.rig, self.bench, self.nbytes = rig, rig.bench, nbytes
         self.commands = rig.commands(nbytes)
-        self.handoff = scope.enter_context(share_handoff(rig.vk, rig.bench.device))
+        self.handoff = scope.enter_context(share_handoff(rig.vk, rig.bench.device, allow=MODES))
+        self._scope = scope
         self.by_hand: _ByHand | None = None
         self.graph: Contender | None = None
         if self.bench.by_hand is not None and self.handoff.mode == "timeline":
@@ -162,7 +169,7 @@ class _Frames:
             contenders[GRAPH] = self.graph
         if self.by_hand is not None:
             contenders[PREPARED] = self.by_hand.ahead
-            if load():
+            if self.bench.in_c:
                 contenders[IN_C] = self.by_hand.in_c
                 if self.graph is not None:
                     contenders[GRAPH_IN_C] = self.by_hand.graph()
@@ -178,7 +185,7 @@ class _Frames:
                 self.handoff.wait_host(30)
 
         contenders: dict[str, Contender] = {OURS: ours}
-        if self.by_hand is not None and load():
+        if self.by_hand is not None and self.bench.in_c:
             contenders["C, polling"] = self.by_hand.in_c
         if self.nbytes:
             contenders[STAGED] = self._staged()
@@ -187,8 +194,9 @@ class _Frames:
 
     def _staged(self) -> Contender:
         """The same bytes without sharing: Vulkan's and the compute side's copies, with a wait for each."""
-        theirs, allocation = self.bench.party.create_memory(self.nbytes), self.bench.device.allocate(self.nbytes)
-        buffer, pages = allocation.buffer, mmap.mmap(-1, self.nbytes)  # memory as NumPy has it
+        theirs = self._scope.enter_context(self.bench.graphics.create_memory(self.nbytes))
+        buffer = self._scope.enter_context(self.bench.device.allocate(self.nbytes)).buffer
+        pages = mmap.mmap(-1, self.nbytes)  # memory as NumPy has it
 
         def frames(count: int) -> None:
             for _ in range(count):
@@ -252,10 +260,9 @@ class _ByHand:
 
     def __init__(self, rig: _Rig, scope: ExitStack, commands: Sequence[Any]) -> None:
         bench, api, vk = rig.bench, rig.api, rig.vk
-        self.stream = bench.by_hand.stream()
-        self._shared = scope.enter_context(
-            share_semaphore(vk, bench.device, Timeline)
-        )  # of which it uses Vulkan's half
+        self.stream, self._floor = bench.by_hand.stream(), bench.in_c
+        # It uses Vulkan's half alone.
+        self._shared = scope.enter_context(share_semaphore(vk, bench.device, Timeline))
         semaphore = self._shared.vk_semaphore
         info = api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
         fd = api.ffi.new("int *")
@@ -280,7 +287,7 @@ class _ByHand:
                 )
             )
         )
-        self._wait, self._signal = (compute(self._timelines.addresses(signal=signals)) for signals in (False, True))
+        self._wait, self._signal = (Compute(*self._timelines.addresses(signal=signals)) for signals in (False, True))
 
     def _take(self, count: int) -> range:
         """What each frame waits for: what the one before has signalled."""
@@ -305,7 +312,7 @@ class _ByHand:
     def in_c(self, count: int) -> None:
         """Frames in C, until the last one's work is done."""
         first = self._take(count).start
-        done(load().frames(self._graphics, self._wait, self._signal, first, count))
+        done(self._floor.frames(self._graphics, self._wait, self._signal, first, count))
 
     def graph(self) -> Contender:
         """Frames in C whose compute side is a graph."""
@@ -313,6 +320,13 @@ class _ByHand:
         wait, signal, launch = Node(*graph.wait), Node(*graph.signal), Launch(*graph.launch)
 
         def run(count: int, graph: Any = graph) -> None:  # `graph` keeps what the addresses name
-            done(load().launches(self._graphics, wait, signal, launch, self._take(count).start, count))
+            done(self._floor.launches(self._graphics, wait, signal, launch, self._take(count).start, count))
 
         return run
+
+
+PARTS: Final = {
+    "frames on a transfer queue": on_transfer_queue,
+    "frames on a compute queue": on_compute_queue,
+}
+"""What measures the figures, by name."""

@@ -29,28 +29,30 @@ def rewrite(page: Path, runs: Sequence[Path]) -> None:
     InvalidArgumentError
         The page does not have the comments, or a file is no run's.
     """
-    text = page.read_text(encoding="utf-8")
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError("--page", f"expected a page in UTF-8, got {page}: {error}.") from error
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise InvalidArgumentError(
-            "--page", f"expected {page} to have the lines {BEGIN!r} and {END!r} once, got others."
-        )
-    found = [_read(run) for run in runs]
-    tables = markdown([section for run in found for section in _sections(run)]).strip()
+        raise InvalidArgumentError("--page", f"expected {page} to have {BEGIN} and {END} once each; add the two lines.")
+    found = [_drawn(run) for run in runs]
+    tables = markdown([section for sections, _ in found for section in sections]).strip()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
-    page.with_suffix(".svg").write_text(_plot(found[0]), encoding="utf-8")
+    page.with_suffix(".svg").write_text(found[0][1], encoding="utf-8")
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def _drawn(file: Path) -> tuple[list[Section], str]:
+    """The tables and the plot of a run."""
     try:
         run: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        assert run["format"] == 1
-        assert all({"name", "unit", "times"} <= set(figure) for figure in run["figures"])
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        if run["format"] != 1:
+            raise ValueError(f"format {run['format']}")
+        return [*_sections(run)], _plot(run)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
-            "RUN", f"expected what gpuinterop bench --json has printed, got {file}: {error}."
+            "RUN", f"expected what gpuinterop bench --json has printed, got {file}: {type(error).__name__}: {error}."
         ) from error
-    return run
 
 
 def _title(run: Mapping[str, Any]) -> str:
@@ -68,12 +70,9 @@ def _sections(run: Mapping[str, Any]) -> Iterator[Section]:
     rows = []
     for figure in run["figures"]:
         for number, one in enumerate(figure["times"]):
-            name = f"{figure['name']}" if not number else ""
-            ratio = (
-                ""
-                if one["ratio"] is None
-                else f"{one['ratio']:.2f}" + (" (p99)" if figure["judged_by"] == "p99" else "")
-            )
+            name = "" if number else figure["name"]
+            of = " (p99)" if figure["judged_by"] == "p99" else ""
+            ratio = "" if one["ratio"] is None else f"{one['ratio']:.2f}{of}"
             spread = f"{_number(one['p10'])} to {_number(one['p90'])}"
             rows.append((name, one["name"], _number(one["median"]), spread, _number(one["p99"]), ratio))
         if figure["problem"]:
@@ -90,10 +89,9 @@ def _plot(run: Mapping[str, Any]) -> str:
     bars: list[tuple[str, str, float, bool]] = []
     for figure in run["figures"]:
         for number, one in enumerate(figure["times"]):
-            bars.append(
-                (figure["name"] if not number else "", one["name"], one["median"], one["name"].startswith(OURS))
-            )
-    low, high = 0.1, max((median for *_, median, _ in bars), default=1) * 1.6
+            name = "" if number else figure["name"]
+            bars.append((name, one["name"], one["median"], one["name"].startswith(OURS)))
+    low, high = 0.1, max(1, *(median for *_, median, _ in bars)) * 1.6
     scale = _WIDTH / _decades(low, high)
     height = _TOP + _ROW * len(bars) + 8 * sum(bool(name) for name, *_ in bars) + 30
     size = f'viewBox="0 0 {_LEFT + _WIDTH + 90} {height}" font-family="system-ui, sans-serif" font-size="12"'

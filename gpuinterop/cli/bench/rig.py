@@ -7,16 +7,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..._core import stand_ins
 from ..._core.registry import GROUP, get_backend, top_package
+from ...capabilities import Operation
+from ...errors import DeviceNotFoundError
 from ...exporters import open_exporter
-from ...exporters.vulkan.drivers import Instance, VulkanDriver, list_drivers
+from ...exporters.vulkan.drivers import VulkanDriver, list_drivers
+from ...handles import OpaqueFd, TimelineFd
+from . import floor
 
 if TYPE_CHECKING:
     from ...exporters.base import Exporter
 
 __all__ = ["Bench"]
+
+_SEMAPHORES: Final = (TimelineFd, OpaqueFd)
 
 
 class Bench:
@@ -33,6 +40,8 @@ class Bench:
     ----------
     backend : LoadedBackend
     device : Device
+    stand_in : str
+        The test double in place of the driver or below it; empty without one.
     by_hand : object or None
         The same calls by the vendor's binding alone: ``Yardsticks`` of the module ``yardsticks`` beside the backend's
         code. None if the backend has none.
@@ -41,6 +50,7 @@ class Bench:
     def __init__(self, backend: str | None, *, quick: bool) -> None:
         self.backend = get_backend(backend)
         self.device = self.backend.device()
+        self.stand_in = stand_ins.stand_in(self.backend.libraries)
         self._quick = quick
         self._scope = ExitStack()
         self.by_hand: Any = next(self._yardsticks(), None)
@@ -61,29 +71,50 @@ class Bench:
         return max(3, wanted // 30) if self._quick else wanted
 
     @cached_property
-    def vulkan(self) -> VulkanDriver | None:
-        """The Vulkan driver that shares memory with the device; None if there is none."""
+    def in_c(self) -> Any:
+        """The yardsticks in C; None if they cannot be built, or the backend has no calls by hand for them."""
+        return None if self.by_hand is None else floor.load()
+
+    @cached_property
+    def _drivers(self) -> tuple[list[VulkanDriver], str]:
+        """The Vulkan drivers of the device, those that share semaphores first; and what is said if there is none."""
         found = list_drivers()
-        exact = [one for one in found if one.identity.matches(self.device.identity)]
-        if exact or self.by_hand is not None:  # a GPU's; the host's device is any software driver's
-            return next(iter(exact), None)
-        return min(found, key=lambda one: "swiftshader" not in one.driver.lower(), default=None)
+        own = [one for one in found if one.identity.matches(self.device.identity)]
+        own.sort(
+            key=lambda one: not any(one.capabilities.supports((Operation.IMPORT_SEMAPHORE, s)) for s in _SEMAPHORES)
+        )
+        names = ", ".join(one.name for one in found) or found.reason
+        return own, f"expected a Vulkan driver of {self.device.name}, got {names}"
+
+    @property
+    def vulkan(self) -> VulkanDriver | None:
+        """The Vulkan driver of the device; None if there is none."""
+        return next(iter(self._drivers[0]), None)
+
+    def need_vulkan(self) -> VulkanDriver:
+        """The same.
+
+        Raises
+        ------
+        DeviceNotFoundError
+            There is none.
+        """
+        if self.vulkan is None:
+            raise DeviceNotFoundError(self._drivers[1])
+        return self.vulkan
+
+    @cached_property
+    def graphics(self) -> Exporter:
+        """Vulkan on the device, as an independent party."""
+        return self._scope.enter_context(open_exporter("vulkan", device_index=self.need_vulkan().index))
 
     @cached_property
     def party(self) -> Exporter:
-        """An independent party that makes memory and semaphores: Vulkan, or on a simulated device memfds."""
-        if self.vulkan is not None:
-            party = open_exporter("vulkan", device_index=self.vulkan.index)
-        else:
-            party = open_exporter("memfd", identity=self.device.identity)
-        return self._scope.enter_context(party)
-
-    def families(self) -> list[int]:
-        """The flags of the Vulkan driver's queue families."""
-        assert self.vulkan is not None
-        with Instance(validation=False) as instance:
-            physical = instance.physical_devices()[self.vulkan.index]
-            return [flags for flags, _ in physical.queue_families]
+        """An independent party that makes memory and semaphores: Vulkan, or without a GPU memfds."""
+        own = self.device.identity
+        if own.is_cpu or (self.stand_in and self.vulkan is None):
+            return self._scope.enter_context(open_exporter("memfd", identity=None if own.is_cpu else own))
+        return self.graphics
 
     def __enter__(self) -> Self:
         return self
