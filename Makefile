@@ -1,9 +1,9 @@
 # make demo, make test: everything they need comes into .venv and .vulkan in this folder; nothing is installed, no root.
 #
 #   PYTHON=python3.13       the interpreter that .venv is made with
-#   ARGS="-k timeline"      what is passed on to the demo or to pytest
+#   ARGS="-k timeline"      what is passed on to the demo, to bench or to pytest
 #   CUDA_BINDINGS=12.9.0    the version of cuda-bindings that test-cuda uses, installed beside .venv's
-#   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip uses; .venv has none
+#   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip and bench use; .venv has none
 #   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
 #   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
@@ -46,12 +46,13 @@ BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAME
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
 
-.PHONY: help demo docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
+.PHONY: help demo bench docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
     test-workflows test-hip test-hip-amd test-hip-amd-asan test-forwarding explore test-lowest-cuda test-lowest-hip \
     memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
 	@echo "make demo         run the demo on what this machine has"
+	@echo "make bench        what calls and frames cost: on the host, then on CUDA's and HIP's simulated drivers, which do nothing"
 	@echo "make test         run the tests: those of test-main, then test-cuda and test-hip"
 	@echo "make test-all     those, and all that takes longer: the others below, and the lowest bindings"
 	@echo "make test-main    the core, the host backend and Vulkan"
@@ -79,6 +80,16 @@ help:
 
 demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
+
+# On a driver that does nothing, the times are the library's own. hip-python 10 looks for the library in ROCM_PATH first.
+bench: $(VENV)/.test vulkan
+	@. .vulkan/env; $(BIN)/gpuinterop bench --backend host $(ARGS)
+	@. .vulkan/env; export GPUINTEROP_SIM_DOES_NOTHING=1 PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; \
+	    for vendor in $(VENDORS); do \
+	        library=$$($(BIN)/python -m tests.simulated.build $$vendor); \
+	        ROCM_PATH="$${library%/*}" LD_LIBRARY_PATH="$${library%/*}:$$LD_LIBRARY_PATH" \
+	            $(BIN)/gpuinterop bench --backend $$vendor $(ARGS); \
+	    done
 
 # A process has one driver of a vendor, and those of test-main have none.
 # One group alone leaves processors idle, because its tests wait; and of three at a time the output would be mixed.
@@ -147,6 +158,8 @@ SITES = $$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( 
 
 # hip-python has wheels for Linux on x86-64 only.
 ifeq ($(shell uname -sm),Linux x86_64)
+bench: VENDORS := cuda hip
+bench: $(VENV)/hip-python-$(HIP_BINDINGS)
 test-hip: FOLDER := tests/vendors
 test-forwarding: FOLDER := tests/forwarding
 test-hip test-forwarding: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers
@@ -154,6 +167,7 @@ test-hip test-forwarding: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drive
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
 	    GPUINTEROP_TEST_VENDOR=hip $(PYTEST) $(FOLDER) $(ARGS) || $(NONE_SELECTED)
 else
+bench: VENDORS := cuda
 test-hip test-forwarding:
 	@echo "$@: there is no hip-python for this system"
 endif

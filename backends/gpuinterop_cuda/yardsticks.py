@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from gpuinterop.errors import DriverError
+
 _NON_BLOCKING: Final = 1
 _GEQ: Final = 0
 
@@ -36,7 +38,7 @@ class Yardsticks:
     def check(result: tuple[Any, ...]) -> Any:
         """The answer of a call, which must not have failed."""
         if result[0]:
-            raise RuntimeError(f"expected CUDA_SUCCESS, got {result[0]!r}; the yardstick cannot be used here.")
+            raise DriverError("a call of the yardstick by cuda-python", int(result[0]), result[0].name)
         return result[1] if len(result) == 2 else result[1:]
 
     def stream(self) -> Any:

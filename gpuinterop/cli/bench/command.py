@@ -129,7 +129,9 @@ def _measured(bench: Bench, parts: Parts) -> Iterator[Figure]:
                 for figure in measure(bench):
                     yield figure
                     progress(f"measures {name} ({number} of {len(parts)})")
-            except (UnsupportedError, DeviceNotFoundError) as error:
+            except UnsupportedError as error:
+                yield Figure(name, problem=f"{error.capability.cell}: {error.capability.reason}")
+            except DeviceNotFoundError as error:
                 yield Figure(name, problem=str(error))
             except GpuInteropError as error:
                 yield Figure(name, problem=f"it failed: {error}", failed=True)
@@ -155,7 +157,7 @@ def _show(figure: Figure) -> None:
         else:
             ratio = figure.ratio(name)
             of = " (of p99)" if figure.judged_by == "p99" else ""
-            say((row, ""), (f"{ratio:>10.2f}{of}", "green" if ratio <= 1 else ""))
+            say((row, ""), (f"{ratio:>10.{2 if ratio >= 0.1 else 3}f}{of}", "green" if ratio <= 1 else ""))
 
 
 def as_dict(figure: Figure) -> dict[str, Any]:
