@@ -117,7 +117,7 @@ def test_multicast_is_a_command_of_its_own(commands: list[list[str]]) -> None:
     assert commands[0][-2:] == ["-k", "multicast"]
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["demo"], ["selftest"], ["selftest", "multicast"]])
+@pytest.mark.parametrize("command", [[], ["info"], ["demo"], ["matrix"], ["selftest"], ["selftest", "multicast"]])
 def test_help(command: list[str]) -> None:
     result = invoke(*command, "--help")
     assert result.exit_code == 0

@@ -16,6 +16,7 @@ from .clock import OURS, Contender, Figure, Values, calls_of, in_turns
 from .floor import Compute
 
 if TYPE_CHECKING:
+    from ..._core.semaphore import ExternalSemaphore
     from .rig import Bench
 
 REUSED, ANEW, BY_HAND, IN_C = "by hand, reused structs", "by hand, new structs", "by hand", "C"
@@ -38,7 +39,10 @@ class _Pair:
 
     def __init__(self, bench: Bench, scope: ExitStack, count: int) -> None:
         self.stream = scope.enter_context(bench.device.create_stream())
-        self.ours = [scope.enter_context(bench.device.import_semaphore(_timeline(bench, scope))) for _ in range(count)]
+        self.ours: list[ExternalSemaphore[Any]] = []
+        for _ in range(count):
+            with _timeline(bench, scope) as handle:
+                self.ours.append(scope.enter_context(bench.device.import_semaphore(handle)))
         self.mine, self.others = Values(), Values(1)  # a yardstick has signalled 1
         self.by_hand, self.theirs = bench.by_hand, None
         if self.by_hand is not None:

@@ -54,7 +54,7 @@ class Figure:
     unit : str
         What is counted: a call, a frame, a batch.
     times : dict of str to Spread
-        By contender.
+        Each contender's, this library's first.
     judged_by : str
         Which part of the spread the ratio compares: ``median`` or ``p99``.
     problem : str

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         metavar="WORD",
         action="append",
-        help="measure only the parts that have this in their name; may be repeated. The parts:\n" + ", ".join(_PARTS),
+        help="measure only the parts that have this in their name; may be repeated. The parts:\n" + "\n".join(_PARTS),
     )
     parser.add_argument("--quick", action="store_true", help="take few times: to see that it works")
     parser.add_argument(

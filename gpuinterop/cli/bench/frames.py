@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...capabilities import Operation
-from ...errors import DeviceNotFoundError
+from ...errors import DeviceNotFoundError, SemaphoreTimeoutError
 from ...exporters.vulkan.device import Device as VulkanDevice
 from ...exporters.vulkan.drivers import Instance
 from ...handles import Timeline
 from ...vulkan import _api as c
+from ...vulkan._api import check
 from ...vulkan._buffer import share_buffer
 from ...vulkan._handoff import share_handoff
 from ...vulkan._semaphore import share_semaphore
@@ -32,6 +34,8 @@ MODES: Final = ("timeline", "binary", "bridged")
 AHEAD: Final = 200
 """Frames that are queued ahead."""
 SIZES: Final = {"no work": 0, "1 MiB": 1 << 20}
+PATIENCE_S: Final = 30
+"""How long frames may take."""
 _AT_ONCE: Final = 0x4  # VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
 
 
@@ -153,7 +157,7 @@ class _Frames:
         contenders: dict[str, Contender] = {OURS: self.frames}
         if self.by_hand is not None:
             contenders[PREPARED] = self.by_hand.frames
-        contenders[BARE] = _Submission(self.rig, None, ()).submits
+        contenders[BARE] = _Submission(self.rig, None, ()).checked().submits
         times = in_turns(contenders, calls=20, rounds=self.bench.rounds(300), settle=self._settle)
         return Figure(name, "frame", times)
 
@@ -162,7 +166,7 @@ class _Frames:
 
         def ours(count: int) -> None:
             self.frames(count)
-            self.handoff.wait_host(30)
+            self.handoff.wait_host(PATIENCE_S)
 
         contenders: dict[str, Contender] = {OURS: ours}
         if self.graph is not None:
@@ -182,7 +186,7 @@ class _Frames:
         def ours(count: int) -> None:
             for _ in range(count):
                 self.frames(1)
-                self.handoff.wait_host(30)
+                self.handoff.wait_host(PATIENCE_S)
 
         contenders: dict[str, Contender] = {OURS: ours}
         if self.by_hand is not None and self.bench.in_c:
@@ -242,6 +246,11 @@ class _Submission:
         buffers = api.array("VkCommandBuffer", commands)
         self.info = api.new("VkSubmitInfo", commandBufferCount=len(commands), pCommandBuffers=buffers, **fields)
         self._call, self._queue, self._fence = rig.vk.functions.vkQueueSubmit, rig.queue, api.ffi.NULL
+
+    def checked(self) -> _Submission:
+        """The same, which has been submitted once, and did not fail: what fails is fast."""
+        check("vkQueueSubmit", self._call(self._queue, 1, self.info, self._fence))
+        return self
 
     def submit(self, wait: int, signal: int) -> None:
         """Submit with these values."""
@@ -306,8 +315,13 @@ class _ByHand:
     def ahead(self, count: int) -> None:
         """The same, until the last one's work is done."""
         self.frames(count)
+        limit = time.monotonic() + PATIENCE_S
         while self._out[0] < self._last:
             self._counter(self._out)
+            if time.monotonic() > limit:
+                raise SemaphoreTimeoutError(
+                    f"expected the frames by hand to reach {self._last} in {PATIENCE_S} s, got {self._out[0]}."
+                )
 
     def in_c(self, count: int) -> None:
         """Frames in C, until the last one's work is done."""

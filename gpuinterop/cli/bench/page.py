@@ -18,7 +18,7 @@ __all__ = ["rewrite"]
 BEGIN, END = "<!-- figures: gpuinterop bench --page -->", "<!-- end of figures -->"
 _ROW, _BAR, _LEFT, _WIDTH, _TOP = 20, 12, 400, 700, 48
 _COLOURS: Final = ("#2a6fbb", "#8a97a6")
-"""Of bars that are gpuinterop's, and of others."""
+"""The colours of gpuinterop's bars, and of others."""
 
 
 def rewrite(page: Path, runs: Sequence[Path]) -> None:
@@ -27,7 +27,7 @@ def rewrite(page: Path, runs: Sequence[Path]) -> None:
     Raises
     ------
     InvalidArgumentError
-        The page does not have the comments, or a file is no run's.
+        The page does not have the comments, or a file is not a run's.
     """
     try:
         text = page.read_text(encoding="utf-8")

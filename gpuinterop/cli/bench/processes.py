@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -160,7 +160,7 @@ def players(bench: Bench, page: int | None = None) -> Iterator[tuple[_Game, dict
         peer = scope.enter_context(
             subprocess.Popen(
                 [sys.executable, "-m", __name__, bench.backend.name, *map(str, (page, *fds))],
-                pass_fds=[page, *fds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+                pass_fds=[page, *fds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 start_new_session=True,  # Ctrl-C is this process's, which ends that one
             )
         )  # fmt: skip
@@ -182,18 +182,21 @@ class _Game:
     def __init__(self, peer: subprocess.Popen[str]) -> None:
         assert peer.stdin is not None
         assert peer.stdout is not None
-        self._to, self._from = peer.stdin, peer.stdout
+        self.peer = peer
+        self._to, self._from = peer.stdin.fileno(), peer.stdout
         self._next: dict[str, int] = {}
 
     def expect(self, word: str) -> None:
         """Read a line."""
-        if (line := self._from.readline().strip()) != word:
+        line = self._from.readline().strip()
+        if line != word:
             raise PeerError(f"expected the other process to say {word!r}, got {line!r}; its error is above.")
 
     def _begin(self, name: str, count: int) -> range:
         first = self._next.get(name, 1)
         self._next[name] = first + count
-        self._to.write(f"{first} {count} {name}\n")
+        with suppress(BrokenPipeError):  # then it does not answer either
+            os.write(self._to, f"{first} {count} {name}\n".encode())  # unbuffered: nothing is left to be flushed
         self.expect("go")
         return range(first, first + count)
 

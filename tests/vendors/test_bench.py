@@ -1,0 +1,139 @@
+"""``gpuinterop bench`` on the vendor's backend, and its yardsticks. It is looked at what it measures, at no time."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.simulated.driver import Simulator
+
+from .table import VENDOR
+
+ALWAYS = {
+    "signal, timeline of our own": ["gpuinterop", "by hand"],
+    "wait, timeline of our own": ["gpuinterop", "by hand"],
+    "import + map + close": ["gpuinterop", "by hand"],
+    "import + map + close, among 256 streams and 1,000 objects": ["gpuinterop", "gpuinterop, alone", "by hand"],
+    "a wake in another process, at once": ["gpuinterop", "a pthread mutex and condition", "a futex"],
+    "a wake in another process, which sleeps": ["gpuinterop", "a pthread mutex and condition", "a futex"],
+    "import gpuinterop": ["gpuinterop", "import numpy"],
+}
+REUSED, ANEW = "by hand, reused structs", "by hand, new structs"
+WITH_SEMAPHORES = {
+    "signal": ["gpuinterop", REUSED, ANEW, "C"],
+    "wait": ["gpuinterop", REUSED, ANEW, "C"],
+    "signal, batch of 16": ["gpuinterop", REUSED],
+    "wait, batch of 16": ["gpuinterop", REUSED],
+    "signal, 8 threads at once": ["gpuinterop", REUSED],
+}
+PROBLEMS = {
+    "frames on a transfer queue": "expected a Vulkan driver of Simulated",
+    "frames on a compute queue": "expected a Vulkan driver of Simulated",
+    "view + torch.from_dlpack": "it needs CuPy and torch: No module named 'cupy'",
+}
+NO_SEMAPHORES = dict.fromkeys(
+    ("signal and wait", "batches", "threads"), "import_semaphore:timeline_fd: HIP cannot import semaphores on Linux"
+)
+TIMES = ALWAYS | (WITH_SEMAPHORES if VENDOR.name == "cuda" else {})
+REASONS = PROBLEMS | (NO_SEMAPHORES if VENDOR.name == "hip" else {})
+
+
+def bench(simulator: Simulator, *arguments: str, **environment: str) -> dict[str, Any]:
+    words = ["bench", "--backend", VENDOR.name, "--quick", "--json", *arguments]
+    printed = simulator.run(
+        f"from gpuinterop.cli.app import run\nassert run({words!r}) == 0", GPUINTEROP_BACKEND=VENDOR.name, **environment
+    )
+    found: dict[str, Any] = json.loads(printed)
+    assert found["stand_in"]
+    return {figure["name"]: figure for figure in found["figures"]}
+
+
+@pytest.mark.parametrize("nothing", ["0", "1"])
+def test_every_figure_has_its_yardsticks(nothing: str, simulator: Simulator) -> None:
+    """The driver does its work, or nothing; what has no times says why, and nothing else has none."""
+    found = bench(simulator, GPUINTEROP_SIM_DOES_NOTHING=nothing)
+    assert {
+        name: [one["name"] for one in figure["times"]] for name, figure in found.items() if figure["times"]
+    } == TIMES
+    assert all(one["median"] > 0 for figure in found.values() for one in figure["times"])
+    problems = {name: figure["problem"] for name, figure in found.items() if figure["problem"]}
+    assert problems.keys() == REASONS.keys()
+    for name, reason in REASONS.items():
+        assert reason in problems[name]
+
+
+HEAD = f"""
+import ctypes, os, struct
+from contextlib import ExitStack
+import gpuinterop as gi
+from gpuinterop.cli.bench import floor
+from gpuinterop.cli.bench.rig import Bench
+from tests.simulated.driver import Simulator
+
+simulator = Simulator.attach({VENDOR.name!r})
+bench = Bench({VENDOR.name!r}, quick=True)
+by_hand, party = bench.by_hand, bench.party
+stream = by_hand.stream()
+"""
+TAIL = "\nassert simulator.violations() == []\nbench.__exit__()\n"
+
+
+def run(simulator: Simulator, program: str) -> list[str]:
+    return simulator.run(HEAD + textwrap.dedent(program) + TAIL, GPUINTEROP_BACKEND=VENDOR.name).splitlines()
+
+
+def test_the_yardstick_of_words(simulator: Simulator) -> None:
+    """The driver's log: what a stream wrote, and what it waited for."""
+    printed = run(
+        simulator,
+        """
+        write, wait = by_hand.word(stream)
+        by_hand.synchronize(stream)
+        simulator.forget_log()
+        for value in (2, 3):
+            by_hand.check(write(value))
+        by_hand.check(wait(3))
+        by_hand.synchronize(stream)
+        print([(one.operation, one.value) for one in simulator.log()])
+        print(len({one.address for one in simulator.log()}))
+        """,
+    )
+    assert printed == [str([("write_value", 2), ("write_value", 3), ("wait_value", 3)]), "1"]
+
+
+def test_a_yardstick_that_fails_is_not_measured(simulator: Simulator) -> None:
+    printed = run(
+        simulator,
+        f"""
+        simulator.fail("{VENDOR.prefix}StreamSynchronize", code=999)
+        try:
+            by_hand.synchronize(stream)
+        except gi.DriverError as error:
+            print(error)
+        """,
+    )
+    assert len(printed) == 1
+    assert "yardstick" in printed[0]
+    assert f"{VENDOR.symbols[999]} (999)" in printed[0]
+
+
+def test_the_yardstick_of_memory(simulator: Simulator) -> None:
+    """Nothing of it is left over, and the descriptor stays open."""
+    printed = run(
+        simulator,
+        f"""
+        with party.create_memory(1 << 16) as theirs, theirs.export() as handle:
+            once = by_hand.memory(theirs.size)
+            before, fds = simulator.live(), os.listdir("/proc/self/fd")
+            for _ in range(3):
+                once(handle.fd)
+            os.fstat(handle.fd)
+            print(simulator.live() == before, os.listdir("/proc/self/fd") == fds)
+            print(simulator.calls("{VENDOR.call("ImportExternalMemory")}"))
+            print(simulator.calls("{VENDOR.call("ExternalMemoryGetMappedBuffer")}"))
+        """,
+    )
+    assert printed == ["True True", "3", "3"]
