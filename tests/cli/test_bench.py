@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -21,6 +22,8 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.cli.bench import calls, clock, command, floor, frames, page, processes, rig
 from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.exporters.vulkan.device import Device
+from gpuinterop.exporters.vulkan.drivers import Instance
 
 from .invoke import Done, invoke
 from .parties import require_driver
@@ -160,6 +163,90 @@ def test_frames_do_their_work(
         *[("gpuinterop", filled)] * 2,
         (frames.STAGED, filled),
     ]
+
+
+class Bridged:
+    """A yardstick whose timeline is a bridged one, over a Vulkan driver that exports none."""
+
+    def __init__(self, device: gi.Device, shared: list[Any]) -> None:
+        self.device, self.shared = device, shared
+        self.waited: list[int] = []
+        self.params = {signal: (ctypes.c_uint64 * 1)() for signal in (False, True)}
+        pointer = ctypes.c_void_p
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer), pointer, ctypes.c_uint, pointer)
+        self.functions = {signal: prototype(self.function(signal)) for signal in (False, True)}
+
+    def function(self, signal: bool) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            (self.signal if signal else self.wait)(self.params[signal][0])
+            return 0
+
+        return call
+
+    def stream(self) -> Any:
+        return self.device.create_stream()
+
+    def synchronize(self, stream: Any) -> None:
+        stream.synchronize(20)
+
+    def timelines(self, fds: list[int], stream: Any) -> Any:
+        assert fds == [77]
+        self.used = stream
+        self.signal(1)
+        return self
+
+    def signal(self, value: int) -> None:
+        self.shared[0].semaphore.signal(self.used, value)
+
+    def wait(self, value: int) -> None:
+        self.waited.append(value)
+        self.shared[0].semaphore.wait(self.used, value)
+
+    def addresses(self, *, signal: bool) -> tuple[int, int, int, int, int]:
+        where = ctypes.addressof(self.params[signal])
+        return address(self.functions[signal]), 1, where, where, 1
+
+
+def test_frames_by_hand_reach_their_last_value(
+    choose_driver: Callable[[str], None], host: rig.Bench, monkeypatch: pytest.MonkeyPatch, compiled: Any
+) -> None:
+    """Vulkan's own counter tells: by the bindings and in C, frames go on where the ones before have ended."""
+    choose_driver("lavapipe")
+    shared: list[Any] = []
+    with contextlib.ExitStack() as scope:
+        bridge = scope.enter_context(gi.bridge.Bridge(host.device))
+
+        def share_semaphore(vk: Any, device: gi.Device, kind: Any) -> Any:
+            shared.append(gi.vulkan.share_semaphore(vk, device, kind, bridge=bridge))
+            return shared[0]
+
+        def call(self: Any, name: str, *given: Any) -> int:
+            if name != "vkGetSemaphoreFdKHR":
+                return int(of_context(self, name, *given))
+            given[-1][0] = 77
+            return 0
+
+        of_context = gi.vulkan.VulkanContext.call
+        monkeypatch.setattr(gi.vulkan.VulkanContext, "call", call)
+        monkeypatch.setattr(frames, "share_semaphore", share_semaphore)
+        host.by_hand = Bridged(host.device, shared)
+        instance = scope.enter_context(Instance(validation=False))
+        physical = instance.physical_devices()[host.need_vulkan().index]
+        by_hand = frames._ByHand(frames._Rig(host, scope, Device(instance, physical, 0)), scope, [])
+        scope.enter_context(host.by_hand.used)
+        by_hand.frames(3)
+        assert system.until(lambda: shared[0].counter() >= 7, 20)
+        assert shared[0].counter() == 7
+        by_hand.ahead(2)
+        assert shared[0].counter() == 11  # without a wait of ours
+        by_hand.in_c(4)
+        assert shared[0].counter() == 19
+        assert host.by_hand.waited == [*range(2, 19, 2)]  # what Vulkan signals, each once
+        monkeypatch.setattr(frames, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(host.by_hand, "signal", lambda value: None)
+        with pytest.raises(gi.SemaphoreTimeoutError, match="expected the frames by hand to reach 21"):
+            by_hand.ahead(1)
+        host.by_hand.used.synchronize(20)
 
 
 def test_without_vulkan_frames_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

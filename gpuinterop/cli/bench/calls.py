@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .rig import Bench
 
 REUSED, ANEW, BY_HAND, IN_C = "by hand, reused structs", "by hand, new structs", "by hand", "C"
+_OPERATIONS: Final = (Operation.IMPORT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE)
 BATCH: Final = 16
 THREADS: Final = 8
 STREAMS, OBJECTS = 256, 1000
@@ -38,6 +39,7 @@ class _Pair:
     """Semaphores and a stream of ours, and the same by hand where the backend has yardsticks."""
 
     def __init__(self, bench: Bench, scope: ExitStack, count: int) -> None:
+        bench.device.capabilities.require(*((operation, TimelineFd) for operation in _OPERATIONS))
         self.stream = scope.enter_context(bench.device.create_stream())
         self.ours: list[ExternalSemaphore[Any]] = []
         for _ in range(count):
@@ -186,7 +188,7 @@ def imports(bench: Bench) -> Iterator[Figure]:
     """Import, map and close a memory: alone, and among many other objects."""
     with ExitStack() as scope:
         device = bench.device
-        device.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))
+        device.capabilities.require((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
         theirs = scope.enter_context(bench.party.create_memory(MEMORY))
         handle = scope.enter_context(theirs.export())
         assert isinstance(handle, FdHandle)
