@@ -749,7 +749,8 @@ def in_child(*semaphores):
 """
 
 FORKED_BESIDE = """
-import os, sys, threading
+import os, threading, warnings
+warnings.simplefilter("ignore")  # as below
 from gpuinterop import system
 from gpuinterop_host.semaphores import TimelineSemaphore
 semaphore = TimelineSemaphore.create()
@@ -780,9 +781,7 @@ os.write(writing, b"x")
 
 def test_a_fork_beside_a_signal_does_not_keep_the_lock() -> None:
     """The child has the description that the signal used; the signaller dies in a later one."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED_BESIDE], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = peers.run(FORKED_BESIDE)
     assert (done.stdout, done.returncode) == ("7\n", 0), done.stderr
 
 
