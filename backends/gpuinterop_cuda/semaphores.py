@@ -37,7 +37,7 @@ class Params(ctypes.Structure):
 _BYTES: Final = ctypes.sizeof(Params)
 assert _BYTES == 144
 _PLACES: Final[dict[type, int]] = {SciSync: Params.fence.offset, Keyed: Params.key.offset}
-"""Where a kind's value lies; that of timelines, fences and, ignored, of binary semaphores comes first."""
+"""The place of a kind's value; that of timelines, fences and, ignored, of binary semaphores comes first."""
 
 
 class NodeParams(ctypes.Structure):
@@ -58,7 +58,7 @@ class Slot:
     params : byref of the structs
         What the driver takes.
     first : ctypes.c_uint64
-        Where the first value lies.
+        The place of the first value.
     structs : array of Params
     node : byref of NodeParams
         The same for a node of a graph.

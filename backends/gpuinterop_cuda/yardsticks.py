@@ -70,23 +70,9 @@ class Yardsticks:
         self.check(wait(1))  # type: ignore[arg-type]
         return write, wait
 
-    def memory(self, size: int) -> Callable[[int], None]:
-        """How to import, map and close a memory of `size` bytes, of which there is a file descriptor."""
-        cu, check = self._cu, self.check
-        desc = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
-        desc.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
-        desc.size = size
-        where = cu.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
-        where.size = size
-
-        def once(fd: int) -> None:
-            desc.handle.fd = os.dup(fd)
-            memory = check(cu.cuImportExternalMemory(desc))
-            pointer = check(cu.cuExternalMemoryGetMappedBuffer(memory, where))
-            check(cu.cuMemFree(pointer))
-            check(cu.cuDestroyExternalMemory(memory))
-
-        return once
+    def memory(self, size: int) -> Memory:
+        """A memory of `size` bytes, of which there is a file descriptor."""
+        return Memory(self._cu, size)
 
 
 class Timelines:
@@ -194,3 +180,35 @@ class Graph:
         self.signal = setter(8, "Signal", timelines._signals[0], cu.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS())
         self.wait = setter(9, "Wait", timelines._waits[0], cu.CUDA_EXT_SEM_WAIT_NODE_PARAMS())
         self.launch = entry("cuGraphLaunch"), int(self._executable), int(stream)
+
+
+class Memory:
+    """A memory that is imported, mapped and closed, again and again."""
+
+    def __init__(self, cu: Any, size: int) -> None:
+        self._cu = cu
+        self._desc = cu.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+        self._desc.type = cu.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+        self._desc.size = size
+        self._range = cu.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
+        self._range.size = size
+
+    def __call__(self, fd: int) -> None:
+        """Import a duplicate of `fd`, map and close it."""
+        cu, check, desc = self._cu, Yardsticks.check, self._desc
+        desc.handle.fd = os.dup(fd)
+        memory = check(cu.cuImportExternalMemory(desc))
+        pointer = check(cu.cuExternalMemoryGetMappedBuffer(memory, self._range))
+        check(cu.cuMemFree(pointer))
+        check(cu.cuDestroyExternalMemory(memory))
+
+    def addresses(self) -> tuple[int, ...]:
+        """The driver's functions, their structs, and where the fd lies, in the order of ``struct memory``, for C."""
+        cu = self._cu
+        flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+        names = b"cuImportExternalMemory", b"cuExternalMemoryGetMappedBuffer", b"cuMemFree", b"cuDestroyExternalMemory"
+        load, place, unmap, destroy = (
+            int(Yardsticks.check(cu.cuGetProcAddress(name, 12010, flags))[0]) for name in names
+        )
+        desc = int(self._desc.getPtr())
+        return load, desc, desc + 8, place, int(self._range.getPtr()), unmap, destroy  # the fd lies behind the type

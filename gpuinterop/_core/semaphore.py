@@ -785,7 +785,7 @@ class SemaphoreBatch:
         self._gate = semaphores[0]._gate
         self._natives = [semaphore._lifetime for semaphore in semaphores]
         self._told: dict[NativeStream, _Told] = {}
-        """By each stream that used it."""
+        """What each stream that used it was told last."""
         # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
         self._lifetime = Native("SemaphoreBatch", parents=self._natives)
         self._lifetime.open()
@@ -947,10 +947,10 @@ class SemaphoreBatch:
             raise UnsupportedError(gap, context=self._device.name)
 
     def _check_values(self, values: Sequence[int | None] | None) -> Sequence[int]:
-        given: Any = [None] * len(self._semaphores) if values is None else values
-        if not isinstance(given, _SEQUENCES):
+        told: Any = [None] * len(self._semaphores) if values is None else values
+        if not isinstance(told, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
-        given = tuple(given)  # the caller may change a list meanwhile
+        given: tuple[Any, ...] = tuple(told)  # the caller may change a list meanwhile
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.

@@ -13,7 +13,7 @@ from ...capabilities import Operation
 from ...errors import DriverError
 from ...handles import FdHandle, HandleOrigin, OpaqueFd, OriginKind, Timeline, TimelineFd
 from .clock import OURS, Contender, Figure, Values, calls_of, in_turns
-from .floor import Compute
+from .floor import Compute, Memory
 
 if TYPE_CHECKING:
     from ..._core.semaphore import ExternalSemaphore
@@ -207,6 +207,9 @@ def imports(bench: Bench) -> Iterator[Figure]:
         if bench.by_hand is not None:
             once = bench.by_hand.memory(size)
             contenders[BY_HAND] = lambda count: [once(fd) for _ in range(count)]
+            if hasattr(once, "addresses") and (floor := bench.in_c):
+                in_c = Memory(*once.addresses())
+                contenders[IN_C] = lambda count: done(floor.memories(in_c, fd, count))
         alone = in_turns(contenders, calls=1, rounds=bench.rounds(300))
         yield Figure("import + map + close", "memory", alone)
         for _ in range(STREAMS):

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef int (*submit_call)(void *queue, uint32_t count, const void *infos, void *fence);
 typedef int (*counter_call)(void *device, void *semaphore, uint64_t *value);
@@ -125,4 +126,35 @@ int launches(const struct graphics *graphics, const struct node *wait, const str
             return status;
     }
     return reach(graphics, value);
+}
+
+struct memory {
+    int (*import)(void **memory, const void *desc);
+    const void *desc;
+    int *fd;
+    int (*map)(uint64_t *address, void *memory, const void *range);
+    const void *range;
+    int (*unmap)(uint64_t address);
+    int (*destroy)(void *memory);
+};
+
+/* So many memories, each imported, mapped and released; an import takes a duplicate of `fd`, which the driver closes.
+ * Returns the first status that is not 0. */
+int memories(const struct memory *it, int fd, uint64_t count)
+{
+    for (; count; count--) {
+        void *memory = NULL;
+        uint64_t address = 0;
+        *it->fd = dup(fd);
+        int status = it->import(&memory, it->desc);
+        if (!status)
+            status = it->map(&address, memory, it->range);
+        if (!status)
+            status = it->unmap(address);
+        if (!status)
+            status = it->destroy(memory);
+        if (status)
+            return status;
+    }
+    return 0;
 }

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..console import note
 
-__all__ = ["Compute", "Graphics", "Launch", "Node", "load"]
+__all__ = ["Compute", "Graphics", "Launch", "Memory", "Node", "load"]
 
 _SOURCE: Final = Path(__file__).with_name("floor.c")
 
@@ -39,6 +39,12 @@ class Node(ctypes.Structure):
     """``struct node``: a node of a graph whose value is set."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("call", "executable", "node", "params", "value")]
+
+
+class Memory(ctypes.Structure):
+    """``struct memory``: a memory that is imported, mapped and released."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("load", "desc", "fd", "map", "range", "unmap", "destroy")]
 
 
 class Launch(ctypes.Structure):
@@ -69,6 +75,7 @@ def load() -> Any:
     found.calls.argtypes = [ctypes.POINTER(Compute), count, count, count]
     found.frames.argtypes = [*map(ctypes.POINTER, (Graphics, Compute, Compute)), count, count]
     found.launches.argtypes = [*map(ctypes.POINTER, (Graphics, Node, Node, Launch)), count, count]
+    found.memories.argtypes = [ctypes.POINTER(Memory), ctypes.c_int, count]
     return found
 
 
