@@ -2,7 +2,8 @@
 
 Import, create, allocate, close, synchronize and drain do it. One thread releases one native; threads do not wait for
 each other's drains. A retired native is in exactly one place, which hands it on: in `waiting_for_a_look`, with a thread
-that looks at it, behind a point, at the gate, or under another native that stands on it.
+that looks at it, behind a point, at the gate, or under what stands on it, also an array. (A drain after the end of an
+array may find the mapping in another place already. It then looks once more than it needs to.)
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ def _claim(claimed: list[Native]) -> None:
         if native.state is RETIRED:
             if native.calls.copy():  # always a copy: it has one order with the marks of other threads
                 continue
-            if not native.standing or all(how is Standing.YIELDS for how in native.standing.values()):
+            kept = native.standing and any(how is not Standing.YIELDS for how in native.standing.values())
+            if not kept and not native.arrays.copy():
                 claimed += (native,)
         del waiting_for_a_look[native]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .._arguments import check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .drain import sweeps
+from .drain import drain, sweeps
 from .native import LIVE
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ _alive: dict[int, list[Any]] = {}
 # Entries whose capsule may be untaken; each drain looks at the next ones.
 _untaken: deque[list[Any]] = deque()
 _LOOKS = 64
+_most = _MANY = 256  # above so many, the next array drains
 
 
 def _release(address: int, _pop: Any = _alive.pop) -> None:
@@ -236,7 +237,7 @@ def _references(entry: list[Any]) -> int:
 _ONLY_OURS = _references([object()])
 
 
-def _sweep() -> None:
+def _sweep(looks: int = _LOOKS) -> None:
     held = 0
     for _ in range(len(_untaken)):
         try:
@@ -245,7 +246,7 @@ def _sweep() -> None:
                 if _references(entry) > _ONLY_OURS:
                     _untaken.rotate(-1)
                     held += 1
-                    if held == _LOOKS:
+                    if held == looks:
                         return
                     continue
                 if any(_capsule_is_valid(entry[0], name) for name in (_NAME, _NAME_VERSIONED)):
@@ -260,8 +261,18 @@ def _sweep() -> None:
 sweeps.append(_sweep)
 
 
+def _make_room() -> None:
+    """Drain, so that arrays which come and go without another call do not pile up."""
+    global _most  # noqa: PLW0603
+    _sweep(len(_untaken))
+    drain()
+    _most = max(_MANY, 2 * len(_untaken))  # what is held cannot go
+
+
 def make_capsule(view: View, token: Hold, consumer: Stream | None, *, versioned: bool) -> object:
     """Make a DLPack capsule that keeps `token` and `consumer` alive until its consumer releases it."""
+    if len(_untaken) > _most:
+        _make_room()
     layout = view._layout
     managed = layout.managed(view.__dlpack_device__(), versioned)
     managed.data = view._pointer

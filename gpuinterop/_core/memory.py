@@ -11,10 +11,10 @@ from .._arguments import check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
-from .drain import drain, tidy, wait_for
+from .drain import drain, wait_for
 from .interchange import HostArray, View, layout_of, resolve_ints
 from .monitor import dropped, locked
-from .native import BORN, EXPORTED, GONE, LEAKED, LIVE, MARK, RELEASED, Native, Standing, forget_use, note_use
+from .native import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Marks, Native, Standing, forget_use, note_use
 from .resource import Resource
 from .stream import Stream, check_stream
 
@@ -34,13 +34,14 @@ def round_up(size: int, step: int) -> int:
 class Mapping(Native):
     """The mapping of a whole object; it lasts as long as one of its buffers is open."""
 
-    __slots__ = ("address", "devices", "waits")
+    __slots__ = ("address", "arrays", "devices", "waits")
 
     def __init__(
         self, owner: Native, devices: Sequence[Device], unmap: Callable[[Handle], None], *, blocks: bool, waits: bool
     ) -> None:
         super().__init__("Mapping", unmap, parents=(owner,), gate=devices[0]._gate if blocks else None)
         self.ends_with_children = True
+        self.arrays = Marks()
         self.devices = devices
         self.waits = waits
         """Whether the driver's unmap call waits for all work of the device."""
@@ -141,7 +142,8 @@ class Mappable(Sized):
                     return Buffer(self, mapping, device, offset, size)
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
-            held = mapping.state is LEAKED or any(how is Standing.HOLDS for how in mapping.standing.copy().values())
+            standing = mapping.standing.copy().values()
+            held = mapping.state is LEAKED or mapping.arrays.copy() or any(how is Standing.HOLDS for how in standing)
             if held or not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
                 raise ResourceBusyError(
                     f"the closed buffers of {self.label} are still in use ({mapping.what_holds()}); call "
@@ -179,19 +181,23 @@ def _claim_mapping(memory: Mappable, fresh: Mapping, found: list[Mapping]) -> No
 
 
 class Hold:
-    """Keeps bytes mapped as long as it lives."""
+    """Keeps bytes mapped as long as it lives. The caller then looks whether the buffer is open, as a call does."""
 
-    __slots__ = ("_buffer", "_lifetime")
+    __slots__ = ("_buffer",)
 
     def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer
-        self._lifetime = Native(EXPORTED, parents=(buffer._mapping,), how=Standing.HOLDS)
-        buffer._mapping.expose()
-        self._lifetime.open()
+        mapping = buffer._mapping
+        arrays = mapping.arrays
+        arrays += MARK
+        self._buffer = buffer  # no call in between: the finalizer finds the mark
+        mapping.expose()
 
     def __del__(self) -> None:
-        try:  # noqa: SIM105 - no call may come first: CPython loses what is raised in a finalizer
-            dropped.append(self._lifetime)
+        try:  # no call may come first: CPython loses what is raised in a finalizer
+            mapping = self._buffer._mapping
+            del mapping.arrays[-1]
+            if mapping.state is not LIVE:  # the look comes last: a drain that saw the mark does not look again
+                dropped.append(mapping)
         except AttributeError:
             pass
 
@@ -303,9 +309,10 @@ class Buffer(Sized):
         >>> memory.close()
         >>> del token  # it has finished: now the bytes are unmapped
         """
-        tidy()
         token = Hold(self)  # first: the result of the check below then stays true
-        self._check_open()
+        if self._lifetime.state is not LIVE:
+            del token  # else it lives as long as the error's traceback
+            self._lifetime.check()
         return token
 
     def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:

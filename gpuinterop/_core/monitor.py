@@ -27,7 +27,8 @@ _resets: list[Callable[[], None]] = []
 _generation = 0
 
 dropped: deque[Native] = deque()
-"""Natives without a reference: finalizers append to it and do nothing else. The next drain retires them."""
+"""Natives without a reference, and closed mappings that an array has left. Finalizers append to it, and the next drain
+retires them, or looks at them again."""
 
 
 def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:

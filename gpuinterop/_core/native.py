@@ -25,6 +25,9 @@ A call takes no lock. It marks every native that it uses, then looks at their st
 `retire` changes the state, and a drain looks at the marks later: it sees a call that marked before that look, and a
 call that marks after it sees the new state. Python makes no call between ``+=`` and ``try``, so an interrupt cannot
 strike there.
+
+An exported array marks its mapping in the same way for as long as it lives (`memory.Hold`). Its end takes the mark off,
+then looks at the state: if a drain still saw the mark, the mapping was closed by then, and the array's end queues it.
 """
 
 from __future__ import annotations
@@ -44,10 +47,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXPORTED: Final = "exported array"
 MARK: Final = (None,)
 Marks: type[list[Any]] = list
-"""One entry per call under way."""
+"""One entry per call under way, or per array."""
 
 
 class State(Enum):
@@ -107,6 +109,8 @@ class Native:
         "problem", "release", "releaser", "standing", "state", "tellers", "untracked", "uses",
     )  # fmt: skip
 
+    arrays: list[Any] = Marks()
+    """One mark for each exported array, which keeps it. Only a mapping has any."""
     noted_of_closed: ClassVar[bool] = False
     """Whether it may be made of a native that is closed but not yet released."""
 
@@ -241,10 +245,9 @@ class Native:
         """Why it is not released yet, for messages."""
         if self.tellers:
             return "another thread runs its callbacks"
-        standing = self.standing.copy()
-        if arrays := sum(one.label.startswith(EXPORTED) for one in standing):
+        if arrays := len(self.arrays.copy()):
             return f"{arrays} exported array(s) are still alive"
-        for one, how in standing.items():
+        for one, how in self.standing.copy().items():
             if one.state is LEAKED:
                 return f"{one.label} is {one.state.value}: {one.problem}"
             if one.state is RETIRED:
@@ -322,7 +325,7 @@ def _retire(native: Native, under: Native | None) -> None:
     if native.is_bare and not native.calls.copy():  # it needs no drain
         leave(native)
         native.state = RELEASED
-    if native.how is not Standing.CHILD:  # there may be thousands of exported arrays
+    if native.how is not Standing.CHILD:
         return
     for parent in native.parents:
         if parent is under or not parent.ends_with_children:
@@ -354,10 +357,12 @@ def revive(native: Native) -> bool:
 
 @locked
 def retire_dropped() -> None:
-    """Retire the natives that finalizers queued."""
+    """Retire the natives that finalizers queued, and look again at those that are: their last array may be gone."""
     while dropped:
-        _retire(dropped[0], None)  # removed afterwards: an interrupt may come in between
-        del dropped[0]
+        _retire(dropped[0], None)
+        if dropped[0].state is RETIRED:
+            waiting_for_a_look[dropped[0]] = None
+        del dropped[0]  # last: an interrupt may come in between
 
 
 def leave(native: Native) -> None:

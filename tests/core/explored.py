@@ -16,6 +16,7 @@ import pytest
 from gpuinterop import _core, system
 from gpuinterop._core import gate, monitor, native
 from gpuinterop._core.device import Device
+from gpuinterop._core.memory import Mapping
 from gpuinterop._core.native_stream import NativeStream
 from tests.spare_pages import unpin_spare_pages
 
@@ -72,8 +73,8 @@ class Core:
     """Fits the explorer into the core by monkeypatch: nothing in the core knows of it.
 
     What it expects: modules that say ``import threading`` and ``import time``; `monitor._lock`, looked up at each use;
-    `native.Native` with `state`, `calls`, `standing` and `uses`; `gate.Gate.shut` and `gate.waiting`;
-    `native_stream.NativeStream.waits`; `monitor.dropped`.
+    `native.Native` with `state`, `calls`, `standing` and `uses`; `memory.Mapping.arrays`; `gate.Gate.shut` and
+    `gate.waiting`; `native_stream.NativeStream.waits`; `monitor.dropped`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +104,7 @@ class Core:
         grows = explorer.guarded_by(self.holds, fixed=False)
         self._see(native.Native, "uses", holds=self.holds, wrap=grows, looks=False)
         self._see(native.Native, "calls", wrap=explorer.marks_of, looks=False)
+        self._see(Mapping, "arrays", wrap=explorer.marks_of, looks=False)
         self._see(gate.Gate, "shut", wrap=explorer.marks_of, looks=False)
         self._see(NativeStream, "waits", wrap=lambda _, value: Queue(value, value.maxlen), looks=False)
         self._replace(gate.waiting, Notes(gate.waiting))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpuinterop._core import drain, native, native_stream
-from gpuinterop._core.memory import Buffer
+from gpuinterop._core.memory import Buffer, Hold
 from gpuinterop._core.native import Native
 from gpuinterop._core.native_stream import NativeStream
 from gpuinterop._core.resource import Resource
@@ -102,7 +102,13 @@ _NOTE = (
 )
 _NOTE_OF_SEVERAL = "            waits.append(pending)\n            waiting[native] = None\n"
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
-_TAKE = "_retire(dropped[0], None)  # removed afterwards: an interrupt may come in between\n        del dropped[0]"
+_TAKE = (
+    "    while dropped:\n"
+    "        _retire(dropped[0], None)\n"
+    "        if dropped[0].state is RETIRED:\n"
+    "            waiting_for_a_look[dropped[0]] = None\n"
+    "        del dropped[0]"
+)
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
 MUTANTS: dict[str, Mutant] = {
@@ -247,12 +253,35 @@ MUTANTS: dict[str, Mutant] = {
         ),
         "two threads add callbacks to what is released",
     ),
+    "an array's mark comes behind the look": Mutant(
+        (
+            (Buffer.hold, "    token = Hold(self)", "    was = self._lifetime.state\n    token = Hold(self)"),
+            (Buffer.hold, "if self._lifetime.state is not", "if was is not"),
+        ),
+        "an array beside a close",
+    ),
+    "a release does not look for arrays": Mutant(
+        ((drain._claim, " and not native.arrays.copy()", ""),), "an array beside a close"
+    ),
+    "an array's end comes unseen": Mutant(
+        ((Hold.__del__, "if mapping.state is not LIVE:", "if False:"),), "an array's end beside a close"
+    ),
+    "an array's end looks, then takes its mark": Mutant(
+        (
+            (Hold.__del__, "        del mapping", "        was = mapping.state\n        del mapping"),
+            (Hold.__del__, "if mapping.state is", "if was is"),
+        ),
+        "an array beside a close",
+    ),
+    "a drain does not look again where an array has ended": Mutant(
+        ((native.retire_dropped, "if dropped[0].state is RETIRED:", "if False:"),), "an array's end beside a close"
+    ),
     "an interrupt loses a mark's end": Mutant(
         ((Stream._call, "    seconds += MARK\n", "    seconds += MARK\n    id(stream)\n"),),
         "Ctrl-C in Buffer.fill, on a stream",
     ),
     "an interrupt loses a dropped thing": Mutant(
-        ((native.retire_dropped, _TAKE, "retire(dropped.popleft())"),),
+        ((native.retire_dropped, _TAKE, "    while dropped:\n        retire(dropped.popleft())"),),
         "Ctrl-C in Device.drain",
     ),
     "an interrupt loses what was made": Mutant(

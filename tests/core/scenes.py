@@ -9,6 +9,7 @@ from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core import drain
+from gpuinterop._core.memory import Hold
 from gpuinterop._core.native import Native
 from gpuinterop._core.native_stream import NativeStream, fail_stream, settle
 from gpuinterop.backend import Native as Handle
@@ -171,6 +172,28 @@ def _is_told(world: World) -> None:
     raise AssertionError("the failure is lost")
 
 
+def _array(world: World) -> None:
+    """One that is there already."""
+    world.make(world.buffer.hold())
+
+
+def _use_array(world: World) -> None:
+    """One that comes and goes; what uses its bytes asks nothing."""
+    token = world.buffer.hold()
+    _name_what_holds(world)
+    assert world.backend.count("mapping"), "the bytes are unmapped under an array"
+    del token
+
+
+def _end_of_array(world: World) -> None:
+    world.made.pop()
+
+
+def _two_arrays(world: World) -> None:
+    _array(world)
+    _array(world)
+
+
 def _call_back(world: World) -> None:
     told: list[int] = []
     world.memory.on_released(lambda: told.append(1))
@@ -283,6 +306,20 @@ SCENES: dict[str, Scene] = {
     "what holds a release beside that release": Scene(
         "semaphore buffer other", [_name_what_holds, _pass_and_drain], begin=_closed_under_a_wait, budget=1,
         by_opcode=[Native.what_holds],
+    ),
+    "an array beside a close": Scene(
+        "buffer", [_use_array, lambda w: w.memory.close()], by_opcode=[Hold.__del__]
+    ),
+    "an array beside a close of its buffer, and a drain": Scene(
+        "buffer", [_use_array, _unmap, lambda w: w.device.drain()], budget=1
+    ),
+    "an array's end beside a close": Scene("buffer", [_end_of_array, lambda w: w.memory.close()], begin=_array),
+    "an array's end beside a close that waits": Scene(
+        "buffer", [_end_of_array, lambda w: w.memory.close(timeout=LIMIT)], begin=_array, budget=1
+    ),
+    "two arrays' ends beside a close under work that lasts": Scene(
+        "buffer", [_end_of_array, _end_of_array, lambda w: w.memory.close()], begin=_two_arrays, budget=1,
+        backend=Lasting,
     ),
     "two threads add callbacks to what is released": Scene(
         "memory", [_call_back] * 2, begin=lambda w: w.memory.close(), budget=1, by_opcode=[drain.call_back]

@@ -304,6 +304,24 @@ def test_arrays_that_come_and_go_do_not_pile_up(kind: int) -> None:
         assert most < 600
 
 
+def test_capsules_that_are_dropped_do_not_pile_up() -> None:
+    """No consumer takes them, in a loop that makes no other call of this library; those that are kept stay."""
+    device, backend = fake_device()
+    memory = memory_of(device)
+    view = memory.map_buffer().view(16)
+    kept = [view.__dlpack__() for _ in range(600)]
+    most = 0
+    for _ in range(4000):
+        view.__dlpack__()
+        most = max(most, len(interchange._untaken))
+    assert most < 600 + 2000
+    memory.close()
+    assert backend.count("mapping") == 1
+    kept.clear()
+    device.drain()
+    assert backend.count("mapping") == 0
+
+
 def consume(capsule: object) -> None:
     """Take a capsule's tensor, and release it, as a library does when the last reference to its array is gone."""
     python, name = ctypes.pythonapi, b"dltensor_versioned"
