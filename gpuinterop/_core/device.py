@@ -63,6 +63,7 @@ _gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  
 
 _COPIERS = 4  # streams of ours that wait for the next copy
 _CONSUMERS = 64  # streams of array libraries that are remembered
+_LEGACY = 1  # the array API's number for CUDA's legacy default stream
 # The APIs know these only as one resource that owns its memory.
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
@@ -696,12 +697,17 @@ class Device:
 
     def _consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
-        handle = self._backend.adopt_stream(self._native, pointer)
-        key = self._backend.stream_key(handle)
+        key: Hashable = pointer
+        handle: Any = None
+        if pointer != _LEGACY:  # that one is always the same; other numbers may come again as other streams'
+            handle = self._backend.adopt_stream(self._native, pointer)
+            key = self._backend.stream_key(handle)
         if (known := self._consumers.get(key)) is not None and (stream := known()) is not None:
             native = stream._stream  # None: it is each thread's own
             if native is not None and native.failure is None and not stream.closed:
                 return stream
+        if handle is None:
+            handle = self._backend.adopt_stream(self._native, pointer)
         stream = self._wrap(handle, None)
         if len(self._consumers) >= _CONSUMERS:
             self._consumers.clear()

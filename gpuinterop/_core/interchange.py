@@ -9,7 +9,7 @@ import ctypes
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .._arguments import check_int
@@ -112,17 +112,15 @@ class Layout:
         self.low, self.high = span(shape, strides, dtype.itemsize)
         self.misfit = next((stride for stride in strides if stride % dtype.itemsize), None)
         """A stride that DLPack cannot express, because it is not a multiple of the element size."""
-        self._templates: dict[tuple[tuple[int, int], bool], tuple[_Managed | _ManagedVersioned, object]] = {}
+        self._templates: dict[tuple[tuple[int, int], bool], tuple[Callable[[Any], Any], Any, object]] = {}
 
     def managed(self, device: tuple[int, int], versioned: bool) -> _Managed | _ManagedVersioned:
         """A managed tensor on a DLPack device; the caller sets `data`. The layout must outlive it."""
-        try:
-            template = self._templates[device, versioned][0]
-        except KeyError:
-            template = self._template(device, versioned)
-        return type(template).from_buffer_copy(template)
+        known = self._templates.get((device, versioned)) or self._template(device, versioned)
+        managed: _Managed | _ManagedVersioned = known[0](known[1])
+        return managed
 
-    def _template(self, device: tuple[int, int], versioned: bool) -> _Managed | _ManagedVersioned:
+    def _template(self, device: tuple[int, int], versioned: bool) -> tuple[Callable[[Any], Any], Any, object]:
         ndim, dtype = len(self.shape), self.dtype
         dims = (ctypes.c_int64 * ndim)(*self.shape)
         steps = (ctypes.c_int64 * ndim)(*(stride // dtype.itemsize for stride in self.strides))
@@ -131,7 +129,8 @@ class Layout:
         template.device_type, template.device_id = device
         template.ndim, template.code, template.bits, template.lanes = ndim, dtype.code, dtype.bits, 1
         template.shape, template.strides = ctypes.addressof(dims), ctypes.addressof(steps)
-        return self._templates.setdefault((device, versioned), (template, (dims, steps)))[0]
+        made = type(template).from_buffer_copy, template, (dims, steps)
+        return self._templates.setdefault((device, versioned), made)
 
 
 _layouts: dict[Any, Layout] = {}
@@ -140,7 +139,18 @@ _LAYOUTS: Final = 256
 
 def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
     """The layout that a caller names, checked."""
-    dims = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape", minimum=0)
+    dims = (shape,) if isinstance(shape, int) else shape
+    try:
+        found = _layouts.get((dims, dtype, strides))
+    except TypeError:  # a list, or a dtype without a hash
+        found = None
+    if found is None or not _PLAIN.issuperset(map(type, (*dims, *(strides or ())))):  # True equals 1, and is refused
+        return _resolved(dims, dtype, strides)
+    return found
+
+
+def _resolved(shape: Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
+    dims = resolve_ints(shape, "shape", minimum=0)
     steps = None if strides is None else resolve_ints(strides, "strides")
     try:
         found = _layouts.get((dims, dtype, steps))
@@ -269,12 +279,14 @@ def _make_room() -> None:
     _most = max(_MANY, 2 * len(_untaken))  # what is held cannot go
 
 
-def make_capsule(view: View, token: Hold, consumer: Stream | None, *, versioned: bool) -> object:
+def make_capsule(
+    view: View, device: tuple[int, int], token: Hold, consumer: Stream | None, *, versioned: bool
+) -> object:
     """Make a DLPack capsule that keeps `token` and `consumer` alive until its consumer releases it."""
     if len(_untaken) > _most:
         _make_room()
     layout = view._layout
-    managed = layout.managed(view.__dlpack_device__(), versioned)
+    managed = layout.managed(device, versioned)
     managed.data = view._pointer
     address = ctypes.addressof(managed)
     capsule = _capsule_new(address, _NAME_VERSIONED if versioned else _NAME, None)
@@ -391,8 +403,7 @@ class View:
         >>> np.from_dlpack(view)
         array([0., 0., 0., 0.], dtype=float32)
         """
-        self._buffer._check_open()
-        device = self.__dlpack_device__()
+        device = self._buffer._device.info.dlpack
         if dl_device is not None:
             _check_pair(dl_device, "dl_device")
         if max_version is not None:
@@ -409,21 +420,24 @@ class View:
         _check_stream(stream, device[0])  # before the hold, which lives as long as an error's traceback
         token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
         consumer = self._order(stream, device[0])
-        return make_capsule(self, token, consumer, versioned=max_version is not None and max_version[0] >= 1)
+        return make_capsule(self, device, token, consumer, versioned=max_version is not None and max_version[0] >= 1)
 
     def _order(self, stream: int | None, device_type: int) -> Stream | None:
         """Return the consumer's stream, which the array keeps: the release waits for its work there."""
         if stream == -1:
             return None
+        buffer = self._buffer
         if device_type == _CPU:
-            self._buffer._wait_for_users()
+            buffer._wait_for_users()
             return None
-        default = 1 if device_type in (_CUDA, _CUDA_HOST) else 0
-        consumer = self._buffer._device._consumer(default if stream is None else stream)
-        for user in self._buffer._users(consumer):
-            if user.elsewhere or not user.uncaptured(self._buffer._backend.is_idle, True):
-                consumer._follow(user)
-        self._buffer._use(consumer, 0, self._buffer.size)
+        if stream is None:
+            stream = 0 if device_type == _ROCM else 1
+        consumer = buffer._device._consumer(stream)
+        if not buffer._is_used_by(consumer):  # by no other: the most frequent case
+            for user in buffer._users(consumer):
+                if user.elsewhere or not user.uncaptured(buffer._backend.is_idle, True):
+                    consumer._follow(user)
+            buffer._use(consumer, 0, buffer._size)
         return consumer
 
     def _interface(self) -> dict[str, Any]:

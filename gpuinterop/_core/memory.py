@@ -71,7 +71,7 @@ class Mapping(Native):
         found = []
         mine = None if user is None else user._known_as()
         for stream, hull in self.uses.copy().items():
-            if end <= hull[0] or hull[1] <= start or stream.state in GONE or stream is mine:
+            if stream is mine or end <= hull[0] or hull[1] <= start or stream.state in GONE:
                 continue
             if (failure := stream.tell_failure()) is not None:
                 raise again(failure)
@@ -436,6 +436,14 @@ class Buffer(Sized):
             graph._note(self._mapping, first, first + size)
         else:
             self._mapping.used_on(native, first, first + size)
+
+    def _is_used_by(self, stream: Stream) -> bool:
+        """Whether all its bytes are noted as a stream's, and no other stream has used the mapping."""
+        native, uses = stream._known_as(), self._mapping.uses.copy()
+        hull = uses.get(native)
+        if hull is None or len(uses) != 1 or native.graph is not None:
+            return False
+        return bool(hull[0] <= self._offset and self._offset + self._size <= hull[1])
 
     def _users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[NativeStream]:
         first = self._offset + start

@@ -287,6 +287,12 @@ def test_views_of_one_layout_are_windows_of_their_own() -> None:
                 buffer.view(shape)
         with pytest.raises(gi.ArgumentTypeError, match="strides"):
             buffer.view((2, 3), "uint8", 0, (8, True))
+        shapes: list[Any] = [(1, 4), (np.int64(1), 4), [1, 4]]
+        for same in shapes:
+            assert buffer.view(same, strides=(4, 1)).nbytes == 4
+        for equal, strides in (((True, 4), (4, 1)), ((1.0, 4), (4, 1)), ((1, 4), (4, True)), ((1, 4), (4.0, 1))):
+            with pytest.raises(gi.ArgumentTypeError):
+                buffer.view(equal, strides=strides)  # type: ignore[arg-type]
         for size in range(1000):  # more than are remembered
             assert buffer.view(size).nbytes == size
 
@@ -434,6 +440,16 @@ def test_each_array_of_one_consumer_keeps_its_stream() -> None:
         backend.blocked.clear()
         device.drain()
         assert backend.count("mapping") == 0
+
+
+def test_a_consumer_that_had_a_part_of_the_bytes_takes_the_rest() -> None:
+    device, backend = fake_device(dlpack=(2, 0))
+    with memory_of(device) as memory:
+        part, whole, rest = memory.map_buffer(size=1024), memory.map_buffer(), memory.map_buffer(offset=2048)
+        _kept = [buffer.view(4).__dlpack__(stream=40) for buffer in (part, whole)]
+        backend.blocked.add(40)
+        rest.view(4).__dlpack__(stream=41)
+        assert backend.calls[-1] == ("wait_event", ("adopted", 41), ("adopted", 40))
 
 
 @pytest.mark.parametrize("kind", [2, 10])
