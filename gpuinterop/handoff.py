@@ -134,8 +134,8 @@ class Handoff:
         self._timeline = to_compute.kind is Timeline
         self._tracks_submits = tracks_submits
         self._first_turn = self._turn = _SUBMIT if tracks_submits else _ACQUIRE
+        # The stream that released last, by a binary semaphore. The host cannot read one; it can ask the stream.
         self._stream: Stream | None = None
-        """The stream that released last, by a binary semaphore: the host cannot read that, but ask the stream."""
         stands = self._stands() if self._timeline else 0
         self._frame = self._begin(stands) if frame is None else check_int(frame, "frame")
         if self._frame < stands // 2 or (tracks_submits and frame is not None and 2 * self._frame < stands):

@@ -381,8 +381,7 @@ def _alone(path: str, deadline: float) -> Iterator[None]:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if pause := min(next(pauses), _left(deadline)):
-                    time.sleep(pause)
+                time.sleep(min(next(pauses), _left(deadline)))
         yield
     finally:
         os.close(folder)
@@ -427,8 +426,7 @@ def _connect(path: str, peer: int, mine: _Hello, deadline: float) -> tuple[socke
             connection.close()
             raise
         connection.close()  # it is not there yet, or has gone
-        if pause := min(next(pauses), _left(deadline)):
-            time.sleep(pause)
+        time.sleep(min(next(pauses), _left(deadline)))
 
 
 def _accept(listener: socket.socket, mine: _Hello, deadline: float) -> tuple[int, socket.socket]:

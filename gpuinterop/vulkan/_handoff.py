@@ -227,10 +227,10 @@ class SharedHandoff(Shared, Handoff):
 
         Examples
         --------
-        >>> handoff = gi.vulkan.share_handoff(vk, device)
-        >>> what = handoff.vulkan_submit()
-        >>> handoff.undo_submit()
-        >>> handoff.vulkan_submit(into=what) is what
+        >>> with gi.vulkan.share_handoff(vk, device) as handoff:
+        ...     what = handoff.vulkan_submit()
+        ...     handoff.undo_submit()  # the submission failed
+        ...     handoff.vulkan_submit(into=what) is what
         True
         """
         stage = check_flags(stage, "stage")

@@ -83,9 +83,10 @@ def _descriptor(handle: gi.handles.Handle) -> Iterator[int]:
     assert isinstance(handle, FdHandle)
     fd = handle.detach()
     made = os.fstat(fd)
+    os.set_inheritable(fd, True)  # what a signaller opens anew of the same file, perhaps by this number, is not
     yield fd
     with suppress(OSError):
-        if os.path.samestat(made, os.fstat(fd)):
+        if os.get_inheritable(fd) and os.path.samestat(made, os.fstat(fd)):
             os.close(fd)
 
 
