@@ -715,7 +715,7 @@ def _write(told: _Told, before: Sequence[int]) -> None:
     """Write the lists; if the batch alone has written them since its last call, it owns them from now on."""
     found = [value_of(last) for last in told.lasts]
     told.values = [*map(max, told.values, found)]
-    if found == [*before]:
+    if found == [*before] and min(found) >= 1:
         told.owner = True
     for last, value in zip(told.lasts, told.values, strict=True):
         last[:] = [_UNKNOWN, told] if told.owner else [value]
@@ -874,7 +874,9 @@ class SemaphoreBatch:
         if type(stream) is not Stream:
             check_stream(self._device, stream)
         lifetime, native = self._lifetime, stream._stream or stream._known_as()
-        numbers = self._check_values(values)
+        told = self._told.get(native)
+        # Values that are more than those of the batch's last call are 2 or more.
+        numbers = self._check_values(values, grow=told is not None and told.owner)
         calls, streams = lifetime.calls, native.calls
         calls += MARK
         streams += MARK
@@ -887,7 +889,6 @@ class SemaphoreBatch:
                 or self._cannot_signal is not None
             ):
                 self._refuse(stream, self._cannot_signal)
-            told = self._told.get(native)
             if told is None:
                 told = self._note_uses(stream, native)
             if not told.owner or any(map(operator.le, numbers, told.values)):
@@ -926,6 +927,8 @@ class SemaphoreBatch:
 
     def _check_growth(self, native: NativeStream, numbers: Sequence[int], lasts: Sequence[list[Any]]) -> None:
         for semaphore, number, last in zip(self._semaphores, numbers, lasts, strict=True):
+            if semaphore._takes_value:
+                semaphore._check_value(number)
             if semaphore._grows and number <= last[0]:
                 semaphore._check_growth(native, number, last, "values")
 
@@ -946,7 +949,8 @@ class SemaphoreBatch:
         if gap is not None:
             raise UnsupportedError(gap, context=self._device.name)
 
-    def _check_values(self, values: Sequence[int | None] | None) -> Sequence[int]:
+    def _check_values(self, values: Sequence[int | None] | None, *, grow: bool = False) -> Sequence[int]:
+        """The values as a driver takes them; with `grow`, if each is more than what it was, which the caller checks."""
         told: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(told, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
@@ -955,7 +959,8 @@ class SemaphoreBatch:
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
         try:
-            if type(total := sum(given)) is int and total <= self._max_value and min(given) >= 2 and self._takes_values:
+            bounded = type(total := sum(given)) is int and total <= self._max_value
+            if bounded and self._takes_values and (grow or min(given) >= 2):
                 return given
         except (TypeError, ValueError):  # the closer look below has the words for it
             pass

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from .._arguments import check_flags, check_nbytes
+from .._core.native import LIVE, MARK
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 from ..handles import (
@@ -20,6 +22,7 @@ from ..handles import (
     TimelineFd,
 )
 from . import _api as c
+from ._api import check
 from ._context import Native, VulkanContext, check_context
 from ._query import MEMORY_BITS, ImageSupport, image_type
 
@@ -313,3 +316,24 @@ def counter(vk: VulkanContext, through: VulkanContext | Native, semaphore: Any) 
     value = vk.api.ffi.new("uint64_t *")
     through.call("vkGetSemaphoreCounterValue", vk.device, semaphore, value)
     return int(value[0])
+
+
+def counter_reader(vk: VulkanContext, native: Native) -> Callable[[], int]:
+    """A function that reads a timeline's value, for a loop: what is the same each time is made once."""
+    function, device, semaphore = vk.functions.vkGetSemaphoreCounterValue, vk.device, native.handle
+    value, context = vk.api.ffi.new("uint64_t *"), vk._lifetime
+
+    def read() -> int:
+        calls, contexts = native.calls, context.calls
+        calls += MARK
+        contexts += MARK
+        try:
+            if native.state is not LIVE or context.state is not LIVE:
+                vk.check_open()
+                native.check()
+            check("vkGetSemaphoreCounterValue", function(device, semaphore, value))
+            return int(value[0])
+        finally:
+            del calls[-1], contexts[-1]
+
+    return read

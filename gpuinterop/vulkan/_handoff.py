@@ -22,6 +22,7 @@ from ..handoff import Handoff
 from . import _api as c
 from ._api import Api, check
 from ._context import VulkanContext
+from ._export import counter_reader
 from ._semaphore import SharedSemaphore, share_semaphore
 from ._shared import Shared, agree, check_device
 
@@ -352,10 +353,11 @@ class SharedHandoff(Shared, Handoff):
             if self._stream is not None and not self._stream.closed:
                 self._stream.record().wait(limit)
             return
-        if not system.until(lambda: self._forth.counter() >= wanted, limit):
+        counter = counter_reader(self._vk, self._forth._native)
+        if not system.until(lambda: counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
                 f"the compute side did not release frame {self.frame - 1} in {timeout:g} s: expected "
-                f"{self._to_compute.label} at {wanted}, got {self._forth.counter()}."
+                f"{self._to_compute.label} at {wanted}, got {counter()}."
             )
 
     def close(self, timeout: float | None = None) -> None:
