@@ -20,7 +20,7 @@ from .drain import relieve
 from .gate import waiting
 from .monitor import locked
 from .native import GONE, LIVE, MARK, Native, hold, note_use
-from .native_stream import CapturedError, NativeStream, Waits
+from .native_stream import CapturedError, NativeStream, Wait
 from .resource import Resource
 from .semaphore import ExternalSemaphore, last_signalled, value_of
 from .stream import Stream, check_stream
@@ -107,11 +107,6 @@ class GraphStep:
         owner = self._owner
         owner._backend.set_node(owner._executable, self._node, self._natives, numbers)
         self.values = numbers
-
-    def _told(self) -> list[int | None]:
-        """The values of semaphores that this library imported, for messages."""
-        values = zip(self.semaphores, self.values, strict=True)
-        return [value if one._takes_value else None for one, value in values if one is not None]
 
     def _advanced(self, by: int) -> tuple[int, ...]:
         """The values plus `by`, for semaphores that count; keys and addresses of fences stay."""
@@ -238,7 +233,7 @@ class GraphSemaphores(Resource):
         ...     graph.close()
         (3,)
         """
-        step_by = check_int(by, "by")
+        step_by = by if type(by) is int else check_int(by, "by")
         plans = [(step, step._advanced(step_by)) for step in self.steps]
         calls = self._lifetime.calls
         calls += MARK
@@ -249,6 +244,21 @@ class GraphSemaphores(Resource):
                 step._apply(numbers)
         finally:
             del calls[-1]
+
+
+class _Launched(Wait):
+    """The waits of a launch, which only the driver knows; `semaphore` is one of them."""
+
+    steps: Sequence[tuple[GraphStep, tuple[int, ...]]]
+
+    def __str__(self) -> str:
+        waits = [
+            Wait.of(one._lifetime, value if one._takes_value else None)
+            for step, values in self.steps
+            for one, value in zip(step.semaphores, values, strict=True)
+            if one is not None
+        ]
+        return ", ".join(map(str, waits))
 
 
 class Graph(Resource):
@@ -313,11 +323,12 @@ class Graph(Resource):
         InvalidArgumentError
             The capture has not ended, or the stream is being captured.
         """
-        executable = self._captured()[1]
+        made = self._made
+        executable = self._captured()[1] if made is None or self._semaphores is None else made[1]
         if type(stream) is not Stream:
             check_stream(self._device, stream)
         native = stream._stream or stream._known_as()
-        pending: Waits | None = None
+        pending: _Launched | None = None
         calls, streams = executable.calls, native.calls
         calls += MARK
         streams += MARK
@@ -328,6 +339,7 @@ class Graph(Resource):
                 or stream._lifetime.state is not LIVE
                 or stream._device is not self._device
             ):
+                self._check_open()
                 executable.check()
                 check_stream(self._device, stream)
                 stream._known_as().refuse_edge()
@@ -341,9 +353,9 @@ class Graph(Resource):
             for mapping, (first, last) in self._mappings.items():
                 mapping.used_on(native, first, last)
             if self._waits:
-                pending = Waits()
-                pending.semaphore, pending.semaphores = self._waits[0], self._waits
-                pending.values = [value for step in self._wait_steps for value in step._told()]
+                pending = _Launched()
+                pending.semaphore = self._waits[0]
+                pending.steps = [(step, step.values) for step in self._wait_steps]
                 gate = self._device._gate
                 if gate.crowded:
                     relieve(gate)

@@ -223,6 +223,23 @@ def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, FakeGraphs]) -> N
         assert (backend.count("mapping"), backend.count("semaphore")) == (0, 0)
 
 
+def test_what_a_launch_waits_for_is_named(fake: tuple[Device, FakeGraphs]) -> None:
+    """As it was when it was launched: the next launch waits for more."""
+    device, backend = fake
+    with semaphore_of(device) as one, semaphore_of(device) as two, device.create_stream() as stream:
+        with stream.capture() as graph:
+            one.wait(stream, 1)
+            gi.SemaphoreBatch(one, two).wait(stream, (7, 8))
+        graph.launch(stream)
+        graph.semaphores.advance(100)
+        backend.blocked.add(stream.ptr)
+        with pytest.raises(gi.SemaphoreTimeoutError) as error:
+            stream.synchronize(timeout=0)
+        assert f"{one.label} to reach 1, {one.label} to reach 7, {two.label} to reach 8." in str(error.value)
+        backend.blocked.clear()
+        graph.close()
+
+
 def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:
     device, _ = fake
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
