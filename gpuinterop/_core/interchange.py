@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from .._arguments import check_int
+from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .drain import drain, sweeps
 from .native import LIVE
@@ -546,6 +546,8 @@ def _check_stream(stream: int | None, device_type: int) -> None:
         raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
     if device_type == _CPU and stream not in (None, -1):
         raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
+    if stream is not None and not -1 <= stream <= MAX_64:
+        raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
     if stream in _AMBIGUOUS.get(device_type, ()):
         raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
 

@@ -360,7 +360,7 @@ def test_dlpack_by_the_array_api() -> None:
         assert np.asarray(odd).strides == (10, 4)
 
 
-@pytest.mark.parametrize(("kind", "refused"), [(1, 3), (2, 0), (10, 1)])
+@pytest.mark.parametrize(("kind", "refused"), [(1, 3), (2, 0), (10, 1), (2, -5), (10, 2**64)])
 def test_a_refused_dlpack_holds_nothing(kind: int, refused: int) -> None:
     """The caller may keep the error, and with its traceback all that the call had made."""
     device, _backend = fake_device(dlpack=(kind, 0))
