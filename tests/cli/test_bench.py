@@ -376,6 +376,17 @@ def test_a_page_is_written_again(run_file: Path, tmp_path: Path) -> None:
     assert sorted(bars) == [width for _, width in sorted(zip(times, bars, strict=True))]  # the longer, the longer
 
 
+def test_the_manuals_page_has_its_recorded_runs(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    copy = tmp_path / "performance.md"
+    copy.write_text((docs / copy.name).read_text(encoding="utf-8"), encoding="utf-8")
+    runs = (str(docs / "performance" / f"{name}.json") for name in ("h200", "two-cores"))
+    done = invoke("bench", "--page", str(copy), *runs)
+    assert (done.exit_code, done.output) == (0, "")
+    for name in ("performance.md", "performance.svg"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (docs / name).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("text", ["# no comments\n", f"{page.BEGIN}\n", f"{page.END}\n" * 2 + page.BEGIN])
 def test_a_page_without_the_two_comments_is_refused(text: str, run_file: Path, tmp_path: Path) -> None:
     written = tmp_path / "page.md"
