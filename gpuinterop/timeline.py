@@ -217,10 +217,9 @@ class Page:
                 for _ in unlocking:
                     pass
             finally:
-                if forks == _forks:
-                    kept += own
-                else:  # a child has the description, too: if this process dies with the lock, the child keeps it
-                    list(map(os.close, own))
+                kept += own
+                if forks != _forks:  # a child has the description, too: if this process dies with the lock, it is kept
+                    self.close()
 
     def _open_into(self, own: list[int]) -> None:
         path = f"/proc/self/fd/{self._fd}"

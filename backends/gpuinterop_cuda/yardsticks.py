@@ -91,7 +91,11 @@ class Timelines:
         self.wait_anew = self._anew(wait, cu.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS)
         for each in (self.signal_all, self.wait_all):
             by_hand.check(each([1] * len(fds)))
+        for value, signal_one, wait_one in ((2, self.signal, self.wait), (3, self.signal_anew, self.wait_anew)):
+            by_hand.check(signal_one(value))  # type: ignore[arg-type]
+            by_hand.check(wait_one(value))  # type: ignore[arg-type]
         by_hand.synchronize(stream)
+        self.signalled = 3  # what the next value must exceed
 
     def _desc(self, fd: int) -> Any:
         kinds = self._cu.CUexternalSemaphoreHandleType

@@ -247,16 +247,18 @@ class GraphSemaphores(Resource):
 
 
 class _Launched(Wait):
-    """The waits of a launch, which only the driver knows; `semaphore` is one of them."""
+    """The waits of a launch, which only the driver knows; `semaphore` is one of them.
 
-    steps: Sequence[tuple[GraphStep, tuple[int, ...]]]
+    It names natives alone: a wait may be remembered for long, and would keep a graph that nothing else keeps.
+    """
+
+    steps: Sequence[tuple[Sequence[tuple[int, Native, bool]], tuple[int, ...]]]
 
     def __str__(self) -> str:
         waits = [
-            Wait.of(one._lifetime, value if one._takes_value else None)
-            for step, values in self.steps
-            for one, value in zip(step.semaphores, values, strict=True)
-            if one is not None
+            Wait.of(semaphore, values[place] if takes_value else None)
+            for semaphores, values in self.steps
+            for place, semaphore, takes_value in semaphores
         ]
         return ", ".join(map(str, waits))
 
@@ -285,7 +287,7 @@ class Graph(Resource):
         self._backend = backend
         self._made: tuple[Native, Native] | None = None  # the driver's graph and its executable
         self._semaphores: GraphSemaphores | None = None
-        self._wait_steps: Sequence[GraphStep] = ()
+        self._wait_steps: Sequence[tuple[GraphStep, Sequence[tuple[int, Native, bool]]]] = ()
         self._signals: Sequence[tuple[GraphStep, int, Native]] = ()
         self._waits: Sequence[Native] = ()
         """The semaphores that it waits for, as far as this library imported them."""
@@ -355,7 +357,7 @@ class Graph(Resource):
             if self._waits:
                 pending = _Launched()
                 pending.semaphore = self._waits[0]
-                pending.steps = [(step, step.values) for step in self._wait_steps]
+                pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
                 gate = self._device._gate
                 if gate.crowded:
                     relieve(gate)
@@ -454,14 +456,24 @@ class Graph(Resource):
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
         semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=(self, executable))
-        self._wait_steps = semaphores.waits
+        self._wait_steps = [
+            (
+                step,
+                [
+                    (place, one._lifetime, one._takes_value)
+                    for place, one in enumerate(step.semaphores)
+                    if one is not None
+                ],
+            )
+            for step in semaphores.waits
+        ]
         self._signals = [
             (step, place, one._lifetime)
             for step in semaphores.signals
             for place, one in enumerate(step.semaphores)
             if one is not None
         ]
-        self._waits = [one._lifetime for step in self._wait_steps for one in step.semaphores if one is not None]
+        self._waits = [semaphore for _, named in self._wait_steps for _, semaphore, _ in named]
         self._semaphores = semaphores
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .drain import drain, sweeps
+from .drain import sweeps
 from .native import LIVE
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ _alive: dict[int, list[Any]] = {}
 # Entries whose capsule may be untaken; each drain looks at the next ones.
 _untaken: deque[list[Any]] = deque()
 _LOOKS = 64
-_most = _MANY = 256  # above so many, the next array drains
+_most = _MANY = 256  # above so many, the next array sweeps
 
 
 def _release(address: int, _pop: Any = _alive.pop) -> None:
@@ -272,10 +272,9 @@ sweeps.append(_sweep)
 
 
 def _make_room() -> None:
-    """Drain, so that arrays which come and go without another call do not pile up."""
+    """Sweep, so that arrays which come and go without another call do not pile up. Nothing is released: see `drain`."""
     global _most  # noqa: PLW0603
     _sweep(len(_untaken))
-    drain()
     _most = max(_MANY, 2 * len(_untaken))  # what is held cannot go
 
 

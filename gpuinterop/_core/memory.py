@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from .. import system
 from .._arguments import check_int, check_nbytes
@@ -191,6 +191,15 @@ class Hold:
         arrays += MARK
         self._buffer = buffer  # no call in between: the finalizer finds the mark
         mapping.expose()
+
+    def __copy__(self) -> Self:
+        return self  # a second one would take off a mark that it has not put on
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("expected an object of this process alone to be held; a hold cannot be pickled.")
 
     def __del__(self) -> None:
         try:  # no call may come first: CPython loses what is raised in a finalizer

@@ -168,6 +168,8 @@ def test_frames_do_their_work(
 class Bridged:
     """A yardstick whose timeline is a bridged one, over a Vulkan driver that exports none."""
 
+    signalled = 1
+
     def __init__(self, device: gi.Device, shared: list[Any]) -> None:
         self.device, self.shared = device, shared
         self.waited: list[int] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -238,6 +241,23 @@ def test_what_a_launch_waits_for_is_named(fake: tuple[Device, FakeGraphs]) -> No
         assert f"{one.label} to reach 1, {one.label} to reach 7, {two.label} to reach 8." in str(error.value)
         backend.blocked.clear()
         graph.close()
+
+
+def test_a_pending_launch_keeps_no_graph(fake: tuple[Device, FakeGraphs]) -> None:
+    """Its wait is remembered as long as it is pending: it names natives alone."""
+    device, backend = fake
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
+        with stream.capture() as graph:
+            semaphore.wait(stream, 1)
+        backend.blocked.add(stream.ptr)
+        graph.launch(stream)
+        gone = weakref.ref(graph)
+        graph.close()
+        del graph
+        gc.collect()
+        assert gone() is None
+        assert stream._known_as().waiting_for()
+        backend.blocked.clear()
 
 
 def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:

@@ -1,8 +1,10 @@
 """Mapping rules, views, copies, arrays."""
 
 import contextlib
+import copy
 import ctypes
 import gc
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -620,3 +622,20 @@ def test_a_drain_looks_at_few_of_many_capsules(monkeypatch: pytest.MonkeyPatch) 
     device.drain()
     assert not backend.count("mapping")
     assert len(looks) == 1000
+
+
+def test_a_copied_hold_is_the_same_hold() -> None:
+    """A second one would take off the mark of another array."""
+    device, backend = fake_device()
+    memory = memory_of(device)
+    buffer = memory.map_buffer()
+    array, token = buffer.hold(), buffer.hold()
+    twins = [copy.copy(token), copy.deepcopy(token)]
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(token)
+    del token, twins
+    memory.close()
+    device.drain()
+    assert not [call for call in backend.calls if call[0] == "unmap_buffer"]
+    del array
+    memory.close(timeout=0)

@@ -37,7 +37,8 @@ PROBLEMS = {
 NO_SEMAPHORES = dict.fromkeys(
     ("signal and wait", "batches", "threads"), "import_semaphore:timeline_fd: HIP cannot import semaphores on Linux"
 )
-TIMES = ALWAYS | (WITH_SEMAPHORES if VENDOR.name == "cuda" else {})
+IN_C = {name: [*contenders, "C"] for name, contenders in ALWAYS.items() if name.startswith("import + map")}
+TIMES = ALWAYS | (WITH_SEMAPHORES | IN_C if VENDOR.name == "cuda" else {})
 REASONS = PROBLEMS | (NO_SEMAPHORES if VENDOR.name == "hip" else {})
 
 

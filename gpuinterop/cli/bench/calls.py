@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,12 +45,13 @@ class _Pair:
         for _ in range(count):
             with _timeline(bench, scope) as handle:
                 self.ours.append(scope.enter_context(bench.device.import_semaphore(handle)))
-        self.mine, self.others = Values(), Values(1)  # a yardstick has signalled 1
+        self.mine, self.others = Values(), Values()
         self.by_hand, self.theirs = bench.by_hand, None
         if self.by_hand is not None:
             self.their_stream = self.by_hand.stream()
             fds = [_timeline(bench, scope).detach() for _ in range(count)]
             self.theirs = self.by_hand.timelines(fds, self.their_stream)
+            self.others = Values(self.theirs.signalled)
 
     def settle(self) -> None:
         """Wait for both streams."""
@@ -175,11 +176,9 @@ def _signals(pair: _Pair) -> Contender:
 
 def _at_once(contenders: Sequence[Contender]) -> Contender:
     def run(count: int) -> None:
-        running = [threading.Thread(target=one, args=(count // len(contenders),)) for one in contenders]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
+        with ThreadPoolExecutor(len(contenders)) as pool:
+            for _ in pool.map(lambda one: one(count // len(contenders)), contenders):  # raises what one has raised
+                pass
 
     return run
 

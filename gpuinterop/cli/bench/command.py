@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ... import __version__
-from ...errors import DeviceNotFoundError, GpuInteropError, InvalidArgumentError, UnsupportedError
+from ...errors import DeviceNotFoundError, InvalidArgumentError, UnsupportedError
 from ..console import note, progress, say
 from . import calls, frames, processes
 from .clock import OURS, Figure, Spread
@@ -133,8 +133,8 @@ def _measured(bench: Bench, parts: Parts) -> Iterator[Figure]:
                 yield Figure(name, problem=f"{error.capability.cell}: {error.capability.reason}")
             except DeviceNotFoundError as error:
                 yield Figure(name, problem=str(error))
-            except GpuInteropError as error:
-                yield Figure(name, problem=f"it failed: {error}", failed=True)
+            except Exception as error:  # of whatever kind: what was measured before is worth more
+                yield Figure(name, problem=f"it failed: {str(error) or type(error).__name__}", failed=True)
     finally:
         progress("")
 

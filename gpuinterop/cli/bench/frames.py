@@ -278,7 +278,7 @@ class _ByHand:
         vk.call("vkGetSemaphoreFdKHR", vk.device, info, fd)
         self._timelines = bench.by_hand.timelines([int(fd[0])], self.stream)
         self._submission = _Submission(rig, semaphore, commands)
-        self._values = Values(1)  # the yardstick has signalled 1
+        self._values = Values(self._timelines.signalled)
         self._counter = partial(vk.functions.vkGetSemaphoreCounterValue, vk.device, semaphore)
         self._out = api.ffi.new("uint64_t *")
         self._graphics = Graphics(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import Any
 
@@ -21,6 +22,8 @@ def test_a_context_that_is_current_is_not_switched(simulator: Simulator, device:
 
     def switches(current: Any) -> list[int]:
         calls = ("cuCtxPushCurrent", "cuCtxPopCurrent", "cuImportExternalMemory", "cuMemFree")
+        gc.collect()  # what other tests have dropped would be released in between
+        device.drain(timeout=LIMIT)
         before = [simulator.calls(call) for call in calls]
         with device.import_memory(theirs.export(), size=theirs.size) as memory:
             buffer = memory.map_buffer()
