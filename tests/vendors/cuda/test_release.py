@@ -33,10 +33,11 @@ def test_a_context_that_is_current_is_not_switched(simulator: Simulator, device:
         assert int(cuda.cuCtxGetCurrent()[1]) == int(current.handle)
         return [simulator.calls(call) - then for call, then in zip(calls, before, strict=True)]
 
-    for current, pushed in ((native(device), 0), (other, 4)):
+    for current, switched in ((native(device), False), (other, True)):
         assert not cuda.cuCtxPushCurrent(current.handle)[0]
         try:
-            assert switches(current) == [pushed, pushed, 1, 1]
+            pushed, popped, *made = switches(current)
+            assert (pushed > 0, popped, made) == (switched, pushed, [1, 1])  # how often depends on the bindings' GIL
         finally:
             assert not cuda.cuCtxPopCurrent()[0]
     theirs.close()
