@@ -355,9 +355,9 @@ class BridgeSuite(Suite):
 
     def test_close_lets_signals_out(self, bridged: BridgedBench) -> None:
         """What a stream has yet to signal when the bridge is closed arrives all the same."""
+        theirs, ours = bridged.semaphore(Timeline)  # first: a skip here would drop what is open
         hold = Scripted()
         gate = bridged.bridge.from_endpoint(hold)
-        theirs, ours = bridged.semaphore(Timeline)
         stream = bridged.stream()
         gate.wait(stream, 1)
         ours.signal(stream, 7)
