@@ -169,6 +169,10 @@ class Page:
         while self._kept:  # C code pops and closes: an interrupt skips and doubles none
             list(map(os.close, map(list.pop, (self._kept,))))
 
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # by then there may be no `os`
+        for fd in getattr(self, "_kept", ()):  # of a backend that does not call `close`
+            _close(fd)
+
     @property
     def value(self) -> int:
         return self._value.value
