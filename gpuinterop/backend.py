@@ -31,7 +31,7 @@ From ``docs/examples/backend/pyproject.toml``::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -69,6 +69,28 @@ It is ``Any``, so a backend may narrow it under ``mypy --strict``.
 """
 Address: TypeAlias = int
 """An address on the device or the host."""
+
+
+def leave_to_core(error: BaseException, release: Callable[[], object]) -> None:
+    """Leave to the core what a call has made before it failed or was interrupted, if its release blocks the device.
+
+    The call raises `error`. The core then calls `release` when the object's own release could run: while no stream
+    waits for a semaphore that is not signalled yet.
+
+    Examples
+    --------
+    >>> from gpuinterop.backend import leave_to_core, left_to_core
+    >>> error = KeyboardInterrupt()
+    >>> leave_to_core(error, print)
+    >>> left_to_core(error) is print
+    True
+    """
+    error.__dict__["_gpuinterop_release"] = release
+
+
+def left_to_core(error: BaseException) -> Callable[[], object] | None:
+    """What `leave_to_core` has left with an error; None if nothing."""
+    return error.__dict__.get("_gpuinterop_release")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self, TypeVar
 
-from .backend import Native
+from .backend import Native, leave_to_core
 from .errors import DriverError, warn_leak
 from .handles import (
     AllocationHandle,
@@ -108,8 +108,8 @@ class NativeDevice(ABC):
         try:
             self.run(work, aside=aside)
             return made
-        except BaseException:
-            made.undo()
+        except BaseException as error:
+            made.fail(error)
             raise
 
 
@@ -120,6 +120,8 @@ class Made(ABC):
 
     back: ClassVar[str]
     """Name of the function that releases it."""
+    blocks: ClassVar[bool] = False
+    """Whether that function waits for work of the device."""
     device: Any
     handle: Any
 
@@ -148,8 +150,8 @@ class Made(ABC):
         """Make it, with this call alone."""
         try:
             self.device.run(self.make, name, *arguments)
-        except BaseException:
-            self.undo()
+        except BaseException as error:
+            self.fail(error)
             raise
         return self
 
@@ -174,6 +176,13 @@ class Made(ABC):
     def release(self) -> None:
         """`free` it, with any device current."""
         self.device.run(self.free)
+
+    def fail(self, error: BaseException) -> None:
+        """`undo` what was made before `error`: at once, or, if that blocks, when the core finds that it does not."""
+        if self.blocks and self.made:
+            leave_to_core(error, self.undo)
+        else:
+            self.undo()
 
     def undo(self) -> None:
         """`release` it after a failure; if that fails as well, warn (`NativeDriver.warn`)."""

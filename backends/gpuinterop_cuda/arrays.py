@@ -33,6 +33,7 @@ class MappedArray(Made):
 
     __slots__ = ("layout",)
     back = "cuMipmappedArrayDestroy"
+    blocks = True
 
     def __init__(self, context: Context, layout: ArrayLayout) -> None:
         super().__init__(context)

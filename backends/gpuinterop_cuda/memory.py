@@ -24,6 +24,7 @@ class MappedBuffer(Made):
 
     __slots__ = ("address",)
     back = "cuMemFree"
+    blocks = True
     address: Address
 
     def make(self, name: str, *arguments: Any) -> None:

@@ -80,6 +80,7 @@ class ImportedSemaphore(Made):
 
     __slots__ = ("kind",)
     back = "cuDestroyExternalSemaphore"
+    blocks = True
 
     def __init__(self, context: Any, kind: type) -> None:
         super().__init__(context)

@@ -21,6 +21,7 @@ class Pin(Made):
 
     __slots__ = ("there",)
     back = "cuMemHostUnregister"
+    blocks = True
     there: Address
 
 

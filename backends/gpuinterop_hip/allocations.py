@@ -88,6 +88,7 @@ class Reservation(Made):
 
     __slots__ = ("_ranges", "range")
     back = "hipMemUnmap"
+    blocks = True
 
     def __init__(self, gpu: Gpu, ranges: Ranges, size: int) -> None:
         super().__init__(gpu, ctypes.c_size_t(size))

@@ -49,6 +49,7 @@ class MappedArray(Made):
 
     __slots__ = ("layout",)
     back = "hipFreeMipmappedArray"
+    blocks = True
 
     def __init__(self, gpu: Gpu, layout: ArrayLayout) -> None:
         super().__init__(gpu)

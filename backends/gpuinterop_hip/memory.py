@@ -27,6 +27,14 @@ class MappedBuffer(Made):
 
     __slots__ = ()
     back = "hipFree"
+    blocks = True
+
+
+class _Byte(MappedBuffer):
+    """What is freed to wait for a device: where that may be waited for, it may be undone too."""
+
+    __slots__ = ()
+    blocks = False
 
 
 class Memory(Room):
@@ -62,7 +70,7 @@ class Memory(Room):
         ihipFree). So this also frees a byte allocated on the importing device, which waits for that device.
         Synchronising the device instead would end every capture.
         """
-        byte = MappedBuffer(mapping.device)
+        byte = _Byte(mapping.device)
 
         def work() -> None:
             if mapping.device.ordinal:

@@ -43,6 +43,7 @@ class ImportedSemaphore(Made):
 
     __slots__ = ()
     back = "hipDestroyExternalSemaphore"
+    blocks = True
 
 
 class Batch:

@@ -24,6 +24,7 @@ class Pin(Made):
 
     __slots__ = ("there",)
     back = "hipHostUnregister"
+    blocks = True
     there: Address
 
 

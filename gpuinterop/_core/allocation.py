@@ -47,7 +47,8 @@ class Allocation(Mappable):
         size: int,
         exportable: bool,
     ) -> None:
-        super().__init__(Native("Allocation", backend.release_allocation), device=devices[0], size=size)
+        native = Native("Allocation", backend.release_allocation, device=devices[0]._streams)
+        super().__init__(native, device=devices[0], size=size)
         self._devices = tuple(devices)
         self._backend = backend
         self._exportable = exportable
@@ -153,7 +154,7 @@ class Allocation(Mappable):
     def _new_mapping(self) -> Mapping:
         backend = self._backend
         return Mapping(
-            self._lifetime, self._devices, backend.unmap_allocation, blocks=backend.unmap_allocation_blocks, waits=False
+            self, self._devices, backend.unmap_allocation, blocks=backend.unmap_allocation_blocks, waits=False
         )
 
     def _map(self) -> tuple[Handle, int]:

@@ -660,7 +660,8 @@ class Device:
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait until every closed object is released, except those whose release failed with a warning.
+            Seconds to wait until every closed object of this device is released. What can never be released is not
+            waited for: a warning has named it (`LeakedResourceWarning`).
 
         Raises
         ------
@@ -682,7 +683,9 @@ class Device:
         deadline = None if limit is None else time.monotonic() + limit
         for native in alive():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if native.state is RETIRED and not (wait_for(native, left) or native.stays):
+            if not (native.state is RETIRED and native.is_of(self._streams)):
+                continue
+            if not (wait_for(native, left) or native.stays):
                 raise ResourceBusyError(f"{native.label} is still in use after {timeout:g} s: {native.what_holds()}.")
 
     # -- inside ------------------------------------------------------------------------------------------------

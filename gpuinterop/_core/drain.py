@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from .. import system
 from ..errors import report, warn_leak
@@ -27,6 +27,7 @@ from .native import (
     RELEASED,
     RELEASING,
     RETIRED,
+    Marks,
     Native,
     Standing,
     alive,
@@ -48,29 +49,44 @@ sweeps: list[Callable[[], None]] = []
 """Functions that find exported arrays which no consumer took."""
 
 
+class _Here(threading.local):
+    """What this thread is about."""
+
+    def __init__(self) -> None:
+        self.calling_back: list[None] = Marks()
+        """A mark while it runs callbacks."""
+
+
+_here: Final = _Here()
+
+
 def drain() -> None:
-    """Release whatever is ready, on all devices; never waits."""
-    if interrupted():  # a signal handler struck inside a transition: the next drain releases it
-        return
-    held_by: dict[Gate, str] = {}  # asked once: the answer is the same for all
+    """Release whatever is ready, on all devices; never waits. The caller holds nothing: callbacks run here."""
     try:
-        for sweep in sweeps:
-            sweep()
-        while True:
-            if dropped:
-                retire_dropped()
-            if pointed:
-                for stream in pointed.copy():
-                    _shown(stream.poll)
-            if blocking:
-                for gate in blocking.copy():
-                    if not _held_by(gate, held_by):
-                        unblock(gate)
-            if not (waiting_for_a_look and _release_ready(held_by)):
-                return
+        _drain()
     finally:
         if endings:
             call_back()
+
+
+def _drain() -> None:
+    if interrupted():  # a signal handler struck inside a transition: the next drain releases it
+        return
+    held_by: dict[Gate, str] = {}  # asked once: the answer is the same for all
+    for sweep in sweeps:
+        sweep()
+    while True:
+        if dropped:
+            retire_dropped()
+        if pointed:
+            for stream in pointed.copy():
+                _shown(stream.poll)
+        if blocking:
+            for gate in blocking.copy():
+                if not _held_by(gate, held_by):
+                    unblock(gate)
+        if not (waiting_for_a_look and _release_ready(held_by)):
+            return
 
 
 def wait_for(native: Native, timeout: float | None) -> bool:
@@ -78,10 +94,9 @@ def wait_for(native: Native, timeout: float | None) -> bool:
 
     def over() -> bool:
         drain()
-        # A callback of its own does not wait for the others, whichever threads tell them.
-        tellers = native.tellers
-        told = native not in endings and (not tellers or threading.get_ident() in tellers)
-        return (native.state in GONE and told) or native.stays
+        # A callback does not wait for others: those of its own thread run after it.
+        told = _here.calling_back or (native not in endings and not native.tellers)
+        return bool(native.state in GONE and told) or native.stays
 
     return system.until(over, timeout) and not native.stays
 
@@ -95,7 +110,7 @@ def tidy() -> None:
 def relieve(gate: Gate) -> None:
     """Hold back a wait that is about to be enqueued for a moment, so that blocked releases can run.
 
-    Otherwise a pipeline that always has a wait pending would never release anything.
+    Otherwise a pipeline that always has a wait pending would never release anything. The caller holds nothing.
     """
     shut = gate.shut
     shut += MARK
@@ -103,9 +118,11 @@ def relieve(gate: Gate) -> None:
         relieved(gate, 2 * gate.limit)  # other waits stand at the gate; try half as often, unless it succeeds
         if system.until(lambda: not gate.look(), MOMENT_S):
             relieved(gate, MANY)
-            drain()
+            _drain()
     finally:
         del shut[-1]
+    if endings:
+        call_back()  # with the gate open: a callback may wait
 
 
 def _release_ready(held_by: dict[Gate, str]) -> bool:
@@ -231,7 +248,6 @@ def _release(native: Native) -> bool:
     if not _begin(native):
         return False
     problem: Exception | None = _TWICE  # until one of the calls below comes back
-    kept: list[Any] = []
     release = native.release
     try:
         try:
@@ -250,9 +266,9 @@ def _release(native: Native) -> bool:
             raise
     finally:
         try:
-            _end(native, problem, kept)
+            _end(native, problem)
         except BaseException:  # an interrupt has come first
-            _end(native, problem, kept)
+            _end(native, problem)
             raise
     if problem is not None:
         _warn(native, problem)
@@ -262,7 +278,7 @@ def _release(native: Native) -> bool:
 def _leak(native: Native, problem: Exception) -> None:
     """Leave it unreleased: whether its release is safe is unknown."""
     if _begin(native):
-        _end(native, problem, [])
+        _end(native, problem)
     _warn(native, problem)
 
 
@@ -292,11 +308,9 @@ def _begin(native: Native) -> bool:
 
 
 @locked
-def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
-    kept.append(native.keep)  # the caller drops it outside the monitor: a finalizer may do anything
-    native.keep = None
+def _end(native: Native, problem: Exception | None) -> None:
     native.uses = {}
-    if native.callbacks:
+    if native.callbacks or native.keep is not None:
         endings[native] = None
     if problem is None:
         leave(native)
@@ -308,27 +322,42 @@ def _end(native: Native, problem: Exception | None, kept: list[Any]) -> None:
 
 
 def call_back() -> None:
-    """Run the callbacks of released natives, outside the monitor."""
-    while endings:
-        taken: list[Native] = []
-        next_one: list[Callable[[], None]] = []  # of the first of them, and not begun
+    """Run the callbacks of released natives and drop what these kept, with nothing held: either may do anything.
+
+    What ends meanwhile has its turn afterwards: a chain of callbacks does not nest.
+    """
+    calling_back = _here.calling_back
+    if calling_back:
+        return
+    calling_back += MARK
+    try:
+        while endings:
+            _call_back()
+    finally:
+        del calling_back[-1]
+
+
+def _call_back() -> None:
+    taken: list[Native] = []
+    next_one: list[Callable[[], None]] = []  # of the first of them, and not begun
+    try:
+        _take(taken)
+        for _ in taken.copy():  # as in `_release_ready`
+            native = taken[0]
+            for _ in native.callbacks.copy():
+                with suppress(IndexError):  # another thread has taken it
+                    next_one.extend(map(list.pop, (native.callbacks,), (0,)))  # C code: no interrupt loses it
+                    _shown(partial(_run, next_one))
+            native.keep = None
+            _told(taken, next_one)
+    finally:
         try:
-            _take(taken)
-            for _ in taken.copy():  # as in `_release_ready`
-                native = taken[0]
-                for _ in native.callbacks.copy():
-                    with suppress(IndexError):  # another thread has taken it
-                        next_one.extend(map(list.pop, (native.callbacks,), (0,)))  # C code: no interrupt loses it
-                        _shown(partial(_run, next_one))
+            for _ in taken.copy():
                 _told(taken, next_one)
-        finally:
-            try:
-                for _ in taken.copy():
-                    _told(taken, next_one)
-            except BaseException:  # an interrupt
-                for _ in taken.copy():
-                    _told(taken, next_one)
-                raise
+        except BaseException:  # an interrupt
+            for _ in taken.copy():
+                _told(taken, next_one)
+            raise
 
 
 def _run(one: list[Callable[[], None]]) -> None:

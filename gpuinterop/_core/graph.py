@@ -282,7 +282,7 @@ class Graph(Resource):
     """
 
     def __init__(self, device: Device, backend: GraphBackend) -> None:
-        super().__init__(Native("Graph"))
+        super().__init__(Native("Graph", device=device._streams))
         self._device = device
         self._backend = backend
         self._made: tuple[Native, Native] | None = None  # the driver's graph and its executable
@@ -329,7 +329,9 @@ class Graph(Resource):
         executable = self._captured()[1] if made is None or self._semaphores is None else made[1]
         if type(stream) is not Stream:
             check_stream(self._device, stream)
-        native = stream._stream or stream._known_as()
+        native, gate = stream._stream or stream._known_as(), self._device._gate
+        if self._waits and gate.crowded:
+            relieve(gate)  # before the marks: callbacks run here
         pending: _Launched | None = None
         calls, streams = executable.calls, native.calls
         calls += MARK
@@ -358,9 +360,6 @@ class Graph(Resource):
                 pending = _Launched()
                 pending.semaphore = self._waits[0]
                 pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
-                gate = self._device._gate
-                if gate.crowded:
-                    relieve(gate)
                 native.waits.append(pending)
                 waiting[native] = None
                 if gate.shut:

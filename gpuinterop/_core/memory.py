@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..backend import Native as Handle
     from .array import MipmappedArray
     from .device import Device
-    from .native_stream import NativeStream
+    from .native_stream import NativeStream, Streams
 
 MOMENT_S = 0.01
 
@@ -34,18 +34,23 @@ def round_up(size: int, step: int) -> int:
 class Mapping(Native):
     """The mapping of a whole object; it lasts as long as one of its buffers is open."""
 
-    __slots__ = ("address", "arrays", "devices", "waits")
+    __slots__ = ("address", "arrays", "devices", "size", "waits")
 
     def __init__(
-        self, owner: Native, devices: Sequence[Device], unmap: Callable[[Handle], None], *, blocks: bool, waits: bool
+        self, owner: Mappable, devices: Sequence[Device], unmap: Callable[[Handle], None], *, blocks: bool, waits: bool
     ) -> None:
-        super().__init__("Mapping", unmap, parents=(owner,), gate=devices[0]._gate if blocks else None)
+        super().__init__("Mapping", unmap, parents=(owner._lifetime,), gate=devices[0]._gate if blocks else None)
         self.ends_with_children = True
         self.arrays = Marks()
         self.devices = devices
         self.waits = waits
         """Whether the driver's unmap call waits for all work of the device."""
         self.address = 0
+        self.size = owner.size
+
+    def is_of(self, device: Streams) -> bool:
+        """Whether the device is one of those that have it mapped."""
+        return any(one._streams is device for one in self.devices)
 
     def expose(self) -> None:
         """Note that the address was handed out: any stream may use it from now on."""
@@ -535,7 +540,8 @@ class ExternalMemory(Mappable):
         self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None
     ) -> None:
         backend = device._backend
-        super().__init__(Native("ExternalMemory", backend.destroy_memory, keep=keepalive), device=device, size=size)
+        native = Native("ExternalMemory", backend.destroy_memory, keep=keepalive, device=device._streams)
+        super().__init__(native, device=device, size=size)
         self._backend = backend
         self.handle_type = handle_type
         self.dedicated = dedicated
@@ -657,7 +663,7 @@ class ExternalMemory(Mappable):
 
     def _new_mapping(self) -> Mapping:
         backend, blocks = self._backend, self._backend.releases_block
-        return Mapping(self._lifetime, (self._device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
+        return Mapping(self, (self._device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
 
     def _map(self) -> tuple[Handle, int]:
         return self._backend.map_buffer(self._native, size=self._size)

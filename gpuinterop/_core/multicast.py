@@ -21,9 +21,9 @@ from . import registry
 from .allocation import Allocation
 from .device import Device, check_device, check_devices, check_handle, check_handle_type
 from .drain import drain, wait_for
-from .memory import MOMENT_S, Buffer, Sized, round_up
+from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .monitor import locked
-from .native import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Marks, Native, hold
+from .native import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Marks, Native, alive, hold
 from .ownership import lend
 from .resource import Resource
 
@@ -236,6 +236,13 @@ class _Range:
         )
 
 
+def _mapping_at(device: Device, address: int) -> Mapping | None:
+    """The mapping of this library that a device's address lies in."""
+    mappings = (one for one in alive() if isinstance(one, Mapping) and one.state is LIVE)
+    here = (one for one in mappings if one.address <= address < one.address + one.size)
+    return next((one for one in here if one.is_of(device._streams)), None)
+
+
 class _Group(Native):
     """The native multicast object."""
 
@@ -289,7 +296,8 @@ class MulticastObject(Sized):
         self._granularity = _check_size(backend, self._device_count, size, handle_types)
         drain()
         # Streams use only what is mapped and bound, not the object itself: those natives wait for the streams.
-        super().__init__(_Group("MulticastObject", backend.release_allocation), device=device, size=size)
+        group = _Group("MulticastObject", backend.release_allocation, device=device._streams)
+        super().__init__(group, device=device, size=size)
         self._members: tuple[Device, ...] = ()
         self._lock = threading.Lock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
@@ -447,6 +455,7 @@ class MulticastObject(Sized):
             bound,
             lambda: self._backend.bind_memory(self._native, native, at, allocation._native, first, bound.size),
             allocation,
+            allocation._lifetime,
             assume_all_added,
         )
 
@@ -467,7 +476,8 @@ class MulticastObject(Sized):
             Device that owns the memory; it was added here.
         address : int or Buffer
             Address of the first byte, a multiple of the minimum granularity, or a buffer. The binding keeps a buffer
-            alive, and closing the buffer closes the binding. Keep memory behind a number until it is unbound.
+            alive, and closing the buffer closes the binding; so it does with memory of this library behind a number.
+            Keep another library's memory until it is unbound.
         size : int
             Size in bytes, a multiple of the minimum granularity.
         offset : int
@@ -518,7 +528,8 @@ class MulticastObject(Sized):
                 )
             self._backend.bind_address(self._native, native, at, number, bound.size)
 
-        return self._bind(bound, bind, buffer, assume_all_added)
+        behind = _mapping_at(device, number) if buffer is None else buffer._lifetime
+        return self._bind(bound, bind, buffer, behind, assume_all_added)
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """End a binding as `MulticastBinding.close` does (``cuMulticastUnbind``, after pending work).
@@ -600,6 +611,7 @@ class MulticastObject(Sized):
         if not members:
             raise InvalidArgumentError("devices", "no device that could map it was added here; add_device() first.")
         self._check_complete("mapping", assume_all_added)
+        drain()  # before the marks: callbacks run here
         return self._sealed(lambda: MulticastMapping(self, members))
 
     def export(self, handle_type: type[AllocationHandle] | None = None) -> AllocationHandle:
@@ -711,10 +723,19 @@ class MulticastObject(Sized):
         return _Range(device, offset, count)
 
     def _bind(
-        self, bound: _Range, call: Callable[[], None], memory: Allocation | Buffer | None, assume_all_added: bool
+        self,
+        bound: _Range,
+        call: Callable[[], None],
+        memory: Allocation | Buffer | None,
+        behind: Native | None,
+        assume_all_added: bool,
     ) -> MulticastBinding:
         self._check_complete("binding", assume_all_added)
-        return self._sealed(lambda: MulticastBinding(self, bound, memory, call))
+        drain()  # before the marks: callbacks run here
+        for there in self._overlapping(bound).values():
+            if there.state is not LIVE:  # the driver may only need a moment to see work as done
+                wait_for(there, MOMENT_S)
+        return self._sealed(lambda: MulticastBinding(self, bound, memory, behind, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
         """Bind or map: afterwards devices can no longer be added, unless the call was refused."""
@@ -731,10 +752,6 @@ class MulticastObject(Sized):
 
     def _reserve(self, binding: MulticastBinding) -> None:
         wanted = binding._bound
-        drain()
-        for there in self._overlapping(wanted).values():
-            if there.state is not LIVE:  # the driver may only need a moment to see work as done
-                wait_for(there, MOMENT_S)
         taken: dict[_Range, Native] = {}
         _reserve(self, binding, taken)
         for range_, there in taken.items():
@@ -786,11 +803,16 @@ class MulticastBinding(Sized):
     """
 
     def __init__(
-        self, multicast: MulticastObject, bound: _Range, memory: Allocation | Buffer | None, call: Callable[[], None]
+        self,
+        multicast: MulticastObject,
+        bound: _Range,
+        memory: Allocation | Buffer | None,
+        behind: Native | None,
+        call: Callable[[], None],
     ) -> None:
         backend, group = multicast._backend, multicast._lifetime
         native, offset, size = bound.device._native, bound.offset, bound.size
-        parents = (group,) if memory is None else (group, memory._lifetime)
+        parents = (group,) if behind is None else (group, behind)
         super().__init__(
             Native("MulticastBinding", lambda _: backend.unbind(group.handle, native, offset, size), parents=parents),
             multicast,
@@ -868,7 +890,6 @@ class MulticastMapping(Resource):
             native, mapping.address = backend.map_allocation(group.handle, natives)  # no call in which to lose it
             return native
 
-        drain()
         mapping.create(map_it)
         self._address = mapping.address
 

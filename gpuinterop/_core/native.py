@@ -38,12 +38,13 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+from ..backend import left_to_core
 from ..errors import ResourceClosedError
 from .monitor import after_fork, dropped, locked
 
 if TYPE_CHECKING:
     from .gate import Gate
-    from .native_stream import NativeStream, Point
+    from .native_stream import NativeStream, Point, Streams
 
 T = TypeVar("T")
 
@@ -102,11 +103,13 @@ class Native:
         Given if the release blocks the device: says when it may run.
     keep : object
         Object that must live as long: another library's stream, a handle's owner.
+    device : Streams, optional
+        Device that it is an object of; without one, it is one of its parents' devices.
     """
 
     __slots__ = (
-        "behind", "callbacks", "calls", "ends_with_children", "gate", "handle", "how", "keep", "label", "parents",
-        "problem", "release", "releaser", "standing", "state", "tellers", "untracked", "uses",
+        "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "label",
+        "parents", "problem", "release", "releaser", "standing", "state", "tellers", "untracked", "uses",
     )  # fmt: skip
 
     arrays: list[Any] = Marks()
@@ -123,6 +126,7 @@ class Native:
         how: Standing = Standing.CHILD,
         gate: Gate | None = None,
         keep: object = None,
+        device: Streams | None = None,
     ) -> None:
         self.label = f"{noun} #{next(_serials)}"
         self.release = release
@@ -130,6 +134,7 @@ class Native:
         self.how = how
         self.gate = gate
         self.keep = keep
+        self.device = device
         self.ends_with_children = False
         """Whether it is closed with the last of its children."""
         self.state = BORN
@@ -161,6 +166,11 @@ class Native:
             _begin(self)
             made.extend(map(operator.call, (call,)))  # C code stores the result: an interrupt cannot lose it
             whole = True
+        except BaseException as error:
+            if (release := left_to_core(error)) is not None:  # it is made after all, and released as what is closed
+                self.release = operator.call
+                made.append(release)
+            raise
         finally:
             try:
                 _came_up(self, made, whole)
@@ -228,6 +238,11 @@ class Native:
             return call(self.handle)
         finally:
             del calls[-1]
+
+    def is_of(self, device: Streams) -> bool:
+        """Whether a device answers for it."""
+        mine = self.device is device or device in self.untracked
+        return mine or any(parent.is_of(device) for parent in self.parents)
 
     def streams(self) -> list[NativeStream]:
         """Streams whose work the release waits for."""

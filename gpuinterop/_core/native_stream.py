@@ -237,14 +237,15 @@ class NativeStream(Native):
         Periods in which it ran on behind a failed wait: its work from those is wrong.
     """
 
+    device: Streams
+
     __slots__ = (
-        "backend", "broken", "captured", "device", "failure", "graph", "kept", "key", "limit", "odd", "owned",
-        "pointer", "points", "thread", "told", "voids", "waits",
+        "backend", "broken", "captured", "failure", "graph", "kept", "key", "limit", "odd", "owned", "pointer",
+        "points", "thread", "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool) -> None:
-        super().__init__("Stream", self._let_go)
-        self.device = device
+        super().__init__("Stream", self._let_go, device=device)
         self.backend = device.backend
         self.owned = owned
         self.ends_with_children = not owned

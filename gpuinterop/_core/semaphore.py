@@ -231,7 +231,8 @@ class ExternalSemaphore(Resource, Generic[K]):
     ) -> None:
         noun = label or f"{handle_type.type_name} semaphore"
         gate = device._gate if calls.blocks else None
-        super().__init__(Native(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive))
+        native = Native(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device._streams)
+        super().__init__(native)
         self._device = device
         self._gate = device._gate
         self._calls = calls
@@ -330,7 +331,9 @@ class ExternalSemaphore(Resource, Generic[K]):
         """
         if type(stream) is not Stream:
             check_stream(self._device, stream)
-        lifetime, native = self._lifetime, stream._stream or stream._known_as()
+        lifetime, native, gate = self._lifetime, stream._stream or stream._known_as(), self._gate
+        if gate.crowded:
+            relieve(gate)  # before the marks: callbacks run here
         pending: Wait | None = None
         calls, streams = lifetime.calls, native.calls
         calls += MARK
@@ -359,9 +362,6 @@ class ExternalSemaphore(Resource, Generic[K]):
             if odd and (graph := native.graph) is not None:  # it waits when the graph is launched
                 graph.hold(lifetime)
             else:
-                gate = self._gate
-                if gate.crowded:
-                    relieve(gate)
                 waits.append(pending)  # as in `NativeStream.note`
                 waiting[native] = None  # before the look at the gate: see there
                 if gate.shut:
@@ -813,9 +813,11 @@ class SemaphoreBatch:
         """
         if type(stream) is not Stream:
             check_stream(self._device, stream)
-        lifetime, native = self._lifetime, stream._stream or stream._known_as()
+        lifetime, native, gate = self._lifetime, stream._stream or stream._known_as(), self._gate
         numbers = self._check_values(values)
         ms = None if timeout is None else self._milliseconds(timeout)
+        if gate.crowded:
+            relieve(gate)  # before the marks: callbacks run here
         pending: Waits | None = None
         calls, streams = lifetime.calls, native.calls
         calls += MARK
@@ -838,9 +840,6 @@ class SemaphoreBatch:
             pending.semaphores, pending.values = self._natives, self._given(numbers)
             waits = native.waits
             if graph is None:
-                gate = self._gate
-                if gate.crowded:
-                    relieve(gate)
                 waits.append(pending)
                 waiting[native] = None
                 if gate.shut:

@@ -279,11 +279,9 @@ class Stream(Resource):
     ) -> None:
         """Call as `_call` does, for a wait: note it first, then pass the gate.
 
-        `ExternalSemaphore.wait` inlines the same steps.
+        `ExternalSemaphore.wait` inlines the same steps. The caller has let blocked releases go before (`relieve`).
         """
         gate = stream.device.gate
-        if waits and gate.crowded:
-            relieve(gate)
 
         def noted(handle: Handle) -> None:
             try:
@@ -327,6 +325,9 @@ class Stream(Resource):
         stream = self._known_as()
         if other is stream:
             return
+        gate = stream.device.gate
+        if gate.crowded:
+            relieve(gate)
 
         def wait_for(event: Handle) -> None:
             other.refuse_edge()

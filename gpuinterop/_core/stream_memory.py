@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 from .. import system, timeline
-from ..backend import StreamMemoryBackend
+from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
@@ -88,8 +88,9 @@ class PinnedWords:
         _pinned[self] = None  # first: if an interrupt strikes, the page stays mapped for the driver
         try:
             self._pin, self._address = self._backend.pin(device._native, ctypes.addressof(self._words[0]), system.PAGE)
-        except BaseException:
-            self._unmap()
+        except BaseException as error:
+            if left_to_core(error) is None:  # else it is still pinned
+                self._unmap()
             raise
 
     def anew(self) -> Self:
@@ -166,7 +167,8 @@ class Spare(Generic[P]):
         self._pages.extend(page)
         if len(self._pages) > SPARE:
             gate = self._device._gate if self._device._backend.releases_block else None
-            surplus = Native("pinned page", operator.methodcaller("close"), gate=gate)
+            device = self._device._streams
+            surplus = Native("pinned page", operator.methodcaller("close"), gate=gate, device=device)
             try:
                 with contextlib.suppress(IndexError):  # others have taken them
                     surplus.create(self._pages.pop)
@@ -253,8 +255,8 @@ class OwnTimelines(WordCalls):
     def create(self) -> ExternalSemaphore[Timeline]:
         """A new one, at 0."""
         semaphore = ExternalSemaphore(self._device, TimelineFd, self, exportable=True)
-        semaphore._lifetime.gate = None  # a page that was not exported is not unpinned
         semaphore._create(functools.partial(self._spare.take, self._new))
+        semaphore._lifetime.gate = None  # a page that was not exported is not unpinned
         return semaphore
 
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
@@ -272,17 +274,19 @@ class OwnTimelines(WordCalls):
         fd, address = timeline.create()
         try:
             return self._take(fd, address, exported=False)
-        except BaseException:
-            system.unmap(address, system.PAGE)
-            os.close(fd)
+        except BaseException as error:
+            if left_to_core(error) is None:  # else the page is still pinned, and stays
+                system.unmap(address, system.PAGE)
+                os.close(fd)
             raise
 
     def _map(self, fd: int) -> _Own:
         address = system.map_shared(fd, system.PAGE)
         try:
             return self._take(fd, address, exported=True)
-        except BaseException:
-            system.unmap(address, system.PAGE)
+        except BaseException as error:
+            if left_to_core(error) is None:
+                system.unmap(address, system.PAGE)
             raise
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
@@ -295,8 +299,8 @@ class OwnTimelines(WordCalls):
         try:
             page.give_to_device()
             return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=exported)
-        except BaseException:  # an interrupt
-            self._backend.unpin(pin)
+        except BaseException as error:  # an interrupt
+            leave_to_core(error, functools.partial(self._backend.unpin, pin))
             raise
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEn
 from ._watcher import Lane, Watcher
 
 if TYPE_CHECKING:
-    from .._core.native_stream import NativeStream, Wait
+    from .._core.native_stream import NativeStream, Streams, Wait
 
 K = TypeVar("K")
 
@@ -167,8 +167,8 @@ class _Watch(Native):
 
     __slots__ = ("_watcher", "grace")
 
-    def __init__(self, watcher: Watcher, grace: float) -> None:
-        super().__init__("Bridge", lambda _: watcher.stop())
+    def __init__(self, watcher: Watcher, grace: float, device: Streams) -> None:
+        super().__init__("Bridge", lambda _: watcher.stop(), device=device)
         self._watcher = watcher
         self.grace = grace
 
@@ -227,7 +227,7 @@ class Bridge(Resource):
         self._device = device
         self._grace = seconds
         self._watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
-        self._watch = _Watch(self._watcher, seconds)
+        self._watch = _Watch(self._watcher, seconds, device._streams)
         super().__init__(self._watch)
         self._lifetime.open()
 

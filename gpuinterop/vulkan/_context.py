@@ -19,7 +19,7 @@ from .._core.drain import drain
 from .._core.monitor import locked, refuse_reentry
 from .._core.native import LIVE, retire
 from ..capabilities import Capabilities
-from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
+from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, warn_leak
 from ..handles import DeviceIdentity
 from ._api import NOT_READY, Api, check_call
 from ._query import PhysicalDevice
@@ -259,6 +259,10 @@ class VulkanContext:
         if not system.until(self._is_over, None if limit is None else max(limit, _GRACE_S)):
             _leave(context, lifetime.RETIRED, context.what_holds(), left)
         if left:
+            objects = ", ".join(left[1:]) or "nothing that was shared"
+            warn_leak(
+                f"left to the VkDevice, which alone can destroy it: {objects}; {left[0]} {timeout:g} s after close()"
+            )
             raise ResourceBusyError(
                 f"{left[0]} {timeout:g} s after close(), so the objects shared through the context are not destroyed; "
                 "wait for that work before you close the context."
@@ -384,10 +388,16 @@ class VulkanContext:
 
 @locked
 def _leave(context: lifetime.Native, state: lifetime.State, why: str, left: list[str]) -> None:
-    """Stop calling the VkDevice, and leave the objects that are not destroyed to it."""
-    if context.state is state:
-        context.state = lifetime.LEAKED
-        left.append(why)
+    """Stop calling the VkDevice, and leave the objects that are not destroyed to it: these are never released."""
+    if context.state is not state:
+        return
+    context.state = lifetime.LEAKED
+    left.append(why)
+    for native in context.standing:
+        if native.state in (LIVE, lifetime.RETIRED):
+            native.problem = why
+            native.state = lifetime.LEAKED
+            left += () if isinstance(native, _Fence) else (native.label,)
 
 
 def check_context(vk: object) -> VulkanContext:

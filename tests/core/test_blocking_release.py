@@ -12,6 +12,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from gpuinterop._core.gate import MANY
 
 from .fake import LIMIT, FakeDriver, fake_device, memory_of, semaphore_of
 
@@ -151,6 +152,80 @@ def test_a_callback_runs_without_the_lock(fake: tuple[Device, FakeDriver]) -> No
         other.close()
         assert done == [True]
         backend.pass_all()
+    gate.close(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("by", ["wait", "batch", "follow"])
+def test_a_callback_waits_while_blocked_releases_go(fake: tuple[Device, FakeDriver], by: str) -> None:
+    """It runs with nothing held: not the gate, which its wait would stand at for ever, and no mark of the call."""
+    device, backend = fake
+    gate, one = semaphore_of(device), semaphore_of(device)
+    batch = gi.SemaphoreBatch(one)
+    with device.create_stream() as stream, device.create_stream() as other:
+        gate.wait(stream, 1)
+        closed = [semaphore_of(device) for _ in range(MANY + 1)]
+        waited = list[str]()
+
+        def callback() -> None:
+            gate.wait(other, 1)
+            waited.append(by)
+
+        closed[0].on_released(callback)
+        for semaphore in closed:
+            semaphore.close()
+        backend.pass_all()
+        calls = {
+            "wait": lambda: gate.wait(stream, 2),
+            "batch": lambda: batch.wait(stream, (2,)),
+            "follow": lambda: stream.wait_stream(other),
+        }
+        thread = threading.Thread(target=calls[by], daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+        assert waited == [by]
+        backend.pass_all()
+    gate.close(timeout=LIMIT)
+    one.close(timeout=LIMIT)
+
+
+def test_a_finalizer_of_what_was_kept_waits_too(fake: tuple[Device, FakeDriver]) -> None:
+    device, backend = fake
+    gate = semaphore_of(device)
+    with device.create_stream() as stream:
+
+        class Owner:
+            def __del__(self) -> None:
+                gate.wait(stream, 1)
+
+        keyed = device.import_semaphore(gi.OpaqueWin32Kmt(handle=8, keepalive=Owner()))
+        thread = threading.Thread(target=keyed.close, daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+        assert len(backend.waiting) == 1
+        backend.pass_all()
+    gate.close(timeout=LIMIT)
+
+
+def test_a_blocked_release_costs_the_same_beside_many_streams(fake: tuple[Device, FakeDriver]) -> None:
+    """One stream holds it up, and that one is asked alone."""
+    device, backend = fake
+    gate, other = semaphore_of(device), semaphore_of(device)
+    streams = [device.create_stream() for _ in range(200)]
+    for stream in streams:
+        gate.wait(stream, 1)
+    other.close()
+    device.drain()
+    backend.looks = 0
+    for _ in range(10):
+        memory_of(device).close()
+    assert backend.looks <= 4 * 10
+    backend.pass_all()
+    device.drain()
+    assert backend.count("semaphore") == 1
+    for stream in streams:
+        stream.close()
     gate.close(timeout=LIMIT)
 
 

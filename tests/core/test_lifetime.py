@@ -1,5 +1,6 @@
 """close() ends use at once; the native release waits for pending work and exported arrays."""
 
+import functools
 import gc
 import os
 import threading
@@ -112,6 +113,37 @@ def test_on_released_runs_once_after_the_native_release(fake: tuple[Device, Fake
         assert seen == [0, 0]
         memory.on_released(lambda: seen.append(99))
         assert seen == [0, 0, 99]
+
+
+def test_a_chain_of_callbacks_does_not_nest(host: Device) -> None:
+    """Each closes the next: more of them than Python's stack has room for."""
+    chain = [host.create_semaphore(gi.TimelineFd) for _ in range(1200)]
+    told: list[int] = []
+
+    def next_one(number: int) -> None:
+        told.append(number)
+        if number + 1 < len(chain):
+            chain[number + 1].close(timeout=5)
+
+    for number, semaphore in enumerate(chain):
+        semaphore.on_released(functools.partial(next_one, number))
+    chain[0].close(timeout=5)
+    assert told == list(range(len(chain)))
+
+
+def test_a_device_drains_what_is_its_own(fake: tuple[Device, FakeBackend]) -> None:
+    """An object of another device is not waited for, and what can never be released is not, on any."""
+    device, _ = fake
+    other, theirs = fake_device()
+    used = memory_of(other)
+    held = used.map_buffer().hold()
+    used.close()
+    device.drain(timeout=5)
+    with pytest.raises(gi.ResourceBusyError, match="1 exported array"):
+        other.drain(timeout=0)
+    del held
+    other.drain(timeout=5)
+    assert theirs.count("memory") == 0
 
 
 def test_close_is_idempotent_from_many_threads(fake: tuple[Device, FakeBackend]) -> None:

@@ -124,6 +124,26 @@ def test_the_whole_life(simulator: Simulator, devices: list[gi.Device]) -> None:
         assert after[kind] == before[kind], kind
 
 
+def test_memory_that_was_bound_by_its_number_outlives_the_binding(
+    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation]
+) -> None:
+    """The unbind waits for a stream of the other device; the memory, closed after the object, waits for the unbind."""
+    first, second = memory
+    group = gi.create_multicast(devices, SIZE)
+    group.bind_address(devices[0], first.buffer.ptr, SIZE)
+    group.bind_memory(second)
+    with devices[1].create_stream() as stream, devices[1].create_semaphore(gi.TimelineFd) as semaphore:
+        semaphore.wait(stream, 1)
+        group.close()
+        first.close()
+        devices[0].drain()
+        semaphore.host_signal(1)
+        stream.synchronize(LIMIT)
+        first.close(timeout=LIMIT)
+        group.close(timeout=LIMIT)
+    assert simulator.violations(take=False) == []
+
+
 def test_all_of_many_words_are_reached(devices: list[gi.Device], memory: Any, group: gi.MulticastObject) -> None:
     """More words than there are threads in a launch."""
     for allocation in memory:
