@@ -230,8 +230,8 @@ class VulkanContext:
         ArgumentTypeError
             `timeout` is not a number.
         ResourceBusyError
-            `timeout` passed. Objects that the queue may still use are left to the VkDevice; streams that wait through a
-            bridge go on and fail.
+            `timeout` passed. Objects that the queue may still use are left to the VkDevice, and a
+            `LeakedResourceWarning` names them; streams that wait through a bridge go on and fail.
 
         Examples
         --------
@@ -259,12 +259,11 @@ class VulkanContext:
         if not system.until(self._is_over, None if limit is None else max(limit, _GRACE_S)):
             _leave(context, lifetime.RETIRED, context.what_holds(), left)
         if left:
-            objects = ", ".join(left[1:]) or "nothing that was shared"
-            warn_leak(
-                f"left to the VkDevice, which alone can destroy it: {objects}; {left[0]} {timeout:g} s after close()"
-            )
+            late = f"{left[0]} {timeout:g} s after close()"
+            if left[1:]:
+                warn_leak(f"the Vulkan objects of {', '.join(left[1:])} are left to the VkDevice: {late}")
             raise ResourceBusyError(
-                f"{left[0]} {timeout:g} s after close(), so the objects shared through the context are not destroyed; "
+                f"{late}, so the objects shared through the context are not destroyed; "
                 "wait for that work before you close the context."
             )
         if streams:

@@ -378,12 +378,15 @@ def test_another_threads_fence_is_waited_for(program: Program) -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: bool) -> None:
-    """They are destroyed neither under it nor later: who does not know when it ends must not."""
+    """They are destroyed neither under it nor later: who does not know when it ends must not.
+
+    A warning says so when they are left, once, and no drain waits for them.
+    """
     vulkan, device = program.application.api, program.application.device
     shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
     objects = shared.vk_buffer, shared.vk_memory
     mapped = program.bytes_of(shared)
-    with HeldQueue(program, shared):
+    with HeldQueue(program, shared), pytest.warns(gi.LeakedResourceWarning, match=shared.memory.label) as told:
         left = time.monotonic()
         if raises:
             with pytest.raises(Oops), program.vk:
@@ -393,7 +396,10 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
             with pytest.raises(gi.ResourceBusyError, match="queue is still at work"):
                 program.vk.close(timeout=0.05)
         shared.close()
+        program.device.drain(timeout=LIMIT)
         program.vk.close()
+    program.device.drain(timeout=LIMIT)
+    assert len(told) == 1
     assert bytes(mapped) == b"\1" * 4096
     # What the library left is destroyed by the test, and the layer would say so if it had been before.
     vulkan.vkDestroyBuffer(device, objects[0], None)
