@@ -180,14 +180,18 @@ class Made(ABC):
     def fail(self, error: BaseException) -> None:
         """`undo` what was made before `error`: at once, or, if that blocks, when the core finds that it does not."""
         if self.blocks and self.made:
-            leave_to_core(error, self.undo)
+            leave_to_core(error, self.take_back)
         else:
             self.undo()
 
+    def take_back(self) -> None:
+        """`release` it, made whole or in part."""
+        self.release()
+
     def undo(self) -> None:
-        """`release` it after a failure; if that fails as well, warn (`NativeDriver.warn`)."""
+        """`take_back` what a failed call has made; if that fails as well, warn (`NativeDriver.warn`)."""
         try:
-            self.release()
+            self.take_back()
         except DriverError as error:
             self.device.driver.warn(error.call, error.code)
 

@@ -48,6 +48,7 @@ class Strikes:
         sys._getframe().f_trace_opcodes = True  # 3.12 traces instructions where a frame wanted that before
         self._noticed = 0
         self.where = ""
+        self.raised = Struck()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._noticed:
@@ -68,7 +69,7 @@ class Strikes:
     def at(self, step: int, act: Callable[[], T]) -> tuple[bool, T | None]:
         """Do it, with the signal before that instruction; whether the signal was noticed, and what it returned."""
         self._steps.value, self._at.value, self._within.value = 0, step, self._folder
-        self._noticed, self.where = 0, ""
+        self._noticed, self.where, self.raised = 0, "", Struck()
         made: list[T] = []
         with self._armed():
             try:
@@ -77,8 +78,9 @@ class Strikes:
                     made.extend(map(_called, (act,)))
                 finally:
                     self._set_trace(None, None)
-            except Struck:
+            except Struck as raised:
                 assert self._noticed >= step
+                self.raised = raised.with_traceback(None)  # which would keep what the call has made
         return self._noticed > 0, made[0] if made else None  # a finalizer loses an interrupt
 
     def everywhere(self, prepare: Callable[[], Any], act: Callable[[Any], Any], finish: Callable[..., object]) -> int:

@@ -99,10 +99,10 @@ class Reservation(Made):
         super().free()
         self._ranges.give_back(self)
 
-    def undo(self) -> None:
+    def take_back(self) -> None:
         # A failed map returns success, and unmapping a range that is not mapped ends the process (hip_vm.cpp).
         if self.handle and knows(self.device, self.handle):
-            super().undo()
+            super().take_back()
         if not (self.handle and knows(self.device, self.handle)):
             self._ranges.give_back(self)
 

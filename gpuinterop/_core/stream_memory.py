@@ -89,8 +89,7 @@ class PinnedWords:
         try:
             self._pin, self._address = self._backend.pin(device._native, ctypes.addressof(self._words[0]), system.PAGE)
         except BaseException as error:
-            if left_to_core(error) is None:  # else it is still pinned
-                self._unmap()
+            _give_back(error, self._unmap)
             raise
 
     def anew(self) -> Self:
@@ -131,6 +130,15 @@ class PinnedWords:
 
 _pinned: Final[dict[PinnedWords, None]] = {}
 """Includes pages that could not be unpinned: an unmapped but registered page would block later use of its address."""
+
+
+def _give_back(error: BaseException, *calls: Callable[[], object]) -> None:
+    """Make the calls that give back a page which could not be pinned; if it was pinned, behind the core's unpin."""
+    if (unpin := left_to_core(error)) is None:
+        for call in calls:
+            call()
+    else:
+        leave_to_core(error, lambda: [call() for call in (unpin, *calls)])
 
 
 class _Page(Protocol):
@@ -275,9 +283,7 @@ class OwnTimelines(WordCalls):
         try:
             return self._take(fd, address, exported=False)
         except BaseException as error:
-            if left_to_core(error) is None:  # else the page is still pinned, and stays
-                system.unmap(address, system.PAGE)
-                os.close(fd)
+            _give_back(error, functools.partial(system.unmap, address, system.PAGE), functools.partial(os.close, fd))
             raise
 
     def _map(self, fd: int) -> _Own:
@@ -285,8 +291,9 @@ class OwnTimelines(WordCalls):
         try:
             return self._take(fd, address, exported=True)
         except BaseException as error:
-            if left_to_core(error) is None:
-                system.unmap(address, system.PAGE)
+            pinned = left_to_core(error) is not None  # then the descriptor is the semaphore's: see `lend`
+            close = (functools.partial(os.close, fd),) if pinned else ()
+            _give_back(error, functools.partial(system.unmap, address, system.PAGE), *close)
             raise
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:

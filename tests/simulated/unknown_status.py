@@ -362,6 +362,7 @@ class Check:
                 raised = "nothing"
             except BaseException as error:
                 raised = repr(error)
+            self.rest()  # what may block is taken back late
         told = [str(warning.message) for warning in caught]
         if f"DriverError('{first} failed with" not in raised or not any(f"{second} failed with" in one for one in told):
             self.problems.append(f"{step.__name__}: {first} and then {second}: raised {raised}, {told}")

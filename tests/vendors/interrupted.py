@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import gpuinterop as gi
+from gpuinterop.backend import left_to_core
 from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import ArrayLayout, FdHandle
 from tests.kept_streams import destroy_kept_streams
@@ -387,6 +388,8 @@ class Table:
 
         def finish(struck: bool, given: Any, made: Any) -> None:
             where = f"{name}, {strikes.where if struck else 'not struck'}"
+            if (release := left_to_core(strikes.raised)) is not None:  # as the core does
+                release()
             assert self.state() == state, where
             if case.once is not None:
                 case.act(given)
