@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import ClassVar, Final, NoReturn, TypeVar
 
 from .errors import ArgumentTypeError, InvalidArgumentError
 
@@ -14,6 +14,19 @@ MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
 MAX_SIZE: Final = 2**63 - 1
 """Bytes: Python's C API and some driver calls take signed sizes and offsets."""
+
+
+class Sole:
+    """What owns something, or is the only one of its kind: the end of a copy would end what the first still uses."""
+
+    __slots__ = ()
+    _instead: ClassVar[str] = "use the object itself; another process makes its own."
+
+    def __reduce__(self) -> NoReturn:  # also asked for a copy
+        kind = type(self).__name__
+        raise ArgumentTypeError(
+            kind, f"expected one owner of what it holds, got a request for a copy or a pickle; {self._instead}"
+        )
 
 
 def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:

@@ -34,7 +34,7 @@ from multiprocessing import reduction
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from . import system
-from ._arguments import check_int, check_type
+from ._arguments import Sole, check_int, check_type
 from .errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, LeakedResourceWarning
 
 __all__ = [
@@ -229,7 +229,7 @@ class _State(Enum):
 _NO_FD = 2**31  # the first number beyond a C int, and so beyond descriptors
 
 
-class Handle:
+class Handle(Sole):
     """Base of all handles. Construct the types of :func:`handle_types`, which tell the driver what the handle is.
 
     Examples
@@ -292,15 +292,6 @@ class Handle:
             )
         raise HandleError(f"handle: this {name} is {self._state.value}; make or export a new one.")
 
-    def __reduce__(self) -> Any:
-        raise ArgumentTypeError(
-            "handle",
-            f"a {type(self).__name__} cannot be pickled: its number means nothing in another process. Send it with "
-            "gpuinterop.ipc.send_handle, or through multiprocessing as an argument of a Process or through a Pipe, "
-            "which pass the descriptor itself. Not through a Queue, which pickles after put() has returned, when the "
-            "handle may be closed.",
-        )
-
 
 class FdHandle(Handle):
     """A POSIX file descriptor.
@@ -333,6 +324,11 @@ class FdHandle(Handle):
 
     # __del__ may see it if a check below fails or an interrupt strikes before it.
     _owned = False
+    _instead = (
+        "duplicate() makes a second handle; to another process send this one with gpuinterop.ipc.send_handle, or "
+        "through multiprocessing as an argument of a Process or through a Pipe, which pass the descriptor itself. Not "
+        "through a Queue, which pickles after put() has returned, when the handle may be closed."
+    )
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
         fd = check_int(fd, "fd")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ._arguments import check_int, check_type
+from ._arguments import Sole, check_int, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
 from .errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
@@ -67,7 +67,7 @@ class _Turn(Enum):
 _SUBMIT, _ACQUIRE, _RELEASE = _Turn
 
 
-class Handoff:
+class Handoff(Sole):
     """The compute side of a handoff. The caller still owns the semaphores.
 
     Parameters

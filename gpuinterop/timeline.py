@@ -63,6 +63,7 @@ from typing import Final
 from weakref import WeakSet
 
 from . import system
+from ._arguments import Sole
 from .errors import DriverError, HandleError, PeerError
 
 if sys.platform != "win32":
@@ -136,7 +137,7 @@ def is_ours(fd: int) -> bool:
     return True
 
 
-class Page:
+class Page(Sole):
     """A mapped timeline semaphore for use by the CPU. The caller keeps it mapped, and its descriptor open.
 
     Parameters

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from .. import timeline
-from .._arguments import check_nbytes, check_timeout, check_type
+from .._arguments import Sole, check_nbytes, check_timeout, check_type
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -68,7 +68,7 @@ _LEGACY = 1  # the array API's number for CUDA's legacy default stream
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
 
-class Device:
+class Device(Sole):
     """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed.
 
     Several threads may use it at once.

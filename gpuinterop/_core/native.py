@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+from .._arguments import Sole
 from ..backend import left_to_core
 from ..errors import ResourceClosedError
 from .monitor import after_fork, dropped, locked
@@ -86,7 +87,7 @@ endings: dict[Native, None] = {}
 """Released natives whose callbacks the next drain runs, outside the monitor."""
 
 
-class Native:
+class Native(Sole):
     """One driver object, or an object of this library in its place.
 
     Parameters

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import system
-from .._arguments import check_int, check_type
+from .._arguments import Sole, check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -63,7 +63,7 @@ def _forked() -> None:
     _lock = threading.RLock()
 
 
-class LoadedBackend:
+class LoadedBackend(Sole):
     """A backend that works on this machine. Made by `get_backend`.
 
     Examples

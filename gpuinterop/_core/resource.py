@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._arguments import check_timeout
+from .._arguments import Sole, check_timeout
 from ..errors import ResourceBusyError, warn_leak
 from .drain import call_back, drain, wait_for
 from .monitor import dropped, interrupted
@@ -21,7 +21,7 @@ def undo(what: str, release: Callable[[], None]) -> None:
         warn_leak(f"releasing {what} failed: {error}")
 
 
-class Resource:
+class Resource(Sole):
     """An object with a native half. Only factories make it; `close()` ends it."""
 
     _warns: bool = True

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
-from .._arguments import MAX_64, check_int, check_timeout, check_type
+from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type
 from ..backend import Backend, HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
@@ -735,7 +735,7 @@ def origin_kind(kind: type) -> OriginKind:
     return _ORIGINS.get(kind, OriginKind.OTHER)
 
 
-class SemaphoreBatch:
+class SemaphoreBatch(Sole):
     """Several semaphores of one device, waited for or signalled by one driver call.
 
     Parameters

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._arguments import check_timeout, check_type
+from .._arguments import Sole, check_timeout, check_type
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -378,7 +378,7 @@ class Stream(Resource):
             )
 
 
-class Event:
+class Event(Sole):
     """A point in a stream's work. Made by `Stream.record`; freed when dropped.
 
     ``await event`` lets other tasks of asyncio run until the stream reaches the event.

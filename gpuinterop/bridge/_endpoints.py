@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from .. import system, timeline
-from .._arguments import check_type
+from .._arguments import Sole, check_type
 from .._core.semaphore import ExternalSemaphore
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
@@ -37,7 +37,7 @@ _Call: TypeAlias = tuple[str, int]
 """The name and the number of an ioctl."""
 
 
-class Endpoint(ABC):
+class Endpoint(Sole, ABC):
     """A foreign semaphore for use by a CPU thread. Subclass it for semaphores that this library does not know.
 
     The library polls: it calls `wait` only with a timeout of 0, as long as a stream waits, so the call should be cheap.
@@ -94,7 +94,7 @@ class Endpoint(ABC):
     def close(self) -> None:
         """Release its resources. Called once, after the streams' last use; never while a call is stuck in it."""
 
-    def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:  # noqa: B027 - only for lent semaphores
+    def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
         """Note the semaphore that uses it until that is released; an exception refuses the use."""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import ref
 
 from .. import system
-from .._arguments import MAX_32, check_int, check_timeout, check_type
+from .._arguments import MAX_32, Sole, check_int, check_timeout, check_type
 from .._core import native as lifetime
 from .._core.drain import drain
 from .._core.monitor import locked, refuse_reentry
@@ -123,7 +123,7 @@ class Watched(Native):
     """A Vulkan semaphore that a bridge polls and signals."""
 
 
-class VulkanContext:
+class VulkanContext(Sole):
     """The application's Vulkan objects, which the functions of :mod:`gpuinterop.vulkan` take.
 
     The application still owns them. Call `close`, or leave the ``with`` block, before you destroy the VkDevice: that

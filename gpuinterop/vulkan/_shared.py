@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .._arguments import check_flags, check_sequence, check_timeout, check_type
+from .._arguments import Sole, check_flags, check_sequence, check_timeout, check_type
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
@@ -91,7 +91,7 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
     return handle_types
 
 
-class Shared:
+class Shared(Sole):
     """The end of a ``with`` block closes it."""
 
     def __init__(self, vk: VulkanContext) -> None:

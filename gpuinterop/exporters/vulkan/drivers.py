@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._arguments import check_int, check_type
+from ..._arguments import Sole, check_int, check_type
 from ...capabilities import Capabilities, Operation
 from ...errors import (
     BackendUnavailableError,
@@ -100,7 +100,7 @@ def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
     )
 
 
-class Instance:
+class Instance(Sole):
     """A VkInstance, with the validation layer's messages where it was asked for."""
 
     def __init__(self, *, validation: bool) -> None:

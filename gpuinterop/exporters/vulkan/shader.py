@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from importlib.resources import files
 from typing import Any
 
+from ..._arguments import Sole
 from ...errors import InvalidArgumentError
 from ...vulkan import _api as c
 from ...vulkan._context import VulkanContext
@@ -20,7 +21,7 @@ _CONSTANTS = 128  # bytes; what every driver has of push constants
 STAGE, ACCESS = c.STAGE_COMPUTE_SHADER, c.ACCESS_SHADER_READ | c.ACCESS_SHADER_WRITE
 
 
-class Shader:
+class Shader(Sole):
     """A pipeline, and the buffer that it works on.
 
     Parameters

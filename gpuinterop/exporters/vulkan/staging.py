@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..._arguments import Sole
 from ...errors import DriverError
 from ...vulkan import _api as c
 from ...vulkan._context import Native, VulkanContext
@@ -50,7 +51,7 @@ class Staging(Native):
         return buffer
 
 
-class Staged:
+class Staged(Sole):
     """What is written and read through a staging buffer, which is kept: an interrupted copy may still be at work."""
 
     _exporter: VulkanExporter
