@@ -327,7 +327,6 @@ class Bridge(Resource):
         # The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it.
         with cast(FdHandle, handle).duplicate() as duplicate:
             endpoint = _ENDPOINTS[type(duplicate)][0](duplicate)
-            duplicate.detach()
         once = iter((endpoint.close,))
         try:
             semaphore = self._bridge(endpoint, peer, once)

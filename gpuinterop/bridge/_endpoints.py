@@ -155,9 +155,7 @@ class OwnTimelineEndpoint(Endpoint):
     Raises
     ------
     HandleError
-        `handle` is not a timeline of `Device.create_semaphore`.
-    ResourceClosedError
-        The handle was consumed or closed.
+        `handle` is not a timeline of `Device.create_semaphore`, or it was consumed or closed.
     DriverError
         It cannot be mapped.
 
@@ -175,11 +173,12 @@ class OwnTimelineEndpoint(Endpoint):
     kind = Timeline
 
     def __init__(self, handle: TimelineFd) -> None:
-        fd = handle.fd
-        if not timeline.is_ours(fd):
-            raise HandleError("handle: expected a timeline of Device.create_semaphore, got another descriptor.")
-        self._fd = fd
-        self._address = system.map_shared(fd, system.PAGE)
+        self._address = handle._use(_map_timeline)
+        try:
+            self._fd = handle.detach()
+        except BaseException:
+            system.unmap(self._address, system.PAGE)
+            raise
         self._closed = False
         self._page = timeline.Page(self._fd, self._address, "timeline_fd semaphore")
 
@@ -225,9 +224,7 @@ class EventFdEndpoint(Endpoint):
     Raises
     ------
     HandleError
-        `handle` is not an eventfd.
-    ResourceClosedError
-        The handle was consumed or closed.
+        `handle` is not an eventfd, or it was consumed or closed.
 
     Examples
     --------
@@ -242,11 +239,11 @@ class EventFdEndpoint(Endpoint):
     kind = Binary
 
     def __init__(self, handle: EventFd) -> None:
-        self._fd = fd = handle.fd
-        _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes")
+        handle._use(lambda fd: _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes"))
+        self._fd = handle.detach()
         self._credits = 0
         """Signals that were read, but not yet taken by a wait."""
-        self.label = f"eventfd {fd}"
+        self.label = f"eventfd {self._fd}"
 
     def wait(self, value: int, timeout: float) -> bool:
         if self._credits:
@@ -298,9 +295,7 @@ class SyncFdEndpoint(Endpoint):
     Raises
     ------
     HandleError
-        `handle` is not a sync file.
-    ResourceClosedError
-        The handle was consumed or closed.
+        `handle` is not a sync file, or it was consumed or closed.
 
     Examples
     --------
@@ -325,10 +320,10 @@ class SyncFdEndpoint(Endpoint):
     _FILE_INFO: ClassVar[_Call] = ("SYNC_IOC_FILE_INFO", 0xC0383E04)
 
     def __init__(self, handle: SyncFd) -> None:
-        self._fd = fd = handle.fd
-        _check_link(fd, "anon_inode:sync_file", "a sync file")
+        handle._use(lambda fd: _check_link(fd, "anon_inode:sync_file", "a sync file"))
+        self._fd = handle.detach()
         self._signalled = False
-        self.label = f"sync file {fd}"
+        self.label = f"sync file {self._fd}"
 
     def wait(self, value: int, timeout: float) -> bool:
         if not self._signalled and _polls(self._fd, select.POLLIN, timeout):
@@ -350,6 +345,12 @@ class SyncFdEndpoint(Endpoint):
             raise system.driver_error(
                 self._FILE_INFO[0], -status, f"{self.label}: the fence was in error, so its work was not done."
             )
+
+
+def _map_timeline(fd: int) -> int:
+    if not timeline.is_ours(fd):
+        raise HandleError("handle: expected a timeline of Device.create_semaphore, got another descriptor.")
+    return system.map_shared(fd, system.PAGE)
 
 
 def _ioctl(fd: int, call: _Call, request: bytes) -> bytearray:
@@ -405,7 +406,7 @@ class SyncobjEndpoint(Endpoint):
         No render node can be opened.
     DriverError
         The descriptor is not a syncobj, or no node's driver supports them (EOPNOTSUPP).
-    ResourceClosedError
+    HandleError
         The handle was consumed or closed.
 
     Examples
@@ -427,22 +428,28 @@ class SyncobjEndpoint(Endpoint):
     _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
 
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
-        self._fd = fd = handle.fd
+        self._node, self._handle = handle._use(lambda fd: self._open(fd, node))
+        try:
+            self._fd = handle.detach()
+        except BaseException:
+            self._forget()
+            raise
+        self.label = f"DRM syncobj {self._handle}"
+
+    def _open(self, fd: int, node: str | None) -> tuple[int, int]:
+        """A render node, and the syncobj's number on it."""
         request = struct.pack("=IIiI", 0, 0, fd, 0)
         refusal: DriverError | None = None
-        for self._node in _open_nodes(node):
+        for opened in _open_nodes(node):
             try:
-                (self._handle,) = struct.unpack_from("=I", _ioctl(self._node, self._FD_TO_HANDLE, request))
-                break
+                return opened, struct.unpack_from("=I", _ioctl(opened, self._FD_TO_HANDLE, request))[0]
             except BaseException as error:
-                os.close(self._node)
+                os.close(opened)
                 if not isinstance(error, DriverError) or error.code != errno.EOPNOTSUPP:
                     raise
                 refusal = error
-        else:
-            assert refusal is not None  # `_open_nodes` raises if there is no node
-            raise refusal
-        self.label = f"DRM syncobj {self._handle}"
+        assert refusal is not None  # `_open_nodes` raises if there is no node
+        raise refusal
 
     def wait(self, value: int, timeout: float) -> bool:
         handles = ctypes.c_uint32(self._handle)
@@ -469,10 +476,15 @@ class SyncobjEndpoint(Endpoint):
 
     def close(self) -> None:
         try:
+            self._forget()
+        finally:
+            os.close(self._fd)
+
+    def _forget(self) -> None:
+        try:
             _ioctl(self._node, self._DESTROY, struct.pack("=II", self._handle, 0))
         finally:
             os.close(self._node)
-            os.close(self._fd)
 
 
 _NODES: Final = "/dev/dri/renderD*"

@@ -446,12 +446,10 @@ def _endpoint(handle: AnySemaphoreHandle) -> Endpoint:
     """Give it to a bridge here: only our own timelines say in their descriptor how they are waited for."""
     assert isinstance(handle, TimelineFd)
     try:
-        endpoint = OwnTimelineEndpoint(handle)
+        return OwnTimelineEndpoint(handle)
     except BaseException:
         handle.close()  # of a driver, most likely: only its own process can look at that
         raise
-    handle.detach()  # the fd is the endpoint's now
-    return endpoint
 
 
 class ProcessSemaphore(ExporterSemaphore):

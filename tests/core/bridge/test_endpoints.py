@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import threading
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -90,6 +91,47 @@ def test_a_failing_eventfd_says_so(flags: int) -> None:
     with pytest.raises(gi.DriverError, match=r"write\(eventfd\)"):
         endpoint.signal(0)
     endpoint.close()
+
+
+@pytest.mark.parametrize("kind", [gi.EventFd, gi.TimelineFd])
+def test_an_endpoint_takes_the_descriptor_of_a_handle_that_owned_it(host: Device, kind: Any) -> None:
+    """The handle ends, and the number stays open: other files do not get it while the endpoint uses it."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    with host.create_semaphore(gi.TimelineFd) as semaphore:
+        handle: Any = kind.adopt(os.eventfd(0)) if kind is gi.EventFd else semaphore.export()
+        number = handle.fd
+        make: Any = gi.bridge.EventFdEndpoint if kind is gi.EventFd else gi.bridge.OwnTimelineEndpoint
+        endpoint = make(handle)
+        handle.close()
+        other = os.memfd_create("other")
+        assert (handle.closed, other == number) == (True, False)
+        endpoint.signal(1)
+        assert endpoint.wait(1, 0.0)
+        endpoint.close()
+        assert os.fstat(other).st_size == 0
+        os.close(other)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("make", [gi.bridge.EventFdEndpoint, gi.bridge.SyncFdEndpoint])
+def test_a_handle_that_ends_while_an_endpoint_looks_at_it(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint would use, and close, whatever file gets the number."""
+    kind, link = (gi.EventFd, "[eventfd]") if make is gi.bridge.EventFdEndpoint else (gi.SyncFd, "sync_file")
+    handle: Any = kind.adopt(os.eventfd(0))
+    before = len(os.listdir("/proc/self/fd"))
+
+    thread = threading.Thread(target=handle.close)
+
+    def readlink(path: str) -> str:
+        if thread.ident is None:  # to close it looks, too
+            thread.start()
+            thread.join(LIMIT)
+        return f"anon_inode:{link}"
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    with pytest.raises(gi.HandleError, match="is closed"):
+        make(handle)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
 class SyncFileInfo(ctypes.Structure):
