@@ -27,10 +27,12 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
-from multiprocessing import reduction
+from multiprocessing import context, reduction
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from . import system
@@ -322,13 +324,13 @@ class FdHandle(Handle):
     True
     """
 
-    # __del__ may see it if a check below fails or an interrupt strikes before it.
-    _owned = False
     _instead = (
         "duplicate() makes a second handle; to another process send this one with gpuinterop.ipc.send_handle, or "
         "through multiprocessing as an argument of a Process or through a Pipe, which pass the descriptor itself. Not "
         "through a Queue, which pickles after put() has returned, when the handle may be closed."
     )
+    # __del__ may see it if a check below fails or an interrupt strikes before it.
+    _owned = False
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
         fd = check_int(fd, "fd")
@@ -449,6 +451,7 @@ class FdHandle(Handle):
             The fd is owned, and other code has closed it. The handle is closed all the same.
         """
         super().close()
+        _close_passed()
         if not self._owned:
             self._let_calls_end()
         if not self._owned:
@@ -575,6 +578,16 @@ class FdHandle(Handle):
         if self.closed:
             return f"<{type(self).__name__} {self._state.value}>"
         return f"<{type(self).__name__} fd={self._fd}{' owned' if self._owned else ''}>"
+
+
+def use_all(handles: Sequence[FdHandle], call: Callable[[Sequence[int]], T], numbers: Sequence[int] = ()) -> T:
+    """Pass the numbers of all to `call`; the descriptors stay open until it returns.
+
+    Another thread that ends one of the handles meanwhile may wait for that, so `call` must not block.
+    """
+    if not handles:
+        return call(numbers)
+    return handles[0]._use(lambda fd: use_all(handles[1:], call, (*numbers, fd)))
 
 
 class Win32Handle(Handle):
@@ -1231,7 +1244,29 @@ def _reduce_fd(handle: FdHandle) -> Any:
             "which pickles later? Pass it as an argument of the Process, or through a Pipe."
         )
     origin = handle.origin.untrusted() if handle.origin else None
-    return _rebuild_fd, (type(handle), reduction.DupFd(handle.fd), origin)
+    return _rebuild_fd, (type(handle), handle._use(_pass), origin)
+
+
+_passed: list[weakref.finalize[Any, Any]] = []
+"""What closes the duplicates for processes that may still be starting."""
+
+
+def _pass(fd: int) -> Any:
+    starting = context.get_spawning_popen()
+    if starting is not None:  # else DupFd duplicates it; here it only notes the number, which start() passes later
+        fd = os.dup(fd)
+        _passed.append(weakref.finalize(starting, os.close, fd))
+    return reduction.DupFd(fd)
+
+
+def _close_passed() -> None:
+    """Close the duplicates of processes that have started, or never will."""
+    for close in _passed.copy():
+        alive = close.peek()
+        if alive is None or getattr(alive[0], "finalizer", None):  # set once it has passed the numbers
+            close()
+            with suppress(ValueError):  # another thread has removed it
+                _passed.remove(close)
 
 
 if sys.platform != "win32":

@@ -26,6 +26,7 @@ A child process gets an allocation through a socket pair:
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import math
 import os
@@ -33,7 +34,8 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Any, TypeVar
 
 from . import system
@@ -53,6 +55,7 @@ from .handles import (
     SyncFd,
     TimelineFd,
     VmmFd,
+    use_all,
 )
 
 __all__ = ["WIRE_TYPES", "receive_handle", "receive_handles", "send_handle", "send_handles"]
@@ -96,7 +99,7 @@ def send_handle(connection: socket.socket, handle: Handle) -> None:
 
     Raises
     ------
-    ArgumentTypeError, PeerError
+    ArgumentTypeError, InvalidArgumentError, HandleError, PeerError
         See `send_handles`.
 
     Examples
@@ -126,6 +129,10 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     ------
     ArgumentTypeError
         A handle means nothing in another process (Win32, NvSci), or an argument is not of these types.
+    InvalidArgumentError
+        The socket is not a Unix stream socket, or the number of handles is not 1 to 64.
+    HandleError
+        A handle is closed, or another thread closes it while this one waits for room. Nothing was sent.
     PeerError
         The peer is gone, or did not read the whole message within the timeout. Close the connection: it is unusable.
 
@@ -138,21 +145,19 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     ...     for handle in gi.ipc.receive_handles(there, [gi.OpaqueFd, gi.TimelineFd]):
     ...         handle.close()
     """
-    check_type(connection, socket.socket, "connection", "a socket.socket")
+    _check_connection(connection)
     _check_sequence("handles", handles, "send_handle")
     body = bytearray(_HEADER.pack(_MAGIC, _VERSION, len(handles)))
-    fds = array.array("i")
     for handle in handles:
         body += _pack(handle)
-        if isinstance(handle, FdHandle):
-            fds.append(handle.fd)
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
+    beside = [handle for handle in handles if isinstance(handle, FdHandle)]
     patience, rest = _Patience(connection), memoryview(body)
     try:
         while rest:
             patience.wait(select.POLLOUT)
-            rest = rest[connection.sendmsg([rest], rights) :]
-            rights = []  # the descriptors went with the first byte
+            with contextlib.suppress(BlockingIOError):  # another thread has taken the room
+                rest = rest[_send(connection, rest, beside) :]
+                beside = []  # the descriptors went with the first byte
     except OSError as error:
         raise PeerError(f"the handles could not be sent: {error.strerror or error}; is the peer alive?") from error
 
@@ -174,7 +179,7 @@ def receive_handle(connection: socket.socket, expect: type[H]) -> H:
 
     Raises
     ------
-    ArgumentTypeError, PeerError
+    ArgumentTypeError, InvalidArgumentError, PeerError
         See `receive_handles`.
 
     Examples
@@ -212,6 +217,8 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     ------
     ArgumentTypeError
         An argument is not of these types, or handles of a type cannot be sent.
+    InvalidArgumentError
+        The socket is not a Unix stream socket, or the number of types is not 1 to 64.
     PeerError
         The peer is gone, did not send the whole message within the timeout, or sent other data or too many descriptors.
         This process never opens more descriptors than it expects, and closes all that came.
@@ -227,7 +234,7 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
         ...
     gpuinterop.errors.PeerError: expected TimelineFd, the peer sent OpaqueFd.
     """
-    check_type(connection, socket.socket, "connection", "a socket.socket")
+    _check_connection(connection)
     _check_sequence("expect", expect, "receive_handle")
     for kind in expect:
         if kind not in WIRE_TYPES:
@@ -260,6 +267,36 @@ class _Patience:
         left = None if self._deadline is None else math.ceil(max(0.0, self._deadline - time.monotonic()) * 1000)
         if not poller.poll(left):
             raise TimeoutError("timed out")
+
+
+def _send(connection: socket.socket, data: memoryview, beside: Sequence[FdHandle]) -> int:
+    """Send what there is room for, with the descriptors; return how many bytes went. It does not wait."""
+
+    def send(fds: Sequence[int]) -> int:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        return connection.sendmsg([data], rights, socket.MSG_DONTWAIT)
+
+    return use_all(beside, send)
+
+
+def _check_connection(connection: object) -> None:
+    """Refuse a socket that no descriptor goes through: TCP drops it, and tells neither side."""
+    found = check_type(connection, socket.socket, "connection", "a socket.socket")
+    try:  # the kernel, for `socket.fromfd` believes what it is told
+        family, kind = (found.getsockopt(socket.SOL_SOCKET, what) for what in (socket.SO_DOMAIN, socket.SO_TYPE))
+    except OSError:  # it is closed, as the call that follows says
+        return
+    if (family, kind) != (socket.AF_UNIX, socket.SOCK_STREAM):
+        raise InvalidArgumentError(
+            "connection",
+            f"expected a Unix stream socket, got {_named(socket.AddressFamily, family)} "
+            f"{_named(socket.SocketKind, kind)}, which handles do not go through; connect by socket.socketpair(), or "
+            "by socket.socket(socket.AF_UNIX).",
+        )
+
+
+def _named(names: Iterable[IntEnum], number: int) -> str:
+    return next((one.name for one in names if one == number), str(number))
 
 
 def _check_sequence(argument: str, things: object, single: str) -> None:
@@ -337,6 +374,7 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
 def _pack(handle: Handle) -> bytes:
     if type(handle) not in WIRE_TYPES:
         raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; expected {_names()}.")
+    handle._check_open()
     origin, device = handle.origin, None
     kind = flags = size = 0
     if origin is not None:

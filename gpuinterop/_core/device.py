@@ -299,7 +299,7 @@ class Device(Sole):
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         kind = type(handle)
-        if isinstance(handle, TimelineFd) and self._makes_timelines and timeline.is_ours(handle.fd):
+        if isinstance(handle, TimelineFd) and self._makes_timelines and handle._use(timeline.is_ours):
             return cast("ExternalSemaphore[K]", self._import_own(handle))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         self._check_origin(handle, (origin_kind(handle.kind),))

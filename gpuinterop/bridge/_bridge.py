@@ -318,7 +318,7 @@ class Bridge(Resource):
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
         if not (found := _capability(cast(type[FdHandle], kind), self._device)):
             raise UnsupportedError(found, context=f"a bridge of {self._device.name}")
-        if isinstance(handle, TimelineFd) and not timeline.is_ours(handle.fd):
+        if isinstance(handle, TimelineFd) and not handle._use(timeline.is_ours):
             raise HandleError(
                 "handle: the CPU cannot wait for a driver's timeline semaphore through its descriptor. If a Vulkan "
                 "device of this process made it, use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "

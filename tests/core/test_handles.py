@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -225,18 +226,6 @@ def look_at_what_comes(connection: Any) -> None:
 
 
 @METHODS
-def test_a_handle_is_an_argument_of_a_process(fd: int, method: str) -> None:
-    context = multiprocessing.get_context(method)
-    origin = HandleOrigin(kind=OriginKind.MEMORY, size=16)
-    here, there = context.Pipe(duplex=False)
-    with gi.OpaqueFd(fd, origin=origin).duplicate() as handle:
-        process = context.Process(target=look, args=(handle, there))  # type: ignore[attr-defined]
-        process.start()
-    check_answer(process, here, fd, origin)  # closed here as soon as start() returned
-    there.close()
-
-
-@METHODS
 def test_a_handle_goes_through_a_pipe(fd: int, method: str) -> None:
     context = multiprocessing.get_context(method)
     here, there = context.Pipe()
@@ -246,6 +235,48 @@ def test_a_handle_goes_through_a_pipe(fd: int, method: str) -> None:
         here.send(handle)
     check_answer(process, here, fd, None)  # closed here as soon as send() returned
     there.close()
+
+
+class Ends:
+    """An argument behind a handle: while it is pickled, another thread ends the handle, and its number is taken."""
+
+    def __init__(self, handle: gi.OpaqueFd, taken: list[int]) -> None:
+        self.handle = handle
+        self.taken = taken
+
+    def __reduce__(self) -> Any:
+        number = self.handle.fd
+        thread = threading.Thread(target=self.handle.close)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        while not is_open(number):
+            self.taken.append(os.memfd_create("another"))
+        return int, ()
+
+
+def look_before(handle: gi.OpaqueFd, answers: Any, _: Ends) -> None:
+    look(handle, answers)
+
+
+@METHODS
+def test_a_handle_is_an_argument_of_a_process(fd: int, method: str) -> None:
+    """Process.start() pickles all arguments before it passes a number. What it passed is not kept open here."""
+    context = multiprocessing.get_context(method)
+    origin = HandleOrigin(kind=OriginKind.MEMORY, size=16)
+    here, there = context.Pipe(duplex=False)
+    handle, taken = gi.OpaqueFd(fd, origin=origin).duplicate(), list[int]()
+    process = context.Process(target=look_before, args=(handle, there, Ends(handle, taken)))  # type: ignore[attr-defined]
+    process.start()
+    there.close()
+    with gi.OpaqueFd(fd):  # the end of any handle closes what has been passed
+        pass
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    same = [one for one in numbers if is_open(one) and os.path.samestat(os.fstat(one), os.fstat(fd))]
+    check_answer(process, here, fd, origin)
+    assert same == [fd]
+    for number in taken:
+        os.close(number)
 
 
 def check_answer(process: Any, answers: Any, fd: int, origin: HandleOrigin | None) -> None:

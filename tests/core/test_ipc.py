@@ -35,6 +35,10 @@ def memfd() -> int:
     return os.memfd_create("sent")
 
 
+def is_open(fd: int) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
 def test_handles_arrive_owned_typed_and_untrusted(pair: Pair) -> None:
     device = gi.DeviceIdentity(name="mine", uuid=bytes(range(16)), luid=b"12345678", pci_bus_id="0000:01:00.0")
     origin = HandleOrigin(kind=OriginKind.MEMORY, device=device, size=2**40, dedicated=True)
@@ -324,3 +328,89 @@ def test_wrong_arguments_are_named(pair: Pair) -> None:
     with pytest.raises(gi.InvalidArgumentError, match="expect"):
         ipc.receive_handles(there, [])
     anything.close()
+
+
+class Interfering(socket.socket):
+    """Calls `act` the first time that the library makes the call `at` on it, before the call itself."""
+
+    at = ""
+    act: Callable[[], object] = staticmethod(lambda: None)
+
+    def _now(self, call: str) -> None:
+        if call == self.at:
+            self.at = ""
+            self.act()
+
+    def fileno(self) -> int:
+        self._now("fileno")
+        return super().fileno()
+
+    def sendmsg(self, *arguments: Any) -> int:
+        self._now("sendmsg")
+        return super().sendmsg(*arguments)
+
+
+@pytest.mark.parametrize("at", ["fileno", "sendmsg"])
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_handle_that_another_thread_closes_meanwhile_sends_no_other_file(at: str, count: int) -> None:
+    """While the message waits for room it is not sent; at the very call, it is the one that was to go."""
+    before = set(os.listdir("/proc/self/fd"))
+    here, there = socket.socketpair()
+    sent: list[Any] = [gi.OpaqueFd.adopt(memfd()) for _ in range(count)]
+    last = sent[-1]
+    number, wanted = last.fd, [os.fstat(one.fd).st_ino for one in sent]
+    secret: list[int] = []
+
+    def end() -> None:
+        thread = threading.Thread(target=last.close)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        while not is_open(number):
+            secret.append(os.memfd_create("secret"))
+
+    with Interfering(fileno=here.detach()) as connection, there:
+        connection.at, connection.act = at, end
+        if at == "fileno":
+            with pytest.raises(gi.HandleError, match="is closed"):
+                ipc.send_handles(connection, sent)
+        else:
+            ipc.send_handles(connection, sent)
+        connection.shutdown(socket.SHUT_WR)
+        data, fds, _, _ = socket.recv_fds(there, 1 << 16, 64)
+        assert [os.fstat(fd).st_ino for fd in fds] == (wanted if at == "sendmsg" else [])
+        assert len(data) == (8 + 128 * count if at == "sendmsg" else 0)
+    for fd in (*fds, *secret):
+        os.close(fd)
+    for handle in sent:
+        handle.close()
+    assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
+
+
+@pytest.mark.parametrize("of", ["TCP", "a datagram socket", "one that was said to be Unix's"])
+def test_a_socket_that_passes_no_descriptors_is_refused(of: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, gi.OpaqueFd.adopt(memfd()) as handle:
+        if of == "a datagram socket":
+            here, there = socket.socketpair(type=socket.SOCK_DGRAM)
+        else:
+            here = socket.create_connection(server.getsockname())
+            there = server.accept()[0]
+        if of == "one that was said to be Unix's":
+            here, there = (socket.socket(socket.AF_UNIX, fileno=one.detach()) for one in (here, there))
+        with here, there:
+            for call in (
+                lambda: ipc.send_handle(here, handle),
+                lambda: ipc.send_handle(here, gi.FabricHandle(bytes(64))),
+                lambda: ipc.receive_handle(there, gi.OpaqueFd),
+            ):
+                with pytest.raises(gi.InvalidArgumentError, match="expected a Unix stream socket, got") as caught:
+                    call()
+                assert caught.value.argument == "connection"
+            there.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                there.recv(1)
+        assert not handle.closed
+    here, there = socket.socketpair()
+    with here, there, socket.fromfd(here.fileno(), socket.AF_INET, socket.SOCK_STREAM) as mistaken:
+        ipc.send_handle(mistaken, gi.FabricHandle(bytes(64)))  # it is Unix's, whatever Python was told
+        assert ipc.receive_handle(there, gi.FabricHandle).data == bytes(64)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import multiprocessing
 import os
 import random
 import sys
@@ -132,7 +133,7 @@ def test_what_ends_a_handle_during_its_import_takes_effect_afterwards(
     assert open_fds() == before
 
 
-@pytest.mark.parametrize("how", ["duplicate", "import"])
+@pytest.mark.parametrize("how", ["duplicate", "import", "pipe"])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_number_that_is_about_to_be_duplicated_is_not_closed_before(
     fd: int, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, how: str, end: str
@@ -168,6 +169,12 @@ def test_a_number_that_is_about_to_be_duplicated_is_not_closed_before(
         if how == "duplicate":
             with handle.duplicate() as twin:
                 seen.append(inode(twin.fd))
+        elif how == "pipe":
+            here, there = multiprocessing.Pipe()
+            with here, there:
+                there.send(handle)
+                with here.recv() as twin:
+                    seen.append(inode(twin.fd))
         else:
             with pytest.raises(gi.DriverError):
                 device.import_memory(handle, size=4096)
