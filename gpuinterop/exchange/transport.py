@@ -29,6 +29,9 @@ from .votes import names
 if sys.platform != "win32":
     import fcntl
 
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What says that this process, or the system, is short of something: neither the path nor the others are to blame."""
+
 _LIMIT: Final = 1 << 26
 """Bytes of the longest payload that is sent, or taken from a peer."""
 
@@ -111,6 +114,8 @@ class SocketTransport(Transport):
         gpuinterop, or has met another rank 0 than this one.
     InvalidArgumentError
         Another process has this rank at this path; or a file is there that is not a socket.
+    DriverError
+        This process has no free descriptor or no memory left.
 
     Notes
     -----
@@ -317,6 +322,11 @@ def _mesh(scope: contextlib.ExitStack, path: str, mine: _Hello, deadline: float,
     except OSError as error:
         if isinstance(error, GpuInteropError):
             raise
+        if error.errno in _SHORT:
+            problem = (
+                f"{os.strerror(error.errno)}; this rank needs {size + 1} descriptors: close some, or raise the limit."
+            )
+            raise system.driver_error("open" if error.filename else "socket", error.errno, problem) from error
         missing = [peer for peer in range(size) if peer != rank and peer not in connections]
         raise PeerError(f"{names(missing)} did not come to {path!r} within {timeout:g} s.") from error
     for connection in connections.values():
@@ -340,9 +350,9 @@ def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket
                 _bind(listener, address)
                 listener.listen(size)
                 ours = _file(address)
-        except TimeoutError:
-            raise
         except OSError as error:
+            if isinstance(error, GpuInteropError) or error.errno in _SHORT:
+                raise
             if error.errno == errno.EADDRINUSE:
                 problem = f"another process is rank {rank} at this path already; each job needs a path of its own."
                 raise InvalidArgumentError("rank", problem) from error
@@ -380,8 +390,11 @@ def _alone(path: str, deadline: float) -> Iterator[None]:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
-                time.sleep(min(next(pauses), _left(deadline)))
+            except BlockingIOError as error:
+                if (left := deadline - time.monotonic()) <= 0:
+                    problem = f"another process has kept the lock of the folder {path!r} all the time"
+                    raise PeerError(f"{problem}; is it a rank that was stopped?") from error
+                time.sleep(min(next(pauses), left))
         yield
     finally:
         os.close(folder)

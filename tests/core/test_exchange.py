@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import os
 import re
+import resource
 import select
 import socket
 import struct
@@ -664,6 +665,32 @@ def test_a_rank_that_does_not_come(place: Any) -> None:
         assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 2)])
+def test_a_rank_without_a_free_descriptor(place: Any, rank: int, size: int) -> None:
+    """No other rank is to blame, whichever of the descriptors that it needs is not there."""
+    before = os.listdir("/proc/self/fd")
+    lowest = os.dup(0)
+    os.close(lowest)
+    needed = 2 if isinstance(place, Path) or size == 2 else 1
+
+    def come(free: int) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, limits[1]))
+        try:
+            SocketTransport(place, rank, size, timeout=0.1).close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    for free in range(needed):
+        with pytest.raises(gi.DriverError, match="close some, or raise the limit") as caught:
+            come(free)
+        assert caught.value.symbol == "EMFILE"
+        assert os.listdir("/proc/self/fd") == before
+    with contextlib.nullcontext() if size == 1 else pytest.raises(gi.PeerError, match="rank 0 did not come"):
+        come(needed)
+    assert os.listdir("/proc/self/fd") == before
+
+
 @contextlib.contextmanager
 def filled(name: str) -> Iterator[None]:
     """The queue of a listener who accepts nobody is full."""
@@ -707,8 +734,9 @@ def test_a_place_is_taken_over_by_one_at_a_time(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        with pytest.raises(gi.PeerError, match="did not come"):
-            SocketTransport(tmp_path, 0, 2, timeout=0.2)
+        for size in (1, 2):
+            with pytest.raises(gi.PeerError, match="another process has kept the lock of the folder"):
+                SocketTransport(tmp_path, 0, size, timeout=0.1)
         assert file.is_socket()
     finally:
         os.close(folder)
