@@ -43,7 +43,7 @@ SEMAPHORE_DRIVERS: Final = (swiftshader.SEMAPHORE_NAME,)
 BINARY_NAME: Final = "gpuinterop.binary"
 NO_MEMORY = (swiftshader.SEMAPHORE_NAME, BINARY_NAME, timeline.NAME)
 _LINK = "/memfd:"
-MAY_TRUNCATE: Final = "; and they can truncate it, which ends this process with SIGBUS"
+MAY_TRUNCATE: Final = "; or truncate the memfd, which ends this process with SIGBUS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,10 @@ class Memory(Backend):
         found = examine(fd, "memory", MEMORY_DRIVERS)
         if found.name.startswith(MEMORY_DRIVERS) and not trusted:
             raise HandleError(
-                "handle: expected memory that cannot shrink, or that a driver of this process has made; got the memfd "
-                f"{found.name!r} from elsewhere. Its holders can truncate it, which ends this process with SIGBUS. If "
-                "you trust them, pass OpaqueFd(fd, trusted=True)."
+                "handle: expected memory that cannot shrink, or a handle that you trust; got the memfd "
+                f"{found.name!r}, of which nothing says who holds it. A holder can truncate it, which ends this "
+                "process with SIGBUS. If a driver of this process has made it, or you trust its other holders, pass "
+                "OpaqueFd(fd, trusted=True)."
             )
         if found.name.startswith(NO_MEMORY):
             raise HandleError(f"handle: expected memory, got the memfd {found.name!r} of a semaphore.")

@@ -188,10 +188,10 @@ class BinarySemaphore(Semaphore):
             raise HandleError(_no_binary(problem))
         if not trusted:
             raise HandleError(
-                "handle: expected a binary semaphore of an exporter or driver of this process, got one from elsewhere. "
-                "Its other holders can keep its lock or break it for good, so that signals of this process fail"
-                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd), or, if you trust them, "
-                "pass OpaqueFd(fd, trusted=True)."
+                "handle: expected a handle that you trust, got a binary semaphore, of which nothing says who holds it. "
+                "A holder can keep its lock or break it for good, so that signals of this process fail"
+                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd); or, if a driver of this "
+                "process has made it, or you trust its other holders, pass OpaqueFd(fd, trusted=True)."
             )
         found.secure()
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), cls._add_reference, fd=fd)

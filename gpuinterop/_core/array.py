@@ -219,6 +219,7 @@ def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> Mipmappe
     if layout.layers < 0 or (layout.usage & ArrayUsage.CUBEMAP and layout.layers % 6):
         raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layout.layers}.")
     least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * layout.texel.nbytes
+    memory._check_range(layout.offset, 1, "the memory")
     if layout.offset + least > memory.size:
         raise InvalidArgumentError(
             "extent", f"level 0 alone needs {least} bytes from offset {layout.offset}; the memory has {memory.size}."

@@ -115,9 +115,12 @@ class Sized(Resource):
         return self._size
 
     def _check_range(self, start: int, size: int, name: str, argument: str = "size") -> None:
+        if start + min(size, 1) > self._size:  # the first byte is outside already
+            raise InvalidArgumentError("offset", f"expected one in {name}, which has {self._size} bytes; got {start}.")
         if start + size > self._size:
+            left = self._size - start
             raise InvalidArgumentError(
-                argument, f"bytes {start} to {start + size} are outside {name}, which has {self._size}."
+                argument, f"expected {left} bytes or less at offset {start}, got {size}: {name} has {self._size}."
             )
 
 
@@ -297,15 +300,19 @@ class Buffer(Sized):
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
+            self._check_range(start, min(high - low, 1), "the buffer")
             raise InvalidArgumentError(
                 "shape",
                 f"{list(layout.shape)} of {layout.dtype.name} with strides {list(layout.strides)} covers bytes "
                 f"{low} to {high}; the buffer has {self._size}.",
             )
-        if (self._address + start) % layout.dtype.alignment:
+        if beyond := (self._address + start) % layout.dtype.alignment:
+            step = layout.dtype.alignment
             raise InvalidArgumentError(
                 "offset",
-                f"{start} is not aligned to {layout.dtype.name} ({layout.dtype.alignment} bytes); view bytes instead.",
+                f"expected an address that is a multiple of {step}, for {layout.dtype.name}; got "
+                f"{self._address + start:#x}, that of byte {start} of the buffer; pass {start + step - beyond}, or "
+                "view bytes.",
             )
         return View(self, layout, start)
 
@@ -417,7 +424,7 @@ class Buffer(Sized):
         """
         value = check_int(byte, "byte", minimum=0, maximum=255)
         start = check_nbytes(offset, "offset", minimum=0)
-        count = check_nbytes(self._size - start if size is None else size)
+        count = max(self._size - start, 1) if size is None else check_nbytes(size)
         self._range(start, count, "size")
         self._on(stream, start, count, lambda native: self._backend.fill(native, self._address + start, value, count))
 
@@ -582,9 +589,7 @@ class ExternalMemory(Mappable):
         """
         self._check_open()
         start = check_nbytes(offset, "offset", minimum=0)
-        if size is None and start >= self._size:
-            raise InvalidArgumentError("offset", f"{start} is outside the memory, which has {self._size} bytes.")
-        count = self._size - start if size is None else check_nbytes(size)
+        count = max(self._size - start, 1) if size is None else check_nbytes(size)
         self._check_range(start, count, "the memory")
         self._device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self._device)

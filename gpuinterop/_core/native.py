@@ -271,7 +271,7 @@ class Native(Sole):
             if one.state is RELEASING:
                 return f"{one.label} is {one.state.value}"
             if how is Standing.HOLDS:
-                return f"{one.label} is still open"
+                return one.holding()
         if self.calls.copy():
             return "a call is under way"
         if self.gate is not None and (waits := self.gate.blocked.get(self)):
@@ -281,6 +281,10 @@ class Native(Sole):
             )
         late = next(filter(None, (one.waiting_for() for one in self.streams())), "")
         return f"work enqueued before close() is still pending{late}"
+
+    def holding(self) -> str:
+        """Why what it holds is not released yet: `what_holds`."""
+        return f"{self.label} is still open"
 
     def __repr__(self) -> str:
         return f"<{self.label} {self.state.value}>"

@@ -176,6 +176,9 @@ class Point(Native):
         _reached(self)
         return True
 
+    def holding(self) -> str:
+        return f"work enqueued before close() is still pending{self.stream.waiting_for()}"
+
 
 @locked
 def _came_behind(point: Point) -> None:

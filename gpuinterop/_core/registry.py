@@ -35,6 +35,7 @@ from ..capabilities import (
     recorded,
 )
 from ..errors import (
+    ArgumentTypeError,
     BackendNotFoundError,
     BackendUnavailableError,
     DeviceNotFoundError,
@@ -125,7 +126,14 @@ class LoadedBackend(Sole):
         ArgumentTypeError
             `ordinal` is not an int.
         """
-        number = check_int(ordinal, "ordinal")
+        try:
+            number = check_int(ordinal, "ordinal")
+        except ArgumentTypeError:
+            raise ArgumentTypeError(
+                "ordinal",
+                f"expected an int, got {ordinal!r}; to choose a backend, call gpuinterop.get_backend(NAME).device(), "
+                f"or set {_BACKEND_VARIABLE}.",
+            ) from None
         if (known_one := self._devices.get(number)) is not None:  # another thread may be loading more
             return known_one
         with _lock:

@@ -12,8 +12,9 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from gpuinterop._core.native import count_alive
 
-from .fake import FakeBackend, fake_device, memory_of
+from .fake import FakeBackend, fake_device, memory_of, semaphore_of
 
 
 def test_pending_work_holds_the_release_back(fake: tuple[Device, FakeBackend]) -> None:
@@ -225,6 +226,33 @@ def test_a_mapping_that_is_still_in_use_cannot_be_made_again(fake: tuple[Device,
         del array
         gc.collect()
         memory.map_buffer().close()
+
+
+def test_a_drain_names_the_semaphore_that_holds_a_stream(fake: tuple[Device, FakeBackend]) -> None:
+    """Ctrl-C in a fill or a copy closes the stream of ours that it was on, whose end is an event."""
+    device, backend = fake
+    with device.create_stream() as stream, memory_of(device) as memory, semaphore_of(device) as semaphore:
+        buffer = memory.map_buffer()
+        buffer.fill(2)
+        backend.blocked.update(number for kind, number in backend.live if kind == "stream")
+        semaphore.wait(stream, 7)
+        buffer.fill(1, stream=stream)
+        before = threading.active_count(), count_alive()
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        backend.on_synchronize = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            buffer.fill(2)
+        with pytest.raises(gi.ResourceBusyError, match=rf"pending; .* {semaphore.label} to reach 7\.$") as caught:
+            device.drain(timeout=0)
+        assert "event" not in str(caught.value)
+        backend.blocked.clear()
+        backend.on_synchronize = lambda: None
+        device.drain(timeout=5)
+        buffer.fill(2)
+        assert (threading.active_count(), count_alive()) == before
 
 
 def test_exit_does_not_mask_an_exception(fake: tuple[Device, FakeBackend]) -> None:

@@ -411,11 +411,12 @@ def test_a_device_is_had_while_another_thread_loads_a_backend(install: Install) 
         thread.join()
 
 
-@pytest.mark.parametrize("ordinal", [[], "0", None, True, False, 0.0])
+@pytest.mark.parametrize("ordinal", ["cuda", [], "0", None, True, False, 0.0])
 def test_an_ordinal_is_an_int(install: Install, ordinal: Any) -> None:
     install(High)
     for ask in (gi.device, gi.get_backend().device):
-        with pytest.raises(gi.ArgumentTypeError, match="ordinal: expected an int") as caught:
+        how = r"call gpuinterop\.get_backend\(NAME\)\.device\(\), or set GPUINTEROP_BACKEND\."
+        with pytest.raises(gi.ArgumentTypeError, match=rf"ordinal: expected an int, got .*; .*{how}") as caught:
             ask(ordinal)
         assert caught.value.argument == "ordinal"
     number: Any = np.int64(0)

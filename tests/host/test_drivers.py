@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.errors import HandleError, PeerError
 from gpuinterop.handles import OpaqueFd, TimelineFd, VmmFd
@@ -45,6 +47,30 @@ def test_memory_both_ways(backend: HostBackend, device: Device, driver: Driver) 
     driver.free(buffer, memory)
     assert ctypes.string_at(address, half) == pattern  # ours holds the object alive
     backend.destroy_memory(imported)
+
+
+def test_a_bare_number_of_our_own_driver_is_not_said_to_be_another_process_s(swiftshader: Driver) -> None:
+    """Nothing tells the library who else holds it, so it says that, and what to pass; the number stays ours."""
+    ours = gi.get_backend("host").device()
+    buffer, size = swiftshader.buffer(SIZE)
+    memory, memory_fd = swiftshader.allocate(buffer, size)
+    semaphore, semaphore_fd = swiftshader.semaphore()
+    for take, number in (
+        (lambda handle: ours.import_memory(handle, size=size), memory_fd),
+        (ours.import_semaphore, semaphore_fd),
+    ):
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(gi.HandleError) as caught:
+            take(OpaqueFd(number))
+        said = str(caught.value)
+        assert "elsewhere" not in said
+        assert "nothing says who holds it" in said
+        assert re.search("[Ii]f a driver of this process has made it.*, pass OpaqueFd", said)
+        assert len(os.listdir("/proc/self/fd")) == before
+        take(OpaqueFd(number, trusted=True)).close(timeout=LIMIT)
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+    swiftshader.destroy(semaphore)
+    swiftshader.free(buffer, memory)
 
 
 def test_memory_through_a_stream(backend: HostBackend, device: Device, stream: Any, driver: Driver) -> None:

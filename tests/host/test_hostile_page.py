@@ -155,7 +155,7 @@ def test_what_can_be_truncated_wants_trust(backend: HostBackend, device: Device)
         page = BinarySemaphore.create()
         os.write(fd, os.pread(page.fd, system.PAGE, 0))
         page.close()
-        with pytest.raises(Exception, match=r"from elsewhere.*SIGBUS.*trusted=True") as caught:
+        with pytest.raises(Exception, match=r"nothing says who holds it.*SIGBUS.*trusted=True") as caught:
             take(OpaqueFd(fd))
         assert caught.type.__name__ == "HandleError"
         assert not any("truncatable" in path for _, path in system.mapped_files())

@@ -257,7 +257,8 @@ class ArraySuite(Suite):
             ("levels", InvalidArgumentError, {"levels": 7}),
             ("layers", InvalidArgumentError, {"layers": -1}),
             ("layers", InvalidArgumentError, {"layers": 5, "extent": (4, 4), "levels": 1, "usage": ArrayUsage.CUBEMAP}),
-            ("extent", InvalidArgumentError, {"offset": theirs.size}),
+            ("extent", InvalidArgumentError, {"offset": theirs.size - 1}),
+            ("offset", InvalidArgumentError, {"offset": theirs.size}),
             ("offset", InvalidArgumentError, {"offset": -1}),
             ("usage", ArgumentTypeError, {"usage": 2}),
         )

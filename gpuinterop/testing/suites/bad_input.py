@@ -267,6 +267,7 @@ class BadMemorySuite(Suite):
             (0, whole + 1, "size"),
             (4096, whole, "size"),
             (1, (1 << 63) - 1, "size"),
+            (whole, 1, "offset"),
             (0, 1 << 64, "size"),
             (-1, 16, "offset"),
             (1 << 63, 1, "offset"),
@@ -299,7 +300,7 @@ class BadMemorySuite(Suite):
             raises(InvalidArgumentError, lambda byte=byte: buffer.fill(byte), argument="byte")
         raises(InvalidArgumentError, lambda: buffer.fill(9, offset=4000, size=97), argument="size")
         raises(InvalidArgumentError, lambda: buffer.fill(9, size=0), argument="size")
-        raises(InvalidArgumentError, lambda: buffer.fill(9, offset=4096), argument="size")
+        raises(InvalidArgumentError, lambda: buffer.fill(9, offset=4096), argument="offset")
         raises(InvalidArgumentError, lambda: buffer.fill(9, offset=-4), argument="offset")
         assert theirs.read(0, theirs.size) == bytes(theirs.size)
 
