@@ -114,7 +114,8 @@ class DeviceInfo:
     dlpack : tuple of int
         DLPack's ``(DLDeviceType, device id)`` of mapped buffers.
     array_interface : str
-        Attribute that its views offer: ``__array_interface__`` or ``__cuda_array_interface__``.
+        ``__array_interface__`` if its memory is the host's: NumPy takes a view of it by ``__array__``, and the array
+        has that interface. ``__cuda_array_interface__`` if its memory is a GPU's: the view has that interface.
     note : str
         Why the device cannot match other APIs' devices, if it cannot (a MIG instance).
 

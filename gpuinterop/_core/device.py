@@ -44,7 +44,7 @@ from .allocation import Allocation
 from .drain import drain, tidy, wait_for
 from .gate import Gate
 from .memory import ExternalMemory, round_up
-from .monitor import generation
+from .monitor import generation, lingering
 from .native import LIVE, RETIRED, alive, retire
 from .native_stream import CapturedError, Streams
 from .ownership import check_size, lend
@@ -712,6 +712,7 @@ class Device(Sole):
         if handle is None:
             handle = self._backend.adopt_stream(self._native, pointer)
         stream = self._wrap(handle, None)
+        lingering.append(stream)
         if len(self._consumers) >= _CONSUMERS:
             self._consumers.clear()
         self._consumers[key] = weakref.ref(stream)

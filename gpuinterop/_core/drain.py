@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from .. import system
 from ..errors import report, warn_leak
 from .gate import MANY, MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
-from .monitor import dropped, interrupted, locked
+from .monitor import dropped, interrupted, lingering, locked
 from .native import (
     GONE,
     LEAKED,
@@ -45,9 +45,6 @@ _MANY_DROPPED: Final = 256
 _TWICE: Final = InterruptedError("it was interrupted twice")
 _exiting = False
 
-sweeps: list[Callable[[], None]] = []
-"""Functions that find exported arrays which no consumer took."""
-
 
 class _Here(threading.local):
     """What this thread is about."""
@@ -73,8 +70,7 @@ def _drain() -> None:
     if interrupted():  # a signal handler struck inside a transition: the next drain releases it
         return
     held_by: dict[Gate, str] = {}  # asked once: the answer is the same for all
-    for sweep in sweeps:
-        sweep()
+    lingering.clear()
     while True:
         if dropped:
             retire_dropped()

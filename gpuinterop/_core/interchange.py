@@ -6,19 +6,17 @@ NumPy is imported on first use, here and nowhere else in the core.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
-import sys
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .drain import sweeps
 from .native import LIVE
 
 if TYPE_CHECKING:
-    from .memory import Buffer, Hold
+    from .memory import Buffer
     from .native_stream import NativeStream
     from .stream import Stream
 
@@ -103,7 +101,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
 class Layout:
     """What all views of one shape, element type and strides have in common, made once (`layout_of`)."""
 
-    __slots__ = ("_templates", "dtype", "high", "low", "misfit", "shape", "strides")
+    __slots__ = ("dtype", "high", "low", "misfit", "shape", "strides")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> None:
         self.shape = shape
@@ -112,25 +110,6 @@ class Layout:
         self.low, self.high = span(shape, strides, dtype.itemsize)
         self.misfit = next((stride for stride in strides if stride % dtype.itemsize), None)
         """A stride that DLPack cannot express, because it is not a multiple of the element size."""
-        self._templates: dict[tuple[tuple[int, int], bool], tuple[Callable[[Any], Any], Any, object]] = {}
-
-    def managed(self, device: tuple[int, int], versioned: bool) -> _Managed | _ManagedVersioned:
-        """A managed tensor on a DLPack device; the caller sets `data`. The layout must outlive it."""
-        known = self._templates.get((device, versioned)) or self._template(device, versioned)
-        managed: _Managed | _ManagedVersioned = known[0](known[1])
-        return managed
-
-    def _template(self, device: tuple[int, int], versioned: bool) -> tuple[Callable[[Any], Any], Any, object]:
-        ndim, dtype = len(self.shape), self.dtype
-        dims = (ctypes.c_int64 * ndim)(*self.shape)
-        steps = (ctypes.c_int64 * ndim)(*(stride // dtype.itemsize for stride in self.strides))
-        template = _ManagedVersioned(major=1) if versioned else _Managed()
-        template.deleter = ctypes.cast(_delete, ctypes.c_void_p)
-        template.device_type, template.device_id = device
-        template.ndim, template.code, template.bits, template.lanes = ndim, dtype.code, dtype.bits, 1
-        template.shape, template.strides = ctypes.addressof(dims), ctypes.addressof(steps)
-        made = type(template).from_buffer_copy, template, (dims, steps)
-        return self._templates.setdefault((device, versioned), made)
 
 
 _layouts: dict[Any, Layout] = {}
@@ -175,138 +154,68 @@ def _new_layout(shape: tuple[int, ...], dtype: object, strides: tuple[int, ...] 
 
 # -- DLPack ----------------------------------------------------------------------------------------------------------
 
-
-# ``DLTensor`` with its inner structs spread out, which does not move a field.
-_TENSOR: Final[list[Any]] = [
-    ("data", ctypes.c_void_p),
-    ("device_type", ctypes.c_int32),
-    ("device_id", ctypes.c_int32),
-    ("ndim", ctypes.c_int32),
-    ("code", ctypes.c_uint8),
-    ("bits", ctypes.c_uint8),
-    ("lanes", ctypes.c_uint16),
-    ("shape", ctypes.c_void_p),
-    ("strides", ctypes.c_void_p),
-    ("byte_offset", ctypes.c_uint64),
-]
-
-
-class _Managed(ctypes.Structure):
-    _fields_ = [*_TENSOR, ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
-
-
-class _ManagedVersioned(ctypes.Structure):
-    _fields_ = [
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        *_TENSOR,
-    ]
-
-
-# A library object of our own: any module may set other argument types on the shared ctypes.pythonapi.
-_python = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle)
-_capsule_new = _python.PyCapsule_New
-_capsule_new.restype = ctypes.py_object
-_capsule_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_capsule_is_valid = _python.PyCapsule_IsValid
-_capsule_is_valid.restype = ctypes.c_int
-_capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-
-_NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
-
-# Capsule, managed struct, layout, hold and consumer's stream of each live tensor, keyed by the struct's address. The
-# consumer's deleter call drops them.
-_alive: dict[int, list[Any]] = {}
-# Entries whose capsule may be untaken; each drain looks at the next ones.
-_untaken: deque[list[Any]] = deque()
-_LOOKS = 64
-_most = _MANY = 256  # above so many, the next array sweeps
-
-
-def _release(address: int, _pop: Any = _alive.pop) -> None:
-    entry = _pop(address, None)
-    if entry is not None:  # perhaps still untaken: until the next drain that keeps the stream for the next array
-        entry[:4] = (None, None, None, None)
-
-
-# Never freed: a consumer may call it until the process ends, even after this module's names are gone.
-_delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
-_python.Py_IncRef(ctypes.py_object(_delete))
-
-
-# We must notice a capsule that no consumer takes. A destructor cannot do that: a capsule also dies in the middle of
-# other libraries' error handling, and Python code that runs there destroys the error. So we hold each capsule and look
-# whether ours is the last reference.
-def _references(entry: list[Any]) -> int:
-    return sys.getrefcount(entry[0])
-
-
-_ONLY_OURS = _references([object()])
-
-
-def _sweep(looks: int = _LOOKS) -> None:
-    held = 0
-    for _ in range(len(_untaken)):
-        try:
-            entry = _untaken[0]
-            if entry[0] is not None:
-                if _references(entry) > _ONLY_OURS:
-                    _untaken.rotate(-1)
-                    held += 1
-                    if held == looks:
-                        return
-                    continue
-                if any(_capsule_is_valid(entry[0], name) for name in (_NAME, _NAME_VERSIONED)):
-                    _alive.pop(ctypes.addressof(entry[1]), None)  # no consumer took it, or can take it now
-                else:
-                    entry[0] = None  # renamed by its consumer: the tensor is the consumer's
-            _untaken.remove(entry)  # last: an interrupt may come before it
-        except (IndexError, TypeError, ValueError):  # another thread was here
-            continue
-
-
-sweeps.append(_sweep)
-
-
-def _make_room() -> None:
-    """Sweep, so that arrays which come and go without another call do not pile up. Nothing is released: see `drain`."""
-    global _most  # noqa: PLW0603
-    _sweep(len(_untaken))
-    _most = max(_MANY, 2 * len(_untaken))  # what is held cannot go
-
-
-def make_capsule(
-    view: View, device: tuple[int, int], token: Hold, consumer: Stream | None, *, versioned: bool
-) -> object:
-    """Make a DLPack capsule that keeps `token` and `consumer` alive until its consumer releases it."""
-    if len(_untaken) > _most:
-        _make_room()
-    layout = view._layout
-    managed = layout.managed(device, versioned)
-    managed.data = view._pointer
-    address = ctypes.addressof(managed)
-    capsule = _capsule_new(address, _NAME_VERSIONED if versioned else _NAME, None)
-    _alive[address] = entry = [capsule, managed, layout, token, consumer]
-    _untaken.append(entry)
-    return capsule
-
-
-# -- the view --------------------------------------------------------------------------------------------------------
-
 _CPU, _CUDA, _CUDA_HOST, _ROCM = 1, 2, 3, 10
 _AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}
 """The streams that the array API forbids."""
+
+# NumPy makes every capsule: its deleter is C code. One in Python would destroy an exception that is on its way when the
+# array dies. NumPy takes all memory for the host's; what it says of a GPU's is written over.
+_NUMPYS: Final = (_CPU, 0)
+_NOWHERE: Final = 64  # NumPy's address of a GPU's memory: it refuses 0, and reads none
+
+
+class _Described(ctypes.Structure):
+    """The first fields of ``DLTensor``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+    )
+
+
+_KINDS_OF_CAPSULES: Final = ((b"dltensor", 0), (b"dltensor_versioned", 32))
+"""Unversioned, versioned: the name, and the offset of the ``DLTensor``, behind version, manager, deleter and flags."""
+
+# A library object of our own: any module may set other argument types on the shared ctypes.pythonapi.
+_pointer_of = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle).PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Exported:
+    """The base of an array that NumPy makes: what is to live as long as that does."""
+
+    __slots__ = ("__array_interface__", "consumer", "hold")
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+@functools.cache
+def _numpy_knows_versions() -> bool:
+    """Whether it makes versioned capsules, from 2.1 on. A consumer that asks for one takes the other kind, too."""
+    import numpy as np
+
+    try:
+        np.empty(0).__dlpack__(max_version=(1, 0))
+    except TypeError:
+        return False
+    return True
+
+
+# -- the view --------------------------------------------------------------------------------------------------------
 
 
 class View:
     """A typed, strided window on a buffer, for ``from_dlpack`` of any array library. Made by `Buffer.view`.
 
-    It has the interface that fits the memory: DLPack everywhere, ``__array_interface__`` on the host,
+    It has the interfaces that fit the memory: DLPack everywhere, NumPy's ``__array__`` on the host,
     ``__cuda_array_interface__`` on a GPU. The array that a library makes keeps the bytes mapped, even if the buffer is
-    closed; the view alone does not.
+    closed; the view alone does not. One exception: what takes a view by ``__cuda_array_interface__``, as
+    ``cupy.asarray`` does, keeps the view, and that keeps the bytes. Drop such a view with the array.
 
     Attributes
     ----------
@@ -392,7 +301,8 @@ class View:
         Raises
         ------
         BufferError
-            The consumer asks for a copy or for another device, or a stride is not a multiple of the element size.
+            The consumer asks for a copy or for another device, or a stride is not a multiple of the element size, or
+            the shape has more dimensions than NumPy knows (64; 32 before NumPy 2).
         InvalidArgumentError
             The array API refuses this stream.
 
@@ -414,12 +324,29 @@ class View:
         if (misfit := self._layout.misfit) is not None:
             raise BufferError(
                 f"DLPack counts strides in elements: expected a multiple of {self._dtype.itemsize} bytes, got "
-                f"{misfit}; use {self._buffer._device.info.array_interface}, or a view of bytes."
+                f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
-        _check_stream(stream, device[0])  # before the hold, which lives as long as an error's traceback
-        token = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
-        consumer = self._order(stream, device[0])
-        return make_capsule(self, device, token, consumer, versioned=max_version is not None and max_version[0] >= 1)
+        _check_stream(stream, device[0])
+        array = self._array(self._pointer if self._is_of_host() else _NOWHERE)
+        array.base.hold = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
+        array.base.consumer = self._order(stream, device[0])
+        versioned = max_version is not None and max_version[0] >= 1 and _numpy_knows_versions()
+        capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
+        if device != _NUMPYS or self._dtype.is_bfloat16:
+            name, offset = _KINDS_OF_CAPSULES[versioned]
+            tensor = _Described.from_address(_pointer_of(capsule, name) + offset)
+            tensor.data, tensor.code = self._pointer, self._dtype.code
+            tensor.device_type, tensor.device_id = device
+        return capsule
+
+    def _array(self, address: int) -> Any:
+        """Make an array of NumPy at an address. Its base has room for what it keeps: an error is to keep nothing."""
+        import numpy as np
+
+        try:
+            return np.asarray(_Exported(self._described(address)))
+        except (ValueError, OverflowError) as error:  # too many dimensions; broadcast to more than the address space
+            raise BufferError(f"expected a shape that NumPy can describe, got {self!r}: {error}.") from None
 
     def _order(self, stream: int | None, device_type: int) -> Stream | None:
         """Return the consumer's stream, which the array keeps: the release waits for its work there."""
@@ -439,22 +366,34 @@ class View:
             buffer._use(consumer, 0, buffer._size)
         return consumer
 
-    def _interface(self) -> dict[str, Any]:
-        # NumPy and CuPy keep this object as the array's base, so from the first call on the view lives as long as the
-        # exported array.
-        token = self._token or self._buffer.hold()
-        self._buffer._check_open()
-        self._token = token
-        return self._described()
-
-    def _described(self) -> dict[str, Any]:
+    def _described(self, address: int) -> dict[str, Any]:
         return {
             "shape": self.shape,
             "strides": self.strides,
             "typestr": self._dtype.typestr,
-            "data": (self._pointer, False),
+            "data": (address, False),
             "version": 3,
         }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The CUDA array interface of a GPU's memory. From the first look on the view keeps the bytes mapped.
+
+        A library keeps the view as the owner of its array, and nothing else that could keep the bytes.
+        """
+        if self._is_of_host():  # else a library would hand the pointer to a GPU
+            raise AttributeError("memory of the host has no __cuda_array_interface__; use numpy.asarray(view).")
+        if self._dtype.is_bfloat16:
+            raise AttributeError(
+                "__cuda_array_interface__ has no name for bfloat16; use from_dlpack(view), or a view of 'uint16'."
+            )
+        token = self._token or self._buffer.hold()
+        self._buffer._check_open()
+        self._token = token
+        interface = self._described(self._pointer)
+        if users := self._buffer._users(None):
+            interface["stream"] = self._behind(users) or 1
+        return interface
 
     def _behind(self, users: list[NativeStream]) -> int:
         """The one stream that the interface can name."""
@@ -484,12 +423,22 @@ class View:
                 "view",
                 f"expected elements with a format of the buffer protocol, got {self!r}; take a view of 'uint16'.",
             )
-        return memoryview(self._as_numpy())
+        return memoryview(self.__array__())
 
-    def _as_numpy(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Make an array of NumPy on the host's memory, in place."""
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return an array of NumPy on the host's memory, in place; NumPy calls it.
+
+        Raises
+        ------
+        ArgumentTypeError
+            The memory is not the host's, or the elements are bfloat16 and ml_dtypes is not installed.
+        BufferError
+            NumPy cannot describe the shape.
+        """
         import numpy as np
 
+        if not self._is_of_host():
+            self._refuse_numpy()
         try:
             own = self._dtype.for_numpy()
         except ImportError:
@@ -498,41 +447,21 @@ class View:
                 f"expected an element type of NumPy, got {self!r}: pip install ml_dtypes, which adds bfloat16 to "
                 "NumPy, or use torch.from_dlpack(view).",
             ) from None
-        token = self._buffer.hold()
+        array = self._array(self._pointer)
+        array.base.hold = self._buffer.hold()
         self._buffer._wait_for_users()  # CPU consumers have no streams
-        array = np.asarray(_Exported(self._described(), token)).view(own)
-        return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=copy)
+        array = array.view(own)
+        return np.asarray(array, dtype) if copy is None else np.array(array, dtype, copy=copy)
 
     def _is_of_host(self) -> bool:
         return self._buffer._device.info.array_interface == "__array_interface__"
 
-    def _refuse_numpy(self, *_args: object, **_kwargs: object) -> NoReturn:
+    def _refuse_numpy(self) -> NoReturn:
         raise ArgumentTypeError(
             "view",
             f"expected memory of the host, got {self!r} on {self._buffer._device.name}; use torch.from_dlpack(view) "
             "or cupy.asarray(view), or copy it to the host with Buffer.copy_to_host(array).",
         )
-
-    def __getattr__(self, name: str) -> Any:
-        # Offer only the interface that fits the device's memory: a library that finds __cuda_array_interface__ on host
-        # memory would hand the pointer to a GPU.
-        if name == "__array__":  # NumPy asks for this last, before it wraps the view as one Python object
-            if not self._is_of_host():
-                return self._refuse_numpy
-            if self._dtype.is_bfloat16:
-                return self._as_numpy
-        elif name.startswith("__") and name.endswith("array_interface__"):
-            if self._dtype.is_bfloat16:
-                raise AttributeError(f"{name} has no name for bfloat16; use from_dlpack(view), or a view of 'uint16'.")
-            info = self.__dict__["_buffer"]._device.info
-            if name == info.array_interface:
-                interface = self._interface()
-                if name != "__cuda_array_interface__":
-                    self._buffer._wait_for_users()  # CPU consumers have no streams
-                elif users := self._buffer._users(None):
-                    interface["stream"] = self._behind(users) or 1
-                return interface
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _check_pair(pair: Any, argument: str) -> None:
@@ -549,16 +478,6 @@ def _check_stream(stream: int | None, device_type: int) -> None:
         raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
     if stream in _AMBIGUOUS.get(device_type, ()):
         raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
-
-
-class _Exported:
-    """What NumPy keeps as the base of an array: the bytes stay mapped as long as it lives."""
-
-    __slots__ = ("__array_interface__", "_token")
-
-    def __init__(self, interface: dict[str, Any], token: Hold) -> None:
-        self.__array_interface__ = interface
-        self._token = token
 
 
 # -- host memory of callers --------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ _generation = 0
 dropped: deque[Native] = deque()
 """Natives without a reference, and closed mappings that an array has left. Finalizers append to it, and the next drain
 retires them, or looks at them again."""
+lingering: deque[object] = deque(maxlen=64)
+"""Array libraries' streams, as wrapped. The next drain lets them go; an array that is made before takes them again."""
 
 
 def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:

@@ -34,7 +34,7 @@ _REGISTRIES = {
     "native": ("_alive", "waiting_for_a_look", "endings"),
     "native_stream": ("pointed",),
     "gate": ("waiting", "blocking"),
-    "monitor": ("dropped",),
+    "monitor": ("dropped", "lingering"),
 }  # fmt: skip
 
 

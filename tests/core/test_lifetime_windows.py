@@ -14,7 +14,6 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import interchange
 from gpuinterop._core.device import Device
 from gpuinterop._core.graph import Graph
 from gpuinterop._core.memory import Buffer
@@ -230,26 +229,6 @@ def test_a_refused_timeout_leaves_an_allocation_as_it_is(fake: tuple[Device, Fak
     device.drain()
     assert (allocation.closed, allocation.buffer.ptr) == (False, pointer)
     allocation.close(timeout=5)
-
-
-def test_a_sweep_looks_at_each_array_once(fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many were taken since the last one: what goes stands in front."""
-    device, _ = fake
-    buffer = memory_of(device).map_buffer()
-    moved: list[int] = []
-
-    class Counted(type(interchange._untaken)):  # type: ignore[misc]
-        def rotate(self, by: int) -> None:
-            moved.append(by)
-            super().rotate(by)
-
-    monkeypatch.setattr(interchange, "_untaken", Counted(interchange._untaken))
-    for _ in range(200):
-        buffer.view(16).__dlpack__(stream=-1)
-    assert len(interchange._untaken) >= 200
-    device.drain()
-    assert not interchange._untaken
-    assert not moved
 
 
 def test_two_threads_that_ask_one_view_for_its_stream_get_one(

@@ -175,7 +175,7 @@ def open_consumer(stream: Stream, buffer: Buffer, parameters: WaveParameters, so
     Consumer
         Close it before the buffer: it holds arrays of the shared memory.
     """
-    if hasattr(buffer.view((2, parameters.height, parameters.width), "float32"), "__array_interface__"):
+    if buffer.device.info.array_interface == "__array_interface__":
         return NumpyConsumer(stream, buffer, parameters, sources)
     for library in ("cupy", "torch"):
         try:

@@ -18,7 +18,7 @@ from ..._core.device import Device
 from ..._core.stand_ins import stand_in
 from ..requirements import skip_declared
 
-__all__ = ["Library", "Tensor", "libraries", "read_capsule"]
+__all__ = ["Library", "Tensor", "libraries", "read_capsule", "read_interface"]
 
 _ROCM = 10  # of DLDeviceType
 
@@ -142,7 +142,13 @@ def _count(cupy: Any) -> int:
         return 0
 
 
-# -- DLPack, read as a consumer would ----------------------------------------------------------------------------------
+# -- the protocols, read as a consumer would -------------------------------------------------------------------------
+
+
+def read_interface(view: Any, device: Device) -> tuple[dict[str, Any], object]:
+    """The array interface that fits the memory, and what keeps the bytes for its reader: the view, or NumPy's array."""
+    owner = np.asarray(view) if device.info.array_interface == "__array_interface__" else view
+    return getattr(owner, device.info.array_interface), owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +160,11 @@ class Tensor:
     dtype: tuple[int, int, int]
     """Code, bits, lanes."""
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    """The number of elements."""
+    strides: tuple[int, ...] | None
+    """The number of elements; None is C order, and only an unversioned capsule says it so."""
     byte_offset: int
+    flags: int | None
+    """Read-only is 1, copied is 2; None in an unversioned capsule."""
 
 
 class _Fields(ctypes.Structure):
@@ -174,12 +182,17 @@ class _Fields(ctypes.Structure):
     )
 
 
-def read_capsule(capsule: object, *, versioned: bool) -> Tensor:
+def read_capsule(capsule: object) -> Tensor:
     """Look into a capsule, without taking it."""
     # A library handle of our own: the signatures on ctypes.pythonapi are everybody's.
-    pointer = ctypes.PyDLL(None).PyCapsule_GetPointer
+    python = ctypes.PyDLL(None)
+    python.PyCapsule_GetName.restype, python.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer = python.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    address = pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+    name = python.PyCapsule_GetName(capsule)
+    assert name in (b"dltensor", b"dltensor_versioned"), name
+    versioned = name == b"dltensor_versioned"
+    address = pointer(capsule, name)
     assert address
     # DLManagedTensorVersioned has version, manager, deleter and flags before the tensor.
     found = _Fields.from_address(address + (32 if versioned else 0))
@@ -188,6 +201,7 @@ def read_capsule(capsule: object, *, versioned: bool) -> Tensor:
         device=(found.device_type, found.device_id),
         dtype=(found.code, found.bits, found.lanes),
         shape=tuple(found.shape[: found.ndim]),
-        strides=tuple(found.strides[: found.ndim]),
+        strides=tuple(found.strides[: found.ndim]) if found.strides else None,
         byte_offset=found.byte_offset,
+        flags=ctypes.c_uint64.from_address(address + 24).value if versioned else None,
     )

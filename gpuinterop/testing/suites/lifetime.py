@@ -15,7 +15,7 @@ from ...errors import LeakedResourceWarning, ResourceBusyError, ResourceClosedEr
 from ...handles import OpaqueFd
 from ..requirements import requires
 from .base import LIMIT, Bench, Gate, Suite, args, held, mappings, raises, read
-from .libraries import libraries, read_capsule
+from .libraries import libraries, read_capsule, read_interface
 from .streams import in_this_process
 
 
@@ -52,7 +52,7 @@ class LifetimeSuite(Suite):
             lambda: buffer.copy_to_host(target),
             lambda: view.ptr,
             view.__dlpack__,
-            lambda: getattr(view, bench.device.info.array_interface),
+            lambda: read_interface(view, bench.device),
             buffer.__enter__,
         ):
             raises(ResourceClosedError, call)
@@ -123,20 +123,20 @@ class LifetimeSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_exports_keep_the_mapping(self, bench: Bench) -> None:
-        """A capsule, or a view whose array interface was taken, keeps the mapping until it is dropped."""
+        """A capsule keeps the mapping until it is dropped; so does what the array interface was read from."""
         theirs, memory = bench.memory()
         buffer = memory.map_buffer()
         theirs.write(0, b"there")
         view = buffer.view(64)
-        taken: Any = getattr(view, bench.device.info.array_interface)
+        taken, owner = read_interface(view, bench.device)
         capsule = buffer.view(64, offset=64).__dlpack__(max_version=(1, 0))
         memory.close()
         raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
         # Still there, at the same address: another import of the same object is not given it.
-        assert taken["data"][0] + 64 == read_capsule(capsule, versioned=True).data
+        assert taken["data"][0] + 64 == read_capsule(capsule).data
         with bench.device.import_memory(theirs.export(), size=theirs.size) as again, again.map_buffer() as other:
             assert other.ptr != taken["data"][0]
-        del view, taken
+        del view, owner
         raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
         del capsule
         gc.collect()

@@ -187,7 +187,7 @@ class StreamWorkSuite(Suite):
         gate.block(stream)
         ours.fill(2, stream=stream)
         view = ours.view(ours.size)
-        assert getattr(view, bench.device.info.array_interface)["stream"] == stream.ptr
+        assert view.__cuda_array_interface__["stream"] == stream.ptr
         capsules = view.__dlpack__(stream=consumer.ptr), view.__dlpack__(stream=-1)
         assert held(consumer), "the consumer's stream does not wait for the buffer's"
         assert becomes_idle(free)
