@@ -29,6 +29,18 @@ class Sole:
         )
 
 
+class NotAnArray:
+    """What NumPy would wrap as an array of one Python object: it is refused, and what makes an array is named."""
+
+    _as_array: ClassVar[str] = "numpy.asarray(allocation.buffer.view(shape, dtype))"
+
+    def _refuse_arrays(self) -> NoReturn:
+        raise ArgumentTypeError("array", f"expected a view, got {type(self).__name__}; use {self._as_array}.")
+
+    def __array__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        self._refuse_arrays()
+
+
 def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:
     """Return an object of the type."""
     if not isinstance(value, kind):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._arguments import check_int
+from .._arguments import NotAnArray, check_int
 from ..backend import ArrayBackend
 from ..errors import InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .memory import Buffer, ExternalMemory
 
 
-class MipmappedArray(Resource):
+class MipmappedArray(Resource, NotAnArray):
     """An optimally tiled image in external memory. Made by `ExternalMemory.map_mipmapped_array`.
 
     Closing it releases it when the device is done with it (``cuMipmappedArrayDestroy``).
@@ -36,6 +36,8 @@ class MipmappedArray(Resource):
     ...     [image.level(n).extent for n in range(3)]
     [(64, 64, 0), (32, 32, 0), (16, 16, 0)]
     """
+
+    _as_array = "array.level(0).copy_to_host(target, stream=stream)"
 
     def __init__(self, memory: ExternalMemory, backend: ArrayBackend, layout: ArrayLayout) -> None:
         gate = memory._device._gate if backend.releases_block else None
@@ -64,7 +66,7 @@ class MipmappedArray(Resource):
         return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
-class ArrayLevel:
+class ArrayLevel(NotAnArray):
     """One mip level of an array, all its layers.
 
     The caller's stream orders the copies (``cuMipmappedArrayGetLevel``, ``cuMemcpy3DAsync``). In host memory and in
@@ -90,6 +92,8 @@ class ArrayLevel:
     ...     level.copy_to_host(texels, stream=stream)
     ...     stream.synchronize(timeout=10)
     """
+
+    _as_array = "level.copy_to_host(target, stream=stream)"
 
     def __init__(self, array: MipmappedArray, index: int) -> None:
         self._array = array

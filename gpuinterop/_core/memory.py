@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from .. import system
-from .._arguments import check_int, check_nbytes
+from .._arguments import NotAnArray, check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
@@ -96,7 +96,7 @@ def _widen(mapping: Mapping, stream: NativeStream, start: int, end: int) -> None
     note_use(mapping, stream, (min(first, start), max(last, end)))
 
 
-class Sized(Resource):
+class Sized(Resource, NotAnArray):
     """An object that has a device and a size in bytes."""
 
     def __init__(self, lifetime: Native, *parents: Resource, device: Device, size: int) -> None:
@@ -235,6 +235,8 @@ class Buffer(Sized):
     >>> result
     array([0. , 0.5, 1. , 1.5], dtype=float32)
     """
+
+    _as_array = "numpy.asarray(buffer.view(shape, dtype))"
 
     def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
         super().__init__(Native("Buffer", parents=(mapping,)), owner, device=device, size=size)
@@ -542,6 +544,8 @@ class ExternalMemory(Mappable):
     >>> memory.close(timeout=10)  # waits for the stream's work
     the exporter may free its memory
     """
+
+    _as_array = "numpy.asarray(memory.map_buffer().view(shape, dtype))"
 
     def __init__(
         self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from .._arguments import check_int, check_nbytes, check_type
+from .._arguments import NotAnArray, check_int, check_nbytes, check_type
 from ..backend import MulticastBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
@@ -859,7 +859,7 @@ class MulticastBinding(Sized):
         self._multicast._bindings.pop(self._lifetime, None)
 
 
-class MulticastMapping(Resource):
+class MulticastMapping(Resource, NotAnArray):
     """A multicast object's address for kernels. Made by `MulticastObject.map`.
 
     Only ``multimem`` instructions may access it, so array libraries cannot use it, and it is not a `Buffer`; the
@@ -917,7 +917,7 @@ class MulticastMapping(Resource):
     # Without these methods an array library would report only an unknown type, and some would look for a pointer
     # themselves.
 
-    def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
+    def _refuse_arrays(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise UnsupportedError(
             Cell(Operation.MAP_BUFFER).gap(
                 Scope.DEVICE,
@@ -928,5 +928,5 @@ class MulticastMapping(Resource):
             context=self.label,
         )
 
-    __dlpack__ = __dlpack_device__ = __array__ = _refuse
-    __array_interface__ = __array_struct__ = __cuda_array_interface__ = property(_refuse)
+    __dlpack__ = __dlpack_device__ = _refuse_arrays
+    __array_interface__ = __array_struct__ = __cuda_array_interface__ = property(_refuse_arrays)

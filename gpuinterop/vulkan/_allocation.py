@@ -47,6 +47,8 @@ class ImportedBuffer(Shared, BufferTransfer):
     ...     vk.close()  # waits for the queue, and destroys the VkBuffer
     """
 
+    _as_array = "numpy.asarray(imported.buffer.view(shape, dtype))"
+
     def __init__(self, vk: VulkanContext, allocation: Allocation, native: Bound) -> None:
         super().__init__(vk)
         self._foreign = c.QUEUE_FAMILY_EXTERNAL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._arguments import NotAnArray
 from ..capabilities import Operation
 from ..handles import MemoryHandle
 from . import _api as c
@@ -39,8 +40,10 @@ def buffer_barrier(
     return source[0], target[0], 0, 0, null, 1, one, 0, null
 
 
-class BufferTransfer:
+class BufferTransfer(NotAnArray):
     """Ownership transfers of a VkBuffer to and from the other side."""
+
+    _as_array = "numpy.asarray(shared.view(shape, dtype))"
 
     _vk: VulkanContext
     _native: Bound

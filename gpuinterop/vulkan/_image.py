@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from .._arguments import MAX_32, check_flags, check_int, check_sequence
+from .._arguments import MAX_32, NotAnArray, check_flags, check_int, check_sequence
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import MemoryHandle, usage_of
@@ -77,7 +77,7 @@ def _texel(name: str) -> tuple[int, str, int]:
     return len(sizes), _NUMERIC[found[2]] + sizes[0], int(sizes[0]) // 8
 
 
-class SharedImage(PairedMemory):
+class SharedImage(PairedMemory, NotAnArray):
     """One image, in Vulkan and on the compute side. Made by :func:`share_image`.
 
     Attributes
@@ -107,6 +107,8 @@ class SharedImage(PairedMemory):
     ...     texels.shape, image.row_pitch
     ((32, 60, 4), 240)
     """
+
+    _as_array = "numpy.asarray(image.view()), or image.array of an optimally tiled image"
 
     def __init__(self, vk: VulkanContext, native: Bound, imported: ExternalMemory, make: _ImagePlan) -> None:
         super().__init__(vk, native, imported)

@@ -14,8 +14,9 @@ import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.testing.suites.libraries import read_capsule
 
-from .fake import FakeBackend, fake_device, memory_of
+from .fake import FakeBackend, FakeEverything, fake_device, memory_of
 
+SIZE = 4096
 GPU = (2, 3)
 
 HOSTS: list[Any] = [
@@ -183,3 +184,24 @@ def test_numpys_array_is_a_copy_where_it_must_be(fake: tuple[Device, FakeBackend
                 np.asarray(view, dtype="float64", copy=False)
             assert np.shares_memory(own, np.asarray(view, copy=False))
             assert not np.shares_memory(own, np.asarray(view, copy=True))
+
+
+@pytest.mark.parametrize("place", [(1, 0), GPU])
+def test_what_is_no_array_is_no_array_of_one_object(place: tuple[int, int]) -> None:
+    """NumPy would wrap it without a word; the error says what to write."""
+    device, _ = fake_device(backend=FakeEverything(), dlpack=place)
+    with memory_of(device) as memory, device.allocate(SIZE) as allocation:
+        image = memory.map_mipmapped_array("R8_UNORM", (4, 4))
+        things = {
+            memory: "numpy.asarray(memory.map_buffer().view(shape, dtype))",
+            memory.map_buffer(): "numpy.asarray(buffer.view(shape, dtype))",
+            allocation: "numpy.asarray(allocation.buffer.view(shape, dtype))",
+            image: "array.level(0).copy_to_host(",
+            image.level(0): "level.copy_to_host(",
+        }
+        for thing, instead in things.items():
+            ways: list[Any] = [np.asarray, np.array, np.sum, lambda one: np.add(one, 1), lambda one: np.array([one])]
+            for way in ways:
+                with pytest.raises(gi.ArgumentTypeError, match=f"got {type(thing).__name__}") as caught:
+                    way(thing)
+                assert instead in str(caught.value)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import gpuinterop as gi
@@ -193,6 +194,8 @@ def test_an_imported_buffer(
 ) -> None:
     require_allocations(application, device)
     with device.allocate(8192) as allocation, gi.vulkan.import_allocation(context, allocation) as imported:
+        with pytest.raises(gi.ArgumentTypeError, match=r"ImportedBuffer; use numpy.asarray\(imported.buffer.view\("):
+            np.asarray(imported)
         check_buffer(imported, recorder, EXTERNAL)
 
 
