@@ -44,7 +44,7 @@ from .allocation import Allocation
 from .drain import drain, tidy, wait_for
 from .gate import Gate
 from .memory import ExternalMemory, round_up
-from .monitor import generation, lingering
+from .monitor import after_fork, generation, lingering
 from .native import LIVE, RETIRED, alive, retire
 from .native_stream import CapturedError, Streams
 from .ownership import check_size, lend
@@ -60,6 +60,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # of all devices together
+_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
 _COPIERS = 4  # streams of ours that wait for the next copy
 _CONSUMERS = 64  # streams of array libraries that are remembered
@@ -101,16 +102,22 @@ class Device(Sole):
     ) -> None:
         self._backend = backend
         self._siblings = siblings
-        self._opened: dict[str, Any] = {}
         self._born = generation()
+        self.info = info
+        self.capabilities = capabilities
+        self._begin()
+        _devices.add(self)
+
+    def _begin(self) -> None:
+        """Begin with nothing made. A forked child does so again: what its parent has made is the parent's."""
+        backend = self._backend
+        self._opened: dict[str, Any] = {}
         self._gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
         self._streams = Streams(backend, self._gate)
         self._copiers: list[Stream] = []
         self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
         # Keyed by the number under which a graph's nodes know them.
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
-        self.info = info
-        self.capabilities = capabilities
 
     @property
     def _native(self) -> Handle:
@@ -816,6 +823,13 @@ class Device(Sole):
                 f"handle: expected one of {self.name}, got one that was exported by "
                 f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
             )
+
+
+@after_fork
+def _forked() -> None:
+    _gates.clear()
+    for device in _devices:
+        device._begin()
 
 
 def check_device(device: object, argument: str) -> Device:

@@ -20,7 +20,6 @@ from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
-from .monitor import generation
 from .native import Native, retire
 from .native_stream import NativeStream, Wait
 from .ownership import lend
@@ -159,7 +158,6 @@ class Spare(Generic[P]):
 
     def take(self, make: Callable[[], P]) -> P:
         """Return a page that stands at 0."""
-        self._device._native  # noqa: B018 - raises in a forked child, which cannot use it
         taken: list[P] = []
         try:
             taken.extend(map(operator.call, (self._pages.pop,)))
@@ -185,8 +183,8 @@ class Spare(Generic[P]):
 
 
 def spare_words(device: Device) -> Spare[PinnedWords]:
-    """The spare pages of a device; a forked child has its own, because it shares the parent's pages."""
-    return device._once(f"spare words of {generation()}", lambda: Spare[PinnedWords](device))
+    """The spare pages of a device."""
+    return device._once("spare words", lambda: Spare[PinnedWords](device))
 
 
 class _Own:
