@@ -6,6 +6,7 @@ The host backend and our own timeline semaphores use it. Every call here release
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -16,13 +17,14 @@ import platform
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import starmap
 from time import perf_counter
 from typing import Final
 
-from .errors import DriverError, OutOfMemoryError
+from .errors import DriverError, OutOfMemoryError, ResourceClosedError
 
 if sys.platform != "win32":
     import fcntl
@@ -117,13 +119,130 @@ def loaded_library(*names: str) -> str | None:
 
 def not_main_interpreter() -> str:
     """Why a driver's bindings cannot be used in this interpreter, if it is not the process's first."""
-    current, main = (getattr(ctypes.pythonapi, f"PyInterpreterState_{which}", None) for which in ("Get", "Main"))
-    if current is None or main is None:  # not CPython
-        return ""
-    current.restype = main.restype = ctypes.c_void_p
-    if current() == main():
+    if not _sub_interpreter():
         return ""
     return "this is a sub-interpreter: the driver's bindings belong to the process's first interpreter."
+
+
+def _sub_interpreter() -> int:
+    """The address of this interpreter's state; 0 if it is the process's first, or not CPython's."""
+    current, main = (getattr(ctypes.pythonapi, f"PyInterpreterState_{which}", None) for which in ("Get", "Main"))
+    if current is None or main is None:
+        return 0
+    current.restype = main.restype = ctypes.c_void_p
+    return 0 if (found := current()) == main() else found
+
+
+# -- threads -----------------------------------------------------------------------------------------------------
+
+_NO_THREAD: Final = (
+    "expected a new thread, got none: the process is at its limit of threads or of memory; close streams and bridges, "
+    "or raise the limit (ulimit -u, ulimit -v)"
+)
+_threads: dict[Thread, Callable[[], object]] = {}
+_ending = False
+
+
+class Thread:
+    """A thread of this library, made by `start_thread`."""
+
+    def __init__(self) -> None:
+        self._begun = _thread.allocate_lock()  # held until it has begun, the other until it has ended
+        self._running = _thread.allocate_lock()
+        self._begun.acquire()
+        self._running.acquire()
+        self.ident = 0
+
+    def join(self, limit: float) -> bool:
+        """Wait up to `limit` seconds for its end; return whether it has ended."""
+        ended = self.ident != _thread.get_ident() and self._running.acquire(timeout=limit)
+        if ended:
+            self._running.release()
+        return ended
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._running.locked()
+
+    def _run(self, work: Callable[[], object], stop: Callable[[], object] | None) -> None:
+        if stop is not None:
+            _threads[self] = stop
+        self.ident = _thread.get_ident()
+        self._begun.release()
+        try:
+            work()
+        finally:
+            _threads.pop(self, None)
+            self._running.release()
+
+
+def start_thread(work: Callable[[], object], stop: Callable[[], object] | None = None) -> Thread:
+    """Start a thread, and wait until it has begun.
+
+    ``threading.Thread`` waits for ever for a thread that finds no memory to begin with, and refuses daemons in
+    sub-interpreters.
+
+    Parameters
+    ----------
+    work : callable
+        What the thread does.
+    stop : callable, optional
+        Tells it to end, without waiting for it. The exit waits only for threads that have one.
+
+    Raises
+    ------
+    DriverError
+        The process has no memory for it, or as many threads as it may have.
+    ResourceClosedError
+        The interpreter is exiting.
+    """
+    check_exit()
+    try:
+        thread = Thread()
+        run = partial(thread._run, work, stop)
+        alive = weakref.ref(run)
+        _thread.start_new_thread(run, ())
+        del run  # now the thread alone has it
+        while not thread._begun.acquire(timeout=SLICE):
+            if alive() is None and not thread._begun.acquire(blocking=False):
+                raise MemoryError  # the thread found none to begin with
+    except (RuntimeError, MemoryError) as error:
+        code = errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN
+        raise driver_error("pthread_create", code, _NO_THREAD) from error
+    return thread
+
+
+def check_exit() -> None:
+    """Raise if the interpreter is exiting, which ends all waits."""
+    if _ending:
+        raise ResourceClosedError("the interpreter is exiting.")
+
+
+def end_threads() -> None:
+    """End all threads, because the interpreter exits. The core's drain calls it first.
+
+    A daemon that returns from libc while the interpreter is being finalized may crash it. At the end of a
+    sub-interpreter CPython aborts the process if a thread is left, even one that has just ended.
+    """
+    global _ending  # noqa: PLW0603 - it is the interpreter that exits
+    if _ending:
+        return
+    _ending = True
+    threads = _threads.copy()
+    for stop in threads.values():
+        stop()
+    for thread in threads:
+        thread.join(left_of_exit())
+    if interpreter := _sub_interpreter():
+        first, following = ctypes.pythonapi.PyInterpreterState_ThreadHead, ctypes.pythonapi.PyThreadState_Next
+        first.restype = following.restype = ctypes.c_void_p
+        first.argtypes = following.argtypes = (ctypes.c_void_p,)
+        until(lambda: following(first(interpreter)) is None, left_of_exit())
+
+
+atexit.register(end_threads)  # for programs without the core
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.clear)
 
 
 class Timespec(ctypes.Structure):
@@ -236,11 +355,11 @@ def close(*fds: int) -> None:
     for fd in fds:
         if closer(fd) is os.close:
             os.close(fd)
-        else:
-            closing.append(_close_aside(fd))
+        elif (thread := _close_aside(fd)) is not None:
+            closing.append(thread)
     deadline = time.monotonic() + _CLOSE_LIMIT
-    for done in closing:
-        done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    for thread in closing:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def closer(fd: int) -> Callable[[int], object]:
@@ -260,20 +379,16 @@ def _is_kernels(fd: int) -> bool:
         return False
 
 
-def _close_aside(fd: int) -> _thread.LockType:
-    done = _thread.allocate_lock()
-    done.acquire()
-
+def _close_aside(fd: int) -> Thread | None:
     def work() -> None:
         with contextlib.suppress(OSError):
             os.close(fd)
-        done.release()
 
     try:
-        _thread.start_new_thread(work, ())  # not threading's: a finalizer's own thread may hold its lock already
-    except RuntimeError:  # a thread cannot be started; the interpreter may be ending
+        return start_thread(work)
+    except (DriverError, ResourceClosedError):  # it cannot be started, or the interpreter is exiting
         work()
-    return done
+        return None
 
 
 def map_shared(fd: int, size: int) -> int:

@@ -21,7 +21,6 @@ never returns keeps the page mapped.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import threading
@@ -46,7 +45,7 @@ from gpuinterop.handles import AnySemaphoreHandle, FdHandle, OpaqueFd, TimelineF
 
 from . import memory
 from .formats import swiftshader
-from .streams import AnyStream, Device, check_exit
+from .streams import AnyStream, Device
 
 _T = TypeVar("_T")
 _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
@@ -254,13 +253,7 @@ class BinarySemaphore(Semaphore):
             with contextlib.suppress(GpuInteropError):
                 self._use(self._page.broadcast)
 
-        thread = threading.Thread(target=broadcast, name="gpuinterop broadcast", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            raise system.driver_error("pthread_create", errno.EAGAIN, "no further thread can be started") from None
-        thread.join(LOCK_LIMIT)
-        if thread.is_alive():
+        if not system.start_thread(broadcast).join(LOCK_LIMIT):
             raise self._unusable(
                 f"the broadcast to its waiters has not returned in {LOCK_LIMIT:g} s: a process was killed in its wait"
             )
@@ -465,7 +458,7 @@ class Semaphores(HostSemaphoreBackend):
     def host_wait(self, semaphore: Semaphore, value: int, timeout: float | None) -> bool:
         """Wait in the calling thread."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        return semaphore.wait(value, deadline, check_exit)
+        return semaphore.wait(value, deadline, system.check_exit)
 
 
 def _type(handle_type: type) -> type[BinarySemaphore | TimelineSemaphore]:

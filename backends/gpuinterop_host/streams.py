@@ -10,13 +10,11 @@ with `ResourceClosedError`, so that skipped work is not taken for done.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import errno
 import itertools
 import os
 import threading
-from _thread import LockType, allocate_lock, start_new_thread
+from _thread import LockType, allocate_lock
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,6 +93,8 @@ _ONE: Final = (None,)
 class Stream:
     """A worker thread behind a queue."""
 
+    thread: system.Thread
+
     def __init__(self) -> None:
         self.pointer = next(_pointers)
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
@@ -104,8 +104,6 @@ class Stream:
         """Why the stream refuses work; set before the queued None that ends the worker."""
         self._ended = False
         self._failure: BaseException | None = None
-        self._running = allocate_lock()  # held until the worker has ended
-        self._running.acquire()
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         gone = self._gone
@@ -144,7 +142,7 @@ class Stream:
 
     def check(self) -> None:
         """Raise if the stream's thread must stop waiting."""
-        check_exit()
+        system.check_exit()
         if self._gone:
             raise ResourceClosedError(f"the host stream {self.pointer} was destroyed with work pending.")
 
@@ -154,35 +152,29 @@ class Stream:
         _live.pop(self.pointer, None)
         self._queue.put(None)
 
-    def end(self, limit: float) -> None:
+    def _exit(self) -> None:
         self._gone = self._gone or f"the host stream {self.pointer} has ended: the interpreter is exiting."
         self._queue.put(None)
-        self.join(limit)
-
-    def join(self, limit: float) -> bool:
-        """Wait up to `limit` seconds for the worker; return whether it has ended."""
-        ended = self._running.acquire(timeout=limit)
-        if ended:
-            self._running.release()
-        return ended
 
     def _run(self) -> None:
-        get = self._queue.get
-        while (item := get()) is not None:
-            if isinstance(item, Event):
-                item.finish(self._failure)
-            else:
-                if self._failure is None:
-                    try:
-                        function, arguments = item
-                        function(*arguments)
-                    except BaseException as error:
-                        self._failure = error
-                self._unfinished.pop()
-            item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
-        self._ended = True
-        self._refuse()
-        self._running.release()
+        try:
+            get = self._queue.get
+            while (item := get()) is not None:
+                if isinstance(item, Event):
+                    item.finish(self._failure)
+                else:
+                    if self._failure is None:
+                        try:
+                            function, arguments = item
+                            function(*arguments)
+                        except BaseException as error:
+                            self._failure = error
+                    self._unfinished.pop()
+                item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
+        finally:  # without memory, any line above may raise
+            self._gone = self._gone or "the host stream has ended: its thread ran out of memory; make a new one."
+            self._ended = True
+            self._refuse()
 
     def _refuse(self) -> None:
         """Fail the operations queued after the worker's end, so that threads do not wait for them."""
@@ -228,7 +220,7 @@ class CallingThread:
         """Return at once: no operation can be pending."""
 
     def check(self) -> None:
-        check_exit()
+        system.check_exit()
 
     def destroy(self) -> None:
         """Do nothing: it is not owned."""
@@ -238,7 +230,6 @@ AnyStream: TypeAlias = Stream | CallingThread
 
 _pointers = itertools.count(FIRST_POINTER)
 _live: dict[int, Stream] = {}
-_exiting = threading.Event()
 
 
 class Streams(Backend):
@@ -250,13 +241,11 @@ class Streams(Backend):
         """Start a worker thread (``pthread_create``)."""
         stream = Stream()
         try:
-            start_new_thread(stream._run, ())  # an interrupt in threading's start would leave a lock held
+            stream.thread = system.start_thread(stream._run, stream._exit)
             _live[stream.pointer] = stream
             return stream
-        except BaseException as error:
+        except BaseException:
             stream.destroy()
-            if isinstance(error, RuntimeError):  # "can't start new thread"
-                raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
             raise
 
     def adopt_stream(self, device: Device, pointer: int) -> AnyStream:
@@ -315,25 +304,10 @@ class Streams(Backend):
         stream.submit(ctypes.memset, (target, byte, size))
 
 
-def check_exit() -> None:
-    """Raise if the interpreter is exiting, which ends all waits."""
-    if _exiting.is_set():
-        raise ResourceClosedError("the interpreter is exiting.")
-
-
-def _exit() -> None:
-    # The threads are daemons; but one that returns from libc while the interpreter is being finalized may crash it, so
-    # waiting threads are stopped first.
-    _exiting.set()
-    for stream in _live.copy().values():  # a copy is one step: other threads make and end streams meanwhile
-        stream.end(system.left_of_exit())
-
-
 def _forked() -> None:
     for stream in _live.copy().values():
         stream._forked()
 
 
-atexit.register(_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)

@@ -388,6 +388,7 @@ def _told(taken: list[Native], next_one: list[Callable[[], None]]) -> None:
 def _drain_at_exit() -> None:
     """Release what can be released without blocking."""
     global _exiting  # noqa: PLW0603 - it is the process that exits
+    system.end_threads()
     _exiting = True
 
     def is_over() -> bool:

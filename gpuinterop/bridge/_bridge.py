@@ -226,7 +226,7 @@ class Bridge(Resource):
         stream_words(device)
         self._device = device
         self._grace = seconds
-        self._watcher = Watcher(f"gpuinterop-bridge-{device.backend}-{device.ordinal}")
+        self._watcher = Watcher()
         self._watch = _Watch(self._watcher, seconds, device._streams)
         super().__init__(self._watch)
         self._lifetime.open()

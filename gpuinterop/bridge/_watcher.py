@@ -10,10 +10,7 @@ writes are ordered, those of two streams are not.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import contextvars
-import errno
 import functools
 import itertools
 import operator
@@ -23,14 +20,13 @@ import select
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .. import system
 from .._arguments import check_int
-from .._core.monitor import after_fork, locked
+from .._core.monitor import locked
 from .._core.native_stream import Wait, fail_stream, fail_wait, order
 from .._core.stream_memory import PinnedWords, Spare
 from ..errors import (
@@ -508,8 +504,7 @@ def ended(process: int) -> bool:
 class Watcher:
     """The watcher's thread, started when the first operation is pending."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._lanes: dict[Lane, None] = {}
         # Not an Event: the collector may end a bridge in this very thread, inside Event.wait(), whose lock is not
         # reentrant. SimpleQueue.put() is.
@@ -518,9 +513,8 @@ class Watcher:
         self._stopping = False
         self._cancel_at: float | None = None
         self._starting = threading.RLock()
-        self._thread: threading.Thread | None = None
+        self._thread: system.Thread | None = None
         self._failure: GpuInteropError | None = None
-        _live.add(self)
 
     # -- the application's threads -------------------------------------------------------------------------------
 
@@ -537,7 +531,8 @@ class Watcher:
             self._wake.put(None)
 
     def check(self) -> None:
-        """Raise if the thread has stopped polling."""
+        """Raise if the thread has stopped polling, or stops because the interpreter is exiting."""
+        system.check_exit()
         if self._failure is not None:
             raise again(self._failure)
 
@@ -550,35 +545,26 @@ class Watcher:
 
     def _start(self, held: bool) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            try:
-                # Without the GIL a thread inherits its starter's context, and keeps what that holds alive.
-                contextvars.Context().run(thread.start)
-            except RuntimeError as error:  # "can't start new thread"
-                raise system.driver_error("pthread_create", errno.EAGAIN, str(error)) from error
-            self._thread = thread  # an interrupt before this line leaves two threads, which is harmless
+            # An interrupt before the assignment leaves two threads, which is harmless.
+            self._thread = system.start_thread(self._run, self._exit)
 
     def cancel_after(self, seconds: float) -> None:
         """Cancel operations that are still pending after `seconds`."""
         self._cancel_at = time.monotonic() + seconds
         self._wake.put(None)
 
-    def stop(self, limit: float | None = None) -> None:
-        """End the thread and wait up to `limit` seconds for it. Any thread but itself may call this."""
+    def stop(self) -> None:
+        """Tell the thread to end."""
         self._stopping = True
         self._wake.put(None)
-        thread = self._thread
-        if limit is not None and thread is not None and thread is not threading.current_thread():
-            thread.join(limit)
 
     def cancel(self, error: GpuInteropError) -> None:
         for lane in list(self._lanes):
             lane.cancel(error)
 
-    def exiting(self) -> None:
+    def _exit(self) -> None:
         """Let waiting streams go on and refuse further calls, because the interpreter is exiting."""
-        self._failure = ResourceClosedError("the interpreter is exiting while a stream still waits.")
-        self.cancel(self._failure)
+        self.cancel(ResourceClosedError("the interpreter is exiting while a stream still waits."))
         self.stop()
 
     # -- the thread ----------------------------------------------------------------------------------------------
@@ -632,18 +618,3 @@ class Watcher:
         finally:
             self._sleeping = False
         return True
-
-
-_live: weakref.WeakSet[Watcher] = weakref.WeakSet()
-
-
-def _exit() -> None:
-    watchers = list(_live)
-    for watcher in watchers:
-        watcher.exiting()
-    for watcher in watchers:
-        watcher.stop(system.left_of_exit())
-
-
-after_fork(_live.clear)  # a child lacks the threads, and must not store into the parent's words on exit
-atexit.register(_exit)  # registered last, so it runs before the core's drain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import functools
 import hashlib
 import os
 import queue
@@ -14,7 +15,6 @@ import socket
 import stat
 import struct
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -543,8 +543,7 @@ class TorchTransport(Transport):
         answers: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
         asked = [peer for peer in range(self.size) if peer != self.rank]
         for peer in asked:
-            arguments = (peer, payload, tag, answers)
-            threading.Thread(target=self._talk, args=arguments, name=f"gpuinterop rank {peer}", daemon=True).start()
+            system.start_thread(functools.partial(self._talk, peer, payload, tag, answers))
         for _ in asked:
             try:
                 peer, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
+from .. import system
 from .._arguments import check_nbytes, check_type
 from .._core.ownership import lend
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
@@ -493,8 +494,7 @@ class MemfdExporter(Exporter):
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="gpuinterop-memfd-exporter", daemon=True)
-        self._thread.start()
+        self._thread = system.start_thread(self._work, self._end)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -573,6 +573,12 @@ class MemfdExporter(Exporter):
             self._pending.append(pending)
         self._queue.put(pending)
         return pending
+
+    def _end(self) -> None:
+        """Give up what it does, because the interpreter exits."""
+        for entry in self._pending:
+            entry.cancelled.set()
+        self._queue.put(None)
 
     def _work(self) -> None:
         while (pending := self._queue.get()) is not None:

@@ -9,6 +9,7 @@ the parent to act on. A call takes no longer than its time-out, whatever has bec
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -27,7 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as Futur
 from dataclasses import asdict, replace
 from typing import Any
 
-from .. import errors
+from .. import errors, system
 from .._arguments import check_type
 from ..bridge import Endpoint, OwnTimelineEndpoint
 from ..capabilities import Capabilities, Capability, Cell, Scope, Support
@@ -245,7 +246,10 @@ class _Child:
         self._lock = threading.Lock()
         self._ended = False
         self._closing = False
-        with theirs:
+        with theirs, contextlib.ExitStack() as left:
+            left.callback(ours.close)
+            left.callback(ours.shutdown, socket.SHUT_RDWR)
+            self._reader = system.start_thread(self._read)
             # -c and not -m: the package has imported this module, so running it would make a second copy of it.
             code = "from gpuinterop.exporters.process import _main; _main()"
             command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())]
@@ -256,8 +260,7 @@ class _Child:
                 self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        self._reader = threading.Thread(target=self._read, name="gpuinterop-process-exporter", daemon=True)
-        self._reader.start()
+            left.pop_all()
         try:
             self.start = self.call("open", timeout=_START_LIMIT, inner=inner, options=dict(options))[0]
         except BaseException:
@@ -761,7 +764,7 @@ def _watch(parent: int) -> None:
 
 def _main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_watch, args=(int(sys.argv[2]),), daemon=True).start()
+    system.start_thread(functools.partial(_watch, int(sys.argv[2])))
     try:
         _Server(_Wire(connection)).serve()
     finally:

@@ -20,8 +20,6 @@ from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.native import RELEASED
 from gpuinterop._core.resource import Resource
-from gpuinterop.bridge import _watcher
-from gpuinterop_host import streams
 
 from .fake import FakeBackend, FakeEverything, fake_device, memory_of
 
@@ -262,6 +260,7 @@ def test_the_exit_waits_for_work_and_not_for_arrays(
     memory.close()
     monkeypatch.setattr(system, "EXIT_S", 1e9)  # for the array it would be there for ever
     monkeypatch.setattr(system, "_exit_began", [])
+    monkeypatch.setattr(system, "end_threads", lambda: None)
     monkeypatch.setattr(drain, "_exiting", False)  # as it is again afterwards
     drain._drain_at_exit()
     assert backend.count("memory") == 1
@@ -275,23 +274,17 @@ def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> N
     now = [100.0]
 
     class Stuck:
-        def exiting(self) -> None: ...
-
-        def end(self, limit: float) -> None:
+        def join(self, limit: float) -> None:
             now[0] += limit
 
-        stop = end
-
     monkeypatch.setattr(system, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(system, "until", lambda condition, limit: Stuck().end(limit))
+    monkeypatch.setattr(system, "until", lambda condition, limit: Stuck().join(limit))
     monkeypatch.setattr(system, "_exit_began", [])
-    monkeypatch.setattr(_watcher, "_live", [Stuck(), Stuck()])
-    monkeypatch.setattr(streams, "_live", {1: Stuck(), 2: Stuck()})
-    monkeypatch.setattr(streams, "_exiting", threading.Event())
+    monkeypatch.setattr(system, "_ending", False)
+    monkeypatch.setattr(system, "_threads", {Stuck(): lambda: None, Stuck(): lambda: None})
     monkeypatch.setattr(drain, "_exiting", False)
-    _watcher._exit()
-    streams._exit()
-    assert now[0] == 101.0, "what comes last has a second left"
+    system.end_threads()
+    assert now[0] == 101.0, "the drain, which comes last, has a second left"
     drain._drain_at_exit()
     assert now[0] == 102.0
 

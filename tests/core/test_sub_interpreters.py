@@ -1,4 +1,4 @@
-"""GPU backends belong to the process's first interpreter: in another they say so, before a binding is loaded."""
+"""GPU backends belong to the process's first interpreter, and say so. The host's work elsewhere, and end with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-PROGRAM = '''
+RUN = '''
 import importlib
 for name in ("_interpreters", "_xxsubinterpreters"):  # from 3.13 on, before
     try:
@@ -15,7 +15,13 @@ for name in ("_interpreters", "_xxsubinterpreters"):  # from 3.13 on, before
         break
     except ModuleNotFoundError:
         pass
-interpreters.run_string(interpreters.create(), """
+one = interpreters.create()
+failure = interpreters.run_string(one, """{script}""")
+assert not failure, failure
+interpreters.destroy(one)
+'''
+
+REFUSED = """
 from gpuinterop.errors import BackendUnavailableError
 try:
     from gpuinterop_{vendor} import backend
@@ -24,13 +30,70 @@ except BackendUnavailableError as error:
     print(error)
 except ImportError as error:  # 3.12 loads no ctypes there
     print("this is a sub-interpreter:", error)
-""")
-'''
+"""
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(("vendor", "name"), [("cuda", "Cuda"), ("hip", "Hip")])
 def test_a_sub_interpreter_is_refused(vendor: str, name: str) -> None:
-    program = PROGRAM.replace("{vendor}", vendor).replace("{name}", name)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("this is a sub-interpreter:"), done.stdout + done.stderr
+    script = REFUSED.replace("{vendor}", vendor).replace("{name}", name)
+    assert run(RUN.replace("{script}", script)).startswith("this is a sub-interpreter:")
+
+
+# Threads and descriptors, before and after.
+COUNTED = """
+import os, time
+def left():
+    return [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]
+before = left()
+{run}
+deadline = time.monotonic() + 20
+while left() != before and time.monotonic() < deadline:
+    time.sleep(0.001)
+assert left() == before, (before, left())
+print("the first one goes on")
+"""
+
+# A fill without a stream goes the way of a copy, and loads no NumPy, which is for one interpreter of a process.
+WORK = """
+import ctypes
+import gpuinterop as gi
+device = gi.get_backend('host').device()
+with device.allocate(4096) as allocation:
+    allocation.buffer.fill(7)
+    assert ctypes.string_at(allocation.buffer.ptr, 4096) == bytes([7]) * 4096
+"""
+
+OPEN = """
+from gpuinterop.exporters import open_exporter
+idle, waiting, behind, bridged, closed = (device.create_stream() for _ in range(5))
+semaphore = device.create_semaphore(gi.TimelineFd)
+semaphore.wait(waiting, 1)
+behind.wait_stream(waiting)
+semaphore.close()
+class Never(gi.bridge.Endpoint):
+    kind, label = gi.Timeline, 'never'
+    def wait(self, value, timeout):
+        return False
+    def signal(self, value): ...
+    def close(self): ...
+bridge = gi.bridge.Bridge(device)
+bridge.from_endpoint(Never()).wait(bridged, 1)
+exporter = open_exporter('memfd')
+closed.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the host backend runs on Linux")
+def test_its_end_ends_the_threads_of_what_is_open() -> None:
+    """CPython aborts the process if one is left: `Py_EndInterpreter: not the last thread`."""
+    pytest.importorskip("_testcapi", reason="this Python cannot end an interpreter that has threads")
+    script = f'import _testcapi\nassert _testcapi.run_in_subinterp("""{WORK}{OPEN}""") == 0'
+    assert run(COUNTED.replace("{run}", script)) == "the first one goes on\n"

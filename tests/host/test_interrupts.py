@@ -53,7 +53,7 @@ def test_an_interrupt_leaves_nothing() -> None:
 
     def end(stream: Any) -> None:
         backend.destroy_stream(stream)
-        stream.join(LIMIT)
+        stream.thread.join(LIMIT)
 
     def signalled(kind: Any) -> Any:
         semaphore = backend.create_semaphore(device, kind)

@@ -171,7 +171,7 @@ def test_destroying_a_stream_that_waits_for_an_event(backend: HostBackend, devic
 def test_after_destruction(backend: HostBackend, device: Device) -> None:
     stream = backend.create_stream(device)
     backend.destroy_stream(stream)
-    assert stream.join(LIMIT)
+    assert stream.thread.join(LIMIT)
     other: Any = backend.create_stream(device)
     semaphore: Any = backend.create_semaphore(device, TimelineFd)
     batch = backend.prepare([semaphore])
@@ -206,7 +206,7 @@ def test_destroyed_in_the_middle_of_a_submit(
     def late(item: Any) -> None:
         monkeypatch.undo()
         backend.destroy_stream(stream)
-        stream.join(LIMIT)
+        stream.thread.join(LIMIT)
         put(item)
 
     monkeypatch.setattr(stream, "_queue", SimpleNamespace(put=late))
@@ -226,7 +226,7 @@ def test_streams_do_not_leak_threads(backend: HostBackend, device: Device) -> No
         streams.append(stream)
         backend.destroy_stream(stream)
     for stream in streams:
-        assert stream.join(LIMIT)
+        assert stream.thread.join(LIMIT)
     deadline = time.monotonic() + LIMIT
     while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -365,23 +365,6 @@ batch = backend.prepare([backend.create_semaphore(device, TimelineFd)])
 """
 
 
-class OfSeveralThreads(dict[int, Any]):
-    """A dict as it is without the GIL: while one thread iterates, another puts something in. A copy is one step."""
-
-    def values(self) -> Any:
-        for key, value in super().items():
-            self[key + 1] = value
-            yield value
-
-
-def test_the_exit_ends_streams_while_others_are_made(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_exiting", threading.Event())
-    monkeypatch.setattr(streams, "_live", OfSeveralThreads({stream.pointer: stream}))
-    streams._exit()
-    assert stream.join(LIMIT)
-    streams._live.clear()
-
-
 def test_submit_behind_the_end() -> None:
     done = run(AFTER_THE_END)
     assert (done.returncode, done.stdout.count("the interpreter is exiting"), done.stderr) == (0, 2, "")
@@ -434,15 +417,6 @@ print(os.waitstatus_to_exitcode(status))
 def test_fork() -> None:
     done = run(FORK)
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
-
-
-def test_no_thread_to_be_had(backend: HostBackend, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(streams, "start_new_thread", refuse)
-    with pytest.raises(DriverError, match="pthread_create"):
-        backend.create_stream(device)
 
 
 def test_order_of_work_and_failure_from_many_threads(backend: HostBackend, stream: Any) -> None:

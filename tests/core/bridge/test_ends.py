@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop._core.semaphore import SemaphoreBatch
 from gpuinterop.bridge import Bridge
@@ -21,9 +22,8 @@ from gpuinterop.handles import Binary
 from .scripted import LIMIT, Script, Scripted, blocked, end, until
 
 
-def share_of(thread: threading.Thread, seconds: float) -> float:
+def share_of(thread: system.Thread, seconds: float) -> float:
     """The share of a core that a thread uses."""
-    assert thread.ident is not None
     clock = time.pthread_getcpuclockid(thread.ident)
     used, began = time.clock_gettime(clock), time.monotonic()
     threading.Event().wait(seconds)
@@ -46,7 +46,7 @@ def test_a_bridge_that_waits_costs_next_to_nothing(host: Device, scope: ExitStac
     assert share_of(thread, 0.3) < 0.01, "nobody waits"
 
 
-def _watcher_of(bridge: Bridge) -> list[threading.Thread]:
+def _watcher_of(bridge: Bridge) -> list[system.Thread]:
     thread = bridge._watcher._thread
     return [] if thread is None else [thread]
 
@@ -190,11 +190,12 @@ def test_the_collector_ends_a_bridge_in_its_own_watchers_sleep(host: Device, sco
     stream = scope.enter_context(host.create_stream())
     semaphore.wait(stream, 1)
     thread = bridge._watcher._thread
-    collected = threading.Event()
+    assert thread is not None
+    ident, collected = thread.ident, threading.Event()
     allocate = threading._allocate_lock  # type: ignore[attr-defined]
 
     def collect() -> None:
-        if threading.current_thread() is thread and not collected.is_set():
+        if threading.get_ident() == ident and not collected.is_set():
             gc.collect()
             collected.set()
 

@@ -59,8 +59,7 @@ def test_exit_lets_the_stream_go() -> None:
         semaphore = bridge.from_endpoint(Never())
         stream = device.create_stream()
         semaphore.wait(stream, 1)
-        from gpuinterop.bridge import _watcher
-        _watcher._exit()
+        gi.system.end_threads()
         try:
             stream.synchronize(20)
         except gi.ResourceClosedError as error:
@@ -166,8 +165,7 @@ def test_a_bridge_takes_nothing_more_in_a_child_nor_at_the_end() -> None:
         early = bridge.from_endpoint(Never())
         fd = os.eventfd(0)
         handle = gi.EventFd(fd)
-        def refused(words):
-            stream = device.create_stream()
+        def refused(words, stream):
             for call in (
                 lambda: bridge.from_endpoint(Never()), lambda: bridge.import_semaphore(handle),
                 lambda: early.wait(stream, 1), lambda: early.host_wait(1, timeout=20),
@@ -185,16 +183,16 @@ def test_a_bridge_takes_nothing_more_in_a_child_nor_at_the_end() -> None:
         if child == 0:
             status = 1
             try:
-                refused("made before the fork")
+                refused("made before the fork", device.create_stream())
                 status = 0
             finally:
                 os._exit(status)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
     at_exit = """
-        from gpuinterop.bridge import _watcher
-        _watcher._exit()
-        refused("the interpreter is exiting")
+        stream = device.create_stream()
+        gi.system.end_threads()
+        refused("the interpreter is exiting", stream)
         print(0)
         """
     for rest in (child, at_exit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import threading
+import sys
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -220,14 +220,14 @@ def test_a_page_that_cannot_be_pinned(words: tuple[Device, WordsBackend], scope:
     backend.on_pin = fails
     fd = os.eventfd(0)
     handle = gi.EventFd(fd)
-    before = (len(os.listdir("/proc/self/fd")), threading.active_count())
+    before = (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
     with pytest.raises(gi.DriverError):
         bridge.from_endpoint(endpoint)
     with pytest.raises(gi.DriverError):
         bridge.import_semaphore(handle)
     assert handle.fd == fd
     assert endpoint.closed == 0
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) == before
     os.close(fd)
     assert backend.pins == {}
 
@@ -317,26 +317,6 @@ def test_closed_while_it_is_being_constructed(
     assert (backend.waits, backend.writes) == ([], [])
 
 
-def test_a_thread_that_cannot_be_started(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, backend = words
-    semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(Scripted()))
-    stream = scope.enter_context(device.create_stream())
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        for call in (semaphore.wait, semaphore.signal):
-            with pytest.raises(gi.DriverError, match="pthread_create"):
-                call(stream, 1)
-    assert (backend.waits, backend.writes) == ([], [])
-    assert not lane_of(semaphore).busy
-    semaphore.wait(stream, 1)
-
-
 def test_a_mistake_in_the_watcher_strands_nobody(
     host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +328,7 @@ def test_a_mistake_in_the_watcher_strands_nobody(
         raise ZeroDivisionError("ours")
 
     shown: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", shown.append)
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
     monkeypatch.setattr(_watcher.Watcher, "_watch", wrong)
     with suppress(gi.PeerError):  # it may be known by then
         semaphore.wait(stream, 1)
