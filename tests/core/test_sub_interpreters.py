@@ -92,6 +92,14 @@ closed.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the host backend runs on Linux")
+def test_a_copy_leaves_no_thread_behind() -> None:
+    """CPython 3.11 neither runs nor destroys an interpreter that has a second thread."""
+    flavour = "'legacy'" if sys.version_info >= (3, 13) else "isolated=False"  # another lacks ctypes in 3.12
+    script = RUN.replace("create()", f"create({flavour})").replace("{script}", WORK)
+    assert run(COUNTED.replace("{run}", script)) == "the first one goes on\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the host backend runs on Linux")
 def test_its_end_ends_the_threads_of_what_is_open() -> None:
     """CPython aborts the process if one is left: `Py_EndInterpreter: not the last thread`."""
     pytest.importorskip("_testcapi", reason="this Python cannot end an interpreter that has threads")
