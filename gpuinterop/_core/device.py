@@ -727,14 +727,14 @@ class Device(Sole):
 
     @contextmanager
     def _copy_stream(self) -> Generator[Stream]:
-        """A stream for a copy without a `stream=` argument; on the CPU the calling thread, which waits anyway.
+        """A stream of ours for a copy without a `stream=` argument.
 
         Each copy under way has its own, so that no copy waits behind another. A failed stream is not used again.
         """
         try:
             copier = self._copiers.pop()
         except IndexError:
-            copier = self.wrap_stream(0) if self.info.is_cpu else self._new_stream(high_priority=False)
+            copier = self._new_stream(high_priority=False)
             copier._warns = False
         try:
             copier._check_open()

@@ -472,9 +472,9 @@ class Buffer(Sized):
         first = self._offset + start
         return self._mapping.users(first, first + (self._size if size is None else size), user)
 
-    def _wait_for_users(self) -> None:
+    def _wait_for_users(self, start: int = 0, size: int | None = None) -> None:
         """Block until every stream that used the bytes has finished that work."""
-        for user in self._users(None):
+        for user in self._users(None, start, size):
             user.synchronize(None)
             if (failure := user.tell_failure()) is not None:
                 raise again(failure)
@@ -483,7 +483,7 @@ class Buffer(Sized):
         self, stream: Stream | None, start: int, size: int, enqueue: Callable[[Handle], None],
         *, array: HostArray | None = None,
     ) -> None:  # fmt: skip
-        """Enqueue on the given stream; without one, enqueue on our own and wait for it."""
+        """Enqueue on the given stream. Without one, enqueue on our own and wait for it; the CPU needs none for that."""
         if stream is not None:
             check_stream(self._device, stream)
             if array is not None:
@@ -495,6 +495,12 @@ class Buffer(Sized):
                 stream._enqueue(enqueue, self._lifetime, self._mapping, host=array)
             finally:
                 del calls[-1]
+            return
+        if self._device.info.is_cpu:
+            self._wait_for_users(start, size)
+            here = self._backend.adopt_stream(self._device._native, 0)
+            self._lifetime.use(lambda _: self._mapping.use(lambda _: enqueue(here)))
+            drain()
             return
         with self._device._copy_stream() as copier:
             users = self._users(copier, start, size)
