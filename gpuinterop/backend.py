@@ -110,7 +110,7 @@ class DeviceInfo:
     luid : bytes, optional
         8 bytes, Windows only.
     is_cpu : bool
-        Whether it matches Vulkan's CPU devices. Its stream 0 is then the calling thread.
+        Whether it matches Vulkan's CPU devices. A copy without a stream then goes to stream 0.
     dlpack : tuple of int
         DLPack's ``(DLDeviceType, device id)`` of mapped buffers.
     array_interface : str

@@ -500,6 +500,7 @@ class Buffer(Sized):
             self._wait_for_users(start, size)
             here = self._backend.adopt_stream(self._device._native, 0)
             self._lifetime.use(lambda _: self._mapping.use(lambda _: enqueue(here)))
+            self._backend.synchronize(here)
             drain()
             return
         with self._device._copy_stream() as copier:
