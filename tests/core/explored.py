@@ -124,7 +124,8 @@ class Core:
 
     def holds(self) -> bool:
         """Whether the running thread may write what is shared. What no run is about may."""
-        return explorer._now is None or explorer._now.me() is None or monitor.interrupted()
+        run = explorer._now
+        return run is None or monitor.interrupted() or run.me() is None
 
     def devices(self, run: Run, backend: FakeBackend) -> list[Device]:
         """The devices of a scripted backend, whose calls are points of the run."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import _thread
 import functools
 import gc
+import math
 import sys
 import time
 import traceback
@@ -104,12 +105,19 @@ class Run:
         The first choices; behind them threads go on as long as they can.
     redundant : frozenset of int
         The sleep set behind the script.
+    budget : float
+        Pre-emptions behind which a thread goes on as long as it can, and its points are none of the script's.
+    tells : bool
+        Note what each thread does; the runs of a search do not, for it takes a tenth of their time.
     """
 
     def __init__(
-        self, script: Sequence[int] = (), redundant: frozenset[int] = frozenset(), codes: Iterable[CodeType] = ()
-    ) -> None:
+        self, script: Sequence[int] = (), redundant: frozenset[int] = frozenset(), codes: Iterable[CodeType] = (), *,
+        budget: float = math.inf, tells: bool = True,
+    ) -> None:  # fmt: skip
         self.script = list(script)
+        self.budget = budget
+        self.tells = tells
         self.redundant = redundant
         self.codes = frozenset(codes)
         self.sleeping: frozenset[int] = frozenset() if script else redundant
@@ -118,6 +126,8 @@ class Run:
         self.told: list[str] = []
         self.points = 0
         self.used = 0
+        self.going = 0
+        """Threads that have not ended."""
         self.clock = 1000.0
         self.jumps = 0
         self.idle: Callable[[], bool] = lambda: False
@@ -141,6 +151,7 @@ class Run:
         before, _now = _now, self
         collecting = gc.isenabled()
         gc.disable()  # a collection is a test's to call
+        self.going = len(self.tasks)
         try:
             for task in self.tasks:
                 _thread.start_new_thread(self._work, (task,))
@@ -168,7 +179,7 @@ class Run:
 
     def point(self, what: str, thing: object = None) -> None:
         """Another thread may go on here, before this one does `what`."""
-        me = self.me()
+        me = self._by_ident.get(_thread.get_ident())
         if me is None or me.done:
             return
         if self._over:
@@ -181,11 +192,14 @@ class Run:
             self.fail(f"no end after {MOST_POINTS} points")
             raise _Unwind
         me.op = (what, thing)
-        self._switch(me)
-        self.told.append(f"{me.name}: {what} {_name(thing)}")
-        self.sleeping = frozenset(
-            number for number in self.sleeping if independent(self.tasks[number].op, me.op) and number != me.number
-        )
+        if self.sleeping or (self.going > 1 and self.used < self.budget):  # else there is no choice
+            self._switch(me)
+        if self.tells:
+            self.told.append(f"{me.name}: {what} {_name(thing)}")
+        if self.sleeping:
+            self.sleeping = frozenset(
+                number for number in self.sleeping if independent(self.tasks[number].op, me.op) and number != me.number
+            )
 
     def block_until(self, condition: Callable[[], bool], what: str, timeout: float | None = None) -> bool:
         """Wait; `condition` has no effects. False when `timeout` seconds of the explorer's have passed."""
@@ -233,6 +247,7 @@ class Run:
             if self.codes:  # without the GIL it stops all threads
                 sys.settrace(None)
             me.done = True
+            self.going -= 1
             self._by_ident.pop(_thread.get_ident(), None)
             try:
                 self._end()
@@ -411,10 +426,15 @@ def _search(
     build: Callable[[Run], Callable[[], object] | None], stack: list[tuple[list[int], frozenset[int]]], budget: int,
     reduce: bool, allowed: tuple[type[BaseException], ...], codes: list[CodeType], most: int, found: Explored,
 ) -> None:  # fmt: skip
+    limit = math.inf if reduce else budget  # a sleep set may take the choice from a thread that could go on
     while stack:
         script, redundant = stack.pop()
         found.runs += 1
-        run = _one(build, Run(script, redundant, codes), allowed)
+        try:
+            run = _one(build, Run(script, redundant, codes, budget=limit, tells=False), allowed)
+        except Failed as error:
+            _one(build, Run(error.script, codes=codes, budget=limit), allowed)  # which tells, and fails as well
+            raise
         found.points += run.points
         found.pruned += run.pruned
         assert found.runs <= most, f"more than {most} schedules"
@@ -433,11 +453,13 @@ def replay(
     build: Callable[[Run], Callable[[], object] | None],
     script: Sequence[int],
     *,
+    budget: float = 2,
     allowed: tuple[type[BaseException], ...] = (),
     by_opcode: Iterable[Callable[..., object]] = (),
 ) -> Run:
-    """The one schedule that `Failed` printed."""
-    return _one(build, Run(script, codes=[function.__code__ for function in by_opcode]), allowed)
+    """The one schedule that `Failed` printed; `budget` is that of its search, or infinite if that left out any."""
+    codes = [function.__code__ for function in by_opcode]
+    return _one(build, Run(script, codes=codes, budget=budget), allowed)
 
 
 def _one(
@@ -482,13 +504,8 @@ class Lock:
         self.depth = 0
         self._again = again
 
-    @staticmethod
-    def _me() -> object:
-        return _thread.get_ident()
-
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        mine = self.owner == self._me()
-        if mine and self._again:
+        if self._again and self.owner == _thread.get_ident():
             self.depth += 1
             return True
         point("acquire", self)
@@ -498,11 +515,11 @@ class Lock:
             limit = None if timeout < 0 else timeout
             if not block_until(lambda: self.owner is None, f"lock {self.label}", limit):
                 return False
-        self.owner, self.depth = self._me(), 1
+        self.owner, self.depth = _thread.get_ident(), 1
         return True
 
     def release(self) -> None:
-        if self._again and self.owner != self._me():
+        if self._again and self.owner != _thread.get_ident():
             if _now is not None and _now._over:
                 return
             raise RuntimeError("cannot release un-acquired lock")
@@ -516,7 +533,7 @@ class Lock:
         return self.owner is not None
 
     def _is_owned(self) -> bool:
-        return self.owner == self._me()
+        return self.owner == _thread.get_ident()
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -736,6 +753,13 @@ class Watched:
         except KeyError:
             raise AttributeError(self.name) from None
 
+    def _is_set(self, thing: Any) -> bool:
+        try:
+            self._load(thing)
+        except AttributeError:
+            return False
+        return True
+
     def __get__(self, thing: Any, kind: type) -> Any:
         if thing is None:
             return self
@@ -744,12 +768,7 @@ class Watched:
         return self._load(thing)
 
     def __set__(self, thing: Any, value: Any) -> None:
-        first = False
-        try:
-            self._load(thing)
-        except AttributeError:
-            first = True
-        if not first and self._holds is not None and not self._holds():
+        if self._holds is not None and not self._holds() and self._is_set(thing):
             _refuse(f"{self.name} of {_name(thing)} is written outside of the monitor")
         if self._wrap is not None:
             value = self._wrap(thing, value)

@@ -67,10 +67,15 @@ CREATES = {
     "import_allocation", "map_allocation", "create_multicast", "import_multicast",
 }  # fmt: skip
 _NUMBERS = {
-    name: [index for index, each in enumerate(inspect.signature(method).parameters) if each in ("graph", "executable")]
+    name: [
+        (each, index - 1)
+        for index, each in enumerate(inspect.signature(method).parameters)
+        if each in ("graph", "executable")
+    ]
     for name, method in vars(GraphBackend).items()
     if name in CALLS
-}  # graphs are numbers, not handles
+}
+"""Graphs are numbers, not handles: what they are, and which argument."""
 
 
 class Handle(tuple[str, int]):
@@ -133,8 +138,7 @@ def _handles(values: Iterable[Any]) -> list[Handle]:
 
 
 def _numbers(name: str, args: Sequence[Any]) -> list[Handle]:
-    kinds = list(inspect.signature(getattr(GraphBackend, name)).parameters) if name in _NUMBERS else []
-    return [Handle((kinds[index], args[index - 1])) for index in _NUMBERS.get(name, ())]
+    return [Handle((kind, args[index])) for kind, index in _NUMBERS.get(name, ())]
 
 
 class FakeBackend(ArrayBackend):

@@ -83,6 +83,7 @@ def find(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> str:
         else:
             actions = {action.name: action for action in pairs.actions()}
             one, other = (actions[name] for name in mutant.found_by.split(" & "))
+            assert not pairs.exclusion(one, other), "what finds it is left out"
             pairs.meet(core, one, other, budget=pairs.preemptions(one, other))
     except Failed as error:
         return f"{error.runs} schedules: {_last(error)}"
@@ -114,7 +115,7 @@ _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or
 MUTANTS: dict[str, Mutant] = {
     "a transition outside of the monitor": Mutant(
         ((Resource.close, "retire(self._lifetime)", "retire.__wrapped__(self._lifetime)"),),
-        "ExternalMemory.close & Stream.close",
+        "ExternalMemory.close & Device.drain",
     ),
     "a use is forgotten": Mutant(
         ((Buffer._use, "self._mapping.used_on(native, first, first + size)", "pass"),),
@@ -246,7 +247,7 @@ MUTANTS: dict[str, Mutant] = {
     "a callback is looked for, then taken": Mutant(
         (
             (
-                drain.call_back,
+                drain._call_back,
                 "next_one.extend(map(list.pop, (native.callbacks,), (0,)))",
                 "next_one.append(native.callbacks[0]); native.callbacks.remove(next_one[0])",
             ),

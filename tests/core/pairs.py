@@ -415,10 +415,16 @@ def actions() -> list[Action]:
     return found
 
 
+EVERYWHERE = frozenset({"Allocation.close", "Device.drain", "Device.import_memory", "Device.synchronize"})
+"""A release that blocks, a drain, a birth and a look at every stream: each call meets these, whatever it is made on."""
+
+
 def exclusion(one: Action, other: Action) -> str:
     """Why two calls are not run beside each other; empty where they are."""
     if not (one.ends or other.ends):
         return "neither closes, releases, drains or makes anything: each marks, looks and enqueues"
+    if not EVERYWHERE & {one.name, other.name} and not needs(one) & needs(other):
+        return "they have the monitor, the gate and the drain in common, and no object: as with those that meet all"
     return ""
 
 
@@ -436,15 +442,15 @@ def needs(action: Action) -> frozenset[str]:
 
 
 def preemptions(one: Action, other: Action) -> int:
-    """How many a pair is searched with: two where one of them ends what the other is called on, else one.
+    """How many a pair is searched with: two where a close meets a call on its own object, else one.
 
-    A close that waits is a close, and then a wait: two are for the close.
+    One as well for a call's variants, such as those that wait: each is the plain call, and something behind it.
     """
     names = [action.name.partition(", ")[::2] for action in (one, other)]
-    ends = any(".close" in method and special != "timed" for method, special in names)
+    plain = not any(special or ".copy_" in method for method, special in names)  # a copy waits, too
+    ends = any(".close" in method for method, _ in names)
     one_class = len({method.partition(".")[0] for method, _ in names}) == 1
-    waits = any(".close" in method and special == "timed" for method, special in names)
-    return 2 if ends and one_class and not waits and needs(one) & needs(other) else 1
+    return 2 if plain and ends and one_class and needs(one) & needs(other) else 1
 
 
 def meet(core: Core, one: Action, other: Action, **how: Any) -> Explored:

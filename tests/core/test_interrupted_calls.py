@@ -1,6 +1,6 @@
 """Ctrl-C at every place of every public call: no lock is held, no mark is left, and nothing that was made is lost.
 
-Once, and twice: right behind each other, and later, in what cleans up.
+Once, and twice: the second strikes in what cleans up, and `make explore` tries more distances.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("second", [0, 1, 30, *([3, 10, 100] if DEEP else [])])
+@pytest.mark.parametrize("second", [0, 30, *([1, 3, 10, 100] if DEEP else [])])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupt_leaves_nothing_behind(name: str, second: int) -> None:
     count, failed = interrupted(name, second=second)

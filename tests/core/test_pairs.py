@@ -1,6 +1,6 @@
-"""Every public call beside every other, in two threads, in all orders (`pairs`).
+"""Public calls beside each other, in two threads, in all orders (`pairs`).
 
-`make explore` searches deeper: with three pre-emptions, and also pairs of calls that only enqueue.
+`make explore` searches deeper: with one pre-emption more, and also the pairs that are excluded here.
 """
 
 from __future__ import annotations
