@@ -9,6 +9,7 @@
 #   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
+#   MINUTES=10              how long each run of soak takes
 #   RELEASE=v0.1.0          the tag that wheel-check builds; by default it rehearses one
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
 
@@ -23,6 +24,7 @@ FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-la
 WITH ?=
 RELEASE ?=
 JOBS ?= 4
+MINUTES ?= 1
 VULKAN_FLAGS ?=
 GLSLFLAGS ?= --quiet
 
@@ -47,7 +49,8 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
 
 .PHONY: help demo bench docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
-    test-workflows test-hip test-hip-amd test-hip-amd-asan test-forwarding explore test-lowest-cuda test-lowest-hip \
+    test-workflows test-hip test-hip-amd test-hip-amd-asan test-forwarding explore soak soak-host soak-cuda soak-hip \
+    test-lowest-cuda test-lowest-hip \
     memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
@@ -67,6 +70,7 @@ help:
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
 	@echo "make explore      the core's threads in more orders than test-main tries, and more pairs of Ctrl-C; takes long"
+	@echo "make soak MINUTES=10  all public operations at random, by eight threads, on the host and the simulated drivers"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, import-linter's contracts, English that readers stumble over, zizmor and repo-review"
@@ -156,8 +160,18 @@ SITES = $$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( 
     "platlib", sysconfig.get_preferred_scheme("prefix"), {"platbase": one}) for one in sys.argv[1:]), sep=":")' \
     "$(CURDIR)/$(BESIDE)" "$(CURDIR)/$(EXCHANGE)")
 
+# With the interpreter's own switch interval, and with one in which a thread gets a few instructions at a time.
+soak: soak-host soak-cuda
+soak-host soak-cuda soak-hip: $(VENV)/.test
+	@for switch in default 1e-6; do \
+	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" $(BIN)/python -m tests.simulated.stress \
+	        --backend $(@:soak-%=%) --minutes $(MINUTES) --switch $$switch; \
+	done
+
 # hip-python has wheels for Linux on x86-64 only.
 ifeq ($(shell uname -sm),Linux x86_64)
+soak: soak-hip
+soak-hip: $(VENV)/hip-python-$(HIP_BINDINGS)
 bench: VENDORS := cuda hip
 bench: $(VENV)/hip-python-$(HIP_BINDINGS)
 test-hip: FOLDER := tests/vendors
@@ -175,7 +189,7 @@ endif
 # Two runs, and each value is in one of them: the build, how many devices, their kind, hip-python.
 test-hip-amd: $(VENV)/.test
 	@$(call ON_AMD,release) GPUINTEROP_STANDIN_DEVICES=2 GPUINTEROP_STANDIN_GFX=gfx1030 \
-	    $(MAKE) --no-print-directory test-hip HIP_BINDINGS=10.0.0.0.1.2
+	    $(MAKE) --no-print-directory test-hip soak-hip HIP_BINDINGS=10.0.0.0.1.2 MINUTES=0.05
 	@$(call ON_AMD,assert) GPUINTEROP_STANDIN_DEVICES=1 GPUINTEROP_STANDIN_GFX=gfx90a \
 	    $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
 

@@ -807,15 +807,6 @@ def _state(out: Out) -> str:
         return f": {error!r}"
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    """A run in a child: its exit status, below 0 the signal that has ended it, and what it has printed."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.simulated.stress", "--child", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-    )
-    return done.returncode, done.stdout
-
-
 def _lines(command: list[str]) -> Iterator[str]:
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
