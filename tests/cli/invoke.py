@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from dataclasses import dataclass
+from unittest import mock
 
-from gpuinterop.cli.app import run
+from gpuinterop.cli import main
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,17 @@ class Done:
         return self.stdout + self.stderr
 
 
-def invoke(*arguments: str) -> Done:
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
-    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+def invoke(*arguments: str, encoding: str = "utf-8") -> Done:
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]
+    status = 0
+    with (
+        contextlib.redirect_stdout(streams[0]),
+        contextlib.redirect_stderr(streams[1]),
+        mock.patch.object(sys, "argv", ["gpuinterop", *arguments]),
+    ):
         try:
-            status = run(arguments)
-        except SystemExit as end:  # argparse's: --help, or a wrong argument
+            main()
+        except SystemExit as end:
             status = int(end.code or 0)
-    texts = [stream.buffer.getvalue().decode() for stream in streams]
+    texts = [stream.buffer.getvalue().decode(encoding) for stream in streams]
     return Done(status, *texts)

@@ -18,17 +18,20 @@ from .invoke import invoke
 from .parties import require_driver
 
 
-def info(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "gpuinterop", "info", *arguments],
+def info(**environment: str) -> tuple[dict[str, Any], str]:
+    """What it prints as JSON, in a process of its own; and what it says."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "gpuinterop", "info", "--json"],
         env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
 
 
-def parsed(**environment: str) -> dict[str, Any]:
-    result = info("--json", **environment)
-    assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    found, said = info()
+    assert said == ""
     return found
 
 
@@ -47,29 +50,27 @@ def check_table(cells: list[dict[str, Any]]) -> None:
             assert cell["reference"]
 
 
-def test_the_shape() -> None:
-    found = parsed()
-    assert list(found) == ["backends", "exporters"]
-    for backend in found["backends"]:
+def test_the_shape(facts: dict[str, Any]) -> None:
+    assert list(facts) == ["backends", "exporters"]
+    for backend in facts["backends"]:
         assert list(backend) == ["name", "available", "reason", "versions", "libraries", "stand_in", "devices"]
         assert backend["available"] or backend["reason"]
         for device in backend["devices"]:
             assert list(device) == ["ordinal", "name", "uuid", "pci_bus_id", "luid", "capabilities"]
             check_table(device["capabilities"])
-    for exporter in found["exporters"]:
+    for exporter in facts["exporters"]:
         assert list(exporter) == ["name", "driver", "device", "capabilities"]
         check_table(exporter["capabilities"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the host backend is Linux's")
-def test_the_host_is_there() -> None:
-    found = parsed()
-    (host,) = [backend for backend in found["backends"] if backend["name"] == "host"]
+def test_the_host_is_there(facts: dict[str, Any]) -> None:
+    (host,) = [backend for backend in facts["backends"] if backend["name"] == "host"]
     assert host["available"] is True
     assert host["reason"] is None
     assert "python" in host["versions"]
     assert len(host["devices"]) == 1
-    assert "process" in [exporter["name"] for exporter in found["exporters"]]
+    assert "process" in [exporter["name"] for exporter in facts["exporters"]]
 
 
 def cell(table: list[dict[str, Any]], operation: str, handle_type: str) -> dict[str, Any]:
@@ -77,10 +78,10 @@ def cell(table: list[dict[str, Any]], operation: str, handle_type: str) -> dict[
     return found
 
 
-def test_both_drivers_and_why_lavapipe_shares_no_semaphore() -> None:
+def test_both_drivers_and_why_lavapipe_shares_no_semaphore(facts: dict[str, Any]) -> None:
     require_driver("swiftshader")
     require_driver("lavapipe")
-    exporters = [exporter for exporter in parsed()["exporters"] if exporter["name"] == "vulkan"]
+    exporters = [exporter for exporter in facts["exporters"] if exporter["name"] == "vulkan"]
     (swiftshader,) = [exporter for exporter in exporters if "SwiftShader" in exporter["device"]]
     (lavapipe,) = [exporter for exporter in exporters if "llvmpipe" in exporter["device"]]
     for exporter in (swiftshader, lavapipe):
@@ -90,50 +91,49 @@ def test_both_drivers_and_why_lavapipe_shares_no_semaphore() -> None:
         gap = cell(lavapipe["capabilities"], "import_semaphore", handle_type)
         assert gap["support"] == "unsupported"
         assert "VK_KHR_external_semaphore_fd" in gap["reason"]
-    people = info().stdout
+    people = invoke("info").stdout
     assert "llvmpipe" in people
     assert "VK_KHR_external_semaphore_fd" in people
 
 
 def test_for_people() -> None:
-    result = info()
-    assert result.returncode == 0
-    for word in ("Backends", "host", "works", "import_memory", "opaque_fd", "--all"):
+    result, whole = invoke("info"), invoke("info", "--all")
+    assert result.exit_code == whole.exit_code == 0
+    for word in ("Backends", "host", "works", "import_memory", "opaque_fd", "--all", "✓ shown by a recorded run"):
         assert word in result.stdout
+    assert whole.stdout.count("nvscibuf") > result.stdout.count("nvscibuf")
+    assert "✓ shown by a recorded run" in whole.stdout
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 @pytest.mark.parametrize("arguments", [[], ["--all"]])
 def test_an_output_without_unicode(arguments: list[str], encoding: str) -> None:
-    result = info(*arguments, PYTHONIOENCODING=encoding)
-    assert result.returncode == 0, result.stderr
+    result = invoke("info", *arguments, encoding=encoding)
+    assert result.exit_code == 0, result.stderr
     assert result.stdout.isascii()
     assert "+ shown by a recorded run" in result.stdout
-    assert "✓ shown by a recorded run" in info(*arguments, PYTHONIOENCODING="utf-8").stdout
 
 
-def test_all_shows_every_cell() -> None:
-    assert info("--all").stdout.count("nvscibuf") > info().stdout.count("nvscibuf")
-
-
-def test_a_wrong_backend_is_shown() -> None:
-    result = info("--json", GPUINTEROP_BACKEND="nowhere")
-    assert result.returncode == 0
+def test_a_wrong_backend_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "nowhere")
+    result = invoke("info", "--json")
+    assert result.exit_code == 0
     assert json.loads(result.stdout)["backends"]
     assert "GPUINTEROP_BACKEND: there is no backend 'nowhere'; installed:" in result.stderr
-    assert "Backends" in info(GPUINTEROP_BACKEND="nowhere").stdout
+    assert "Backends" in invoke("info").stdout
 
 
 def test_what_is_disabled_says_so() -> None:
-    for backend in parsed(GPUINTEROP_DISABLE="import_memory:opaque_fd")["backends"]:
+    found, _ = info(GPUINTEROP_DISABLE="import_memory:opaque_fd")
+    for backend in found["backends"]:
         for device in backend["devices"]:
-            found = cell(device["capabilities"], "import_memory", "opaque_fd")
-            assert found["support"] == "disabled"
-            assert "GPUINTEROP_DISABLE" in found["reason"]
+            gap = cell(device["capabilities"], "import_memory", "opaque_fd")
+            assert gap["support"] == "disabled"
+            assert "GPUINTEROP_DISABLE" in gap["reason"]
 
 
 def test_a_wrong_pattern_is_the_reason() -> None:
-    found = parsed(GPUINTEROP_DISABLE="nonsense")
+    found, _ = info(GPUINTEROP_DISABLE="nonsense")
     for backend in found["backends"]:
         assert backend["available"] is False
         assert backend["reason"]
@@ -141,10 +141,9 @@ def test_a_wrong_pattern_is_the_reason() -> None:
 
 
 def test_without_vulkan_the_reason_is_told() -> None:
-    result = info("--json", VK_DRIVER_FILES="/nowhere.json", VK_ICD_FILENAMES="/nowhere.json")
-    assert result.returncode == 0
-    assert not [exporter for exporter in json.loads(result.stdout)["exporters"] if exporter["name"] == "vulkan"]
-    assert "vulkan: " in result.stderr
+    found, said = info(VK_DRIVER_FILES="/nowhere.json", VK_ICD_FILENAMES="/nowhere.json")
+    assert not [exporter for exporter in found["exporters"] if exporter["name"] == "vulkan"]
+    assert "vulkan: " in said
 
 
 _LIGHT = """
