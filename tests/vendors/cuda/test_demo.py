@@ -16,7 +16,7 @@ from ..parties import REAL, open_party
 SYNCS = (
     ("vulkan-timeline", "vulkan-binary", "vulkan-bridged")
     if REAL
-    else ("memfd-timeline", "memfd-binary", "memfd-bridged", "swiftshader-binary", "swiftshader-bridged")
+    else ("memfd-timeline", "memfd-bridged", "swiftshader-binary")
 )
 """Who shares memory and semaphores, and what keeps them in order."""
 
@@ -36,7 +36,7 @@ class TestSabotage(SabotageCases):
 
 def test_the_field_is_right(party: Party) -> None:
     exporter, device, how = party
-    run = run_wave(exporter, device, WaveParameters(width=128, height=96), 200, sync=how, timeout=20.0)
+    run = run_wave(exporter, device, WaveParameters(width=128, height=96), 60, sync=how, timeout=20.0)
     assert run.problem == ""
     assert run.correct
     assert run.sync.name == how.name
