@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from tests.simulated import unknown_status
 from tests.simulated.driver import Simulator
 
 from ..parties import open_party
 
-CODE = unknown_status.CODE
-
-
-def test_whatever_call_it_comes_out_of_it_is_told_and_nothing_is_lost(simulator: Simulator) -> None:
-    found = unknown_status.run("cuda", simulator.environment(GPUINTEROP_SIM_DEVICES="2"))
-    assert found["problems"] == []
-    assert found["missed"] == ["cuDeviceGetLuid"]  # it is called on Windows
+CODE = 12345
 
 
 @pytest.mark.parametrize(("call", "nth"), [("cuThreadExchangeStreamCaptureMode", 2), ("cuCtxPopCurrent", 1)])
