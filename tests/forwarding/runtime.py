@@ -174,6 +174,16 @@ class Runtime:
             yield theirs, memory
             self("hipDestroyExternalMemory", memory)
 
+    def import_semaphore(self, kind: int, fd: int = 0, handle: int = 0) -> tuple[int, int]:
+        """The status and the external semaphore."""
+        desc = SemaphoreDesc(type=kind)
+        if fd:
+            desc.handle.fd = fd
+        else:
+            desc.handle.win32[0] = handle
+        made = ctypes.c_size_t()
+        return self("hipImportExternalSemaphore", ctypes.byref(made), ctypes.byref(desc)), made.value
+
     # -- the rest ------------------------------------------------------------------------------------------------
 
     @contextmanager

@@ -20,6 +20,7 @@ from ..parties import SIMULATED
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="once is enough")
 
 BINDINGS = os.environ.get("PYTHONPATH", "")
+PLAIN = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # the latter takes as long as the run
 SUITE = """
 from gpuinterop import Operation
 from gpuinterop.testing import requires
@@ -34,8 +35,8 @@ class TestMine(Suite):
 
 @pytest.mark.parametrize(
     ("backend", "vendors"),
-    [("hip", ("hip",)), ("hip", ("forwarding", "cuda")), ("cuda", ("cuda",))],
-    ids=["simulated", "forwarding", "cuda"],
+    [("hip", ("hip",)), ("hip", ("forwarding", "cuda"))],
+    ids=["simulated", "forwarding"],
 )
 def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tuple[str, ...]) -> None:
     """Without --gpuinterop-simulated, as `gpuinterop selftest --report` runs it; the host beside it is recorded."""
@@ -48,7 +49,7 @@ def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tup
     command = ["--gpuinterop-require=host", f"--gpuinterop-require={backend}"]
     command += [f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *command, str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-q", *PLAIN, *command, str(tmp_path)],
         env={**clean, "COLUMNS": "400"},
         cwd=tmp_path,
         capture_output=True,
@@ -63,16 +64,16 @@ def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tup
 
 
 @pytest.mark.parametrize(
-    ("marker", "preloaded", "what"),
-    [
-        ("gpuinterop_stand_in_device", False, "AMD's runtime 6.3 on a stand-in device"),
-        ("gpuinterop_no_marker", True, "AMD's emulator rocjitsu"),
-    ],
+    ("preloaded", "what"), [(False, "AMD's runtime 6.3 on a stand-in device"), (True, "AMD's emulator rocjitsu")]
 )
-def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, marker: str, preloaded: bool, what: str) -> None:
-    """Nothing is recorded of it, and `gpuinterop info` says so: here our runtime, marked as theirs."""
-    ours = build("hip", extra=(f"-Dgpuinterop_simulated_driver={marker}",))
-    (tmp_path / "libamdhip64.so.6.3.42").write_bytes(ours.read_bytes())
+def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, preloaded: bool, what: str) -> None:
+    """Nothing is recorded of it, and `gpuinterop info` says so: here our runtime, marked as theirs or not at all."""
+    marker = "gpuinterop_simulated_driver"
+    if preloaded:
+        data = build("hip").read_bytes().replace(marker.encode(), marker[::-1].encode())
+    else:
+        data = build("hip", extra=(f"-D{marker}=gpuinterop_stand_in_device",)).read_bytes()
+    (tmp_path / "libamdhip64.so.6.3.42").write_bytes(data)
     (tmp_path / "libamdhip64.so").symlink_to("libamdhip64.so.6.3.42")
     (tmp_path / "test_mine.py").write_text(SUITE)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
@@ -84,9 +85,9 @@ def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, marker: str, 
     report = tmp_path / "verified.toml"
     told = []
     for command in (
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpuinterop-require=hip", f"--gpuinterop-report={report}"],
+        ["-m", "pytest", "-q", *PLAIN, "--gpuinterop-require=hip", f"--gpuinterop-report={report}"],
         ["-m", "gpuinterop", "info", "--json"],
-        ["-m", "gpuinterop", "info"],
+        *([] if preloaded else [["-m", "gpuinterop", "info"]]),
     ):
         done = subprocess.run(
             [sys.executable, *command, *([str(tmp_path)] if "pytest" in command else [])],
@@ -104,7 +105,7 @@ def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, marker: str, 
     found = {one["name"]: one["stand_in"] for one in json.loads(told[1])["backends"]}
     assert found["hip"] == what
     assert found["host"] is None
-    assert f"no hardware: {what}" in told[2]
+    assert preloaded or f"no hardware: {what}" in told[2]
 
 
 def test_a_stand_in_has_no_array_library() -> None:

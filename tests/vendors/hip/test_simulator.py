@@ -48,6 +48,8 @@ def test_its_uuid_is_not_vulkans_and_its_pci_address_is(runtime: Runtime) -> Non
 def test_a_descriptor_passed_the_other_way(version: str) -> None:
     """By value before 7.1, by pointer from then on: AMD's runtime would crash, or take another one."""
     program = """
+    from pathlib import Path
+    from tests.simulated.driver import Simulator
     made = hip.object("hipMemCreate", 2 << 20, ctypes.byref(hip.properties()), 0)
     fd = ctypes.c_int(-1)
     hip.ok("hipMemExportToShareableHandle", ctypes.byref(fd), made, 1, 0)

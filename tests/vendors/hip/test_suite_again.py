@@ -30,7 +30,7 @@ def run(*arguments: str, **environment: str) -> dict[str, int]:
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     clean["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if "/.build/" not in path)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments],
         env={**clean, **environment},
         cwd=ROOT,
         capture_output=True,

@@ -11,7 +11,7 @@ import pytest
 from gpuinterop.testing.missing_vulkan import give_up
 
 from ..parties import SIMULATED
-from ..test_without_driver import BINDINGS, INFO, ROOT, python, reason_of
+from ..test_without_driver import BINDINGS, REASON, ROOT, python, reason_of
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="a runtime is there")
 
@@ -48,7 +48,7 @@ def test_no_advice_that_installs_nothing(tmp_path: Path, system: str, machine: s
     (tmp_path / "hip.py").touch()  # before .venv's own, whatever that has
     (tmp_path / "rocm.py").touch()
     said = f"import platform; platform.system = lambda: {system!r}; platform.machine = lambda: {machine!r}; "
-    reason = reason_of(python(said + INFO, tmp_path, path=str(tmp_path)))
+    reason = reason_of(python(said + REASON, tmp_path, path=str(tmp_path)))
     assert "PyPI has hip-python for Linux on x86-64 only" in reason
     assert "AMD's own package" in reason
     assert "pip install" not in reason
@@ -58,7 +58,7 @@ def test_no_advice_that_installs_nothing(tmp_path: Path, system: str, machine: s
 def test_a_runtime_that_looks_for_devices_in_its_first_call(tmp_path: Path, code: int) -> None:
     program = (
         "from tests.simulated.driver import Simulator; "
-        f"Simulator.attach('hip').fail('hipRuntimeGetVersion', code={code}); {INFO}"
+        f"Simulator.attach('hip').fail('hipRuntimeGetVersion', code={code}); {REASON}"
     )
     path = os.pathsep.join([str(ROOT), BINDINGS])
     reason = reason_of(python(program, tmp_path, path=path, driver=True))
@@ -77,7 +77,7 @@ def test_amds_own_old_runtime_is_refused(tmp_path: Path) -> None:
         give_up("HIP 5 is not here: tools/fetch_vulkan.py --hip5 fetches it on Debian and Ubuntu")
     (tmp_path / "libamdhip64.so").symlink_to(library)
     libraries = f"{tmp_path}{os.pathsep}{library.parent}"
-    reason = reason_of(python(INFO, tmp_path, LD_LIBRARY_PATH=libraries))
+    reason = reason_of(python(REASON, tmp_path, LD_LIBRARY_PATH=libraries))
     assert "the HIP runtime is 5." in reason, reason
     assert "Install ROCm 6.0 or newer" in reason
     done = python("import gpuinterop as gi; gi.get_backend('hip')", tmp_path, LD_LIBRARY_PATH=libraries)
@@ -99,6 +99,6 @@ def test_a_runtime_that_lacks_a_library_is_not_taken_for_none(tmp_path: Path) ->
     ):
         subprocess.run([compiler, "-shared", "-fPIC", "-o", str(output), *sources], cwd=tmp_path, check=True)
     needed.unlink()
-    reason = reason_of(python(INFO, tmp_path, LD_LIBRARY_PATH=str(tmp_path)))
+    reason = reason_of(python(REASON, tmp_path, LD_LIBRARY_PATH=str(tmp_path)))
     assert "cannot be used" in reason
     assert needed.name in reason
