@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import random
 import signal
 import sys
 import sysconfig
@@ -11,13 +13,26 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests import leftovers
+
+_ORDER = os.environ.get("GPUINTEROP_TEST_ORDER")
+"""The seed of a random order; without one, tests run as they are collected."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(leftovers, "leftovers")
     config.addinivalue_line("markers", "whole_run: the test looks at what those before it did, in whichever process")
+
+
+def pytest_report_header() -> str | None:
+    return f"random order: GPUINTEROP_TEST_ORDER={_ORDER}" if _ORDER else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A worker of pytest-xdist knows its own part of the run, and leaves such tests to the controller."""
+    if _ORDER:  # every worker has to find the same
+        random.Random(_ORDER).shuffle(items)
+        items.sort(key=lambda item: item.get_closest_marker("whole_run") is not None)
     if hasattr(config, "workerinput"):
         items[:] = [item for item in items if not item.get_closest_marker("whole_run")]
 

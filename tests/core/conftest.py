@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 
-from .explored import forget
-from .fake import VIOLATIONS, FakeBackend, fake_device
+from .fake import BACKENDS, VIOLATIONS, FakeBackend, fake_device
 
 # Tests of this folder import helpers of the suites, and may be collected before the suites are.
 pytest.register_assert_rewrite("gpuinterop.testing.suites")
-_FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
-    return report
 
 
 @pytest.fixture(autouse=True)
-def _nothing_dead_reached_a_driver(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_dead_reached_a_driver() -> Iterator[None]:
     VIOLATIONS.clear()
     yield
+    for backend in list(BACKENDS):
+        backend.pass_all()  # else what they use would stay
     found = VIOLATIONS.copy()
     VIOLATIONS.clear()
-    if found or request.node.stash.get(_FAILED, False):
-        forget()  # a drain is the process's: the next test's would come upon what this one has left
     assert found == []
-
-
-@pytest.fixture(scope="module")
-def garbage_is_collected() -> Iterator[None]:
-    """What an attack has left in cycles would warn in the middle of another module's test."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,9 @@ from gpuinterop.handles import (
 LIMIT = 20.0
 VIOLATIONS: list[str] = []
 """Of all backends since the last test; a test that provokes some takes them out."""
+
+BACKENDS: weakref.WeakSet[FakeBackend] = weakref.WeakSet()
+"""All that there are: at the end of a test their streams go on."""
 
 _NO_DRIVER = frozenset({"versions", "libraries", "devices", "capabilities", "multicast_granularity", "can_access"})
 CALLS = {
@@ -151,6 +155,7 @@ class FakeBackend(ArrayBackend):
                 setattr(cls, name, _strict(name, value))
 
     def __init__(self) -> None:
+        BACKENDS.add(self)
         self.calls: list[tuple[Any, ...]] = []
         self.violations: list[str] = []
         self.blocked: set[int] = set()  # streams whose events are not done
@@ -196,6 +201,10 @@ class FakeBackend(ArrayBackend):
         """The calls of this thread, the innermost last."""
         found: list[tuple[str, list[Handle]]] = self._thread.__dict__.setdefault("calls", [])
         return found
+
+    def pass_all(self) -> None:
+        """Every stream goes on, and finishes its work."""
+        self.blocked.clear()
 
     def _is_dead(self, handle: Handle) -> bool:
         if handle[0] == "adopted":
@@ -473,6 +482,7 @@ class FakeDriver(FakeWords):
 
     def pass_all(self) -> None:
         """Every wait passes, and what was enqueued behind it happens."""
+        super().pass_all()
         while any(self.waiting.values()):
             for held in itertools.chain(*self.waiting.values()):
                 held.there = lambda: True

@@ -11,7 +11,7 @@ from typing import Final
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop.testing.suites.base import fds
+from tests.leftovers import fds
 from tests.spare_pages import unpin_spare_pages
 from tests.strikes import OURS, Strikes
 
@@ -84,6 +84,7 @@ def interrupted(name: str, *, second: int = 0, enough: int = 100) -> tuple[int, 
             warnings.simplefilter("ignore")
             count = strikes.everywhere(lambda: _world(things), act, finish)
     finally:
+        forget()
         gc.collect()
         for fd in fds() - open_before:  # the scripted backend loses some, and two interrupts may lose any
             with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from tests.spare_pages import unpin_spare_pages
 
 from .explored import Core, unsound
 from .explorer import Explored, Run, explore
@@ -438,6 +439,7 @@ def needs(action: Action) -> frozenset[str]:
         action.call(world)
         found = frozenset(world.things)
         world.end()
+        unpin_spare_pages(world.device)
     return found
 
 

@@ -19,8 +19,6 @@ from tests.strikes import OURS, Strikes
 from .fake import VIOLATIONS, FakeEverything, fake_team
 from .interrupted import CALLS, interrupted
 
-pytestmark = pytest.mark.usefixtures("garbage_is_collected")
-
 DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 TWICE = CALLS if DEEP else ("Buffer.copy_from_host", "Device.allocate", "Device.drain", "Graph.close", "Stream.capture")
 """Marks, births, the gate and the drain are cleaned up in these."""

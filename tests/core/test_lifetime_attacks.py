@@ -42,7 +42,6 @@ from .fake import (
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning"),
-    pytest.mark.usefixtures("garbage_is_collected"),
 ]
 
 

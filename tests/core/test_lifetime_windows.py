@@ -27,7 +27,6 @@ from .fake import FakeEverything, fake_device, memory_of, semaphore_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* was dropped without close"),
-    pytest.mark.usefixtures("garbage_is_collected"),
 ]
 
 

@@ -10,8 +10,6 @@ from .explored import forget
 from .fake import VIOLATIONS
 from .mutants import MUTANTS, find
 
-pytestmark = pytest.mark.usefixtures("garbage_is_collected")
-
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")

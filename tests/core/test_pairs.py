@@ -15,8 +15,6 @@ from .explored import Core
 from .explorer import Failed
 from .fake import VIOLATIONS
 
-pytestmark = pytest.mark.usefixtures("garbage_is_collected")
-
 DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 ACTIONS = pairs.actions()
 

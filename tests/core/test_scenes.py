@@ -9,8 +9,6 @@ import pytest
 from .explored import Core
 from .scenes import SCENES
 
-pytestmark = pytest.mark.usefixtures("garbage_is_collected")
-
 DEEP = bool(os.environ.get("GPUINTEROP_EXPLORE"))
 
 

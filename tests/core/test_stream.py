@@ -187,7 +187,7 @@ def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
 def pending(stream: gi.Stream) -> Wait:
     """A wait that was enqueued, and that nobody has signalled."""
     semaphore = Lifetime("a semaphore", lambda _: None)
-    semaphore.open()
+    semaphore.state = State.LIVE
     wait = Wait.of(semaphore, 1)
     stream._known_as().note(wait)
     wait.enqueued = True

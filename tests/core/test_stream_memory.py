@@ -549,7 +549,7 @@ def test_close_as_a_host_wait_begins(device: Device, monkeypatch: pytest.MonkeyP
 def test_closing_waits_for_the_streams(device: Device, backend: FakeWords, stream: Any) -> None:
     """The page stays pinned and mapped while a stream may use it, and goes in order: unpinned, unmapped, closed."""
     made = made_by(device)
-    look = os.dup(made.export().detach())
+    look = made.export().detach()
     seen: list[tuple[int, int]] = []
     backend.on_unpin = lambda address: seen.append((mapped(look), descriptors(look)))
     backend.blocked.add(stream._ptr)

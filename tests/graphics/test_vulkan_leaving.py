@@ -139,6 +139,7 @@ def test_the_readmes_loop_in_a_block(program: Program, failing: bool) -> None:
 
     def user() -> None:
         exec(setup, names)
+        program.vk.close()
         program.vk = names["vk"]
         with names["vk"]:
             renderer.buffer = names["buffer"]

@@ -251,6 +251,7 @@ def test_semaphores_made_by_swiftshader_here_used_there(
     swiftshader.destroy(back)
 
 
+@pytest.mark.leaves("memfd:SwiftShader.Semaphore")
 def test_a_peer_dies_in_swiftshaders_lock(
     backend: HostBackend, device: Device, swiftshader: Driver, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

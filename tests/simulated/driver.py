@@ -18,7 +18,8 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -37,11 +38,8 @@ _MARKER: Final = "gpuinterop_simulated_driver"
 _SONAMES: Final = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 
 
-_KEPT: Final = frozenset((
-    "external_memory", "external_semaphore", "mapping", "mipmapped_array", "vmm_handle", "vmm_mapping", "reservation",
-    "registration", "multicast", "multicast_binding",
-))  # fmt: skip
-"""Objects that no test may leave behind; streams and events are kept for later copies."""
+STAY: Final = frozenset(("context", "module", "function"))
+"""Objects that are made when they are first needed, and stay."""
 
 
 def loaded(*names: str) -> set[str]:
@@ -224,25 +222,30 @@ class Simulator:
         return done.stdout
 
     @contextlib.contextmanager
-    def kept_rules(self, backend: str = "", kinds: Set[str] = _KEPT) -> Iterator[None]:
-        """Round a test: no fault outlives it, nothing of the kinds is left over or against the documentation.
-
-        Where it uses a backend, what that keeps for later uses is given back first.
-        """
-        assert self.violations() == [], "before the test"
-        self.forget_log()
-        self.forget_descriptors()
-        before = self.live()
+    def kept_rules(self, backend: str) -> Iterator[None]:
+        """Round what runs without pytest: no fault outlives it, nothing is left over or against the documentation."""
+        self.begin()
+        before = self.left()
         yield
         self.reset()
-        if backend:
-            gc.collect()
-            for device in gi.get_backend(backend).devices():
-                device.drain()
-                unpin_spare_pages(device)
-        assert (found := self.violations()) == [], found
-        after = self.live()
-        assert (left := {kind: after[kind] for kind in kinds & after.keys() if after[kind] != before[kind]}) == {}, left
+        gc.collect()
+        for device in gi.get_backend(backend).devices():
+            while device._copiers:
+                device._copiers.pop().close()
+            device.drain()
+            unpin_spare_pages(device)
+        assert (left := self.left() - before) == Counter(), left
+
+    def begin(self) -> None:
+        """Forget what was noted and written down before a test."""
+        self.violations()
+        self.forget_log()
+        self.forget_descriptors()
+
+    def left(self) -> Counter[str]:
+        """The objects that a test must not leave, and what was noted against the documentation."""
+        live = Counter({kind: count for kind, count in self.live().items() if kind not in STAY})
+        return live + Counter(self.violations(take=False))
 
     # -- faults --------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import ctypes
 import importlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -221,17 +222,21 @@ def stand_in(pytestconfig: pytest.Config) -> StandIn:
     return found
 
 
-@pytest.fixture(autouse=True)
-def _kept_the_rules(pytestconfig: pytest.Config) -> Iterator[None]:
-    """On a simulated driver and the stand-in: no fault outlives its test, nothing is left over.
+def pytest_count_left(config: pytest.Config) -> Counter[str]:
+    """A simulated driver's objects, and what it noted against the documentation."""
+    simulator = config.stash.get(_SIMULATOR, None)
+    return Counter() if simulator is None else simulator.left()
 
-    A simulated driver also notes what is against the documentation.
-    """
+
+@pytest.fixture(autouse=True)
+def _no_fault_lasts(pytestconfig: pytest.Config) -> Iterator[None]:
+    """On a simulated driver and the stand-in no fault outlives its test."""
     simulator = pytestconfig.stash.get(_SIMULATOR, None)
     stand_in = pytestconfig.stash.get(_STAND_IN, None)
     if simulator is not None:
-        with simulator.kept_rules(VENDOR.name):
-            yield
+        simulator.begin()
+        yield
+        simulator.reset()
     elif stand_in is not None:
         with stand_in.kept_rules():
             yield

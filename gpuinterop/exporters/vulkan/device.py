@@ -70,4 +70,5 @@ class Device(Sole):
         raise DeviceNotFoundError(f"{physical.name} has no queue that computes.")
 
     def close(self) -> None:
+        self.vk.close()
         self.vk.functions.vkDestroyDevice(self.vk.device, self.vk.api.ffi.NULL)

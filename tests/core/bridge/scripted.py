@@ -16,6 +16,7 @@ from gpuinterop._core.stream_memory import spare_words
 from gpuinterop.backend import Native, StreamMemoryBackend
 from gpuinterop.bridge import Endpoint, _watcher
 from gpuinterop.handles import Timeline
+from gpuinterop.system import PAGE
 
 from ..fake import FakeBackend
 
@@ -91,6 +92,12 @@ class WordsBackend(FakeBackend, StreamMemoryBackend):
         self.before_wait()
         self.waits.append((stream, word, value))
         self.pending.append((stream, word, value))
+
+    def pass_all(self) -> None:
+        super().pass_all()
+        for _, word, value in self.pending:
+            if word // PAGE * PAGE in self.pins:
+                ctypes.c_uint64.from_address(word).value = value
 
     def is_waiting(self) -> bool:
         self.pending = [it for it in self.pending if ctypes.c_uint64.from_address(it[1]).value < it[2]]

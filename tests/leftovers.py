@@ -1,0 +1,308 @@
+"""A plugin that fails the test which leaves something behind: a native, a thread, a descriptor, a mark, a late warning.
+
+Each test is compared with the state that it found. A test that leaves something on purpose names it:
+``@pytest.mark.leaves("ExternalMemory", "fence")``, by regular expressions. Each must be found in what is left, and all
+that is left must be named. It is forgotten then, as is what a failed test has left, and the next test does not see it.
+
+What a fixture of a wider scope makes may stay until its end. What a device keeps for later calls, its copy streams and
+spare pages, is let go of first: that is a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from multiprocessing import forkserver, resource_sharer, resource_tracker
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+import numpy as _numpy  # noqa: F401 - its threads start with the import
+import pytest
+
+from gpuinterop._core import gate, native, native_stream
+from gpuinterop._core.device import Device
+from gpuinterop._core.drain import drain
+from gpuinterop.errors import report
+from gpuinterop.exporters.vulkan.exporter import _Rescuer
+from gpuinterop.testing.kit import Kit
+from tests.spare_pages import unpin_spare_pages
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LIMIT: Final = 5.0
+"""Seconds in which what ends by itself has ended: threads, and work that was enqueued."""
+_PROC: Final = sys.platform == "linux"
+
+_failed: Final = pytest.StashKey[bool]()
+_devices: Final = weakref.WeakSet[Device]()
+_before: Final[list[Things]] = []
+"""What the running test has found, with what was made since that may stay."""
+_wider: Final[dict[Any, Things]] = {}
+"""What fixtures of a wider scope have made."""
+
+
+class Spec:
+    @staticmethod
+    @pytest.hookspec
+    def pytest_count_left(config: pytest.Config) -> Counter[str]:
+        """What else must not grow, by kind: a conftest's, for the tests of its folder."""
+        raise NotImplementedError
+
+
+class Things:
+    """Natives that are not released, threads and descriptors by their numbers, and what the folder counts."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.item = item
+        self.natives = set(native._alive)
+        self.threads = threads()
+        self.fds = fds()
+        self.counts = self.count()
+
+    def __iadd__(self, made: Things) -> Self:
+        self.natives |= made.natives
+        self.threads |= made.threads
+        self.fds |= made.fds
+        self.counts += made.counts
+        return self
+
+    def __isub__(self, gone: Things) -> Self:
+        self.natives -= gone.natives
+        self.threads -= gone.threads
+        self.fds -= gone.fds
+        self.counts -= gone.counts
+        return self
+
+    def count(self) -> Counter[str]:
+        return sum(self.item.ihook.pytest_count_left(config=self.item.config), Counter())
+
+    def are_all(self) -> bool:
+        """Whether there is nothing new: cheap, for every test asks."""
+        return (
+            native._alive.keys() <= self.natives
+            and threads() <= self.threads
+            and fds() <= self.fds
+            and self.count() <= self.counts
+            and not any(_marks())
+        )
+
+    def new(self) -> list[str]:
+        """What is new, in words."""
+        new = [_said(one) for one in native.alive() if one not in self.natives and not _warned_of(one)]
+        new += _marks()
+        names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+        with contextlib.suppress(OSError):  # it ends while we look
+            for task in sorted(threads() - self.threads, key=int):
+                if (name := _comm(task)) != "simulated drive":  # its streams are counted
+                    new.append(f"thread {names.get(task) or f'{task} of {name}, which threading does not know'}")
+            for fd in sorted(fds() - self.fds, key=int):
+                if "swiftshader_jit" not in (target := os.readlink(f"/proc/self/fd/{fd}")):  # the driver keeps its code
+                    new.append(f"descriptor {fd} of {target}")
+        return new + [f"{count} more of: {kind}" for kind, count in (self.count() - self.counts).items()]
+
+    def may_end(self) -> bool:
+        """Whether there is something new that may end by itself."""
+        retired = any(one.state is native.RETIRED for one in native._alive.keys() - self.natives)
+        return retired or not (threads() <= self.threads and self.count() <= self.counts)
+
+    def forget_others(self) -> None:
+        """Take what is new out of the core: no later test comes upon it."""
+        for one in native._alive.keys() - self.natives:
+            if one.gate is not None:
+                one.gate.blocked.pop(one, None)
+            for parent in self.natives.intersection(one.parents):
+                parent.standing.pop(one, None)
+            for registry in _REGISTRIES:
+                registry.pop(one, None)
+        for one in native.alive():
+            one.calls.clear()
+        for device in list(_devices):
+            device._gate.shut.clear()
+
+
+_REGISTRIES: Final[tuple[dict[Any, Any], ...]] = (
+    native._alive, native.waiting_for_a_look, native.endings, native_stream.pointed, gate.waiting,
+)  # fmt: skip
+
+
+def threads() -> set[str]:
+    """By the system's number: also those that a driver has started."""
+    return set(os.listdir("/proc/self/task")) if _PROC else {str(one.native_id) for one in threading.enumerate()}
+
+
+def fds() -> set[str]:
+    """The descriptors that are open, without the look's own and those that multiprocessing keeps."""
+    if not _PROC:
+        return set()
+    own = os.open("/proc/self/fd", os.O_RDONLY)  # the lowest number, which the listing takes again
+    os.close(own)
+    kept = (own, resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    return set(os.listdir("/proc/self/fd")).difference(map(str, kept))
+
+
+def _marks() -> Iterator[str]:
+    for one in native.alive():
+        if one.calls.copy():
+            yield f"a mark of a call with {one!r}"
+    for device in list(_devices):
+        if device._gate.shut.copy():
+            yield f"a mark at the gate of {device!r}"
+
+
+def _warned_of(one: native.Native) -> bool:
+    """Whether it stays because a release has failed: a warning says so, and fails a test that does not expect it."""
+    return one.state is native.LEAKED or one.stays
+
+
+def _said(one: native.Native) -> str:
+    return f"{one!r}: {one.what_holds()}" if one.state is native.RETIRED else repr(one)
+
+
+def _comm(task: str) -> str:
+    with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def _let_go() -> None:
+    """Empty the caches, and release whatever can be released."""
+    for device in list(_devices):
+        while device._copiers:
+            device._copiers.pop().close()
+        try:
+            unpin_spare_pages(device)
+        except Exception as error:  # a scripted backend's
+            report(error)
+        for stream in device._streams.known():
+            if stream.thread is not None:  # a thread's own default stream, which nobody closes
+                native.retire(stream)
+    resource_sharer.stop(LIMIT)  # multiprocessing's thread, which hands out descriptors
+    drain()
+
+
+def _left(before: Things, named: list[str], limit: float) -> list[str]:
+    """What is left once all has ended that ends by itself; it is forgotten."""
+    if not named and before.are_all():
+        return []
+    told: list[str] = []
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda error: told.append(f"{error.exc_type.__name__}: {error.exc_value}")
+    try:
+        _let_go()
+        if named or not before.are_all():
+            gc.collect()
+            _let_go()
+            deadline = time.monotonic() + limit
+            while _differ(before.new(), named) and before.may_end() and time.monotonic() < deadline:
+                time.sleep(0.001)
+                _let_go()
+    finally:
+        sys.unraisablehook = hook
+    left = before.new() + told
+    before.forget_others()
+    return left
+
+
+def _differ(left: list[str], named: list[str]) -> list[str]:
+    """What is left and not named, and what is named and not left."""
+    differ = [one for one in left if not any(re.search(words, one) for words in named)]
+    return differ + [f"not {words!r}" for words in named if not any(re.search(words, one) for one in left)]
+
+
+@contextmanager
+def keeping() -> Iterator[Things | None]:
+    """What is made in the block may stay when the test ends."""
+    if not _before:  # before the first test
+        yield None
+        return
+    made, before = Things.__new__(Things), Things(_before[0].item)
+    try:
+        yield made
+    finally:
+        made.__init__(before.item)  # type: ignore[misc]
+        made -= before
+        _before[0] += made
+
+
+def _kept(call: Callable[P, T]) -> Callable[P, T]:
+    @wraps(call)
+    def keep(*arguments: P.args, **keywords: P.kwargs) -> T:
+        with keeping():
+            return call(*arguments, **keywords)
+
+    return keep
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(Spec)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "leaves(*words): the test leaves this behind on purpose, and nothing else")
+    # The kit's exporters, and what they make when they first need it: tests share them.
+    for owner, name in ((Kit, "exporter"), (_Rescuer, "__init__")):
+        setattr(owner, name, _kept(getattr(owner, name)))
+    made = Device.__init__
+
+    @wraps(made)
+    def make(device: Device, *arguments: Any, **keywords: Any) -> None:
+        made(device, *arguments, **keywords)
+        _devices.add(device)
+
+    Device.__init__ = make  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    _before[:] = [Things(item)]
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    if fixturedef.scope == "function":
+        return (yield)
+    with keeping() as made:
+        if made is not None:
+            _wider[fixturedef] = made
+        return (yield)
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
+    if (made := _wider.pop(fixturedef, None)) is not None:
+        _before[0] -= made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed or hasattr(report, "wasxfail")
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    try:
+        result = yield
+    except BaseException:
+        item.stash[_failed] = True
+        raise
+    finally:
+        named = [words for mark in item.iter_markers("leaves") for words in mark.args]
+        failed = item.stash.get(_failed, False)
+        differ = _differ(_left(_before[0], named, 0.0 if failed else LIMIT), named)
+    if differ and not failed:
+        pytest.fail("it leaves behind:" + "\n    ".join(["", *differ]), pytrace=False)
+    return result
