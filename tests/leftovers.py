@@ -17,7 +17,6 @@ import re
 import sys
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ import numpy as _numpy  # noqa: F401 - its threads start with the import
 import pytest
 
 from gpuinterop._core import gate, native, native_stream
-from gpuinterop._core.device import Device
+from gpuinterop._core.device import _devices
 from gpuinterop._core.drain import drain
 from gpuinterop.errors import report
 from gpuinterop.exporters.vulkan.exporter import _Rescuer
@@ -44,7 +43,6 @@ LIMIT: Final = 5.0
 _PROC: Final = sys.platform == "linux"
 
 _failed: Final = pytest.StashKey[bool]()
-_devices: Final = weakref.WeakSet[Device]()
 _before: Final[list[Things]] = []
 """What the running test has found, with what was made since that may stay."""
 _wider: Final[dict[Any, Things]] = {}
@@ -254,14 +252,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # The kit's exporters, and what they make when they first need it: tests share them.
     for owner, name in ((Kit, "exporter"), (_Rescuer, "__init__")):
         setattr(owner, name, _kept(getattr(owner, name)))
-    made = Device.__init__
-
-    @wraps(made)
-    def make(device: Device, *arguments: Any, **keywords: Any) -> None:
-        made(device, *arguments, **keywords)
-        _devices.add(device)
-
-    Device.__init__ = make  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
