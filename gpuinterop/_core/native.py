@@ -259,6 +259,8 @@ class Native(Sole):
 
     def what_holds(self) -> str:
         """Why it is not released yet, for messages."""
+        if self.state is LEAKED:
+            return f"it is {self.state.value}: {self.problem}"
         if self.tellers:
             return "another thread runs its callbacks"
         if arrays := len(self.arrays.copy()):
