@@ -37,11 +37,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("whole_run")]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Hundreds of tests collect garbage: else each goes through all that was loaded before the first."""
-    gc.collect()
-    gc.freeze()
+_parents: list[pytest.Item | pytest.Collector | None] = []
+"""The module or class of the test before."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Thousands of tests collect garbage: else each goes through all that was loaded before its module or class."""
+    if _parents != [item.parent]:
+        _parents[:] = [item.parent]
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
