@@ -113,7 +113,7 @@ test-lowest-hip: $(VENV)/.test drivers
 	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip test-forwarding HIP_BINDINGS=7.2.2.562.43
 
 # What takes long: test-main leaves it to test-kit, as test-cuda leaves the exchange to test-exchange.
-KIT := tests/meta/test_plugin.py tests/meta/test_simulated.py tests/meta/test_toy.py
+KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy))
 
 test-main: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)

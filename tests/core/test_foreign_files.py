@@ -145,7 +145,8 @@ def _watched(file: Path) -> Iterator[Mute]:
 
 
 @pytest.fixture(params=["fuse", "watched"])
-def mute(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mute]:
+def mute(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mute]:
+    monkeypatch.setattr(system, "_CLOSE_LIMIT", 0.1)  # a close waits for so long, in each of these tests
     with _fuse(tmp_path) if request.param == "fuse" else _watched(tmp_path / "file") as found:
         yield found
 

@@ -193,6 +193,7 @@ def test_an_interrupted_submission_keeps_what_it_uses(driver: str, monkeypatch: 
         interrupt(exporter, monkeypatch, "vkQueueSubmit")
         with pytest.raises(KeyboardInterrupt):
             exporter.submit(wait=[(held, 1)], fill=fill)
+        monkeypatch.setattr("gpuinterop.exporters.vulkan.exporter._PATIENCE", 0.2)  # how long its close waits
         (pending,) = exporter._pending
         assert pending._fence not in exporter._fences
         assert not pending.done(0.02)
@@ -344,7 +345,7 @@ def test_no_descriptor_is_left_over(driver: str) -> None:
             once()
         gc.collect()
         before = descriptors()
-        for _ in range(100):
+        for _ in range(30):
             once()
         assert descriptors() <= before + 1  # a driver opens one of its own now and then (seen once, on an H200)
         assert not exporter._pending

@@ -444,7 +444,7 @@ def test_nothing_is_left_over(application: Application, device: gi.Device) -> No
         once()
     gc.collect()
     before = descriptors()
-    for _ in range(100):
+    for _ in range(20):
         once()
     gc.collect()
     assert descriptors() == before

@@ -24,7 +24,7 @@ from gpuinterop_host.semaphores import BinarySemaphore
 from . import peers
 
 LIMIT = 30.0
-SECONDS = float(os.environ.get("GPUINTEROP_TEST_SCRIBBLE", "2"))
+SECONDS = float(os.environ.get("GPUINTEROP_TEST_SCRIBBLE", "0.5"))
 
 SCRIBBLER = """
 import mmap, os, random, sys
@@ -121,7 +121,7 @@ def test_a_peer_that_scribbles(kind: str, seen: set[str], monkeypatch: pytest.Mo
     end = time.monotonic() + SECONDS
     outcomes: set[str] = set()
     while (left := end - time.monotonic()) > 0 or (not seen <= outcomes and left > -LIMIT):
-        done = peers.run(VICTIM.replace("{kind}", kind).replace("{seconds}", str(min(max(left, 1.0), 10.0))))
+        done = peers.run(VICTIM.replace("{kind}", kind).replace("{seconds}", str(min(max(left, 0.5), 10.0))))
         assert (done.returncode, done.stderr) == (0, ""), done
         outcomes.update(done.stdout.splitlines())
     assert seen <= outcomes

@@ -20,7 +20,7 @@ def test_the_suites_pass(run_pytest: Callable[..., Any], tmp_path: Path) -> None
     report = tmp_path / "verified.toml"
     done = run_pytest(
         "--gpuinterop-require=host",
-        "--gpuinterop-exporter=memfd",
+        "--gpuinterop-exporter=memfd@here",
         f"--gpuinterop-report={report}",
         environment={"GPUINTEROP_DISABLE": "profile:hip-linux"},
         limit="20",
