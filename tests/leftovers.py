@@ -98,14 +98,9 @@ class Things:
         """What is new, in words."""
         new = [_said(one) for one in native.alive() if one not in self.natives and not _warned_of(one)]
         new += _marks()
-        names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
         with contextlib.suppress(OSError):  # it ends while we look
-            for task in sorted(threads() - self.threads, key=int):
-                if (name := _comm(task)) != "simulated drive":  # its streams are counted
-                    new.append(f"thread {names.get(task) or f'{task} of {name}, which threading does not know'}")
-            for fd in sorted(fds() - self.fds, key=int):
-                if "swiftshader_jit" not in (target := os.readlink(f"/proc/self/fd/{fd}")):  # the driver keeps its code
-                    new.append(f"descriptor {fd} of {target}")
+            new += filter(None, map(_thread, sorted(threads() - self.threads, key=int)))
+            new += filter(None, map(_file, sorted(fds() - self.fds, key=int)))
         return new + [f"{count} more of: {kind}" for kind, count in (self.count() - self.counts).items()]
 
     def may_end(self) -> bool:
@@ -166,9 +161,24 @@ def _said(one: native.Native) -> str:
     return f"{one!r}: {one.what_holds()}" if one.state is native.RETIRED else repr(one)
 
 
-def _comm(task: str) -> str:
+def _thread(task: str) -> str:
+    """A thread in words; empty for a stream of a simulated driver, which counts those."""
+    running = {thread.native_id: thread for thread in threading.enumerate()}
+    if thread := running.get(int(task)):
+        return f"thread {thread.name}"
     with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
-        return file.read().strip()
+        name = file.read().strip()
+    if name == "simulated drive":
+        return ""
+    known = {thread.ident for thread in running.values()}
+    others = [frame.f_code.co_qualname for ident, frame in sys._current_frames().items() if ident not in known]
+    return f"thread {task}, {name}; threading does not know it, nor what runs {', '.join(others)}"
+
+
+def _file(fd: str) -> str:
+    """A descriptor in words; empty for SwiftShader's code, which it keeps."""
+    target = os.readlink(f"/proc/self/fd/{fd}")
+    return "" if "swiftshader_jit" in target else f"descriptor {fd} of {target}"
 
 
 def _let_go() -> None:

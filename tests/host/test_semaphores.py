@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from gpuinterop_host.semaphores import BinarySemaphore, TimelineSemaphore
 
 from . import peers
 
-Leak = Callable[[], AbstractContextManager[None]]
 Kind = type[OpaqueFd] | type[TimelineFd]
 LIMIT = 30.0
 BOTH = pytest.mark.parametrize("kind", [OpaqueFd, TimelineFd])
@@ -107,20 +105,6 @@ def test_handle_outlives_its_semaphore(backend: HostBackend, device: Device, kin
     backend.host_signal(other, 1)
     assert backend.host_wait(other, 1, 0)
     backend.destroy_semaphore(other)
-
-
-@BOTH
-def test_no_leak(backend: HostBackend, device: Device, no_leak: Leak, kind: Kind) -> None:
-    with no_leak():
-        for _ in range(200):
-            semaphore = backend.create_semaphore(device, kind)
-            handle = backend.export_semaphore(semaphore)
-            assert isinstance(handle, FdHandle)
-            other = backend.import_semaphore(device, kind(handle.detach(), trusted=True))
-            backend.host_signal(other, 1)
-            backend.host_wait(semaphore, 1, LIMIT)
-            backend.destroy_semaphore(semaphore)
-            backend.destroy_semaphore(other)
 
 
 @BOTH
@@ -208,24 +192,21 @@ def test_abandon(backend: HostBackend, device: Device, create: Any, kind: Kind) 
 
 
 @BOTH
-def test_destroyed_under_a_wait(backend: HostBackend, device: Device, stream: Any, no_leak: Leak, kind: Kind) -> None:
+def test_destroyed_under_a_wait(backend: HostBackend, device: Device, stream: Any, kind: Kind) -> None:
     """The page stays mapped until the waiter has left it; then it is gone."""
-    with no_leak():
-        semaphore = backend.create_semaphore(device, kind)
-        backend.wait(backend.prepare([semaphore]), stream, [1], None)
-        backend.destroy_semaphore(semaphore)
-        backend.destroy_semaphore(semaphore)
-        with pytest.raises(ResourceClosedError, match=semaphore.label):
-            backend.synchronize(stream)
+    semaphore = backend.create_semaphore(device, kind)
+    backend.wait(backend.prepare([semaphore]), stream, [1], None)
+    backend.destroy_semaphore(semaphore)
+    backend.destroy_semaphore(semaphore)
+    with pytest.raises(ResourceClosedError, match=semaphore.label):
+        backend.synchronize(stream)
     with pytest.raises(ResourceClosedError):
         backend.host_wait(semaphore, 1, 0)
 
 
 @BOTH
 @pytest.mark.parametrize("abandoned", [False, True], ids=["destroyed", "abandoned and destroyed"])
-def test_destroyed_under_a_host_wait(
-    backend: HostBackend, device: Device, no_leak: Leak, kind: Kind, abandoned: bool
-) -> None:
+def test_destroyed_under_a_host_wait(backend: HostBackend, device: Device, kind: Kind, abandoned: bool) -> None:
     """At whatever moment: the waiter ends with an error, and the page is there as long as it looks at it."""
     caught: list[BaseException] = []
 
@@ -236,20 +217,19 @@ def test_destroyed_under_a_host_wait(
             caught.append(error)
 
     pauses = random.Random(5)
-    with no_leak():
-        for _ in range(50):
-            semaphore = backend.create_semaphore(device, kind)
-            threads = [threading.Thread(target=wait, args=(semaphore,)) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-            time.sleep(pauses.choice([0, 1e-4, 3e-3]))
-            if abandoned:
-                backend.abandon_semaphore(semaphore)
-            backend.destroy_semaphore(semaphore)
-            for thread in threads:
-                thread.join(LIMIT)
-                assert not thread.is_alive()
-            assert semaphore.ends == []
+    for _ in range(50):
+        semaphore = backend.create_semaphore(device, kind)
+        threads = [threading.Thread(target=wait, args=(semaphore,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(pauses.choice([0, 1e-4, 3e-3]))
+        if abandoned:
+            backend.abandon_semaphore(semaphore)
+        backend.destroy_semaphore(semaphore)
+        for thread in threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+        assert semaphore.ends == []
     assert [type(error) for error in caught] == [ResourceClosedError] * 150
 
 
@@ -269,18 +249,17 @@ def test_a_closed_semaphore_is_not_exported(backend: HostBackend, device: Device
 
 
 @BOTH
-def test_closed_by_its_own_user(no_leak: Leak, kind: Kind) -> None:
+def test_closed_by_its_own_user(kind: Kind) -> None:
     """As a finalizer may do, in the middle of anything: no deadlock, and the page stays until the user has left."""
-    with no_leak():
-        semaphore: Any = (BinarySemaphore if kind is OpaqueFd else TimelineSemaphore).create()
+    semaphore: Any = (BinarySemaphore if kind is OpaqueFd else TimelineSemaphore).create()
 
-        def work() -> None:
-            semaphore.close()
-            assert ctypes.string_at(semaphore._address, 1)
-            with pytest.raises(ResourceClosedError):
-                semaphore.signal(1)
+    def work() -> None:
+        semaphore.close()
+        assert ctypes.string_at(semaphore._address, 1)
+        with pytest.raises(ResourceClosedError):
+            semaphore.signal(1)
 
-        semaphore._use(work)
+    semaphore._use(work)
 
 
 @BOTH
@@ -410,11 +389,9 @@ def test_what_is_forged_right_is_taken(backend: HostBackend, device: Device) -> 
         (lambda: forge(nothing, seals=system.SEAL_GROW), "not sealed"),
     ],
 )
-def test_no_timeline(
-    backend: HostBackend, device: Device, no_leak: Leak, make: Callable[[], int], message: str
-) -> None:
+def test_no_timeline(backend: HostBackend, device: Device, make: Callable[[], int], message: str) -> None:
     fd = make()
-    with no_leak(), pytest.raises(HandleError, match=message):
+    with pytest.raises(HandleError, match=message):
         backend.import_semaphore(device, TimelineFd(fd))
     os.close(fd)  # still open
 
@@ -474,16 +451,14 @@ def test_references_are_counted(backend: HostBackend, device: Device, export: An
         ("signaled", b"\7", "signaled is 7"),
     ],
 )
-def test_no_binary(
-    backend: HostBackend, device: Device, no_leak: Leak, offset: int | str, data: bytes, message: str
-) -> None:
+def test_no_binary(backend: HostBackend, device: Device, offset: int | str, data: bytes, message: str) -> None:
     semaphore = BinarySemaphore.create()
     fd = os.dup(semaphore.fd)
     semaphore.close()
     known = {"count": swiftshader.REFERENCES, "signaled": swiftshader.SIGNALED}
     where = known[offset] if isinstance(offset, str) else offset
     os.pwrite(fd, data, where)
-    with no_leak(), pytest.raises(HandleError, match=message):
+    with pytest.raises(HandleError, match=message):
         backend.import_semaphore(device, OpaqueFd(fd))
     os.close(fd)
 
@@ -493,7 +468,6 @@ def test_a_dead_lock_poisons(
     device: Device,
     export: Any,
     start: Any,
-    no_leak: Leak,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A peer killed in the lock: a pending wait notices, and everything after it raises the same."""
@@ -511,14 +485,14 @@ def test_a_dead_lock_poisons(
     for operation in (backend.host_signal, lambda s, v: backend.host_wait(s, v, None)):
         with pytest.raises(PeerError, match=f"{semaphore.label} is unusable: thread {pid}"):
             operation(semaphore, 0)
-    with no_leak(), pytest.raises(PeerError, match=f"thread {pid}"):
+    with pytest.raises(PeerError, match=f"thread {pid}"):
         backend.import_semaphore(device, OpaqueFd(handle.fd, trusted=True))
     backend.destroy_stream(stream)
     backend.destroy_semaphore(semaphore)
 
 
 def test_a_dead_lock_holds_nobody_up(
-    backend: HostBackend, device: Device, export: Any, start: Any, no_leak: Leak, monkeypatch: pytest.MonkeyPatch
+    backend: HostBackend, device: Device, export: Any, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing does not wait for it at all, an import next to not: others wait for the import.
 
@@ -531,7 +505,7 @@ def test_a_dead_lock_holds_nobody_up(
     start(peers.die_in_lock, handle, None).join()
     backend.destroy_semaphore(other)
     assert semaphore._page.ref_count == 4  # ours, the other's, the dead peer's, those under way: nobody could take it
-    with no_leak(), pytest.raises(PeerError, match=r"no longer exists"):
+    with pytest.raises(PeerError, match=r"no longer exists"):
         load_or_close(backend, device, handle)
     with pytest.raises(ResourceClosedError, match="is closed"):
         backend.host_signal(other, 0)
@@ -628,11 +602,11 @@ def test_the_kind_is_looked_at_before_each_lock(backend: HostBackend, create: An
 
 
 def test_a_binary_semaphore_from_elsewhere_wants_trust(
-    backend: HostBackend, device: Device, create: Any, export: Any, no_leak: Leak
+    backend: HostBackend, device: Device, create: Any, export: Any
 ) -> None:
     handle = export(create(OpaqueFd))
     before = os.pread(handle.fd, system.PAGE, 0)
-    with no_leak(), pytest.raises(HandleError, match=r"nothing says who holds it.*trusted=True"):
+    with pytest.raises(HandleError, match=r"nothing says who holds it.*trusted=True"):
         backend.import_semaphore(device, OpaqueFd(handle.fd))
     assert os.pread(handle.fd, system.PAGE, 0) == before
     backend.destroy_semaphore(load(backend, device, handle))
