@@ -347,6 +347,8 @@ def test_what_blocks_behind_a_stream_that_waits(runtime: Runtime, party: Any, ca
         stream = runtime.object("hipStreamCreateWithFlags", flags)
         runtime.ok("hipStreamWaitValue64", stream, place, 1, GTE, EVERY_BIT)
 
+        extra: list[int] = []
+
         def destroy() -> None:
             other = runtime.import_fd(exported.fd, SIZE)[1]
             runtime.ok("hipDestroyExternalMemory", other)
@@ -358,9 +360,9 @@ def test_what_blocks_behind_a_stream_that_waits(runtime: Runtime, party: Any, ca
             "hipMemUnmap": lambda: runtime.ok("hipMemUnmap", ranges[0], 2 * MIB),
             "hipMemcpy": lambda: runtime.ok("hipMemcpy", pages, allocated, 64, 2),
             "hipMemset": lambda: runtime.ok("hipMemset", allocated, 1, 64),
-            "hipMalloc": lambda: runtime.object("hipMalloc", 4096),
+            "hipMalloc": lambda: extra.append(runtime.object("hipMalloc", 4096)),
             "hipHostRegister": lambda: runtime.ok("hipHostRegister", host + 8192, 4096, 3),
-            "hipStreamCreateWithFlags": lambda: runtime.object("hipStreamCreateWithFlags", flags),
+            "hipStreamCreateWithFlags": lambda: extra.append(runtime.object("hipStreamCreateWithFlags", flags)),
             "hipImportExternalMemory": destroy,
             "hipExternalMemoryGetMappedBuffer": lambda: runtime.mapped(memory, 4096, 16),
             "hipDestroyExternalMemory": destroy,
@@ -376,6 +378,8 @@ def test_what_blocks_behind_a_stream_that_waits(runtime: Runtime, party: Any, ca
             runtime.ok("hipFree", address + 4096)
         if call != "hipFree":
             runtime.ok("hipFree", address)
+        for one in extra:
+            runtime.ok("hipFree" if call == "hipMalloc" else "hipStreamDestroy", one)
     if call == "hipHostRegister":
         runtime.ok("hipHostUnregister", host + 8192)
     if call != "hipHostUnregister":
