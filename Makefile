@@ -97,7 +97,8 @@ bench: $(VENV)/.test vulkan
 
 # A process has one driver of a vendor, and those of test-main have none.
 # One group alone leaves processors idle, because its tests wait; and of three at a time the output would be mixed.
-test: $(VENV)/.test drivers
+# What they need is no prerequisite here: it is fetched side by side, too.
+test:
 	@echo "The core, CUDA and HIP are tested side by side. Each prints what it did when it has ended."
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(if $(filter file,$(origin JOBS)),JOBS=3) \
 	    test-main test-cuda test-hip
