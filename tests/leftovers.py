@@ -190,9 +190,9 @@ def _let_go() -> None:
             unpin_spare_pages(device)
         except Exception as error:  # a scripted backend's
             report(error)
-        for stream in device._streams.known():
-            if stream.thread is not None:  # a thread's own default stream, which nobody closes
-                native.retire(stream)
+    for one in native.alive():
+        if isinstance(one, native_stream.NativeStream) and one.thread is not None:
+            native.retire(one)  # a thread's own default stream, which no caller can close
     resource_sharer.stop(LIMIT)  # multiprocessing's thread, which hands out descriptors
     drain()
 

@@ -542,14 +542,14 @@ class ProcessExporter(Exporter):
         if identity is not None:
             options["identity"] = _describe_identity(identity)
         self._child = _Child(inner, options)
+        # A child outlives an exporter that was dropped without close() otherwise, or interrupted below.
+        self._finalizer = weakref.finalize(self, _Child.close, self._child)
         start = self._child.start
         self.pid = self._child.process.pid
         self.driver = start["driver"]
         self.device = start["device"]
         self.identity = _identity(start["identity"])
         self._capabilities = Capabilities(map(_capability, start["capabilities"]), owner=self.device)
-        # A child outlives an exporter that was dropped without close() otherwise.
-        self._finalizer = weakref.finalize(self, _Child.close, self._child)
 
     @property
     def capabilities(self) -> Capabilities:
