@@ -40,6 +40,9 @@ T = TypeVar("T")
 
 LIMIT: Final = 5.0
 """Seconds in which what ends by itself has ended: threads, and work that was enqueued."""
+kept_by_drivers: Final = [r"descriptor \d+ of /memfd:swiftshader_jit", r"thread \d+, simulated drive;"]
+"""What belongs to a driver, in words: SwiftShader's code; a simulated driver's streams, which it counts. A conftest adds to
+it."""
 _PROC: Final = sys.platform == "linux"
 
 _failed: Final = pytest.StashKey[bool]()
@@ -99,8 +102,9 @@ class Things:
         new = [_said(one) for one in native.alive() if one not in self.natives and not _warned_of(one)]
         new += _marks()
         with contextlib.suppress(OSError):  # it ends while we look
-            new += filter(None, map(_thread, sorted(threads() - self.threads, key=int)))
-            new += filter(None, map(_file, sorted(fds() - self.fds, key=int)))
+            found = [*map(_thread, sorted(threads() - self.threads, key=int))]
+            found += map(_file, sorted(fds() - self.fds, key=int))
+            new += [one for one in found if not any(re.match(words, one) for words in kept_by_drivers)]
         return new + [f"{count} more of: {kind}" for kind, count in (self.count() - self.counts).items()]
 
     def may_end(self) -> bool:
@@ -162,23 +166,20 @@ def _said(one: native.Native) -> str:
 
 
 def _thread(task: str) -> str:
-    """A thread in words; empty for a stream of a simulated driver, which counts those."""
+    """A thread in words."""
     running = {thread.native_id: thread for thread in threading.enumerate()}
     if thread := running.get(int(task)):
         return f"thread {thread.name}"
     with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
         name = file.read().strip()
-    if name == "simulated drive":
-        return ""
     known = {thread.ident for thread in running.values()}
     others = [frame.f_code.co_qualname for ident, frame in sys._current_frames().items() if ident not in known]
     return f"thread {task}, {name}; threading does not know it, nor what runs {', '.join(others)}"
 
 
 def _file(fd: str) -> str:
-    """A descriptor in words; empty for SwiftShader's code, which it keeps."""
-    target = os.readlink(f"/proc/self/fd/{fd}")
-    return "" if "swiftshader_jit" in target else f"descriptor {fd} of {target}"
+    """A descriptor in words."""
+    return f"descriptor {fd} of {os.readlink(f'/proc/self/fd/{fd}')}"
 
 
 def _let_go() -> None:

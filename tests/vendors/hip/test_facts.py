@@ -256,6 +256,7 @@ def test_an_event_is_queried_after_its_stream_was_destroyed() -> None:
 def test_streams_share_four_queues_a_priority(waiters: int, priority: int) -> None:
     """rocdevice.cpp:3007-3075: what waits holds up its neighbours of the same priority, and of no other."""
     program = f"""
+    from tests.vendors.hip.test_facts import *
     place = hip.object("hipHostMalloc", 4096, 0)
     ctypes.memset(place, 0, 4096)
     waiting = [hip.object("hipStreamCreateWithPriority", 1, {priority}) for _ in range({waiters})]
