@@ -27,8 +27,9 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 import numpy as _numpy  # noqa: F401 - its threads start with the import
 import pytest
 
-from gpuinterop._core import gate, native, native_stream
-from gpuinterop._core.device import _devices
+from gpuinterop import system
+from gpuinterop._core import gate, native, native_stream, registry
+from gpuinterop._core.device import Device
 from gpuinterop._core.drain import drain
 from gpuinterop.errors import report
 from gpuinterop.exporters.vulkan.exporter import _Rescuer
@@ -40,9 +41,9 @@ T = TypeVar("T")
 
 LIMIT: Final = 5.0
 """Seconds in which what ends by itself has ended: threads, and work that was enqueued."""
+_MOMENT: Final = 0.05
 kept_by_drivers: Final = [r"descriptor \d+ of /memfd:swiftshader_jit", r"thread \d+, simulated drive;"]
-"""What belongs to a driver, in words: SwiftShader's code; a simulated driver's streams, which it counts. A conftest adds to
-it."""
+"""What belongs to a driver, in words: SwiftShader's code; a simulated driver's streams, which it counts."""
 _PROC: Final = sys.platform == "linux"
 
 _failed: Final = pytest.StashKey[bool]()
@@ -119,8 +120,8 @@ class Things:
                 one.gate.blocked.pop(one, None)
             for parent in self.natives.intersection(one.parents):
                 parent.standing.pop(one, None)
-            for registry in _REGISTRIES:
-                registry.pop(one, None)
+            for known in _REGISTRIES:
+                known.pop(one, None)
         for one in native.alive():
             one.calls.clear()
         for device in list(_devices):
@@ -182,6 +183,12 @@ def _file(fd: str) -> str:
     return f"descriptor {fd} of {os.readlink(f'/proc/self/fd/{fd}')}"
 
 
+def _loaded_devices() -> set[Device]:
+    """The devices of installed backends, which last as long as the process; a test makes others for itself."""
+    backends = [one for one in registry._loaded.values() if isinstance(one, registry.LoadedBackend)]
+    return {device for backend in backends for device in backend._devices.values()}
+
+
 def _let_go() -> None:
     """Empty the caches, and release whatever can be released."""
     for device in list(_devices):
@@ -207,6 +214,7 @@ def _left(before: Things, named: list[str], limit: float) -> list[str]:
     sys.unraisablehook = lambda error: told.append(f"{error.exc_type.__name__}: {error.exc_value}")
     try:
         _let_go()
+        system.until(lambda: threads() <= before.threads, _MOMENT)  # most often it is a thread that is about to end
         if named or not before.are_all():
             gc.collect()
             _let_go()
@@ -304,6 +312,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         named = [words for mark in item.iter_markers("leaves") for words in mark.args]
         failed = item.stash.get(_failed, False)
         differ = _differ(_left(_before[0], named, 0.0 if failed else LIMIT), named)
+        _devices.intersection_update(_loaded_devices())
     if differ and not failed:
         pytest.fail("it leaves behind:" + "\n    ".join(["", *differ]), pytrace=False)
     return result
