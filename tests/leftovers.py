@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ kept_by_drivers: Final = [r"descriptor \d+ of /memfd:swiftshader_jit", r"thread 
 _PROC: Final = sys.platform == "linux"
 
 _failed: Final = pytest.StashKey[bool]()
+_devices: Final = weakref.WeakSet[Device]()
+"""Those that are looked at: of installed backends, and of the running test."""
 _before: Final[list[Things]] = []
 """What the running test has found, with what was made since that may stay."""
 _wider: Final[dict[Any, Things]] = {}
@@ -271,6 +274,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # The kit's exporters, and what they make when they first need it: tests share them.
     for owner, name in ((Kit, "exporter"), (_Rescuer, "__init__")):
         setattr(owner, name, _kept(getattr(owner, name)))
+    made = Device.__init__
+
+    @wraps(made)
+    def make(device: Device, *arguments: Any, **keywords: Any) -> None:
+        made(device, *arguments, **keywords)
+        _devices.add(device)
+
+    setattr(Device, "__init__", make)  # noqa: B010 - mypy
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
