@@ -89,8 +89,9 @@ def leave_to_core(error: BaseException, release: Callable[[], object]) -> None:
 
 
 def left_to_core(error: BaseException) -> Callable[[], object] | None:
-    """What `leave_to_core` has left with an error; None if nothing."""
-    return error.__dict__.get("_gpuinterop_release")
+    """Take what `leave_to_core` has left with an error; None if nothing."""
+    release: Callable[[], object] | None = error.__dict__.pop("_gpuinterop_release", None)
+    return release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

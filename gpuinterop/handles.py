@@ -1252,6 +1252,7 @@ _passed: list[weakref.finalize[Any, Any]] = []
 
 
 def _pass(fd: int) -> Any:
+    _close_passed()
     starting = context.get_spawning_popen()
     if starting is not None:  # else DupFd duplicates it; here it only notes the number, which start() passes later
         fd = os.dup(fd)

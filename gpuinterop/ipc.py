@@ -282,6 +282,8 @@ def _send(connection: socket.socket, data: memoryview, beside: Sequence[FdHandle
 def _check_connection(connection: object) -> None:
     """Refuse a socket that no descriptor goes through: TCP drops it, and tells neither side."""
     found = check_type(connection, socket.socket, "connection", "a socket.socket")
+    if not hasattr(socket, "SO_DOMAIN"):  # no system but Linux; Windows passes no descriptors
+        return
     try:  # the kernel, for `socket.fromfd` believes what it is told
         family, kind = (found.getsockopt(socket.SOL_SOCKET, what) for what in (socket.SO_DOMAIN, socket.SO_TYPE))
     except OSError:  # it is closed, as the call that follows says

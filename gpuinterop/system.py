@@ -24,7 +24,7 @@ from itertools import starmap
 from time import perf_counter
 from typing import Final
 
-from .errors import DriverError, OutOfMemoryError, ResourceClosedError
+from .errors import DriverError, OutOfMemoryError, ResourceClosedError, report
 
 if sys.platform != "win32":
     import fcntl
@@ -170,6 +170,8 @@ class Thread:
         self.ident = _thread.get_ident()
         self._begun.release()
         try:
+            if stop is not None and _ending:  # the exit may have looked before
+                stop()
             work()
         finally:
             _threads.pop(self, None)
@@ -197,6 +199,10 @@ def start_thread(work: Callable[[], object], stop: Callable[[], object] | None =
         The interpreter is exiting.
     """
     check_exit()
+    return _start(work, stop)
+
+
+def _start(work: Callable[[], object], stop: Callable[[], object] | None) -> Thread:
     try:
         thread = Thread()
         run = partial(thread._run, work, stop)
@@ -230,7 +236,10 @@ def end_threads() -> None:
     _ending = True
     threads = _threads.copy()
     for stop in threads.values():
-        stop()
+        try:
+            stop()
+        except Exception as error:  # the others are told all the same
+            report(error)
     for thread in threads:
         thread.join(left_of_exit())
     if interpreter := _sub_interpreter():
@@ -385,8 +394,8 @@ def _close_aside(fd: int) -> Thread | None:
             os.close(fd)
 
     try:
-        return start_thread(work)
-    except (DriverError, ResourceClosedError):  # it cannot be started, or the interpreter is exiting
+        return _start(work, None)  # also at the exit, which a file's server must not hold up
+    except DriverError:  # it cannot be started
         work()
         return None
 

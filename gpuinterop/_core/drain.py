@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from .. import system
 from ..errors import report, warn_leak
 from .gate import MANY, MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
-from .monitor import dropped, interrupted, lingering, locked
+from .monitor import after_fork, dropped, interrupted, lingering, locked
 from .native import (
     GONE,
     LEAKED,
@@ -307,7 +307,8 @@ def _begin(native: Native) -> bool:
 def _end(native: Native, problem: Exception | None) -> None:
     native.uses = {}
     if native.callbacks or native.keep is not None:
-        endings[native] = None
+        endings[native] = native.keep
+    native.keep = None
     if problem is None:
         leave(native)
         native.release = None
@@ -335,16 +336,16 @@ def call_back() -> None:
 
 def _call_back() -> None:
     taken: list[Native] = []
+    kept: list[object] = []  # dropped at the end of this function
     next_one: list[Callable[[], None]] = []  # of the first of them, and not begun
     try:
-        _take(taken)
+        _take(taken, kept)
         for _ in taken.copy():  # as in `_release_ready`
             native = taken[0]
             for _ in native.callbacks.copy():
                 with suppress(IndexError):  # another thread has taken it
                     next_one.extend(map(list.pop, (native.callbacks,), (0,)))  # C code: no interrupt loses it
                     _shown(partial(_run, next_one))
-            native.keep = None
             _told(taken, next_one)
     finally:
         try:
@@ -363,11 +364,11 @@ def _run(one: list[Callable[[], None]]) -> None:
 
 
 @locked
-def _take(taken: list[Native]) -> None:
+def _take(taken: list[Native], kept: list[object]) -> None:
     for native in list(endings):
         native.tellers += (threading.get_ident(),)
         taken += (native,)
-        del endings[native]
+        kept += (endings.pop(native),)
 
 
 @locked
@@ -380,8 +381,13 @@ def _told(taken: list[Native], next_one: list[Callable[[], None]]) -> None:
     native.callbacks[:0] = next_one
     next_one[:] = ()
     if native.callbacks:
-        endings[native] = None
+        endings.setdefault(native)
     del taken[0]
+
+
+@after_fork
+def _forked() -> None:
+    _here.calling_back = Marks()  # the child begins anew, also where the fork was in a callback
 
 
 @atexit.register

@@ -497,10 +497,14 @@ class Buffer(Sized):
                 del calls[-1]
             return
         if self._device.info.is_cpu:
-            self._wait_for_users(start, size)
             here = self._backend.adopt_stream(self._device._native, 0)
-            self._lifetime.use(lambda _: self._mapping.use(lambda _: enqueue(here)))
-            self._backend.synchronize(here)
+
+            def copy(_: Handle) -> None:
+                self._wait_for_users(start, size)
+                enqueue(here)
+                self._backend.synchronize(here)
+
+            self._lifetime.use(lambda _: self._mapping.use(copy))
             drain()
             return
         with self._device._copy_stream() as copier:

@@ -476,8 +476,8 @@ class MulticastObject(Sized):
             Device that owns the memory; it was added here.
         address : int or Buffer
             Address of the first byte, a multiple of the minimum granularity, or a buffer. The binding keeps a buffer
-            alive, and closing the buffer closes the binding; so it does with memory of this library behind a number.
-            Keep another library's memory until it is unbound.
+            alive, and closing the buffer closes the binding. Behind a number, closing this library's allocation closes
+            the binding; keep another library's memory until it is unbound (`unbind`).
         size : int
             Size in bytes, a multiple of the minimum granularity.
         offset : int

@@ -83,8 +83,8 @@ _alive: dict[Native, None] = {}
 
 waiting_for_a_look: dict[Native, None] = {}
 """Retired natives that may be ready for release."""
-endings: dict[Native, None] = {}
-"""Released natives whose callbacks the next drain runs, outside the monitor."""
+endings: dict[Native, object] = {}
+"""Released natives whose callbacks the next drain runs, outside the monitor; and what each has kept, which it drops."""
 
 
 class Native(Sole):
@@ -169,8 +169,8 @@ class Native(Sole):
             whole = True
         except BaseException as error:
             if (release := left_to_core(error)) is not None:  # it is made after all, and released as what is closed
-                self.release = operator.call
                 made.append(release)
+                self.release = operator.call
             raise
         finally:
             try:
@@ -363,7 +363,7 @@ def add_callback(native: Native, callback: Callable[[], None]) -> None:
     """Call `callback` when the native is released."""
     native.callbacks.append(callback)
     if native.state in GONE:
-        endings[native] = None
+        endings.setdefault(native)
 
 
 @locked

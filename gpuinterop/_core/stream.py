@@ -326,7 +326,7 @@ class Stream(Resource):
         if other is stream:
             return
         gate = stream.device.gate
-        if gate.crowded:
+        if gate.crowded and other.pending():
             relieve(gate)
 
         def wait_for(event: Handle) -> None:

@@ -13,6 +13,7 @@ import mmap
 import operator
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 from .. import system, timeline
@@ -131,13 +132,17 @@ _pinned: Final[dict[PinnedWords, None]] = {}
 """Includes pages that could not be unpinned: an unmapped but registered page would block later use of its address."""
 
 
-def _give_back(error: BaseException, *calls: Callable[[], object]) -> None:
-    """Make the calls that give back a page which could not be pinned; if it was pinned, behind the core's unpin."""
+def _give_back(error: BaseException, *calls: Callable[[], object], lent: Callable[[], object] | None = None) -> None:
+    """Make the calls that give back a page which could not be pinned; if it was pinned, behind the core's unpin.
+
+    `lent` closes a descriptor that is then the semaphore's (`ownership.lend`).
+    """
     if (unpin := left_to_core(error)) is None:
         for call in calls:
             call()
     else:
-        leave_to_core(error, lambda: [call() for call in (unpin, *calls)])
+        once = filter(None, (unpin, *calls, lent))  # repeated after an interrupt, it makes each call once
+        leave_to_core(error, lambda: deque(map(operator.call, once), 0))
 
 
 class _Page(Protocol):
@@ -289,9 +294,8 @@ class OwnTimelines(WordCalls):
         try:
             return self._take(fd, address, exported=True)
         except BaseException as error:
-            pinned = left_to_core(error) is not None  # then the descriptor is the semaphore's: see `lend`
-            close = (functools.partial(os.close, fd),) if pinned else ()
-            _give_back(error, functools.partial(system.unmap, address, system.PAGE), *close)
+            unmap = functools.partial(system.unmap, address, system.PAGE)
+            _give_back(error, unmap, lent=functools.partial(os.close, fd))
             raise
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:

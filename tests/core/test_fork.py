@@ -82,3 +82,25 @@ def test_a_child_can_do_all_from_its_first_call(disable: str) -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False, env=environment
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_a_child_of_a_fork_in_a_callback_runs_callbacks() -> None:
+    program = """
+import os, warnings
+warnings.simplefilter("ignore")
+import gpuinterop as gi
+device = gi.get_backend("host").device()
+def fork():
+    if os.fork():
+        assert os.wait()[1] == 0
+        return
+    told = []
+    with device.allocate(4096) as allocation:
+        allocation.on_released(lambda: told.append(1))
+    os._exit(0 if told == [1] else 9)
+allocation = device.allocate(4096)
+allocation.on_released(fork)
+allocation.close(timeout=5)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

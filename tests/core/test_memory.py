@@ -7,6 +7,7 @@ import gc
 import pickle
 import re
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core import native
 from gpuinterop._core.device import Device
 
@@ -558,6 +560,24 @@ def test_copies_both_ways_and_their_bounds() -> None:
             with pytest.raises(gi.InvalidArgumentError):
                 call()
         assert len(backend.calls) == count
+
+
+def test_a_copy_that_waits_keeps_what_another_thread_closes(host: Device) -> None:
+    """On the CPU it runs in the calling thread, behind the stream that used the bytes."""
+    data = bytearray(4096)
+    with host.create_stream() as stream, host.create_semaphore(gi.TimelineFd) as semaphore:
+        allocation = host.allocate(4096)
+        semaphore.wait(stream, 1)
+        buffer = allocation.buffer
+        buffer.fill(3, stream=stream)
+        thread = threading.Thread(target=buffer.copy_to_host, args=(data,))
+        thread.start()
+        assert system.until(lambda: bool(buffer._mapping.calls), 20)
+        allocation.close()
+        semaphore.host_signal(1)
+        thread.join(20)
+        assert data == bytes([3]) * 4096
+        allocation.close(timeout=20)
 
 
 def test_a_pageable_copy_behind_a_pending_wait_is_refused() -> None:
