@@ -629,6 +629,8 @@ def _intern(
         or (stream.thread is not None and stream.thread() is not thread)
         or not revive(stream)
     ):
+        if stream is not None:
+            retire(stream)  # of a thread that has ended: another has its number now
         stream = NativeStream(device, owned=False)
         stream.key, stream.pointer, stream.handle = key, pointer, handle
         if thread is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core import drain
-from gpuinterop._core.native import Native as Lifetime, State, retire
+from gpuinterop._core.native import Native as Lifetime, State, count_alive, retire
 from gpuinterop._core.native_stream import Wait, fail_stream, fail_wait, order
 from gpuinterop.backend import Native
 
@@ -182,6 +183,19 @@ def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
         )
         assert [told(call) for call in calls] == [True] * len(calls)
         assert not told(other.synchronize)
+
+
+def test_the_default_streams_of_threads_that_have_ended_do_not_pile_up() -> None:
+    """Threads that come one after the other have the same number; a few hundred streams are remembered."""
+    device, _ = fake_device(backend=FakeEverything())
+    with device.create_semaphore(gi.TimelineFd) as semaphore, device.wrap_stream(2) as stream:
+        before = count_alive()
+        for value in range(1, 801):
+            thread = threading.Thread(target=semaphore.signal, args=(stream, value))
+            thread.start()
+            thread.join()
+        device.drain()
+        assert count_alive() - before < 400
 
 
 def pending(stream: gi.Stream) -> Wait:
