@@ -177,7 +177,7 @@ def test_a_callback_waits_while_blocked_releases_go(fake: tuple[Device, FakeDriv
         calls = {
             "wait": lambda: gate.wait(stream, 2),
             "batch": lambda: batch.wait(stream, (2,)),
-            "follow": lambda: stream.wait_stream(other),
+            "follow": lambda: other.wait_stream(stream),
         }
         thread = threading.Thread(target=calls[by], daemon=True)
         thread.start()
