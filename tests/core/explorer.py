@@ -48,7 +48,7 @@ class Failed(AssertionError):
         self.runs = 0
         """How many schedules it took."""
         shown = [f"  {step}" for step in run.told[-60:]]
-        super().__init__("\n".join([why, f"replay: {self.script}", *shown]))
+        super().__init__("\n".join([why, f"replay: {self.script}, budget={run.budget}", *shown]))
 
 
 class _Unwind(BaseException):
@@ -457,7 +457,7 @@ def replay(
     allowed: tuple[type[BaseException], ...] = (),
     by_opcode: Iterable[Callable[..., object]] = (),
 ) -> Run:
-    """The one schedule that `Failed` printed; `budget` is that of its search, or infinite if that left out any."""
+    """The one schedule that `Failed` printed, with its `budget`: points behind that are none of the script's."""
     codes = [function.__code__ for function in by_opcode]
     return _one(build, Run(script, codes=codes, budget=budget), allowed)
 
