@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
+from tests import leftovers
+
 from .claims import REQUIRED, loaded
 from .parties import CudaParty, HostParty, Party, cuda_gap
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes most of a GPU's memory otherwise
+
+
+# What a framework starts and opens when it is first used stays.
+leftovers.kept_by_drivers.extend([r"thread \d+, ", r"descriptor \d+ of /dev/"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
