@@ -103,8 +103,8 @@ test:
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(if $(filter file,$(origin JOBS)),JOBS=3) \
 	    test-main test-cuda test-hip
 
-# torch is large, and not for every system.
-test-all: test-main test-cuda test-hip test-kit test-manual test-workflows test-exchange test-frameworks \
+# torch is large, and not for every system. What waits most comes first: others run beside it.
+test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks \
     test-forwarding test-lowest-cuda test-lowest-hip
 
 test-lowest-cuda: $(VENV)/.test drivers
