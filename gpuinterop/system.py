@@ -209,9 +209,11 @@ def _start(work: Callable[[], object], stop: Callable[[], object] | None) -> Thr
         alive = weakref.ref(run)
         _thread.start_new_thread(run, ())
         del run  # now the thread alone has it
+        gone = False
         while not thread._begun.acquire(timeout=SLICE):
-            if alive() is None and not thread._begun.acquire(blocking=False):
-                raise MemoryError  # the thread found none to begin with
+            if gone:  # since before this wait, so it never began: it found no memory
+                raise MemoryError
+            gone = alive() is None
     except (RuntimeError, MemoryError) as error:
         code = errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN
         raise driver_error("pthread_create", code, _NO_THREAD) from error

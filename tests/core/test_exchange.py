@@ -666,28 +666,30 @@ def test_a_rank_that_does_not_come(place: Any) -> None:
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 2)])
-def test_a_rank_without_a_free_descriptor(place: Any, rank: int, size: int) -> None:
+def test_a_rank_without_a_free_descriptor(place: Any, scope: contextlib.ExitStack, rank: int, size: int) -> None:
     """No other rank is to blame, whichever of the descriptors that it needs is not there."""
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    while (taken := os.dup(0)) < last:  # what is free below would count, too
+        scope.callback(os.close, taken)
+    os.close(taken)
     before = os.listdir("/proc/self/fd")
-    lowest = os.dup(0)
-    os.close(lowest)
     needed = 2 if isinstance(place, Path) or size == 2 else 1
 
-    def come(free: int) -> None:
+    def come(free: int, timeout: float) -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + free, limits[1]))
         try:
-            SocketTransport(place, rank, size, timeout=0.1).close()
+            SocketTransport(place, rank, size, timeout=timeout).close()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
     for free in range(needed):
         with pytest.raises(gi.DriverError, match="close some, or raise the limit") as caught:
-            come(free)
+            come(free, LIMIT)
         assert caught.value.symbol == "EMFILE"
         assert os.listdir("/proc/self/fd") == before
     with contextlib.nullcontext() if size == 1 else pytest.raises(gi.PeerError, match="rank 0 did not come"):
-        come(needed)
+        come(needed, 0.1)
     assert os.listdir("/proc/self/fd") == before
 
 

@@ -7,8 +7,11 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +84,29 @@ def starved(function: Callable[..., object], arguments: tuple[Any, ...], begin: 
     """A thread that is there, but has no memory for its first call, ends without it."""
     ident: int = begin(lambda: None, ())
     return ident
+
+
+def test_a_thread_that_begins_late_and_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins, works and ends just when its starter, who has waited for long, looks whether it is there."""
+    looked, worked = threading.Event(), list[None]()
+
+    def late(function: Callable[..., object], arguments: Any, begin: Any = _thread.start_new_thread) -> object:
+        return begin(lambda: (looked.wait(LIMIT), function(*arguments)), ())
+
+    def look(target: Any) -> Callable[[], Any]:
+        found = weakref.ref(target)
+
+        def gone() -> None:
+            looked.set()
+            assert system.until(lambda: found() is None, LIMIT)
+
+        del target
+        return gone
+
+    monkeypatch.setattr(_thread, "start_new_thread", late)
+    monkeypatch.setattr(system, "weakref", SimpleNamespace(ref=look))
+    assert system.start_thread(lambda: worked.append(None)).join(LIMIT)
+    assert worked == [None]
 
 
 def bridged(host: gi.Device, scope: ExitStack) -> Callable[[], object]:

@@ -163,6 +163,7 @@ class Simulator:
             "kinds": (size, (pointer, size)),
             "fail": (None, (text, long, long, number, number)),
             "delay": (None, (text, real)),
+            "interrupt": (None, (text,)),
             "block": (None, (text, long, real)),
             "blocked": (number, (text, real)),
             "release": (None, (text,)),
@@ -267,6 +268,10 @@ class Simulator:
     def delay(self, call: str, microseconds: float) -> None:
         """Let every call sleep before it looks at its arguments."""
         self._call("delay", call.encode(), microseconds / 1e6)
+
+    def interrupt(self, call: str) -> None:
+        """Let Ctrl-C strike in the next call: Python sees it when the call has returned."""
+        self._call("interrupt", call.encode())
 
     @contextlib.contextmanager
     def block(self, call: str, *, nth: int = 1, limit: float = 10.0) -> Iterator[Gate]:

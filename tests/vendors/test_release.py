@@ -7,8 +7,6 @@ that called them at once would hang here, on the GPU and on the simulator alike.
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -168,10 +166,7 @@ def test_ctrl_c_in_a_call_that_makes_something_behind_a_wait(
     }
     raised, stood = threading.Event(), list[str]()
 
-    def strike() -> None:
-        assert made.entered(LIMIT)
-        os.kill(os.getpid(), signal.SIGINT)
-        made.release()
+    def watch() -> None:
         if not raised.wait(LIMIT / 4):
             stood.append(f"{call} was undone behind the wait")
             gate.signal_past_streams()
@@ -185,13 +180,13 @@ def test_ctrl_c_in_a_call_that_makes_something_behind_a_wait(
         unpin_spare_pages(device)
         before = simulator.live()
         gate.wait(waiting)
-        made = scope.enter_context(simulator.block(call, limit=LIMIT))
-        striker = threading.Thread(target=strike)
-        striker.start()
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        simulator.interrupt(call)
         with pytest.raises(KeyboardInterrupt):
             calls[what]()
         raised.set()
-        striker.join(LIMIT)
+        watcher.join(LIMIT)
         assert stood == []
         with device.create_stream() as other:  # the device and its calls go on
             other.record().wait(LIMIT)
