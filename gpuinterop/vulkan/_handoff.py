@@ -370,6 +370,10 @@ class SharedHandoff(Shared, Handoff):
                 if part is not None:
                     parts.callback(part.close, timeout)
 
+    def _end_use(self) -> None:
+        self._back._end_use()
+        self._forth._end_use()
+
 
 def share_handoff(
     vk: VulkanContext,

@@ -92,7 +92,11 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
 
 
 class Shared(Sole):
-    """The end of a ``with`` block closes it."""
+    """The end of a ``with`` block closes it.
+
+    If an exception ends it, the compute side's half is closed, and Vulkan's waits for the context's `close`: the queue
+    may be waiting for a signal that will not come, and a driver blocks or crashes if its semaphore is destroyed then.
+    """
 
     def __init__(self, vk: VulkanContext) -> None:
         self._vk = vk
@@ -103,8 +107,14 @@ class Shared(Sole):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._end_use()
+
+    def _end_use(self) -> None:
+        raise NotImplementedError
 
 
 class Pair(Shared):
@@ -143,6 +153,9 @@ class Pair(Shared):
             self._other.close(timeout)
         finally:
             self._native.close()
+
+    def _end_use(self) -> None:
+        self._native.end_use()
 
 
 class PairedMemory(Pair):

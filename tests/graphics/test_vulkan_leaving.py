@@ -409,6 +409,31 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
     vulkan.vkDestroyFence(device, fence.handle, None)
 
 
+@pytest.mark.parametrize("what", ["buffer", "handoff"])
+def test_an_exception_in_the_block_of_what_is_shared(program: Program, what: str) -> None:
+    """The queue may be waiting for a signal that the exception has prevented: what it uses goes with the context."""
+    buffer = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    shared = buffer if what == "buffer" else program.handoff("binary")
+    functions = program.vk.functions
+    destroyed: list[object] = []
+
+    def note(name: str) -> None:
+        destroy = getattr(functions, name)
+        functions.__dict__[name] = lambda device, one, more: (destroyed.append(one), destroy(device, one, more))
+
+    for name in ("vkDestroyBuffer", "vkFreeMemory", "vkDestroySemaphore"):
+        note(name)
+    with HeldQueue(program, buffer):
+        with pytest.raises(Oops), shared:
+            raise Oops
+        program.device.drain(timeout=LIMIT)
+        assert destroyed == []
+        with pytest.raises(gi.ResourceClosedError):
+            shared.vk_buffer if what == "buffer" else shared.vulkan_submit()
+    program.vk.close()
+    assert len(destroyed) == (2 if what == "buffer" else 4)
+
+
 @pytest.mark.parametrize("call", ["vkQueueSubmit", "vkGetFenceStatus"])
 def test_a_lost_device_is_not_waited_for(program: Program, call: str) -> None:
     """And what was shared is destroyed, as Vulkan wants it before the VkDevice is."""
