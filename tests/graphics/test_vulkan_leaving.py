@@ -413,16 +413,15 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
 def test_an_exception_in_the_block_of_what_is_shared(program: Program, what: str) -> None:
     """The queue may be waiting for a signal that the exception has prevented: what it uses goes with the context."""
     buffer = gi.vulkan.share_buffer(program.vk, program.device, 4096)
-    shared = buffer if what == "buffer" else program.handoff("binary")
-    functions = program.vk.functions
-    destroyed: list[object] = []
-
-    def note(name: str) -> None:
-        destroy = getattr(functions, name)
-        functions.__dict__[name] = lambda device, one, more: (destroyed.append(one), destroy(device, one, more))
-
+    shared: Any = buffer if what == "buffer" else program.handoff("binary")
+    destroyed: list[str] = []
     for name in ("vkDestroyBuffer", "vkFreeMemory", "vkDestroySemaphore"):
-        note(name)
+
+        def destroy(*arguments: Any, name: str = name, real: Any = getattr(program.vk.functions, name)) -> None:
+            destroyed.append(name)
+            real(*arguments)
+
+        program.vk.functions.__dict__[name] = destroy
     with HeldQueue(program, buffer):
         with pytest.raises(Oops), shared:
             raise Oops
