@@ -414,14 +414,20 @@ def test_an_exception_in_the_block_of_what_is_shared(program: Program, what: str
     """The queue may be waiting for a signal that the exception has prevented: what it uses goes with the context."""
     buffer = gi.vulkan.share_buffer(program.vk, program.device, 4096)
     shared: Any = buffer if what == "buffer" else program.handoff("binary")
+    functions = program.vk.functions
     destroyed: list[str] = []
-    for name in ("vkDestroyBuffer", "vkFreeMemory", "vkDestroySemaphore"):
 
-        def destroy(*arguments: Any, name: str = name, real: Any = getattr(program.vk.functions, name)) -> None:
+    def note(name: str) -> None:
+        real = getattr(functions, name)
+
+        def destroy(*arguments: Any) -> None:
             destroyed.append(name)
             real(*arguments)
 
-        program.vk.functions.__dict__[name] = destroy
+        functions.__dict__[name] = destroy
+
+    for name in ("vkDestroyBuffer", "vkFreeMemory", "vkDestroySemaphore"):
+        note(name)
     with HeldQueue(program, buffer):
         with pytest.raises(Oops), shared:
             raise Oops
