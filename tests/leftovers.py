@@ -71,12 +71,14 @@ class Things:
         self.item = item
         self.natives = set(native._alive)
         self.threads = threads()
+        self.running = set(sys._current_frames())
         self.fds = fds()
         self.counts = self.count()
 
     def __iadd__(self, made: Things) -> Self:
         self.natives |= made.natives
         self.threads |= made.threads
+        self.running |= made.running
         self.fds |= made.fds
         self.counts += made.counts
         return self
@@ -84,6 +86,7 @@ class Things:
     def __isub__(self, gone: Things) -> Self:
         self.natives -= gone.natives
         self.threads -= gone.threads
+        self.running -= gone.running
         self.fds -= gone.fds
         self.counts -= gone.counts
         return self
@@ -106,7 +109,7 @@ class Things:
         new = [_said(one) for one in native.alive() if one not in self.natives and not _warned_of(one)]
         new += _marks()
         with contextlib.suppress(OSError):  # it ends while we look
-            found = [*map(_thread, sorted(threads() - self.threads, key=int))]
+            found = [_thread(one, self.running) for one in sorted(threads() - self.threads, key=int)]
             found += map(_file, sorted(fds() - self.fds, key=int))
             new += [one for one in found if not any(re.match(words, one) for words in kept_by_drivers)]
         return new + [f"{count} more of: {kind}" for kind, count in (self.count() - self.counts).items()]
@@ -169,14 +172,14 @@ def _said(one: native.Native) -> str:
     return f"{one!r}: {one.what_holds()}" if one.state is native.RETIRED else repr(one)
 
 
-def _thread(task: str) -> str:
-    """A thread in words."""
+def _thread(task: str, before: set[int]) -> str:
+    """A thread in words, those of Python that ran `before` left out."""
     running = {thread.native_id: thread for thread in threading.enumerate()}
     if thread := running.get(int(task)):
         return f"thread {thread.name}"
     with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
         name = file.read().strip()
-    known = {thread.ident for thread in running.values()}
+    known = before.union(thread.ident for thread in running.values())
     others = [frame.f_code.co_qualname for ident, frame in sys._current_frames().items() if ident not in known]
     return f"thread {task}, {name}; threading does not know it, nor what runs {', '.join(others)}"
 
