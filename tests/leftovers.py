@@ -21,7 +21,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from multiprocessing import forkserver, resource_sharer, resource_tracker
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
@@ -108,10 +108,11 @@ class Things:
         """What is new, in words."""
         new = [_said(one) for one in native.alive() if one not in self.natives and not _warned_of(one)]
         new += _marks()
-        with contextlib.suppress(OSError):  # it ends while we look
-            found = [_thread(one, self.running) for one in sorted(threads() - self.threads, key=int)]
-            found += map(_file, sorted(fds() - self.fds, key=int))
-            new += [one for one in found if not any(re.match(words, one) for words in kept_by_drivers)]
+        looks = [partial(_thread, one, self.running) for one in sorted(threads() - self.threads, key=int)]
+        looks += [partial(_file, one) for one in sorted(fds() - self.fds, key=int)]
+        for look in looks:
+            with contextlib.suppress(OSError):  # it ends while we look
+                new += [one for one in [look()] if not any(re.match(words, one) for words in kept_by_drivers)]
         return new + [f"{count} more of: {kind}" for kind, count in (self.count() - self.counts).items()]
 
     def may_end(self) -> bool:
