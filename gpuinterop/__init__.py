@@ -7,7 +7,8 @@ loaded on first use.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # type checkers take it for true; to import `typing` takes longer than all else here
 
 __version__: str
 """Version of the library, as installed; ``0.0+unknown`` for a folder that is on Python's path and not installed.
@@ -54,6 +55,8 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", *_MODULES, *_HOME]  # noqa: PLE0604 - every entry is a str
 
 if TYPE_CHECKING:
+    from typing import Any
+
     # For type checkers; tests/core holds this list equal to _NAMES.
     from . import (
         backend as backend,
