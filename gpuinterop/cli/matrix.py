@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +23,8 @@ __all__ = ["add_arguments", "command"]
 _SKIPPED: Final = ("gap", "undeclared", "skipped")
 _MARKS: Final = {"shown": "✓", "stand-in": "○", "failed": "✗", "usable": "?", "gap": "·"}
 _LEGEND: Final = (
-    "✓ shown on hardware   ○ shown on a stand-in for hardware   ✗ a test failed   ? usable, and no test has shown it   "
-    "· a gap"
+    "✓ shown on the row's device   ○ shown on a stand-in for it   ✗ a test failed   ? usable, and no test has shown it "
+    "  · a gap"
 )
 
 
@@ -35,9 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expect", action="append", default=[], metavar="ROW", help="fail where this row is missing (repeatable)"
     )
+    parser.add_argument(
+        "--since", metavar="TIME", type=_time, help="fail where a report's run began before (2026-01-31T12:00:00Z)"
+    )
     parser.add_argument("--compare", nargs=2, metavar="ROW", help="also show where these two rows differ")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the page as Markdown too")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the page as HTML too")
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def command(given: argparse.Namespace) -> int:
@@ -54,15 +63,18 @@ def command(given: argparse.Namespace) -> int:
             "reports", "expected files that `pytest --gpuinterop-json=FILE` has written, got none."
         )
     rows: list[_Row] = []
-    unread: dict[str, str] = {}
+    bad: dict[str, tuple[str, str]] = {}
     for name, file in _names(given.reports).items():
         try:
-            rows += _rows(name, read_run(file))
-        except InvalidArgumentError as error:
-            unread[name] = str(error)
-    there = {row.report for row in rows} | unread.keys()
-    bad = {name: ("MISSING", "no report has this name") for name in given.expect if name not in there}
-    bad |= {name: ("UNREADABLE", why) for name, why in unread.items()}
+            run = read_run(file)
+            if given.since and (began := _time(run.facts["started"])) < given.since:
+                bad[name] = "OLD", f"its run began at {began}, before {given.since}: this one has left no report"
+            else:
+                rows += _rows(name, run)
+        except (InvalidArgumentError, ValueError) as error:
+            bad[name] = "UNREADABLE", str(error)
+    there = {row.report for row in rows} | bad.keys()
+    bad |= {name: ("MISSING", "no report has this name") for name in given.expect if name not in there}
     page = list(_page(rows, bad, _pair(rows, given.compare)))
     say((text(page), ""))
     for file, write in ((given.markdown, markdown), (given.html, html)):
@@ -195,14 +207,14 @@ def _page(
     rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], pair: tuple[_Row, _Row] | None
 ) -> Iterator[Section]:
     """Make the page. `bad` has what could not be read: by name, a word and the reason."""
-    red = len(bad) + sum(bool(row.problem) for row in rows)
     ran = [(name, word, "", "", "", "") for name, (word, _) in bad.items()]
     for row in rows:
         when = row.run.facts["started"].replace("T", " ").removesuffix("+00:00")
         ran.append((row.name, row.problem or "passed", when, row.facts.get("device", ""), row.numbers, _shown(row)))
+    reds = [number for number, one in enumerate(ran) if one[1] != "passed"]
     yield (
-        f"{len(ran)} row{'s' if len(ran) > 1 else ''}: {red or 'none'} red",
-        [Table(("row", "result", "UTC", "device", "tests", "cells shown"), ran)],
+        f"{len(ran)} row{'s' if len(ran) > 1 else ''}: {len(reds) or 'none'} red",
+        [Table(("row", "result", "UTC", "device", "tests", "cells shown"), ran, reds)],
     )
     yield "What failed", [Items([*(f"{name}: {why}" for name, (_, why) in bad.items()), *_failures(rows)])]
     yield "Versions", [Table(("of", "version", "rows"), list(_versions(rows)))]
@@ -275,8 +287,11 @@ def _never_shown(rows: Sequence[_Row]) -> list[str]:
 def _never_run(rows: Sequence[_Row]) -> list[str]:
     """Group by reason the tests whose every run, on whatever device and with whatever party, was a skip."""
     by_reason: dict[str, list[str]] = {}
-    for test, results in _by_test([result for row in rows for result in row.results]).items():
-        if all(result.outcome in _SKIPPED for result in results):
+    tests = _by_test([result for row in rows for result in row.results])
+    skipped = {test for test, results in tests.items() if all(result.outcome in _SKIPPED for result in results)}
+    ran = {test.partition("::")[0] for test in tests.keys() - skipped}
+    for test, results in tests.items():
+        if test in skipped and test not in ran:  # a module that skipped itself may have run elsewhere
             reason = " / ".join(dict.fromkeys(result.reason.removeprefix(DECLARED) for result in results))
             by_reason.setdefault(reason, []).append(test)
     return [f"{_together(tests)}: {reason}" for reason, tests in sorted(by_reason.items())]

@@ -23,6 +23,8 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    red: Sequence[int] = ()
+    """The rows that HTML shows in red, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem
 table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { border: 1px solid #8884; padding: .2rem .6rem; text-align: left; vertical-align: top; }
 tr:nth-child(even) { background: #8881; }
+tr.red { background: #e532; }
+tr.red :nth-child(2) { color: #d33; font-weight: bold; }
 """
 
 
@@ -114,6 +118,9 @@ def _html(block: Block) -> str:
         return f"<p>{escape(block)}</p>"
     if isinstance(block, Items):
         return f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in block.texts)}</ul>" if block.texts else "<p>none</p>"
-    rows = [f"<tr>{''.join(f'<{tag}>{escape(one)}</{tag}>' for one in row)}</tr>"
-            for tag, row in (("th", block.columns), *(("td", row) for row in block.rows))]  # fmt: skip
-    return "<table>\n" + "\n".join(rows) + "\n</table>"
+    head = "".join(f"<th>{escape(one)}</th>" for one in block.columns)
+    rows = [
+        f"<tr{' class=red' * (number in block.red)}>{''.join(f'<td>{escape(one)}</td>' for one in row)}</tr>"
+        for number, row in enumerate(block.rows)
+    ]
+    return "<table>\n" + "\n".join([f"<tr>{head}</tr>", *rows]) + "\n</table>"

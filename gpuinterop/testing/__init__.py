@@ -31,6 +31,9 @@ The plugin comes with the package and takes part only where such tests are colle
 ``--gpuinterop-require=NAME``
     Test this backend, and fail where it does not work; may be repeated. ``GPUINTEROP_BACKEND=NAME`` does the same where
     no option names a backend.
+``--gpuinterop-strict``
+    Fail where a test, or a module at its collection, skips itself (``pytest.skip``, ``pytest.importorskip``) for a
+    reason that is not declared, with the plugin's fixtures or without.
 ``--gpuinterop-exporter=NAME``
     Use only these independent parties; may be repeated: ``memfd``, ``vulkan``, ``vulkan:swiftshader``, each with
     ``@process`` for the one in a child process (``memfd@process``) or ``@here`` for the other one; ``@process`` alone
@@ -52,10 +55,11 @@ The plugin comes with the package and takes part only where such tests are colle
 
 Whichever suites a run has, the test ``gpuinterop::environment`` fails it, once, and says why: a required backend does
 not work, a required party is missing, a name in an option or in ``GPUINTEROP_BACKEND`` is that of no installed backend,
-a pattern in ``GPUINTEROP_DISABLE`` matches no capability, or a backend fails to list its devices.
+that variable is empty or contradicts the options, a pattern in ``GPUINTEROP_DISABLE`` matches no capability, gpuinterop
+does not know a variable that begins with ``GPUINTEROP_``, or a backend fails to list its devices.
 
 On a required backend a test of the suites runs, or is skipped for a declared gap: any other skip of it is a failure. A
-test of your own may skip itself as you like, however the backend was chosen. What the kit skips in it must be declared.
+test of your own may skip itself as you like, unless the run is strict. What the kit skips in it must be declared.
 
 Multicast is tried on simulated drivers alone, and no run of the suites claims its cells: on hardware it can block, or
 upset the machine for others. ``gpuinterop selftest multicast`` tries it where a user asks for that.

@@ -30,6 +30,14 @@ SIMULATED_DRIVERS: Final = ("swiftshader",)
 Not lavapipe: its memory begins with a header of its own, which the host backend alone knows.
 """
 
+_VARIABLES: Final = tuple(
+    f"GPUINTEROP_{name}" for name in ["BACKEND", "DISABLE", "REQUIRE_VULKAN", "KIT_LIMIT", "VALIDATION"]
+)
+_OTHERS: Final = re.compile(
+    "(?!GPUINTEROP_)|.*_((TEST|SIM|STANDIN)_|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS))"
+)
+"""Variables that are not ours, and those of this project's own tests."""
+
 _PARTY: Final = re.compile(r"(memfd|vulkan(:.+)?)?(@(here|process)?)?")
 
 
@@ -149,6 +157,18 @@ class Participants:
         A run without a test of the kit needs no `parties`.
         """
         found = [spec.problem for spec in self.devices() if spec.fails]
+        chosen = os.environ.get("GPUINTEROP_BACKEND")
+        if chosen is not None and chosen not in self._named:
+            found.append(
+                f"GPUINTEROP_BACKEND: expected {' or '.join(self._named) or 'the name of a backend'}, got {chosen!r}, "
+                "by which the code under test would choose; name the backend of the options, or unset the variable."
+            )
+        found += [
+            f"{name}: expected {', '.join(_VARIABLES)}, got a variable that gpuinterop does not know; correct its "
+            "name, or unset it."
+            for name in sorted(os.environ)
+            if name not in _VARIABLES and not _OTHERS.match(name)
+        ]
         installed = registry.backends()
         found += [
             f"--gpuinterop-simulated: there is no backend {name!r}; installed: {', '.join(installed)}."

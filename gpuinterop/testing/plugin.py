@@ -49,6 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="test this backend, and fail where it does not work (repeatable; default: GPUINTEROP_BACKEND)",
     )
     group.addoption(
+        "--gpuinterop-strict",
+        action="store_true",
+        help="fail where a test or a module skips itself for a reason that is not declared",
+    )
+    group.addoption(
         "--gpuinterop-exporter",
         action="append",
         default=[],
@@ -263,8 +268,31 @@ def pytest_runtest_makereport(
     report = yield
     if is_ours(item):
         kit_of(item.config).judge(item, report)
+    _refuse_skip(item.config, report)
+    if is_ours(item):
         item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Judge a module that skips itself."""
+    report = yield
+    _refuse_skip(collector.config, report)
+    return report
+
+
+def _refuse_skip(config: pytest.Config, report: pytest.CollectReport | pytest.TestReport) -> None:
+    """Make it a failure in a strict run, unless it is declared."""
+    if not report.skipped or hasattr(report, "wasxfail") or not config.getoption("gpuinterop_strict"):
+        return
+    from .results import DECLARED, reason_of
+
+    reason = reason_of(report)
+    if not reason.startswith(DECLARED):
+        report.outcome, report.longrepr = "failed", f"--gpuinterop-strict: it skips itself: {reason}"
 
 
 class _Listener:
@@ -283,8 +311,8 @@ class _Listener:
             kit_of(self._config).results.hear(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if self._writes and report.failed:
-            kit_of(self._config).results.refuse(report)
+        if self._writes and not report.passed:
+            kit_of(self._config).results.hear_collection(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         if self._writes:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from ..capabilities import Cell, Operation
+from ..capabilities import DOMAIN, Cell, Operation
+from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
 from .results import DECLARED
 
@@ -37,6 +38,13 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
     *cells : Operation, Cell or (Operation, handle type)
         `KIND` as a handle type stands for that of the test's ``kind`` parameter.
 
+    Raises
+    ------
+    ArgumentTypeError
+        A string, or a handle type by itself.
+    InvalidArgumentError
+        No table has this cell.
+
     Examples
     --------
     >>> from gpuinterop.testing import requires
@@ -46,8 +54,19 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
     ...     def test_total(self, bench):
     ...         assert bench.exporter.create_memory(4096).size >= 4096
     """
-    if stray := [cell for cell in cells if isinstance(cell, type)]:
-        raise TypeError(f"expected pairs such as (Operation.MAP_BUFFER, OpaqueFd), got {stray[0].__name__} by itself.")
+    for wanted in cells:
+        operation, handle_type = wanted if isinstance(wanted, tuple) and len(wanted) == 2 else (wanted, None)
+        if not isinstance(operation, Operation | Cell):
+            name = wanted.__name__ if isinstance(wanted, type) else repr(wanted)
+            raise ArgumentTypeError(
+                "requires", f"expected operations, and pairs such as (Operation.MAP_BUFFER, OpaqueFd), got {name}."
+            )
+        for one in HANDLE_TYPES.values() if handle_type == KIND else [handle_type]:
+            cell = operation if isinstance(operation, Cell) else Cell(operation, one)
+            if cell not in DOMAIN:
+                there = ", ".join(str(other) for other in DOMAIN if other.operation is cell.operation)
+                kind = getattr(cell.handle_type, "__name__", cell.handle_type) or "no handle type"
+                raise InvalidArgumentError("requires", f"expected {there}, got {cell.operation.value} with {kind}.")
     mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
     return mark
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CELLS", "DECLARED", "DEVICE", "DRIVER", "OUTCOMES", "PARTY", "SKIP", "Document", "Result", "Results", "Run",
-    "read_run",
+    "read_run", "reason_of",
 ]  # fmt: skip
 
 DEVICE, PARTY, DRIVER, CELLS, SKIP = (
@@ -77,10 +77,10 @@ class Result:
         if self.outcome == "failed":
             return
         if report.failed:
-            self.outcome, self.reason = "failed", _reason(report)
+            self.outcome, self.reason = "failed", reason_of(report)
         elif report.skipped:
             self.outcome = "xfailed" if hasattr(report, "wasxfail") else said.get(SKIP, "skipped")
-            self.reason = getattr(report, "wasxfail", "") or _reason(report)
+            self.reason = getattr(report, "wasxfail", "") or reason_of(report)
         elif report.when == "call":
             self.outcome = "passed"
 
@@ -110,7 +110,8 @@ def _without(name: str, device: str, party: str) -> str:
     return base + bracket + inside
 
 
-def _reason(report: Any) -> str:
+def reason_of(report: Any) -> str:
+    """Why it failed or was skipped, in a line."""
     found = report.longrepr
     crash = getattr(found, "reprcrash", None)
     text = found[2] if isinstance(found, tuple) else crash.message if crash else found
@@ -130,11 +131,12 @@ class Results:
         result.hear(report)
         return result
 
-    def refuse(self, report: pytest.CollectReport) -> None:
-        """Take what could not be collected."""
-        lines = str(report.longrepr).strip().splitlines()
-        failed = Result(report.nodeid, report.nodeid, outcome="failed", reason=lines[-1] if lines else "")
-        self.by_id[report.nodeid] = failed
+    def hear_collection(self, report: pytest.CollectReport) -> None:
+        """Take a module that could not be collected, or skipped itself."""
+        outcome, reason = "skipped", reason_of(report)
+        if report.failed:
+            outcome, reason = "failed", (str(report.longrepr).strip().splitlines() or [""])[-1]
+        self.by_id[report.nodeid] = Result(report.nodeid, report.nodeid, outcome=outcome, reason=reason)
 
     def of(self, *devices: str) -> list[Result]:
         """Those of these devices."""

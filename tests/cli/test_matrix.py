@@ -116,7 +116,7 @@ def _section(output: str, heading: str) -> str:
 
 
 def test_cells_and_skips(tmp_path: Path) -> None:
-    """A cell is shown where each of its tests has passed, on hardware or a stand-in; a failure takes it away."""
+    """A cell is shown where each of its tests has passed, on the device or a stand-in; a failure takes it away."""
     one = [
         _test("test_maps", "passed", "a:0", MAP), _test("test_graphs[1]", "failed", "a:0", GRAPH, reason="E"),
         _test("test_graphs[2]", "passed", "a:0", GRAPH), _test("test_both", "gap", reason="declared: why not"),
@@ -148,6 +148,36 @@ def test_cells_and_skips(tmp_path: Path) -> None:
     assert "tests/test_own.py::test_once" in differ
     assert "test_maps" not in differ
     assert _section(done.output, "What failed").endswith("- one: tests/test_own.py::test_graphs[1][a:0]: E")
+
+
+def test_modules_that_skipped_themselves(tmp_path: Path) -> None:
+    """In every row; and not one whose tests ran in another."""
+    never = {**_test("", "skipped", "", reason="no torch"), "test": "tests/test_never.py"}
+    once = {**_test("", "skipped", "", reason="no torch"), "test": "tests/test_own.py"}
+    one = _report(tmp_path, "one", [{**never, "id": "1"}, {**once, "id": "2"}])
+    two = _report(tmp_path, "two", [*PASSED, {**never, "id": "1"}])
+    done = invoke("matrix", one, two)
+    assert _section(done.output, "Tests that every row skipped").splitlines()[1:] == ["- tests/test_never.py: no torch"]
+
+
+def test_a_report_of_an_earlier_run(tmp_path: Path) -> None:
+    old = _report(tmp_path, "old", PASSED)
+    new = _report(tmp_path, "new", PASSED, started="2026-11-22T21:00:00+00:00")
+    done = invoke("matrix", old, new, "--expect", "old", "--since", "2026-11-22T22:30:00+02:00")
+    assert (done.exit_code, "2 rows: 1 red" in done.output) == (1, True), done.output
+    assert re.search("^old +OLD", done.output, re.MULTILINE)
+    assert "- old: its run began at 2026-11-22 20:00:00+00:00, before" in done.output
+    assert invoke("matrix", old, "--since", "2026-11-22T20:00:00").exit_code == 0
+    assert invoke("matrix", old, "--since", "yesterday").exit_code == 2
+    assert invoke("matrix", _report(tmp_path, "odd", PASSED, started="?"), "--since", "2026-11-22").exit_code == 1
+
+
+def test_red_rows_are_red_in_html(tmp_path: Path) -> None:
+    reports = _report(tmp_path, "good", PASSED), _report(tmp_path, "bad", [], status=1)
+    page = tmp_path / "page.html"
+    invoke("matrix", *reports, "--expect", "third", "--html", str(page))
+    found = re.findall("<tr( class=red)?><td>(good|bad|third)</td>", page.read_text())
+    assert {name: bool(red) for red, name in found} == {"good": False, "bad": True, "third": True}
 
 
 def test_names_of_rows(tmp_path: Path) -> None:

@@ -253,6 +253,24 @@ def test_what_could_not_be_collected_and_a_worker_that_crashes(run_pytest: Calla
     assert run.end is not None
 
 
+@pytest.mark.parametrize("processes", [(), ("-n2",)], ids=["one process", "xdist"])
+def test_a_module_that_skips_itself(run_pytest: Callable[..., Any], tmp_path: Path, processes: tuple[str, ...]) -> None:
+    """It has no tests, and is in the report."""
+    file = tmp_path / "run.json"
+    files = {
+        "test_one.py": "def test_one(): pass",
+        "test_import.py": "import pytest; pytest.importorskip('nonesuch')",
+        "test_level.py": "import pytest; pytest.skip('not here', allow_module_level=True)",
+    }
+    done = run_pytest(f"--gpuinterop-json={file}", *processes, kit=False, files=files)
+    assert done.status == 0, done.output
+    found = {result.test: (result.outcome, result.reason) for result in read_run(file).results}
+    assert found.pop("test_one.py::test_one") == ("passed", "")
+    assert found.pop("test_level.py") == ("skipped", "not here")
+    assert found.pop("test_import.py") == ("skipped", "could not import 'nonesuch': No module named 'nonesuch'")
+    assert not found
+
+
 def test_what_is_no_report_is_refused(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """By its name; a stranger's file does nothing else."""
     file = tmp_path / "run.json"

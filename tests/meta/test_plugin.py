@@ -70,6 +70,19 @@ LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
         TOY,
         "_BACKEND: there is no backend 'tyo'",
     ),
+    "chosen, and empty": (SELECTED, {"GPUINTEROP_BACKEND": ""}, TOY, "GPUINTEROP_BACKEND: expected toy, got ''"),
+    "chosen twice": (
+        REQUIRED,
+        {"GPUINTEROP_BACKEND": "host"},
+        TOY,
+        "GPUINTEROP_BACKEND: expected toy, got 'host'",
+    ),
+    "a variable that there is not": (
+        SELECTED,
+        {"GPUINTEROP_REQUIRE": "toy"},
+        TOY,
+        "GPUINTEROP_REQUIRE: expected GPUINTEROP_BACKEND, .*, got a variable that gpuinterop does not know",
+    ),
     "disabled wrongly": (SELECTED, {"GPUINTEROP_DISABLE": "map_bufer"}, TOY, "_DISABLE: .*'map_bufer'"),
     "disabled wrongly, to no effect": (
         SELECTED,
@@ -211,6 +224,42 @@ def test_skips(
     assert "no mood for it" in done.output
 
 
+ITSELF = """
+import pytest
+from gpuinterop.testing.requirements import skip_declared
+
+def test_of_mine():
+    pytest.skip("no mood for it")
+
+def test_with_a_device(gpuinterop_device):
+    pytest.skip("nor for this")
+
+def test_declared(gpuinterop_device):
+    skip_declared("the manual says so")
+
+def test_declared_without_a_device():
+    skip_declared("the manual says so, too")
+
+@pytest.mark.xfail
+def test_that_fails_as_expected():
+    raise ValueError
+"""
+
+
+@pytest.mark.parametrize("processes", [(), ("-n2",)], ids=["one process", "xdist"])
+def test_a_strict_run(run_pytest: Callable[..., Any], processes: tuple[str, ...]) -> None:
+    """What skips itself is red, and what is declared is not."""
+    files = {"test_mine.py": ITSELF}
+    assert run_pytest(*REQUIRED, *processes, kit=False, files=files).status == 0
+    done = run_pytest(*REQUIRED, "--gpuinterop-strict", *processes, kit=False)
+    assert (done.status, done.counts) == (1, {"failed": 2, "skipped": 2}), done.output
+    assert "--gpuinterop-strict: it skips itself: no mood for it" in done.output
+    files["test_module.py"] = "import pytest; pytest.importorskip('nonesuch')"
+    done = run_pytest(*REQUIRED, "--gpuinterop-strict", *processes, "-k", "declared", kit=False, files=files)
+    assert done.status != 0, done.output
+    assert "it skips itself: could not import 'nonesuch'" in done.output
+
+
 HANGS = """
 import threading
 import pytest
@@ -237,10 +286,10 @@ def test_hanging(run_pytest: Callable[..., Any]) -> None:
 
 
 def test_header(run_pytest: Callable[..., Any]) -> None:
-    """The header has versions, drivers and the variables that are set: a typo shows."""
-    environment = {"GPUINTEROP_DISBALE": "*"}
+    """The header has versions, drivers and the variables that are set."""
+    environment = {"GPUINTEROP_DISABLE": "graph_capture"}
     done = run_pytest("--gpuinterop-backend=toy", "-k", "test_total", environment=environment)
-    assert "GPUINTEROP_DISBALE=*" in done.output
+    assert "GPUINTEROP_DISABLE=graph_capture" in done.output
     assert "gpuinterop device toy:0: Toy (toy 0.1)" in done.output
     assert "Python " in done.output
     assert "gpuinterop exporters of toy:0: " in done.output

@@ -1,12 +1,14 @@
 """The kit runs every suite that it has."""
 
 from importlib import import_module
+from typing import Any
 
 import pytest
 
-from gpuinterop.capabilities import Operation
-from gpuinterop.handles import OpaqueFd
-from gpuinterop.testing import requires
+import gpuinterop as gi
+from gpuinterop.capabilities import Cell, Operation
+from gpuinterop.handles import OpaqueFd, TimelineFd
+from gpuinterop.testing import KIND, requires
 
 
 def test_every_suite_is_run() -> None:
@@ -18,7 +20,23 @@ def test_every_suite_is_run() -> None:
     assert {name for name in suites.__all__ if name.endswith("Suite") and getattr(suites, name) not in run} == set()
 
 
-def test_a_requirement_is_a_pair() -> None:
-    """A type by itself, its operation's parentheses forgotten, is refused where it stands."""
-    with pytest.raises(TypeError, match=r"expected pairs such as .* got OpaqueFd by itself"):
-        requires(Operation.MAP_BUFFER, OpaqueFd)
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (
+            (Operation.MAP_BUFFER, OpaqueFd),
+            "map_buffer:opaque_fd, .*, got map_buffer with no handle type",
+        ),  # parentheses forgotten
+        (("map_buffer:opaque_fd",), "and pairs such as .*, got 'map_buffer:opaque_fd'"),
+        (((Operation.MAP_BUFFER, OpaqueFd, 1),), "and pairs such as .*, got .*OpaqueFd.*, 1"),
+        (((Operation.MAP_BUFFER, TimelineFd),), "map_buffer:opaque_fd, .*, got map_buffer with TimelineFd"),
+        (((Operation.MAP_BUFFER, "opaque_fd"),), "map_buffer:opaque_fd, .*, got map_buffer with opaque_fd"),
+        (((Operation.MAP_BUFFER, KIND),), "map_buffer:opaque_fd, .*, got map_buffer with TimelineFd"),
+        ((Operation.GRAPH_CAPTURE, OpaqueFd), "and pairs such as .*, got OpaqueFd"),
+        ((Cell(Operation.GRAPH_CAPTURE, OpaqueFd),), "graph_capture, got graph_capture with OpaqueFd"),
+    ],
+)
+def test_a_requirement_that_no_table_has(cells: Any, words: str) -> None:
+    """It is refused where it stands, which is when the module is collected."""
+    with pytest.raises(gi.InvalidArgumentError, match=f"^requires: expected .*{words}"):
+        requires(*cells)
