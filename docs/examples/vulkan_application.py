@@ -94,9 +94,8 @@ class Application:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # gpuinterop: before vkDestroyDevice. After an exception the queue may be waiting for what will not come.
-        self.vk.close(timeout=10 if error is None else 1)
+    def __exit__(self, *_: object) -> None:
+        self.vk.close()  # gpuinterop: before vkDestroyDevice
         api.vkDestroyCommandPool(self.device, self.pool, None)
         api.vkDestroyDevice(self.device, None)
         api.vkDestroyInstance(self.instance, None)

@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _time(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a time such as 2026-01-31T12:00:00Z, got {text!r}") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
@@ -55,7 +58,8 @@ def command(given: argparse.Namespace) -> int:
     It shows what ran where and with which versions, what failed, which capabilities no row has shown, which tests were
     skipped in every row, and where two rows differ. A row is a device of a report, and has the name of its file.
 
-    Exit status 0: every expected row is there, every run ended, something passed in each, and nothing failed. Otherwise
+    Exit status 0: every expected row is there and new enough, every run ended, something passed in each, and nothing
+    failed. Otherwise
     1; a report that cannot be read is a red row too. 2 for wrong arguments.
     """
     if not given.reports and not given.expect:
@@ -68,10 +72,10 @@ def command(given: argparse.Namespace) -> int:
         try:
             run = read_run(file)
             if given.since and (began := _time(run.facts["started"])) < given.since:
-                bad[name] = "OLD", f"its run began at {began}, before {given.since}: this one has left no report"
+                bad[name] = "OLD", f"expected a report of a run since {given.since}, got one of {began}"
             else:
                 rows += _rows(name, run)
-        except (InvalidArgumentError, ValueError) as error:
+        except (InvalidArgumentError, argparse.ArgumentTypeError) as error:
             bad[name] = "UNREADABLE", str(error)
     there = {row.report for row in rows} | bad.keys()
     bad |= {name: ("MISSING", "no report has this name") for name in given.expect if name not in there}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -43,7 +44,8 @@ def command(given: argparse.Namespace) -> int:
     if given.report:
         words.append(f"--gpuinterop-report={verified_file(chosen)}")
         words.append(f"--gpuinterop-exporter-report={EXPORTERS}")
-    status = subprocess.run([*words, *given.pytest_arguments], check=False).returncode
+    variables = os.environ | {"GPUINTEROP_BACKEND": chosen}  # the option wins over the variable, which must agree
+    status = subprocess.run([*words, *given.pytest_arguments], check=False, env=variables).returncode
     if given.document is not None and status == 0:
         from ..testing.report import write_document
 

@@ -17,10 +17,23 @@ from .. import __version__
 from .._core import registry
 from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
 from .participants import DeviceSpec, ExporterSpec, Participants, short_name
-from .plugin import PARTIAL
+from .plugin import PARTIAL, SKIPPED
 from .report import make_run, of_suites, write_report
 from .requirements import cells_of, params_of, skip_declared
-from .results import CELLS, DECLARED, DEVICE, DRIVER, PARTY, SKIP, Document, Result, Results, counts, exercised
+from .results import (
+    CELLS,
+    DECLARED,
+    DEVICE,
+    DRIVER,
+    PARTY,
+    SKIP,
+    Document,
+    Result,
+    Results,
+    counts,
+    exercised,
+    reason_of,
+)
 
 if TYPE_CHECKING:
     from ..exporters.base import Exporter
@@ -129,6 +142,11 @@ class Kit(Participants):
             if party is not None:
                 item.user_properties.append((PARTY, str(party)))
         lacking = self.lacking(parties=bool(items))
+        if self._config.getoption("gpuinterop_strict"):
+            lacking += [
+                f"--gpuinterop-strict: expected the tests of {report.nodeid}, got a skip: {reason_of(report)}"
+                for report in self._config.stash.get(SKIPPED, [])
+            ]
         return [_Environment.of(session, lacking)] if lacking else []
 
     def _hangs_for_ever(self, item: pytest.Item) -> bool:

@@ -34,7 +34,7 @@ _VARIABLES: Final = tuple(
     f"GPUINTEROP_{name}" for name in ["BACKEND", "DISABLE", "REQUIRE_VULKAN", "KIT_LIMIT", "VALIDATION"]
 )
 _OTHERS: Final = re.compile(
-    "(?!GPUINTEROP_)|.*_((TEST|SIM|STANDIN)_|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS))"
+    "(?!GPUINTEROP_).*|GPUINTEROP_((TEST|SIM|STANDIN)_.*|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS))", re.DOTALL
 )
 """Variables that are not ours, and those of this project's own tests."""
 
@@ -160,14 +160,14 @@ class Participants:
         chosen = os.environ.get("GPUINTEROP_BACKEND")
         if chosen is not None and chosen not in self._named:
             found.append(
-                f"GPUINTEROP_BACKEND: expected {' or '.join(self._named) or 'the name of a backend'}, got {chosen!r}, "
-                "by which the code under test would choose; name the backend of the options, or unset the variable."
+                f"GPUINTEROP_BACKEND: expected {' or '.join(self._named) or 'the name of a backend'}, got {chosen!r}; "
+                "gpuinterop.device() reads it too, so name what the options name, or unset it."
             )
         found += [
             f"{name}: expected {', '.join(_VARIABLES)}, got a variable that gpuinterop does not know; correct its "
             "name, or unset it."
             for name in sorted(os.environ)
-            if name not in _VARIABLES and not _OTHERS.match(name)
+            if name not in _VARIABLES and not _OTHERS.fullmatch(name)
         ]
         installed = registry.backends()
         found += [

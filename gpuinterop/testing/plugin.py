@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PARTIAL = pytest.StashKey[bool]()
 """Whether a part of the tests was run: some were deselected, or a worker of pytest-xdist crashed."""
 
+SKIPPED = pytest.StashKey[list[pytest.CollectReport]]()
+"""Modules that skipped themselves."""
+
 _KIT = pytest.StashKey[Any]()
 _JSON = pytest.StashKey[Path]()  # not in the workers of pytest-xdist: their controller writes the report
 _FAILED = pytest.StashKey[bool]()
@@ -238,7 +241,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Prepare our tests, whatever the ini file of this run says; what they lack is a failure of its own, the first."""
     ours = [item for item in items if is_ours(item)]
-    if ours or (items and config.getoption("gpuinterop_require")):
+    if ours or (items and (config.getoption("gpuinterop_require") or config.getoption("gpuinterop_strict"))):
         items[:0] = kit_of(config).prepare(ours, session)
 
 
@@ -268,31 +271,23 @@ def pytest_runtest_makereport(
     report = yield
     if is_ours(item):
         kit_of(item.config).judge(item, report)
-    _refuse_skip(item.config, report)
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("gpuinterop_strict"):
+        _refuse(report)
     if is_ours(item):
         item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Judge a module that skips itself."""
-    report = yield
-    _refuse_skip(collector.config, report)
-    return report
-
-
-def _refuse_skip(config: pytest.Config, report: pytest.CollectReport | pytest.TestReport) -> None:
-    """Make it a failure in a strict run, unless it is declared."""
-    if not report.skipped or hasattr(report, "wasxfail") or not config.getoption("gpuinterop_strict"):
-        return
+def _refuse(report: pytest.TestReport) -> None:
+    """Make a skip a failure, unless it is declared."""
     from .results import DECLARED, reason_of
 
     reason = reason_of(report)
     if not reason.startswith(DECLARED):
-        report.outcome, report.longrepr = "failed", f"--gpuinterop-strict: it skips itself: {reason}"
+        report.outcome, report.longrepr = (
+            "failed",
+            f"--gpuinterop-strict: expected a test that runs, got a skip: {reason}",
+        )
 
 
 class _Listener:
@@ -311,6 +306,8 @@ class _Listener:
             kit_of(self._config).results.hear(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._config.stash.setdefault(SKIPPED, []).append(report)
         if self._writes and not report.passed:
             kit_of(self._config).results.hear_collection(report)
 

@@ -56,17 +56,23 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
     """
     for wanted in cells:
         operation, handle_type = wanted if isinstance(wanted, tuple) and len(wanted) == 2 else (wanted, None)
-        if not isinstance(operation, Operation | Cell):
+        if not isinstance(operation, Operation) and not isinstance(wanted, Cell):
             name = wanted.__name__ if isinstance(wanted, type) else repr(wanted)
             raise ArgumentTypeError(
-                "requires", f"expected operations, and pairs such as (Operation.MAP_BUFFER, OpaqueFd), got {name}."
+                "requires",
+                f"expected operations, and pairs such as (Operation.MAP_BUFFER, OpaqueFd), got {name}; write a pair.",
             )
         for one in HANDLE_TYPES.values() if handle_type == KIND else [handle_type]:
-            cell = operation if isinstance(operation, Cell) else Cell(operation, one)
+            cell = wanted if isinstance(wanted, Cell) else Cell(operation, one)
             if cell not in DOMAIN:
-                there = ", ".join(str(other) for other in DOMAIN if other.operation is cell.operation)
-                kind = getattr(cell.handle_type, "__name__", cell.handle_type) or "no handle type"
-                raise InvalidArgumentError("requires", f"expected {there}, got {cell.operation.value} with {kind}.")
+                kinds = [other.handle_type for other in DOMAIN if other.operation is cell.operation]
+                there, got = (
+                    " or ".join(getattr(kind, "__name__", None) or str(kind or "no handle type") for kind in some)
+                    for some in (kinds, [cell.handle_type])
+                )
+                raise InvalidArgumentError(
+                    "requires", f"expected {cell.operation.name} with {there}, got {got}; write what is meant."
+                )
     mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
     return mark
 

@@ -52,12 +52,13 @@ class ImportedBuffer(Shared, BufferTransfer):
     def __init__(self, vk: VulkanContext, allocation: Allocation, native: Bound) -> None:
         super().__init__(vk)
         self._foreign = c.QUEUE_FAMILY_EXTERNAL
+        self._ended = False
         self._native: Bound = native
         self.allocation = allocation
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
         native = getattr(self, "_native", None)
-        if native is not None and not native.closed and not _ending():
+        if native is not None and not native.closed and not self._ended and not _ending():
             warnings.warn("an ImportedBuffer was dropped without close()", LeakedResourceWarning, stacklevel=2)
 
     @property
@@ -67,7 +68,7 @@ class ImportedBuffer(Shared, BufferTransfer):
         return self._native.memory
 
     def _check_open(self) -> None:
-        if self._native.closed:
+        if self._ended or self._native.closed:
             raise ResourceClosedError("the imported buffer was closed.")
 
     @property
@@ -84,6 +85,9 @@ class ImportedBuffer(Shared, BufferTransfer):
         """Destroy the VkBuffer and its memory; the allocation stays. Idempotent. Vulkan must be done with them."""
         check_timeout(timeout)
         self._native.close()
+
+    def _end_use(self) -> None:
+        self._ended = True
 
 
 def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int = BUFFER_USAGE) -> ImportedBuffer:

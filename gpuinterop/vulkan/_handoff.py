@@ -371,8 +371,10 @@ class SharedHandoff(Shared, Handoff):
                     parts.callback(part.close, timeout)
 
     def _end_use(self) -> None:
-        self._back._end_use()
-        self._forth._end_use()
+        try:
+            self._back._end_use()
+        finally:
+            self._forth._end_use()
 
 
 def share_handoff(
@@ -431,8 +433,10 @@ def share_handoff(
     mode = _agree_on_mode(vk, device, allow)
     with ExitStack() as undo:
         if mode == "binary":
-            to_compute = undo.enter_context(share_semaphore(vk, device, Binary))
-            to_graphics = undo.enter_context(share_semaphore(vk, device, Binary))
+            to_compute = share_semaphore(vk, device, Binary)
+            undo.callback(to_compute.close)  # not its block, which leaves Vulkan's half to the context
+            to_graphics = share_semaphore(vk, device, Binary)
+            undo.callback(to_graphics.close)
             handoff = SharedHandoff(vk, to_compute, to_graphics)
         elif mode == "timeline":
             handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline), None)

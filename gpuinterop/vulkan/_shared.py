@@ -94,8 +94,9 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
 class Shared(Sole):
     """The end of a ``with`` block closes it.
 
-    If an exception ends it, the compute side's half is closed, and Vulkan's waits for the context's `close`: the queue
-    may be waiting for a signal that will not come, and a driver blocks or crashes if its semaphore is destroyed then.
+    If an exception ends it, the compute side's half is closed, and Vulkan's waits for the context's `close`, or for its
+    own: the queue may be waiting for a signal that will not come, and a driver blocks or crashes if its semaphore is
+    destroyed then. A bridged semaphore is closed whole.
     """
 
     def __init__(self, vk: VulkanContext) -> None:

@@ -166,9 +166,10 @@ def test_a_report_of_an_earlier_run(tmp_path: Path) -> None:
     done = invoke("matrix", old, new, "--expect", "old", "--since", "2026-11-22T22:30:00+02:00")
     assert (done.exit_code, "2 rows: 1 red" in done.output) == (1, True), done.output
     assert re.search("^old +OLD", done.output, re.MULTILINE)
-    assert "- old: its run began at 2026-11-22 20:00:00+00:00, before" in done.output
+    assert "- old: expected a report of a run since" in done.output
     assert invoke("matrix", old, "--since", "2026-11-22T20:00:00").exit_code == 0
-    assert invoke("matrix", old, "--since", "yesterday").exit_code == 2
+    done = invoke("matrix", old, "--since", "yesterday")
+    assert (done.exit_code, "expected a time such as" in done.output) == (2, True), done.output
     assert invoke("matrix", _report(tmp_path, "odd", PASSED, started="?"), "--since", "2026-11-22").exit_code == 1
 
 

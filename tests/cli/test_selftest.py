@@ -29,6 +29,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def run(command: list[str], **options: Any) -> SimpleNamespace:
         found.append(command)
+        assert f"--gpuinterop-require={options['env']['GPUINTEROP_BACKEND']}" in command, "the two must agree"
         return SimpleNamespace(returncode=5)
 
     monkeypatch.setattr(subprocess, "run", run)

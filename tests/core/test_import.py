@@ -54,8 +54,8 @@ def run(code: str, *options: str, **environment: str) -> subprocess.CompletedPro
 
 
 def test_import_loads_nothing_and_reads_nothing() -> None:
-    for options in ((), ("-S",)):  # without site-packages, in which an editable installation loads modules
-        result = run(PROBE, *options, PYTHONPATH=str(ROOT))
+    # As installed; and without site-packages, in which an editable installation loads modules.
+    for result in (run(PROBE), run(PROBE, "-S", PYTHONPATH=str(ROOT))):
         assert result.stdout.strip() == "clean", result.stderr
 
 

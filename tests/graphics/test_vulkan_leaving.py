@@ -409,11 +409,20 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
     vulkan.vkDestroyFence(device, fence.handle, None)
 
 
-@pytest.mark.parametrize("what", ["buffer", "handoff"])
+@pytest.mark.parametrize("what", ["buffer", "handoff", "imported"])
 def test_an_exception_in_the_block_of_what_is_shared(program: Program, what: str) -> None:
     """The queue may be waiting for a signal that the exception has prevented: what it uses goes with the context."""
     buffer = gi.vulkan.share_buffer(program.vk, program.device, 4096)
-    shared: Any = buffer if what == "buffer" else program.handoff("binary")
+    if what == "imported":
+        require_allocations(program.application, program.device)
+    allocation = program.device.allocate(1 << 16) if what == "imported" else None
+    shared: Any = (
+        gi.vulkan.import_allocation(program.vk, allocation)
+        if allocation
+        else buffer
+        if what == "buffer"
+        else program.handoff("binary")
+    )
     functions = program.vk.functions
     destroyed: list[str] = []
 
@@ -434,9 +443,33 @@ def test_an_exception_in_the_block_of_what_is_shared(program: Program, what: str
         program.device.drain(timeout=LIMIT)
         assert destroyed == []
         with pytest.raises(gi.ResourceClosedError):
-            shared.vk_buffer if what == "buffer" else shared.vulkan_submit()
+            shared.vulkan_submit() if what == "handoff" else shared.vk_buffer
     program.vk.close()
     assert len(destroyed) == (2 if what == "buffer" else 4)
+    if allocation is not None:
+        allocation.close()
+
+
+def test_a_handoff_of_which_one_half_cannot_be_made(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other is destroyed at once: no caller has it."""
+    program.handoff("binary").close()
+    functions = program.vk.functions
+    create, destroy = functions.vkCreateSemaphore, functions.vkDestroySemaphore
+    made, destroyed = list[None](), list[None]()
+
+    def fail(*arguments: Any) -> int:
+        made.append(None)
+        return int(create(*arguments)) if len(made) == 1 else -1  # VK_ERROR_OUT_OF_HOST_MEMORY
+
+    def count(*arguments: Any) -> None:
+        destroyed.append(None)
+        destroy(*arguments)
+
+    monkeypatch.setitem(functions.__dict__, "vkCreateSemaphore", fail)
+    monkeypatch.setitem(functions.__dict__, "vkDestroySemaphore", count)
+    with pytest.raises(gi.OutOfMemoryError):
+        program.handoff("binary")
+    assert (len(made), len(destroyed)) == (2, 1)
 
 
 @pytest.mark.parametrize("call", ["vkQueueSubmit", "vkGetFenceStatus"])

@@ -71,6 +71,7 @@ LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
         "_BACKEND: there is no backend 'tyo'",
     ),
     "chosen, and empty": (SELECTED, {"GPUINTEROP_BACKEND": ""}, TOY, "GPUINTEROP_BACKEND: expected toy, got ''"),
+    "chosen, empty and alone": ((), {"GPUINTEROP_BACKEND": ""}, TOY, "expected the name of a backend, got ''"),
     "chosen twice": (
         REQUIRED,
         {"GPUINTEROP_BACKEND": "host"},
@@ -83,6 +84,7 @@ LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
         TOY,
         "GPUINTEROP_REQUIRE: expected GPUINTEROP_BACKEND, .*, got a variable that gpuinterop does not know",
     ),
+    "one that is nearly ours": (SELECTED, {"GPUINTEROP_EXPLORER": "1"}, TOY, "GPUINTEROP_EXPLORER: expected "),
     "disabled wrongly": (SELECTED, {"GPUINTEROP_DISABLE": "map_bufer"}, TOY, "_DISABLE: .*'map_bufer'"),
     "disabled wrongly, to no effect": (
         SELECTED,
@@ -253,11 +255,12 @@ def test_a_strict_run(run_pytest: Callable[..., Any], processes: tuple[str, ...]
     assert run_pytest(*REQUIRED, *processes, kit=False, files=files).status == 0
     done = run_pytest(*REQUIRED, "--gpuinterop-strict", *processes, kit=False)
     assert (done.status, done.counts) == (1, {"failed": 2, "skipped": 2}), done.output
-    assert "--gpuinterop-strict: it skips itself: no mood for it" in done.output
-    files["test_module.py"] = "import pytest; pytest.importorskip('nonesuch')"
-    done = run_pytest(*REQUIRED, "--gpuinterop-strict", *processes, "-k", "declared", kit=False, files=files)
-    assert done.status != 0, done.output
-    assert "it skips itself: could not import 'nonesuch'" in done.output
+    assert "--gpuinterop-strict: expected a test that runs, got a skip: no mood for it" in done.output
+    files |= {f"test_module_{name}.py": "import pytest; pytest.importorskip('nonesuch')" for name in "ab"}
+    done = run_pytest("--gpuinterop-strict", *processes, "-k", "declared", kit=False, files=files)
+    assert (done.status, done.failed) == (1, {MISSING}), done.output
+    for name in "ab":
+        assert f"expected the tests of test_module_{name}.py, got a skip: could not import 'nonesuch'" in done.output
 
 
 HANGS = """
