@@ -110,14 +110,15 @@ class Streams(Room):
         return device.create(stream, partial(stream.take, _HIGHEST if high_priority else _NORMAL))
 
     def adopt_stream(self, device: Gpu, pointer: int) -> Stream:
-        """Wrap a stream; ``hipStreamGetDevice`` tells whether it belongs to this runtime and device.
+        """Wrap a stream; ``hipStreamGetDevice`` tells whether it is one, of this runtime and device.
 
-        A stream that is being captured is not asked: the documentation does not say whether the capture survives that.
+        It comes first: ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 die of any other pointer. A capture does
+        not mind it (clr: hip_stream.cpp).
         """
         self._driver.check_runtime()
         stream = Stream(device)
         stream.know(pointer)
-        if stream.relative or self.is_capturing(stream):
+        if stream.relative:
             return stream
         ordinal = self._driver.call("hipStreamGetDevice", stream.handle)
         if ordinal != device.ordinal:

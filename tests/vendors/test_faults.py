@@ -52,6 +52,15 @@ def test_a_failed_import_leaves_the_handle_alone(
     semaphore.close()
 
 
+def test_a_pointer_that_is_no_stream(simulator: Simulator, device: gi.Device) -> None:
+    """It is refused by the one call that survives it on each version: of HIP's, `hipStreamGetDevice`."""
+    with pytest.raises(gi.DriverError):
+        device.wrap_stream(0xDEAD000)
+    asked = simulator.trace("hipStreamGetDevice", "hipStreamIsCapturing", "hipStreamQuery")
+    assert asked == ["hipStreamGetDevice"] * (VENDOR.name == "hip")
+    assert len(simulator.violations()) == 1  # no documentation allows it
+
+
 def test_imports_of_many_threads_never_close_each_others_descriptors(
     simulator: Simulator, device: gi.Device, memfd: Any
 ) -> None:
