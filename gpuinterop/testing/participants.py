@@ -99,7 +99,7 @@ class Participants:
         if vulkan_is_required():
             self._exporters_required.append("vulkan")
         # An explicit choice never falls back. Beside an option the variable chooses nothing, but must be right.
-        chosen = os.environ.get("GPUINTEROP_BACKEND")
+        self._chosen = chosen = os.environ.get("GPUINTEROP_BACKEND")
         if chosen and (not self._named or chosen not in registry.backends()):
             self._required[chosen] = self._named[chosen] = "GPUINTEROP_BACKEND"
         self._devices: list[DeviceSpec] | None = None
@@ -157,11 +157,10 @@ class Participants:
         A run without a test of the kit needs no `parties`.
         """
         found = [spec.problem for spec in self.devices() if spec.fails]
-        chosen = os.environ.get("GPUINTEROP_BACKEND")
-        if chosen is not None and chosen not in self._named:
+        if self._chosen is not None and self._chosen not in self._named:
             found.append(
-                f"GPUINTEROP_BACKEND: expected {' or '.join(self._named) or 'the name of a backend'}, got {chosen!r}; "
-                "gpuinterop.device() reads it too, so name what the options name, or unset it."
+                f"GPUINTEROP_BACKEND: expected {' or '.join(self._named) or 'the name of a backend'}, got "
+                f"{self._chosen!r}; gpuinterop.device() reads it too, so name what the options name, or unset it."
             )
         found += [
             f"{name}: expected {', '.join(_VARIABLES)}, got a variable that gpuinterop does not know; correct its "

@@ -269,11 +269,12 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Judge a skip: one that nothing declares fails where the backend is required."""
     report = yield
-    if is_ours(item):
+    ours = is_ours(item)
+    if ours:
         kit_of(item.config).judge(item, report)
     if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("gpuinterop_strict"):
         _refuse(report)
-    if is_ours(item):
+    if ours:
         item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
 
@@ -284,10 +285,8 @@ def _refuse(report: pytest.TestReport) -> None:
 
     reason = reason_of(report)
     if not reason.startswith(DECLARED):
-        report.outcome, report.longrepr = (
-            "failed",
-            f"--gpuinterop-strict: expected a test that runs, got a skip: {reason}",
-        )
+        report.outcome = "failed"
+        report.longrepr = f"--gpuinterop-strict: expected a test that runs, got a skip: {reason}"
 
 
 class _Listener:

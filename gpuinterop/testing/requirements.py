@@ -65,16 +65,18 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
         for one in HANDLE_TYPES.values() if handle_type == KIND else [handle_type]:
             cell = wanted if isinstance(wanted, Cell) else Cell(operation, one)
             if cell not in DOMAIN:
-                kinds = [other.handle_type for other in DOMAIN if other.operation is cell.operation]
-                there, got = (
-                    " or ".join(getattr(kind, "__name__", None) or str(kind or "no handle type") for kind in some)
-                    for some in (kinds, [cell.handle_type])
-                )
+                there = " or ".join(_name(other) for other in DOMAIN if other.operation is cell.operation)
                 raise InvalidArgumentError(
-                    "requires", f"expected {cell.operation.name} with {there}, got {got}; write what is meant."
+                    "requires", f"expected {cell.operation.name} with {there}, got {_name(cell)}; write what is meant."
                 )
     mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
     return mark
+
+
+def _name(cell: Cell) -> str:
+    """The handle type of a cell, which may be anything that was written there."""
+    kind: Any = cell.handle_type
+    return "no handle type" if kind is None else getattr(kind, "__name__", str(kind))
 
 
 def skip_declared(reason: str) -> Any:
