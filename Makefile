@@ -199,7 +199,8 @@ test-hip-amd-asan: $(VENV)/.test
 	    $(MAKE) --no-print-directory test-hip
 
 ON_AMD = [ -n "$(SOURCES)" ] || { echo "$@: SOURCES names no folder with AMD's sources" >&2; exit 2; }; \
-    library=$$($(BIN)/python -m tests.simulated.amd "$(SOURCES)" $(1)); echo "AMD's runtime, $(1): $$library"; \
+    library=$$($(BIN)/python -m tests.simulated.amd "$(SOURCES)" $(1)); \
+    echo "AMD's runtime, $(1): $$(readlink -f "$$library")"; \
     GPUINTEROP_TEST_HIP=amd GPUINTEROP_TEST_HIP_AMD="$$library"
 
 # API errors are not reported: the suite provokes them, to see what is refused.

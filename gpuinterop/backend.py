@@ -33,6 +33,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 from . import system
@@ -200,6 +201,14 @@ class Backend(ABC):
 
     releases_block_for_all: ClassVar[bool] = False
     """Whether those releases also wait for work of other devices, as HIP's ``hipFree`` does for that of device 0."""
+
+    unknown_version: str = ""
+    """What is said of a driver whose version no run has shown, where the backend goes by the version; empty for others.
+    `gpuinterop info` and the header of a run of the kit print it, and nothing is recorded of such a run."""
+
+    known_failures: Mapping[str, str] = MappingProxyType({})
+    """Tests of the kit that fail for what this version of the driver does, as ``Class::test``, each with the reason.
+    The kit expects the failure (pytest's xfail)."""
 
     @abstractmethod
     def __init__(self) -> None:
@@ -427,8 +436,10 @@ class AllocationBackend(Backend):
      'unmap_allocation']
     """
 
-    unmap_allocation_blocks: ClassVar[bool] = False
-    """Whether `unmap_allocation` waits for work of streams that have not used the allocation."""
+    map_allocation_blocks: ClassVar[bool] = False
+    """Whether `map_allocation` and `unmap_allocation` wait for the default stream, and so for streams that block it,
+    while other calls of the process wait for them (HIP). The core calls them only while none of these has a pending
+    wait."""
 
     @abstractmethod
     def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> Granularity:

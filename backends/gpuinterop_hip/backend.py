@@ -32,10 +32,12 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
     releases_block: ClassVar[bool] = True
     releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, not the one that imported the memory
-    unmap_allocation_blocks: ClassVar[bool] = True  # hipMemUnmap goes through the null stream
+    map_allocation_blocks: ClassVar[bool] = True  # hipMemMap and hipMemUnmap go through the null stream
 
     def __init__(self) -> None:
         super().__init__()
+        facts = self._driver.facts
+        self.unknown_version, self.known_failures = facts.unknown, facts.failures
         self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 releases it
         self._infos: tuple[DeviceInfo, ...] | None = None
 

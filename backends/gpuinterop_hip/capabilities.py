@@ -21,6 +21,7 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
     """Every cell that a rule names; the others are gaps."""
     attribute = partial(driver.attribute, "hipDeviceGetAttribute", driver.api.hipDeviceAttribute_t, ordinal)
     facts = RULES.attributes(attribute) | {
+        "imports are kept": driver.facts.holds["imports are kept"],
         "windows": sys.platform == "win32",
         "fabric type": has_fabric_type(driver),
         "newer bindings": install("hip-python>=10"),

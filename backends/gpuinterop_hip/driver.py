@@ -22,6 +22,7 @@ from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgum
 from gpuinterop.native_driver import NativeDevice, NativeDriver, Releases
 
 from .error_hints import GENERAL, MEANINGS, OUT_OF_MEMORY
+from .facts import Facts
 
 NOT_READY: Final = 600
 _NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: hipInit returns either
@@ -52,6 +53,7 @@ class Driver(NativeDriver):
                 "otherwise than the bindings pass them.",
                 fix="Install ROCm 6.0 or newer, or take the older libamdhip64.so out of the library path.",
             )
+        self.facts = Facts(version_text(self.version))
         if code := self.status("hipInit", 0)[0]:
             raise self._no_init("hipInit", code)
         # The library that the bindings have loaded, by the same name, for calls that they get wrong: in both versions

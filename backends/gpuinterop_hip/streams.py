@@ -1,6 +1,6 @@
 """Streams and events.
 
-The numbers 0, 1 and 2 each name the default stream of the calling thread's current device. A call on one of them would
+The numbers 0 and 1 name the default stream of the calling thread's current device. A call on one of them would
 otherwise use the GPU that is current there, so the backend makes the stream's own device current for it.
 """
 
@@ -81,7 +81,7 @@ class Stream(Made):
 
     def know(self, pointer: int) -> None:
         self.pointer = pointer
-        self.relative = pointer <= _PER_THREAD
+        self.relative = pointer <= _LEGACY
         # The name for the legacy stream is newer than the number 0, which every runtime accepts.
         self.handle = _NULL if pointer == _LEGACY else pointer
 
@@ -116,6 +116,13 @@ class Streams(Room):
         not mind it (clr: hip_stream.cpp).
         """
         self._driver.check_runtime()
+        if pointer == _PER_THREAD:
+            raise InvalidArgumentError(
+                "stream",
+                "expected a stream that outlives its thread, got 2: when a thread ends, HIP deletes the thread's own "
+                "default stream, and later reads it for every event that was recorded there; pass 0, or work on a "
+                "stream of create_stream.",
+            )
         stream = Stream(device)
         stream.know(pointer)
         if stream.relative:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
+from .drain import behind_default_stream
 from .memory import Buffer, Mappable, Mapping
 from .monitor import locked
 from .native import Native
@@ -153,12 +154,15 @@ class Allocation(Mappable):
 
     def _new_mapping(self) -> Mapping:
         backend = self._backend
-        return Mapping(
-            self, self._devices, backend.unmap_allocation, blocks=backend.unmap_allocation_blocks, waits=False
-        )
+        return Mapping(self, self._devices, backend.unmap_allocation, blocks=backend.map_allocation_blocks, waits=False)
 
     def _map(self) -> tuple[Handle, int]:
-        return self._backend.map_allocation(self._native, [device._native for device in self._devices])
+        def call() -> tuple[Handle, int]:
+            return self._backend.map_allocation(self._native, [device._native for device in self._devices])
+
+        if not self._backend.map_allocation_blocks:
+            return call()
+        return behind_default_stream(self._device._gate, call, f"mapping {self.label}")
 
 
 @locked

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from .. import system
-from ..errors import report, warn_leak
+from ..errors import ResourceBusyError, report, warn_leak
 from .gate import MANY, MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
 from .monitor import after_fork, dropped, interrupted, lingering, locked
 from .native import (
@@ -119,6 +119,36 @@ def relieve(gate: Gate) -> None:
         del shut[-1]
     if endings:
         call_back()  # with the gate open: a callback may wait
+
+
+def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
+    """Make a call that blocks until the default stream gets there, once no wait that is known holds that stream up.
+
+    Raises `ResourceBusyError` where the calling thread itself would have to signal.
+    """
+    made: list[T] = []
+    while not _made_shut(gate, call, made):
+        stream = gate.before_default()
+        if stream is not None and threading.active_count() == 1 and (wait := stream.stuck_behind()):
+            raise ResourceBusyError(
+                f"{what} blocks until {stream.label} gets there, which waits for {wait}, and this thread alone could "
+                "signal that: signal first, or map before the wait."
+            )
+        system.until(lambda: gate.before_default() is None, 10 * MOMENT_S)
+    return made[0]
+
+
+def _made_shut(gate: Gate, call: Callable[[], T], made: list[T]) -> bool:
+    """Make the call while no wait can come; False if a wait is still pending after a moment."""
+    shut = gate.shut
+    shut += MARK
+    try:
+        if not system.until(lambda: gate.before_default() is None, MOMENT_S):
+            return False
+        made.append(call())
+        return True
+    finally:
+        del shut[-1]
 
 
 def _release_ready(held_by: dict[Gate, str]) -> bool:

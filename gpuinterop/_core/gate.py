@@ -76,6 +76,18 @@ class Gate:
                         return stream.label
         return ""
 
+    def before_default(self) -> NativeStream | None:
+        """A stream that may hold the default one up, by a wait that is not signalled yet; asks the driver.
+
+        Ours do not block the default stream; another library's may.
+        """
+        for stream in self._waiting():
+            if not stream.owned:
+                stream.look()
+                if _holds_up(stream):
+                    return stream
+        return None
+
     def _waiting(self) -> list[NativeStream]:
         return [stream for stream in waiting.copy() if stream.device.gate is self]
 

@@ -330,6 +330,19 @@ class NativeStream(Native):
         """The waits that newly enqueued work stands behind."""
         return [wait for wait in self.waits.copy() if wait.enqueued]
 
+    def stuck_behind(self, *seen: NativeStream) -> Wait | None:
+        """A wait that it cannot pass until this process signals: no other one could, and no stream will."""
+        seen = (*seen, self)
+        for wait in (one.origin for one in self.pending()):
+            semaphore, value = wait.semaphore, wait.value
+            if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
+                continue
+            tellers = [stream for stream, told in semaphore.uses.copy().items() if told[0] >= value]
+            before = [None if one in seen else one.stuck_behind(*seen) for one in tellers]
+            if all(before):
+                return before[0] if before else wait
+        return None
+
     def waiting_for(self) -> str:
         """The waits that may be pending, for messages; empty without any."""
         waits = dict.fromkeys(map(str, self.pending()))

@@ -99,6 +99,11 @@ class LoadedBackend(Sole):
         with _guarded(f"{self.name}: libraries() failed"):
             return {str(name): str(path) for name, path in self._native.libraries().items()}
 
+    @property
+    def unknown_version(self) -> str:
+        """What is said of a driver whose version no run has shown, if the backend goes by the version; else empty."""
+        return self._native.unknown_version
+
     def _infos(self) -> tuple[DeviceInfo, ...]:
         with _guarded(f"{self.name}: devices() failed"):
             infos = tuple(self._native.devices())

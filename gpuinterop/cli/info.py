@@ -105,7 +105,7 @@ def collect() -> Findings:
 def _backend(entry: InstalledBackend, found: Findings) -> dict[str, Any]:
     result: dict[str, Any] = {
         "name": entry.name, "available": False, "reason": None, "versions": {}, "libraries": {}, "stand_in": None,
-        "devices": [],
+        "unknown_version": None, "devices": [],
     }  # fmt: skip
     try:
         if (error := entry.error) is not None:
@@ -115,6 +115,7 @@ def _backend(entry: InstalledBackend, found: Findings) -> dict[str, Any]:
         result["versions"] = dict(backend.versions)
         result["libraries"] = dict(backend.libraries)
         result["stand_in"] = stand_ins.stand_in(backend.libraries) or None
+        result["unknown_version"] = backend.unknown_version or None
         result["devices"] = [_device(device, found) for device in backend.devices()]
         result["available"] = True
     except GpuInteropError as error:  # a wrong GPUINTEROP_DISABLE, a driver that fails when asked

@@ -105,10 +105,11 @@ def _backend_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
         details = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
         paths = "\n".join(f"{name}: {path}" for name, path in entry["libraries"].items())
         stand_in = f"\n[yellow]no hardware: {escape(entry['stand_in'])}[/yellow]" if entry["stand_in"] else ""
+        unknown = f"\n[yellow]{escape(entry['unknown_version'])}[/yellow]" if entry["unknown_version"] else ""
         table.add_row(
             entry["name"],
             "[green]works[/green]",
-            f"{count} device{'' if count == 1 else 's'}; {escape(details)}{stand_in}"
+            f"{count} device{'' if count == 1 else 's'}; {escape(details)}{unknown}{stand_in}"
             + (f"\n[dim]{escape(paths)}[/dim]" if paths else ""),
         )
     return table

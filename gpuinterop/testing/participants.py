@@ -118,16 +118,19 @@ class Participants:
         return backend in self._simulated
 
     def is_unrecorded(self, backend: str) -> bool:
-        """Whether nothing is recorded of a backend: its devices are simulated, or what it calls stands in for a driver.
+        """Whether nothing is recorded of a backend.
 
-        One that does not work stands for none.
+        Its devices are simulated, or what it calls stands in for a driver, or is a version that no run has shown. One
+        that does not work stands for none.
         """
-        if self.is_simulated(backend):
-            return True
+        return self.is_simulated(backend) or bool(self._why_unrecorded(backend))
+
+    def _why_unrecorded(self, backend: str) -> str:
         try:
-            return bool(self._stand_in(backend))
+            double = self._stand_in(backend)
+            return f"it ran on {double}" if double else registry.get_backend(backend).unknown_version
         except Exception:  # it does not load, which its own tests say
-            return False
+            return ""
 
     @staticmethod
     def _stand_in(backend: str) -> str:

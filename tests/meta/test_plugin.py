@@ -226,6 +226,31 @@ def test_skips(
     assert "no mood for it" in done.output
 
 
+KNOWN = """
+import gpuinterop as gi
+
+gi.get_backend("host")._native.known_failures = {FAILURES}
+"""
+FAILS_IN_ONE = """
+class TestMine:
+    def test_it(self, gpuinterop_device):
+        raise AssertionError
+
+    def test_another(self, gpuinterop_device):
+        pass
+"""
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_a_drivers_version_fails_in_is_expected(run_pytest: Callable[..., Any], known: bool) -> None:
+    failures = {"TestMine::test_it": "this version keeps imports (hip_vm.cpp:246)"} if known else {}
+    files = {"test_fails.py": FAILS_IN_ONE, "conftest.py": KNOWN.replace("FAILURES", repr(failures)[1:-1])}
+    done = run_pytest("--gpuinterop-require=host", "-rx", kit=False, files=files, toy=None)
+    assert done.status == int(not known), done.output
+    assert ("this version keeps imports (hip_vm.cpp:246)" in done.output) is known
+    assert ("1 failed as expected" in done.output) is known
+
+
 ITSELF = """
 import pytest
 from gpuinterop.testing.requirements import skip_declared

@@ -27,12 +27,14 @@ CHECKOUTS: Final = {
     "HIP": ("https://github.com/ROCm/HIP", "c5e11fcac8249ce4f7e70157588ff9661a870b59"),
     "rocr": ("https://github.com/ROCm/ROCR-Runtime", "c7785a6da1c10c25bc8d527c00b1fe79bfbd84c9"),
 }
-"""Each folder of SOURCES: its repository, and the commit that was tried (October 2024, ROCm 6.3)."""
+"""What ``--fetch`` makes: each folder's repository, and the commit that was tried (October 2024, ROCm 6.3)."""
 
-_USED: Final = (
-    "clr/hipamd/include", "clr/hipamd/src", "clr/opencl/amdocl", "clr/opencl/khronos/headers", "clr/rocclr",
-    "HIP/VERSION", "HIP/include", "rocr/runtime/hsa-runtime/inc",
-)  # fmt: skip
+_USED: Final = {
+    ("clr",): ("hipamd/include", "hipamd/src", "opencl/amdocl", "opencl/khronos/headers", "rocclr"),
+    ("HIP", "hip"): ("VERSION", "include"),
+    ("rocr", "rocr-runtime"): ("runtime/hsa-runtime/inc",),
+}
+"""The folders, by the names of `CHECKOUTS` or by those of later sources (projects/ of ROCm/rocm-systems)."""
 
 _STAND_IN: Final = "libhsa-runtime64.so.1"
 
@@ -50,13 +52,15 @@ class SourcesError(RuntimeError):
 def amd_library(sources: Path, variant: str = "release") -> Path:
     """``libamdhip64.so``, with the stand-in beside it; built if need be."""
     sources = sources.resolve()
-    if missing := [name for name in _USED if not (sources / name).exists()]:
+    used = [_folder(sources, names) / part for names, parts in _USED.items() for part in parts]
+    if missing := [str(path.relative_to(sources)) for path in used if not path.exists()]:
         raise SourcesError(
             f"expected checkouts of AMD's sources in {sources}, got none of {', '.join(missing)}; "
             f"make them: python -m tests.simulated.amd {sources} --fetch"
         )
-    target = HERE / ".build" / _digest(sources, variant) / "libamdhip64.so"
-    work = HERE / ".build" / f"amd-{variant}"
+    version = _version(sources)
+    target = HERE / ".build" / _digest(used, variant) / "libamdhip64.so"
+    work = HERE / ".build" / f"amd-{version}-{variant}"
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds in one folder would spoil each other
@@ -64,21 +68,26 @@ def amd_library(sources: Path, variant: str = "release") -> Path:
             _compile(sources, variant, work)
             target.parent.mkdir(exist_ok=True)
             shutil.copy(work / _STAND_IN, target.parent)
-            versioned = target.with_name(f"{target.name}.{_version(sources)}")
+            versioned = target.with_name(f"{target.name}.{version}")
             shutil.copy(work / target.name, versioned)
             target.symlink_to(versioned.name)  # last: it shows that all is there
     return target
 
 
+def _folder(sources: Path, names: tuple[str, ...]) -> Path:
+    return next((sources / name for name in names if (sources / name).is_dir()), sources / names[0])
+
+
 def _version(sources: Path) -> str:
     """``6.3.0``: each number stands below a line that names it."""
-    return ".".join((sources / "HIP" / "VERSION").read_text(encoding="utf-8").split("\n")[1:6:2])
+    file = _folder(sources, ("HIP", "hip")) / "VERSION"
+    return ".".join(file.read_text(encoding="utf-8").split("\n")[1:6:2])
 
 
-def _digest(sources: Path, variant: str) -> str:
+def _digest(used: list[Path], variant: str) -> str:
     """Of all that is compiled; by content, for a checkout's times are those of the checkout."""
     digest = hashlib.sha256(repr((variant, VARIANTS[variant], _run("c++", "--version"))).encode())
-    for folder in (HERE / "hsa", *(sources / name for name in _USED)):
+    for folder in (HERE / "hsa", *used):
         for file in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
             if file.is_file():
                 digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
@@ -90,7 +99,8 @@ def _compile(sources: Path, variant: str, work: Path) -> None:
     flags = " ".join(VARIANTS[variant])
     linked = " ".join(flag for flag in VARIANTS[variant] if flag.startswith("-fsanitize"))
     _run(
-        *("cmake", "-S", str(HERE / "hsa"), "-B", str(work), "-G", "Ninja", f"-DSOURCES={sources}"),
+        *("cmake", "-S", str(HERE / "hsa"), "-B", str(work), "-G", "Ninja"),
+        *(f"-D{names[0].upper()}={_folder(sources, names)}" for names in _USED),
         *("-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", f"-DCMAKE_SHARED_LINKER_FLAGS={linked}"),
     )
     _run("ninja", "-C", str(work))

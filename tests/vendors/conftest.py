@@ -33,7 +33,6 @@ from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, loaded, preload
 from tests.simulated.stand_in import StandIn
 
-from .hip.amds_own import AMDS_OWN
 from .parties import MODE, ON_CPU, PARTIES, REAL, SEVERAL, open_party
 from .table import VENDOR, VENDORS
 
@@ -115,10 +114,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # The others are there as its peers.
         others = re.compile(rf"\b{VENDOR.name}:[1-9]")
         items[:] = [item for item in items if not (is_ours(item) and others.search(item.name))]
-    if MODE == "amd":
-        for item in items:
-            if reason := AMDS_OWN.get(item.nodeid.partition("::")[2]):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 def pytest_report_header() -> str:

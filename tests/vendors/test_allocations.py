@@ -16,6 +16,7 @@ import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
 from tests.simulated.driver import Simulator
 
+from .parties import MODE
 from .table import VENDOR
 
 LIMIT = 20.0
@@ -155,6 +156,7 @@ def _names_both(error: gi.UnsupportedError, first: gi.Device, operation: gi.Oper
 # -- where memory is -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.xfail(MODE == "amd", reason="it names the device that has imported it (hip_vm.cpp:238)", strict=True)
 def test_where_imported_memory_is(peers: list[gi.Device], scope: ExitStack) -> None:
     """The driver says it, whatever device has imported it."""
     first, second = peers

@@ -51,6 +51,7 @@ def test_eight_threads_signal_one_batch(backend: Any, windows: Simulator) -> Non
 PARTS = {
     "cuda": """
     from cuda.bindings import driver as cuda
+    OWN = (2,)
     def make_current(device):
         cuda.cuCtxSetCurrent(device._native.handle)
     def is_current(device):
@@ -63,6 +64,7 @@ PARTS = {
         from rocm.bindings import hip
     except ImportError:
         from hip import hip
+    OWN = ()
     def make_current(device):
         assert int(hip.hipSetDevice(device.ordinal)[0]) == 0
     def is_current(device):
@@ -71,7 +73,8 @@ PARTS = {
         return device.create_semaphore(gi.TimelineFd)
     """,
 }
-"""Who is current, asked past gpuinterop; and a semaphore whose signal another stream can wait for."""
+"""Who is current, asked past gpuinterop; a semaphore whose signal another stream can wait for; and the number of a
+thread's own default stream, which HIP's backend refuses."""
 
 TWO_DEVICES = """
 import gpuinterop as gi
@@ -107,7 +110,7 @@ with open_exporter("memfd", identity=first.identity) as exporter:
     second.create_stream().close()
     make_current(second)
     with first.create_stream() as other:
-        for turn, wrapped in enumerate((0, 1, 2, TorchStream(0))):
+        for turn, wrapped in enumerate((0, 1, *OWN, TorchStream(0))):
             value = 2 * turn + 2
             stream = first.wrap_stream(wrapped)
             semaphore.signal(other, value - 1)

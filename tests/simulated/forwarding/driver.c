@@ -14,7 +14,7 @@
 GFW_EXPORT const int gpuinterop_forwarding_hip = 1;
 
 #define CUDA_VERSION 12000
-#define HIP_VERSION 70200000
+#define HIP_VERSION 70100000
 
 struct gfw_cuda cuda;
 

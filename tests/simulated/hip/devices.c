@@ -8,7 +8,7 @@
 /* For tests, to tell this library from a runtime. */
 GIS_EXPORT const int gpuinterop_simulated_driver = 1;
 
-#define VERSION 70253211 /* 7.2.53211 */
+#define VERSION 70151831 /* 7.1.51831 */
 
 static __thread int current;
 static __thread hip_error last;

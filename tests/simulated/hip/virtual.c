@@ -111,13 +111,15 @@ HIP(hipMemAddressFree, (void *address, size_t size), (address, size)) {
 
 /*
  * An offset must be 0 (HIP's documentation of the argument). What cannot be mapped is not mapped, and the call says
- * success all the same: hipMemSetAccess is the first to fail (CLR, hip_vm.cpp:252-272).
+ * success all the same: hipMemSetAccess is the first to fail (CLR, hip_vm.cpp:252-272). It goes through the null stream.
  */
 HIP(hipMemMap, (void *address, size_t size, size_t offset, void *allocation, uint64_t flags),
     (address, size, offset, allocation, flags)) {
     ENTER(hipMemMap);
     gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, (uint64_t)allocation);
     NEED(found && !flags && !offset);
+    if (hip_is_device(found->object.device))
+        TRY(gis_stream_synchronize(gis_legacy_stream(hip_context_of(found->object.device))));
     gis_vmm_map((uintptr_t)address, size, 0, found);
     return hipSuccess;
 }

@@ -131,6 +131,8 @@ hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t what, void *
     case HSA_AMD_AGENT_INFO_NUM_SDMA_XGMI_ENG: *word = 0; return OK;
     case HSA_AMD_AGENT_INFO_NUM_XCC: *word = 1; return OK;
     case HSA_AMD_AGENT_INFO_MEMORY_PROPERTIES: memset(value, 0, 8); return OK;
+    case 0xA116: // the largest scratch limit, and the present one: of 7.1
+    case 0xA117: *(uint64_t *)value = 1 << 20; return OK;
     default: say("agent info 0x%x?", what); return BAD;
     }
 }

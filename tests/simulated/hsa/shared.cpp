@@ -107,21 +107,33 @@ hsa_status_t hsa_amd_interop_unmap_buffer(void *ptr) {
     return OK;
 }
 
-hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t address, uint64_t) {
+hsa_status_t hsa_amd_vmem_address_reserve_align(void **va, size_t size, uint64_t address, uint64_t alignment, uint64_t) {
     FAIL_IF_ASKED;
     MemoryLock held(memory_lock);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *p = MAP_FAILED;
     if (address)
-        p = mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE,
-                 -1, 0);
-    if (p == MAP_FAILED)
-        p = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        p = mmap((void *)address, size, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+    if (p == MAP_FAILED && alignment > GRANULE) { // more than is asked for, and what is before and behind goes back
+        p = mmap(nullptr, size + alignment, PROT_NONE, flags, -1, 0);
+        if (p != MAP_FAILED) {
+            uintptr_t first = (uintptr_t)p, at = (first + alignment - 1) / alignment * alignment;
+            munmap(p, at - first);
+            munmap((void *)(at + size), first + alignment - at);
+            p = (void *)at;
+        }
+    } else if (p == MAP_FAILED) {
+        p = mmap(nullptr, size, PROT_NONE, flags, -1, 0);
+    }
     if (p == MAP_FAILED)
         return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
     reserved[(uintptr_t)p] = {size, 0};
     *va = p;
     say("reserve %p + 0x%zx", p, size);
     return OK;
+}
+hsa_status_t hsa_amd_vmem_address_reserve(void **va, size_t size, uint64_t address, uint64_t flags) {
+    return hsa_amd_vmem_address_reserve_align(va, size, address, 0, flags);
 }
 hsa_status_t hsa_amd_vmem_address_free(void *va, size_t size) {
     MemoryLock held(memory_lock);
@@ -163,6 +175,15 @@ hsa_status_t hsa_amd_vmem_handle_release(hsa_amd_vmem_alloc_handle_t handle) {
         return HSA_STATUS_ERROR_INVALID_ALLOCATION;
     --h->references;
     drop(h);
+    return OK;
+}
+hsa_status_t hsa_amd_vmem_retain_alloc_handle(hsa_amd_vmem_alloc_handle_t *out, void *va) {
+    MemoryLock held(memory_lock);
+    auto m = mapped.find((uintptr_t)va);
+    if (m == mapped.end())
+        return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+    ++m->second.handle->references;
+    out->handle = m->second.handle->id;
     return OK;
 }
 hsa_status_t hsa_amd_vmem_map(void *va, size_t size, size_t, hsa_amd_vmem_alloc_handle_t handle, uint64_t) {

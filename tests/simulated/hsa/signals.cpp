@@ -157,6 +157,10 @@ hsa_status_t hsa_amd_memory_copy_engine_status(hsa_agent_t, hsa_agent_t, uint32_
     *mask = 3;
     return OK;
 }
+hsa_status_t hsa_amd_memory_get_preferred_copy_engine(hsa_agent_t, hsa_agent_t, uint32_t *mask) {
+    *mask = 0; // none: any that is free
+    return OK;
+}
 hsa_status_t hsa_amd_memory_async_copy_rect(const hsa_pitched_ptr_t *to, const hsa_dim3_t *to_at,
                                             const hsa_pitched_ptr_t *from, const hsa_dim3_t *from_at,
                                             const hsa_dim3_t *range, hsa_agent_t, hsa_amd_copy_direction_t, uint32_t n,

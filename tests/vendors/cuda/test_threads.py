@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 import threading
 
+import numpy as np
+
 import gpuinterop as gi
 from tests.simulated.driver import Simulator
 
@@ -31,6 +33,30 @@ def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
     thread.join(LIMIT)
     assert not thread.is_alive()
     stream.close()
+
+
+def test_events_outlive_the_thread_whose_default_stream_they_are_of(device: gi.Device) -> None:
+    """CUDA lets them be asked, and what their streams did be waited for; HIP deletes such a stream with its thread."""
+    events: list[gi.Event] = []
+    with device.allocate(1) as allocation:
+        buffer = allocation.buffer
+
+        def work(turn: int) -> None:
+            stream = device.wrap_stream(2)
+            buffer.fill(turn, offset=turn, size=1, stream=stream)
+            events.append(stream.record())
+
+        for turn in range(ROUNDS):
+            thread = threading.Thread(target=work, args=(turn,))
+            thread.start()
+            thread.join(LIMIT)
+        for event in events:
+            event.wait(LIMIT)
+            assert event.done
+        found = np.zeros(ROUNDS, np.uint8)
+        buffer.copy_to_host(found)
+        assert found.tolist() == [*range(ROUNDS)]
+        allocation.close(timeout=LIMIT)
 
 
 MIG = textwrap.dedent(

@@ -108,6 +108,42 @@ def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, preloaded: bo
     assert preloaded or f"no hardware: {what}" in told[2]
 
 
+@pytest.mark.parametrize("version", ["70151831", "70953211"])
+def test_of_a_version_that_no_run_has_shown_nothing_is_recorded(tmp_path: Path, version: str) -> None:
+    """It is taken for the newest that is known, which the header says, and `gpuinterop info`."""
+    marker = "gpuinterop_simulated_driver"  # without it our runtime is taken for AMD's
+    (tmp_path / "libamdhip64.so").write_bytes(build("hip").read_bytes().replace(marker.encode(), marker[::-1].encode()))
+    (tmp_path / "test_mine.py").write_text(SUITE)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
+    clean |= {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": BINDINGS, "COLUMNS": "400"}
+    report = tmp_path / "verified.toml"
+
+    def told(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            env={**clean, "GPUINTEROP_SIM_HIP_VERSION": version},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run = told("-m", "pytest", *PLAIN, "--gpuinterop-require=hip", f"--gpuinterop-report={report}", str(tmp_path))
+    infos = told("-m", "gpuinterop", "info"), told("-m", "gpuinterop", "info", "--json")
+    says = "unknown version: HIP 7.9.53211 is taken for 7.1"
+    known = version == "70151831"
+    recorded = {one.device for one in read_verified(report) if one.device.startswith("Simulated")} if known else set()
+    assert recorded == ({"Simulated AMD GPU 0"} if known else set())
+    assert report.exists() is known
+    assert (f"hip: nothing was recorded, for {says}" in run) is not known
+    header = run.partition("collected")[2].partition("test_mine.py")[0]
+    for text in (header, *infos):
+        assert (says in text) is not known, text
+
+
 def test_a_stand_in_has_no_array_library() -> None:
     """Theirs is another GPU, or another vendor's: a declared skip, also in a run that is not told of it."""
     with pytest.raises(pytest.skip.Exception, match=r"^declared: .*libamdhip64\.so stands in for its driver"):

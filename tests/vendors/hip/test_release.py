@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from typing import Any
+
+import pytest
 
 import gpuinterop as gi
 from tests.simulated.driver import Simulator
@@ -35,6 +41,95 @@ def test_an_unmapping_waits_for_no_default_stream(device: gi.Device) -> None:
         default.synchronize(LIMIT)
     allocation.close(timeout=LIMIT)
     gate.close(timeout=LIMIT)
+
+
+BEHIND = """
+import faulthandler
+faulthandler.dump_traceback_later(30, exit=True)  # in C: a call that keeps the GIL ends as well
+import threading
+import gpuinterop as gi
+device = gi.get_backend("hip").device()
+gate, other = (device.create_semaphore(gi.TimelineFd) for _ in range(2))
+default, ours, allocation = device.wrap_stream(0), device.create_stream(high_priority=True), device.allocate(1)
+"""
+
+
+def mapped(program: str) -> list[str]:
+    """What a program prints that maps an allocation."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEHIND + textwrap.dedent(program)],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_mapping_stands_aside_for_the_default_stream() -> None:
+    """``hipMemMap`` goes through the null stream (hip_vm.cpp:252): behind a wait there it blocks, under AMD's lock.
+
+    So would the call of the thread that is about to signal, with hip-python 7.2 under the GIL as well.
+    """
+    program = """
+    def signal():
+        default.query()
+        gate.host_signal(1)
+    gate.wait(default, 1)
+    signaller = threading.Timer(0.3, signal)
+    signaller.start()
+    allocation.buffer.fill(7, stream=ours)
+    print(gate.host_wait(1, timeout=0))
+    signaller.join()
+    """
+    assert mapped(program) == ["None"]
+
+
+def test_a_mapping_that_this_thread_alone_could_let_go_on_is_refused() -> None:
+    program = """
+    def refused(value):
+        try:
+            allocation.buffer
+        except gi.ResourceBusyError as error:
+            print(f"waits for {gate.label} to reach {value}, and this thread alone" in str(error))
+    gate.wait(default, 1)
+    refused(1)
+    gate.host_signal(1)
+    default.synchronize(10)
+    other.wait(default, 1)  # a stream will signal it, once it may
+    gate.wait(ours, 2)
+    other.signal(ours, 1)
+    refused(2)
+    gate.host_signal(2)
+    allocation.buffer.fill(7, stream=ours)
+    ours.synchronize(10)
+    """
+    assert mapped(program) == ["True", "True"]
+
+
+def test_a_mapping_waits_for_no_stream_of_ours_and_for_what_streams_will_signal() -> None:
+    program = """
+    gate.wait(ours, 1)
+    allocation.buffer
+    gate.host_signal(1)
+    for value in range(2, 50):
+        gate.wait(default, value)
+        gate.signal(ours, value)
+        with device.allocate(1) as fresh:
+            fresh.buffer
+    print("mapped")
+    """
+    assert mapped(program) == ["mapped"]
+
+
+def test_a_threads_own_default_stream_is_refused(device: gi.Device) -> None:
+    """When the thread ends HIP deletes it, and its events keep the pointer (hip_stream.cpp:216, hip_event.cpp:363)."""
+    with pytest.raises(gi.InvalidArgumentError, match="outlives its thread, got 2"):
+        device.wrap_stream(2)
+    for default in (0, 1):
+        device.wrap_stream(default).synchronize(LIMIT)
 
 
 def test_free_comes_before_destroy(simulator: Simulator, device: gi.Device) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from tests.forwarding.runtime import Runtime
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED, open_party
@@ -48,15 +49,19 @@ def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
     gate.close(timeout=LIMIT)
 
 
-@pytest.mark.parametrize(("waiting", "copying"), [(0, 2), (2, 0)])
-def test_a_default_stream_waits_for_the_others(scope: ExitStack, device: gi.Device, waiting: int, copying: int) -> None:
-    """A pageable copy behind a wait on another default stream blocks as well, with 7.2 for ever: it keeps the GIL."""
+@pytest.mark.parametrize("waits", ["the default stream", "a blocking one"])
+def test_a_default_stream_waits_for_the_others(scope: ExitStack, device: gi.Device, waits: str) -> None:
+    """A pageable copy behind a wait on the other blocks as well, with 7.2 for ever: it keeps the GIL."""
+    hip = Runtime("libamdhip64.so")
+    blocking = hip.object("hipStreamCreateWithFlags", 0)
+    scope.callback(hip.ok, "hipStreamDestroy", blocking)
     exporter = scope.enter_context(open_party("memfd", device))
     theirs = scope.enter_context(exporter.create_memory(4096))
     memory = scope.enter_context(device.import_memory(theirs.export(), size=4096))
     buffer = scope.enter_context(memory.map_buffer())
     semaphore: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))
-    first, second = (scope.enter_context(device.wrap_stream(number)) for number in (waiting, copying))
+    numbers = (0, blocking) if waits == "the default stream" else (blocking, 0)
+    first, second = (scope.enter_context(device.wrap_stream(number)) for number in numbers)
     semaphore.wait(first, 1)
     with pytest.raises(gi.ResourceBusyError, match=first._known_as().label):
         buffer.copy_to_host(np.zeros(32, np.uint8), stream=second)

@@ -32,7 +32,7 @@ PROGRAM = textwrap.dedent(
     mine = backend.libraries["libamdhip64"]
     print(mine)
     device = backend.device()
-    for number in (0, 1, 2):
+    for number in (0, 1):
         device.wrap_stream(number).close()
     stream = device.create_stream()
     device.wrap_stream(stream.ptr).close()
