@@ -115,6 +115,8 @@ class Native(Sole):
 
     arrays: list[Any] = Marks()
     """One mark for each exported array, which keeps it. Only a mapping has any."""
+    looks: Callable[[Any, int], bool] | None = None
+    """Tells whether a semaphore's handle has a value; None if only the driver knows, and for what is not one."""
     noted_of_closed: ClassVar[bool] = False
     """Whether it may be made of a native that is closed but not yet released."""
 

@@ -54,7 +54,7 @@ class Wait:
     number : int
         When the stream was ordered behind it; 0 for a driver's own, which cannot be let go on.
     reached : callable or None
-        Tells whether the semaphore has the value, so that the wait passes by itself; None if only the driver knows.
+        Tells whether the wait passes by itself, where the semaphore cannot tell (`Native.looks`).
     enqueued : bool
         Whether the driver has it.
     covered : bool
@@ -100,7 +100,13 @@ class Wait:
 
     def is_there(self) -> bool:
         """Whether it passes without a further signal. `reached` must not be called once the semaphore is released."""
-        return self.passed or self.semaphore.ask(lambda _: self.reached is not None and self.reached(), True)
+        return self.passed or self.semaphore.ask(self._is_signalled, True)
+
+    def _is_signalled(self, handle: Handle) -> bool:
+        if self.reached is not None:
+            return self.reached()
+        looks = self.semaphore.looks
+        return looks is not None and self.value is not None and looks(handle, self.value)
 
     def __str__(self) -> str:
         if self._origin is not None:
@@ -120,6 +126,9 @@ class Waits(Wait):
 
     semaphores: Sequence[Native]
     values: Sequence[int | None]
+
+    def is_there(self) -> bool:
+        return self.passed or all(Wait.of(*one).is_there() for one in zip(self.semaphores, self.values, strict=True))
 
     def __str__(self) -> str:
         return ", ".join(str(Wait.of(*one)) for one in zip(self.semaphores, self.values, strict=True))
@@ -150,17 +159,26 @@ def fail_stream(stream: NativeStream, error: GpuInteropError) -> None:
     stream.fail(error)
 
 
-class Point(Native):
+class Moment(Native):
     """An event behind everything that a stream was given before it."""
 
-    __slots__ = ("covers", "stream", "waiters")
+    __slots__ = ("covers",)
+
+    def __init__(self, noun: str, stream: NativeStream, how: Standing) -> None:
+        # On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream.
+        super().__init__(noun, stream.backend.destroy_event, parents=(stream,), how=how, keep=stream.keep)
+        self.covers = [wait for wait in stream.enqueued() if not wait.covered]
+
+
+class Point(Moment):
+    """A moment that drains look at."""
+
+    __slots__ = ("stream", "waiters")
     noted_of_closed = True  # the end of a closed stream is a point
 
     def __init__(self, stream: NativeStream) -> None:
-        # On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream.
-        super().__init__("event", stream.backend.destroy_event, parents=(stream,), how=Standing.HOLDS, keep=stream.keep)
+        super().__init__("event", stream, Standing.HOLDS)
         self.stream = stream
-        self.covers = [wait for wait in stream.enqueued() if not wait.covered]
         self.waiters: dict[Native, None] = {}
         """Natives that a drain looks at again once it is reached."""
 
@@ -345,11 +363,12 @@ class NativeStream(Native):
 
     def waiting_for(self) -> str:
         """The waits that may be pending, for messages; empty without any."""
-        waits = dict.fromkeys(map(str, self.pending()))
+        waits = dict.fromkeys(str(wait) for wait in self.pending() if not wait.is_there())
         return f"; it may be waiting for {', '.join(list(waits)[-16:])}" if waits else ""
 
     def late(self, what: str) -> SemaphoreTimeoutError:
         """Make the error of a wait for the stream that has expired: what it waits for, and how it is let go on."""
+        self._look_back()
         way_out = ""
         if waits := self.waiting_for():
             way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
@@ -491,6 +510,14 @@ class NativeStream(Native):
         if len(self.poll()) < _POINTS and not all(wait.covered for wait in self.enqueued()):
             with contextlib.suppress(CapturedError):
                 self.point()
+
+    def _look_back(self) -> None:
+        """Ask every event on it, so that no message names a wait that has passed."""
+        self.poll()
+        for one in self.standing.copy():
+            with contextlib.suppress(GpuInteropError):  # the stream has failed
+                if isinstance(one, Moment) and one.ask(self.backend.is_done, True):
+                    settle(self, one.covers)
 
     def poll(self) -> list[Point]:
         """Look which points were reached; return those that were not."""

@@ -108,8 +108,8 @@ class SemaphoreCalls(ABC):
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
         """Why streams cannot signal, wait, or wait with a timeout; None if they can."""
 
-    def looker(self, handle: Handle, value: int) -> Callable[[], bool] | None:
-        """Return a function that tells whether the value is reached; None if only the driver knows."""
+    def looks(self, kind: type) -> Callable[[Handle, int], bool] | None:
+        """A function that tells whether a handle of the kind has a value; None if only the driver knows."""
         return None
 
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
@@ -163,6 +163,11 @@ class DriverSemaphores(SemaphoreCalls):
         found = self._device.capabilities.of(cell)
         return None if found else found
 
+    def looks(self, kind: type) -> Callable[[Handle, int], bool] | None:
+        if kind is Timeline and isinstance(self._backend, HostSemaphoreBackend):  # no look uses it up
+            return lambda handle, value: self.host_wait(handle, value, 0.0)
+        return None
+
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
         if isinstance(self._backend, HostSemaphoreBackend):
             return None
@@ -176,6 +181,10 @@ class DriverSemaphores(SemaphoreCalls):
 
     def export(self, handle: Handle) -> AnySemaphoreHandle:
         return self._on_host.export_semaphore(handle)
+
+
+class _Semaphore(Native):
+    __slots__ = ("looks",)
 
 
 class ExternalSemaphore(Resource, Generic[K]):
@@ -231,7 +240,8 @@ class ExternalSemaphore(Resource, Generic[K]):
     ) -> None:
         noun = label or f"{handle_type.type_name} semaphore"
         gate = device._gate if calls.blocks else None
-        native = Native(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device._streams)
+        native = _Semaphore(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device._streams)
+        native.looks = calls.looks(handle_type.kind)
         super().__init__(native)
         self._device = device
         self._gate = device._gate
@@ -356,7 +366,6 @@ class ExternalSemaphore(Resource, Generic[K]):
             if enqueue is None:
                 if not self._calls.in_graphs:
                     _refuse_capture(native, self.label)
-                pending.reached = self._calls.looker(lifetime.handle, number)
                 pending.number = next(order)
             waits = native.waits
             if odd and (graph := native.graph) is not None:  # it waits when the graph is launched
@@ -914,9 +923,8 @@ class SemaphoreBatch(Sole):
         if not self._calls.in_graphs:
             _refuse_capture(native, self._semaphores[0].label)
         waits = []
-        for semaphore, number, value in zip(self._semaphores, numbers, self._given(numbers), strict=True):
+        for semaphore, value in zip(self._semaphores, self._given(numbers), strict=True):
             waits.append(Wait.of(semaphore._lifetime, value))
-            waits[-1].reached = self._calls.looker(semaphore._native, number)
         stream._call_behind(native, waits, lambda _: self._calls.wait(self._batch, native, numbers, None, waits))
 
     def _signal_each(self, native: NativeStream, numbers: Sequence[int]) -> None:

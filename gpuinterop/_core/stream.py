@@ -19,7 +19,7 @@ from ..errors import (
 from .drain import drain, relieve, tidy
 from .monitor import dropped
 from .native import DEAD, LIVE, MARK, Marks, Native, Standing
-from .native_stream import CapturedError, NativeStream, Wait, settle
+from .native_stream import CapturedError, Moment, NativeStream, Wait, settle
 from .resource import Resource
 
 if TYPE_CHECKING:
@@ -397,9 +397,7 @@ class Event(Sole):
         self._stream = stream
         self._reached = False
         # A closed stream releases its events when its work is done.
-        self._lifetime = Native(
-            "Event", backend.destroy_event, parents=(native,), how=Standing.YIELDS, keep=native.keep
-        )
+        self._lifetime = Moment("Event", native, Standing.YIELDS)
         self._lifetime.create(lambda: native.uncaptured(backend.record, None))
 
     @property

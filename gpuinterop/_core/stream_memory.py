@@ -329,8 +329,8 @@ class OwnTimelines(WordCalls):
         for own, value in zip(batch, values, strict=True):
             self._backend.write_value(stream.handle, own.word, value)
 
-    def looker(self, handle: _Own, value: int) -> Callable[[], bool]:
-        return lambda: handle.page.value >= value
+    def looks(self, kind: type) -> Callable[[_Own, int], bool]:
+        return lambda handle, value: handle.page.value >= value
 
     def destroy(self, handle: _Own) -> None:
         if handle.exported:

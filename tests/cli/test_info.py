@@ -53,7 +53,9 @@ def check_table(cells: list[dict[str, Any]]) -> None:
 def test_the_shape(facts: dict[str, Any]) -> None:
     assert list(facts) == ["backends", "exporters"]
     for backend in facts["backends"]:
-        assert list(backend) == ["name", "available", "reason", "versions", "libraries", "stand_in", "devices"]
+        assert list(backend) == [
+            "name", "available", "reason", "versions", "libraries", "stand_in", "unknown_version", "devices",
+        ]  # fmt: skip
         assert backend["available"] or backend["reason"]
         for device in backend["devices"]:
             assert list(device) == ["ordinal", "name", "uuid", "pci_bus_id", "luid", "capabilities"]

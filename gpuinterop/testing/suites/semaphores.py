@@ -274,6 +274,27 @@ class SemaphoreSuite(Suite):
         event.wait(LIMIT)
 
     @KINDS
+    @requires(IMPORT, WAIT)
+    def test_a_time_out_names_no_wait_that_has_passed(self, bench: Bench, kind: type) -> None:
+        """Where an event behind it tells, which another stream waited for, or the semaphore itself."""
+        stream, other = bench.stream(), bench.stream()
+        past = [bench.semaphore(kind) for _ in range(3)]
+        for theirs, ours in past:
+            ours.wait(stream, *args(kind, 5))
+            theirs.signal(5)
+        event = stream.record()
+        other.wait_stream(stream)
+        other.synchronize(LIMIT)
+        theirs, ours = bench.semaphore(kind)
+        ours.wait(stream, *args(kind, 6))
+        error = raises(SemaphoreTimeoutError, lambda: stream.synchronize(0.01))
+        theirs.signal(6)
+        stream.synchronize(LIMIT)
+        assert event.done
+        assert ours.label in str(error)
+        assert [one.label for _, one in past if one.label in str(error)] == []
+
+    @KINDS
     @requires(IMPORT, WAIT, (Operation.WAIT_TIMEOUT, KIND))
     def test_wait_with_timeout(self, bench: Bench, kind: type) -> None:
         """A wait with a time-out passes in time; too late, its stream fails, and names what it waited for."""
@@ -628,6 +649,21 @@ class CreatedSemaphoreSuite(Suite):
         waiter.join(LIMIT)
         assert not waiter.is_alive()
         assert [type(error) for error in raised] == [ResourceClosedError]
+
+    @requires((Operation.CREATE_SEMAPHORE, TimelineFd))
+    def test_a_time_out_names_no_value_that_is_there(self, device: Device, stream: Any, scope: Any) -> None:
+        """What the CPU can read of a timeline it reads, without an event."""
+        made: Any = scope.enter_context(device.create_semaphore(TimelineFd))
+        gate: Any = scope.enter_context(device.create_semaphore(TimelineFd))
+        for value in (1, 2, 3):
+            made.wait(stream, value)
+            made.host_signal(value)
+        gate.wait(stream, 1)
+        error = raises(SemaphoreTimeoutError, lambda: stream.synchronize(0.01))
+        gate.host_signal(1)
+        stream.synchronize(LIMIT)
+        assert gate.label in str(error)
+        assert made.label not in str(error)
 
     @KINDS
     @requires(CREATE)
