@@ -184,6 +184,9 @@ class Backend(ABC):
     """Rank of the backend when none is chosen. The core takes the highest that works; the host backend has -1."""
     holds_gil: bool = False
     """Whether blocking calls keep the GIL. If so, the core polls `is_done` and never calls `synchronize`."""
+    releases_hold_gil: bool = False
+    """Whether releases that block keep the GIL. If so, no thread of this process can signal what they wait for, and the
+    core makes them only while every stream is idle."""
     synchronize_blocks_others: ClassVar[bool] = False
     """Whether calls of other threads, even one that would end the wait, may block while a thread is in `synchronize`
     (HIP: ROCm/rocm-systems #11678): the core then polls `is_done` instead."""

@@ -41,7 +41,7 @@ from ..handles import (
     types_here,
 )
 from .allocation import Allocation
-from .drain import drain, tidy, wait_for
+from .drain import drain, make_room, tidy, wait_for
 from .gate import Gate
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
@@ -267,7 +267,7 @@ class Device(Sole):
         self._check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
         check_size(handle, count)
         whole = _dedicated(handle, dedicated)
-        drain()
+        make_room()
         memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None))
         device, backend, lifetime = self._native, self._backend, memory._lifetime
         lend(
@@ -370,7 +370,7 @@ class Device(Sole):
             raise InvalidArgumentError(
                 "size", f"expected a multiple of the granularity, {step}, got {count}; pass Allocation.size."
             )
-        drain()
+        make_room()
         allocation = Allocation(members, backend, kind, size=count, exportable=False)
         native_device = self._native
 
@@ -437,7 +437,7 @@ class Device(Sole):
         _check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
         backend = self._allocations()
         count = round_up(count, backend.granularity(self._native, handle_type).minimum)
-        drain()
+        make_room()
         allocation = Allocation(members, backend, handle_type, size=count, exportable=True)
         native = self._native
         allocation._lifetime.create(lambda: backend.allocate(native, count, handle_type))

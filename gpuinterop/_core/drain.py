@@ -42,6 +42,10 @@ from .native_stream import CapturedError, NativeStream, Point, pointed
 T = TypeVar("T")
 
 _MANY_DROPPED: Final = 256
+BACKLOG: Final = 256
+"""Points of a stream that may not be reached, above which a call that makes memory waits."""
+BACKLOG_S: Final = 0.1
+"""Seconds for which it does: the stream may wait for what this library does not know."""
 _TWICE: Final = InterruptedError("it was interrupted twice")
 _exiting = False
 
@@ -64,6 +68,22 @@ def drain() -> None:
     finally:
         if endings:
             call_back()
+
+
+def make_room() -> None:
+    """Drain before memory is made. Where the device has fallen far behind, let it catch up for a moment.
+
+    What is closed stays until the work on it has run: a loop that makes, uses and closes would pile it up.
+    """
+    drain()
+    for stream in pointed.copy():
+        if len(stream.points) > BACKLOG and not stream.pending():
+            system.until(partial(_has_caught_up, stream), BACKLOG_S)
+            drain()
+
+
+def _has_caught_up(stream: NativeStream) -> bool:
+    return len(stream.poll()) <= BACKLOG
 
 
 def _drain() -> None:

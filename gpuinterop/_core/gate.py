@@ -68,9 +68,9 @@ class Gate:
             stream.look()
         if held_by := self.held_by():
             return held_by
-        # If a blocking call keeps the GIL, no thread of this process can signal what it waits for.
+        # If the release keeps the GIL, no thread of this process can signal what another library's work waits for.
         for device in self.devices:
-            if device.backend.holds_gil:
+            if device.backend.releases_hold_gil:
                 for stream in device.known():
                     if not stream.is_over():
                         return stream.label

@@ -505,9 +505,12 @@ class NativeStream(Native):
 
     def look(self) -> None:
         """Ask the driver which waits have passed; never blocks."""
-        if self.is_idle() or self.elsewhere:
+        # A point that is not reached tells as much. Each query of a stream with work makes AMD's runtime enqueue a marker,
+        # which it keeps until the stream has gone on.
+        points = self.poll()
+        if self.elsewhere or (not points and self.is_idle()):
             return
-        if len(self.poll()) < _POINTS and not all(wait.covered for wait in self.enqueued()):
+        if len(points) < _POINTS and not all(wait.covered for wait in self.enqueued()):
             with contextlib.suppress(CapturedError):
                 self.point()
 

@@ -622,7 +622,7 @@ class FakeDriver(FakeWords):
             self.on_release()
             if self.releases_block and (waits := self._waits_of(native.device)):
                 self.violate(f"a release of {native} blocks while streams wait: {sorted(waits)}")
-            if self.holds_gil and self.blocked:
+            if self.releases_hold_gil and self.blocked:
                 self.violate(f"a release of {native} blocks and keeps the GIL while {sorted(self.blocked)} run")
             self._drop(native)
         finally:
@@ -644,9 +644,9 @@ class FakeDriver(FakeWords):
 
 
 class FakeGilDriver(FakeDriver):
-    """Its bindings keep the GIL in calls that block."""
+    """Its bindings keep the GIL in calls that block, releases among them."""
 
-    holds_gil = True
+    holds_gil = releases_hold_gil = True
 
 
 class FakeMulticast(FakeBackend, MulticastBackend):

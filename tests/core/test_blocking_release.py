@@ -7,10 +7,12 @@ Such a call would hold every other call of the process until the wait is over (m
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.gate import MANY
 
@@ -303,3 +305,35 @@ def test_no_wait_of_another_device_comes_between(monkeypatch: pytest.MonkeyPatch
     backend.pass_all()
     stream.close()
     gate.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_makes_memory_waits_for_a_device_that_fell_behind(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """What is closed stays until its work has run; behind a wait nobody waits, for this thread may have to signal."""
+    device, backend = fake_device()
+    gate, stream, caught_up = semaphore_of(device), device.create_stream(), list[int]()
+
+    def let_it_catch_up(condition: Callable[[], bool], timeout: float | None) -> bool:
+        assert timeout == drain.BACKLOG_S
+        caught_up.append(backend.count("memory"))
+        backend.blocked.clear()
+        return condition()
+
+    monkeypatch.setattr(drain, "BACKLOG", 4)
+    monkeypatch.setattr(drain.system, "until", let_it_catch_up)
+    if waits:
+        gate.wait(stream, 1)
+    for _ in range(20):
+        memory = memory_of(device)
+        with memory, memory.map_buffer() as buffer:
+            backend.blocked.add(stream.ptr)
+            buffer.fill(1, stream=stream)
+    monkeypatch.undo()
+    assert caught_up == ([] if waits else [5] * 3)
+    backend.blocked.clear()
+    backend.pass_all()
+    device.drain()
+    stream.close()
+    gate.close()
+    device.drain()
+    assert backend.count("memory") == 0

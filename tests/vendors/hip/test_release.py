@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -130,6 +131,41 @@ def test_a_threads_own_default_stream_is_refused(device: gi.Device) -> None:
         device.wrap_stream(2)
     for default in (0, 1):
         device.wrap_stream(default).synchronize(LIMIT)
+
+
+def test_a_release_asks_no_stream_that_waits_for_nothing(
+    simulator: Simulator, device: gi.Device, scope: ExitStack
+) -> None:
+    """With hip-python 7.2 as well: its releases are made by ctypes, which lets other threads run."""
+    streams = [scope.enter_context(device.create_stream()) for _ in range(100)]
+    exporter = scope.enter_context(open_party("memfd", device))
+    theirs = scope.enter_context(exporter.create_memory(4096))
+    device.drain()
+    before = simulator.calls("hipStreamQuery")
+    for stream in streams[:10]:
+        with device.import_memory(theirs.export(), size=theirs.size) as memory, memory.map_buffer() as buffer:
+            buffer.fill(1, stream=stream)
+            stream.synchronize(LIMIT)
+    assert simulator.calls("hipStreamQuery") - before <= 100
+
+
+def test_a_stream_that_waits_is_looked_at_by_its_events(
+    simulator: Simulator, device: gi.Device, scope: ExitStack
+) -> None:
+    """Each ``hipStreamQuery`` of one with work enqueues a marker, which AMD's runtime keeps until the stream goes on."""
+    exporter = scope.enter_context(open_party("memfd", device))
+    theirs = scope.enter_context(exporter.create_memory(4096))
+    gate: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))
+    stream = scope.enter_context(device.create_stream(high_priority=True))
+    gate.wait(stream, 1)
+    before = simulator.calls("hipStreamQuery")
+    for _ in range(100):
+        with device.import_memory(theirs.export(), size=theirs.size) as memory, memory.map_buffer():
+            pass
+    asked = simulator.calls("hipStreamQuery") - before
+    gate.host_signal(1)
+    stream.synchronize(LIMIT)
+    assert asked <= 10
 
 
 def test_free_comes_before_destroy(simulator: Simulator, device: gi.Device) -> None:
