@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Generator, Iterator
@@ -20,8 +21,17 @@ _ORDER = os.environ.get("GPUINTEROP_TEST_ORDER")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") and sys.platform == "linux":
+        _end_children_with_this_worker()
     config.pluginmanager.register(leftovers, "leftovers")
     config.addinivalue_line("markers", "whole_run: the test looks at what those before it did, in whichever process")
+
+
+def _end_children_with_this_worker() -> None:
+    """Whatever ends it: a guard kills its process group when it is gone, with the children of the test that hung."""
+    os.setpgid(0, 0)
+    command = f"tail --pid={os.getpid()} -f /dev/null; kill -9 -{os.getpid()} 2>/dev/null"
+    subprocess.Popen(["sh", "-c", command], start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def pytest_report_header() -> str | None:

@@ -505,8 +505,8 @@ class NativeStream(Native):
 
     def look(self) -> None:
         """Ask the driver which waits have passed; never blocks."""
-        # A point that is not reached tells as much. Each query of a stream with work makes AMD's runtime enqueue a marker,
-        # which it keeps until the stream has gone on.
+        # A point that is not reached tells as much. At each query of a stream with work AMD's runtime enqueues a marker
+        # and keeps it until the stream has gone on.
         points = self.poll()
         if self.elsewhere or (not points and self.is_idle()):
             return

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.gate import MANY
@@ -320,7 +321,7 @@ def test_what_makes_memory_waits_for_a_device_that_fell_behind(monkeypatch: pyte
         return condition()
 
     monkeypatch.setattr(drain, "BACKLOG", 4)
-    monkeypatch.setattr(drain.system, "until", let_it_catch_up)
+    monkeypatch.setattr(system, "until", let_it_catch_up)
     if waits:
         gate.wait(stream, 1)
     for _ in range(20):

@@ -3,8 +3,9 @@
     python -m tests.simulated.amd SOURCES [release|assert|asan] [--fetch]
 
 prints the library that GPUINTEROP_TEST_HIP_AMD is to name. It takes some minutes once; the result is kept under a hash
-of the sources, ours and AMD's. AMD's sources are never in the tree: SOURCES is a folder with the checkouts below, which
-``--fetch`` makes by git. On Debian 12 the packages below are needed.
+of the sources, ours and AMD's. AMD's sources are never in the tree: SOURCES is a folder with clr, HIP and rocr, of 6.3
+(``--fetch`` makes these checkouts by git) or of 7.1, or of another version, whose facts are not known. On Debian 12 the
+packages below are needed.
 """
 
 from __future__ import annotations
@@ -107,15 +108,16 @@ def _compile(sources: Path, variant: str, work: Path) -> None:
 
 
 def fetch(sources: Path) -> None:
-    """Make the checkouts, each at the commit that was tried."""
+    """Make the checkouts, each at the commit that was tried; one that was begun before is taken up again."""
     for name, (repository, commit) in CHECKOUTS.items():
-        folder = sources / name
+        folder, half = sources / name, sources / f".{name}"
         if folder.exists():
             continue
-        folder.mkdir(parents=True)
-        _run("git", "init", "--quiet", str(folder))
-        _run("git", "-C", str(folder), "fetch", "--quiet", "--depth", "1", repository, commit)
-        _run("git", "-C", str(folder), "checkout", "--quiet", "--force", commit)
+        half.mkdir(parents=True, exist_ok=True)
+        _run("git", "init", "--quiet", str(half))
+        _run("git", "-C", str(half), "fetch", "--quiet", "--depth", "1", repository, commit)
+        _run("git", "-C", str(half), "checkout", "--quiet", "--force", commit)
+        half.rename(folder)
 
 
 def _run(*command: str) -> str:
@@ -123,11 +125,11 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     except FileNotFoundError:
-        raise SourcesError(f"{command[0]} is missing; install what the build needs: apt install {PACKAGES}") from None
+        packages = "git" if command[0] == "git" else PACKAGES
+        raise SourcesError(f"{command[0]} is missing; install what the build needs: apt install {packages}") from None
     if done.returncode:
-        raise SourcesError(
-            f"{' '.join(command)} failed:\n{done.stdout[-4000:]}\nOn Debian 12 the build needs: {PACKAGES}"
-        )
+        hint = "" if command[0] == "git" else f"\nOn Debian 12 the build needs: {PACKAGES}"
+        raise SourcesError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{hint}")
     return done.stdout
 
 

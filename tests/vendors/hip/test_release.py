@@ -152,7 +152,7 @@ def test_a_release_asks_no_stream_that_waits_for_nothing(
 def test_a_stream_that_waits_is_looked_at_by_its_events(
     simulator: Simulator, device: gi.Device, scope: ExitStack
 ) -> None:
-    """Each ``hipStreamQuery`` of one with work enqueues a marker, which AMD's runtime keeps until the stream goes on."""
+    """``hipStreamQuery`` of one with work enqueues a marker, which AMD's runtime keeps until the stream goes on."""
     exporter = scope.enter_context(open_party("memfd", device))
     theirs = scope.enter_context(exporter.create_memory(4096))
     gate: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))

@@ -81,5 +81,7 @@ def test_the_manual_says_what_the_suite_has_exercised(request: pytest.FixtureReq
     exercised = [kit.exercised(spec) for spec in kit.devices() if not spec.problem]
     if kit.partial or not any(exercised):
         pytest.skip("only a run of the whole conformance suite shows what is exercised")
+    if unknown := gi.get_backend("hip").unknown_version:
+        pytest.skip(unknown)
     shown = tomllib.loads(SHOWN.read_text(encoding="utf-8"))["cells"]
     assert sorted(map(str, exercised[0])) == shown, f"put this run's cells and its date in {SHOWN}"
