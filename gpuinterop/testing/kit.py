@@ -130,6 +130,7 @@ class Kit(Participants):
 
     def prepare(self, items: list[pytest.Item], session: pytest.Session) -> list[pytest.Item]:
         """Give the tests a time-out, and make leaks errors. Returns a test to run beside them, if one must fail."""
+        alone: dict[str, None] = {}
         for item in items:
             if item.get_closest_marker("timeout") is None and self._hangs_for_ever(item):
                 item.add_marker(pytest.mark.timeout(_TIMEOUT, method="thread"))
@@ -143,13 +144,20 @@ class Kit(Participants):
                 item.user_properties.append((CELLS, " ".join(map(str, cells_of(item)))))
             if party is not None:
                 item.user_properties.append((PARTY, str(party)))
-        lacking = self.lacking(parties=bool(items))
+            if spec is not None and party is not None and self._fails_alone(spec, party):
+                alone[f"{spec}: {party.problem}"] = None
+        lacking = [*self.lacking(parties=bool(items)), *alone]
         if self._config.getoption("gpuinterop_strict"):
             lacking += [
                 f"--gpuinterop-strict: expected the tests of {report.nodeid}, got a skip: {reason_of(report)}"
                 for report in self._config.stash.get(SKIPPED, [])
             ]
         return [_Environment.of(session, lacking)] if lacking else []
+
+    def _fails_alone(self, spec: DeviceSpec, party: ExporterSpec) -> bool:
+        """Whether a device that is to be tested has nobody to share with: one failure says so, and its tests skip."""
+        needed = self.is_required(spec.backend) or self._config.getoption("gpuinterop_strict")
+        return bool(needed and not spec.problem and party.problem and not party.problem.startswith(DECLARED))
 
     @staticmethod
     def _known_failure(item: pytest.Item, backend: str) -> str:
@@ -170,6 +178,8 @@ class Kit(Participants):
         if spec is not None and spec.problem:
             skip_declared(spec.problem)
         if party is not None and party.problem:
+            if spec is not None and self._fails_alone(spec, party):
+                skip_declared(party.problem)
             pytest.skip(party.problem)
         if spec is None:
             return

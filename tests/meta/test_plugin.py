@@ -226,6 +226,18 @@ def test_skips(
     assert "no mood for it" in done.output
 
 
+@pytest.mark.parametrize(
+    "options", [("--gpuinterop-require=toy",), ("--gpuinterop-backend=toy", "--gpuinterop-strict")]
+)
+def test_a_device_that_shares_with_nobody_fails_once(run_pytest: Callable[..., Any], options: tuple[str, ...]) -> None:
+    """A GPU without its Vulkan driver, say: one failure says so, and hundreds of tests of sharing are skipped."""
+    done = run_pytest(*options, "-k", "TestMemory", toy="toybackend:ToyGpu", seconds=100)
+    assert done.failed == {"gpuinterop::environment"}, done.output
+    assert done.counts["failed"] == 1
+    assert "toy:0: no independent party shares this device; Vulkan: " in done.output
+    assert ", 0 unexpected skips" in done.output
+
+
 KNOWN = """
 import gpuinterop as gi
 
