@@ -4,8 +4,8 @@
 
 prints the library that GPUINTEROP_TEST_HIP_AMD is to name. It takes some minutes once; the result is kept under a hash
 of the sources, ours and AMD's. AMD's sources are never in the tree: SOURCES is a folder with clr, HIP and rocr, of 6.3
-(``--fetch`` makes these checkouts by git) or of 7.1, or of another version, whose facts are not known. On Debian 12 the
-packages below are needed.
+(``--fetch`` makes these checkouts by git) or of 7.1, or of another version, whose facts are not known. ``--packages``
+prints what is to be installed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from typing import Final
 
 from .build import HERE
 
-PACKAGES: Final = "cmake ninja-build g++ libamd-comgr-dev rocm-device-libs libelf-dev libnuma-dev libdrm-dev libgl-dev"
+_UBUNTU: Final = sys.platform == "linux" and platform.freedesktop_os_release()["ID"] == "ubuntu"
+PACKAGES: Final = f"cmake ninja-build g++ libamd-comgr-dev rocm-device-libs{'-17' * _UBUNTU} libelf-dev libnuma-dev libdrm-dev libgl-dev"
+"""What the build needs of Debian 12 or Ubuntu 24.04."""
 
 CHECKOUTS: Final = {
     "clr": ("https://github.com/ROCm/clr", "f9f995c6d0aecec28debd3db0f41df0c15ec003d"),
@@ -128,7 +131,7 @@ def _run(*command: str) -> str:
         packages = "git" if command[0] == "git" else PACKAGES
         raise SourcesError(f"{command[0]} is missing; install what the build needs: apt install {packages}") from None
     if done.returncode:
-        hint = "" if command[0] == "git" else f"\nOn Debian 12 the build needs: {PACKAGES}"
+        hint = "" if command[0] == "git" else f"\nOf Debian 12 or Ubuntu 24.04 the build needs: {PACKAGES}"
         raise SourcesError(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{hint}")
     return done.stdout
 

@@ -61,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.gpuinterop_require = [VENDOR.name]
     if MODE in ("amd", "real"):  # the runtime's own threads and memory come and go
         leftovers.kept_by_drivers.extend([r"thread \d+, ", r"descriptor \d+ of (/memfd:stand-in|/dev/)"])
+    if MODE == "real":
+        leftovers.kept_by_drivers.append(r"descriptor \d+ of (anon_inode:\[eventfd\]|pipe:)")
     if REAL:
         return
     # As AMD's builds with assertions do (ROCm/clr #72): a call that no gate is in front of ends the run. "0" gives the

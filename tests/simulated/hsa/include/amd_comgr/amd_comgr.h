@@ -1,7 +1,11 @@
-/* Debian's header of comgr 2.4, and the later names that clr mentions. Nothing that the tests do calls them. */
+/* Debian's or Ubuntu's header of comgr, and the later names that clr mentions. Nothing that the tests do calls them. */
 #ifndef STAND_IN_COMGR_H
 #define STAND_IN_COMGR_H
+#if __has_include(</usr/include/amd_comgr/amd_comgr.h>) /* Ubuntu's, where the other one warns */
+#include </usr/include/amd_comgr/amd_comgr.h>
+#else
 #include </usr/include/amd_comgr.h>
+#endif
 #define AMD_COMGR_DATA_KIND_BC_BUNDLE ((amd_comgr_data_kind_t)0x11)
 #define AMD_COMGR_DATA_KIND_AR_BUNDLE ((amd_comgr_data_kind_t)0x12)
 #define AMD_COMGR_DATA_KIND_OBJ_BUNDLE ((amd_comgr_data_kind_t)0x13)
