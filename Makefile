@@ -196,7 +196,7 @@ test-hip-amd: $(VENV)/.test
 
 test-hip-amd-asan: $(VENV)/.test
 	@$(call ON_AMD,asan) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so)" \
-	    $(MAKE) --no-print-directory test-hip
+	    $(MAKE) --no-print-directory test-hip soak-hip MINUTES=0.05
 
 ON_AMD = [ -n "$(SOURCES)" ] || { echo "$@: SOURCES names no folder with AMD's sources" >&2; exit 2; }; \
     library=$$($(BIN)/python -m tests.simulated.amd "$(SOURCES)" $(1)); \

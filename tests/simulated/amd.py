@@ -23,7 +23,10 @@ from typing import Final
 from .build import HERE
 
 _UBUNTU: Final = sys.platform == "linux" and platform.freedesktop_os_release()["ID"] == "ubuntu"
-PACKAGES: Final = f"cmake ninja-build g++ libamd-comgr-dev rocm-device-libs{'-17' * _UBUNTU} libelf-dev libnuma-dev libdrm-dev libgl-dev"
+PACKAGES: Final = (
+    "cmake ninja-build g++ libamd-comgr-dev libelf-dev libnuma-dev libdrm-dev libgl-dev "
+    f"rocm-device-libs{'-17' * _UBUNTU}"
+)
 """What the build needs of Debian 12 or Ubuntu 24.04."""
 
 CHECKOUTS: Final = {
