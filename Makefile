@@ -192,7 +192,7 @@ test-hip-amd: $(VENV)/.test
 	@$(call ON_AMD,release) GPUINTEROP_STANDIN_DEVICES=2 GPUINTEROP_STANDIN_GFX=gfx1030 \
 	    $(MAKE) --no-print-directory test-hip soak-hip HIP_BINDINGS=10.0.0.0.1.2 MINUTES=0.05
 	@$(call ON_AMD,assert) GPUINTEROP_STANDIN_DEVICES=1 GPUINTEROP_STANDIN_GFX=gfx90a \
-	    $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
+	    $(MAKE) --no-print-directory test-hip soak-hip HIP_BINDINGS=7.2.2.562.43 MINUTES=0.05
 
 test-hip-amd-asan: $(VENV)/.test
 	@$(call ON_AMD,asan) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 LD_PRELOAD="$$(c++ -print-file-name=libasan.so)" \

@@ -184,9 +184,16 @@ class Backend(ABC):
     """Rank of the backend when none is chosen. The core takes the highest that works; the host backend has -1."""
     holds_gil: bool = False
     """Whether blocking calls keep the GIL. If so, the core polls `is_done` and never calls `synchronize`."""
-    releases_hold_gil: bool = False
-    """Whether releases that block keep the GIL. If so, no thread of this process can signal what they wait for, and the
-    core makes them only while every stream is idle."""
+
+    @property
+    def releases_hold_gil(self) -> bool:
+        """Whether releases that block keep the GIL, as `holds_gil` says unless it is overridden.
+
+        If so, no thread of this process can signal what they wait for, and the core makes them only while every stream
+        is idle.
+        """
+        return self.holds_gil
+
     synchronize_blocks_others: ClassVar[bool] = False
     """Whether calls of other threads, even one that would end the wait, may block while a thread is in `synchronize`
     (HIP: ROCm/rocm-systems #11678): the core then polls `is_done` instead."""
@@ -210,7 +217,7 @@ class Backend(ABC):
     `gpuinterop info` and the header of a run of the kit print it, and nothing is recorded of such a run."""
 
     known_failures: Mapping[str, str] = MappingProxyType({})
-    """Tests of the kit that fail for what this version of the driver does, as ``Class::test``, each with the reason.
+    """Tests of the kit that fail for what this version of the driver does, as ``Suite.test``, each with the reason.
     The kit expects the failure (pytest's xfail)."""
 
     @abstractmethod
@@ -265,6 +272,10 @@ class Backend(ABC):
         thread. A stream that is being captured cannot always be asked, and then has another key than before.
         """
         return self.stream_pointer(stream)
+
+    def blocks_default(self, stream: Native) -> bool:
+        """Whether the default stream waits for an adopted stream's work; asked only if `map_allocation_blocks`."""
+        return True
 
     @abstractmethod
     def destroy_stream(self, stream: Native) -> None:

@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import signal
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Generator, Iterator
@@ -30,8 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _end_children_with_this_worker() -> None:
     """Whatever ends it: a guard kills its process group when it is gone, with the children of the test that hung."""
     os.setpgid(0, 0)
-    command = f"tail --pid={os.getpid()} -f /dev/null; kill -9 -{os.getpid()} 2>/dev/null"
-    subprocess.Popen(["sh", "-c", command], start_new_session=True, stdin=subprocess.DEVNULL)
+    command = f"tail --pid={os.getpid()} -f /dev/null && kill -9 -{os.getpid()}"
+    none = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    os.posix_spawnp("sh", ["sh", "-c", command], os.environ, setsid=True, file_actions=none)
 
 
 def pytest_report_header() -> str | None:

@@ -6,6 +6,7 @@ otherwise use the GPU that is current there, so the backend makes the stream's o
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
@@ -135,6 +136,16 @@ class Streams(Room):
                 f"gpuinterop.device({ordinal}).",
             )
         return stream
+
+    def blocks_default(self, stream: Stream) -> bool:
+        """``hipStreamGetFlags``."""
+        found = ctypes.c_uint()
+        code = (
+            0
+            if stream.relative
+            else self._driver.library.hipStreamGetFlags(ctypes.c_void_p(stream.handle), ctypes.byref(found))
+        )
+        return bool(code) or found.value != _NON_BLOCKING
 
     def stream_pointer(self, stream: Stream) -> int:
         return stream.pointer

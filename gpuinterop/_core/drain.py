@@ -80,6 +80,7 @@ def make_room() -> None:
         if len(stream.points) > BACKLOG and not stream.pending():
             system.until(partial(_has_caught_up, stream), BACKLOG_S)
             drain()
+            return
 
 
 def _has_caught_up(stream: NativeStream) -> bool:

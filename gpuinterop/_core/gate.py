@@ -79,10 +79,10 @@ class Gate:
     def before_default(self) -> NativeStream | None:
         """A stream that may hold the default one up, by a wait that is not signalled yet; asks the driver.
 
-        Ours do not block the default stream; another library's may.
+        Ours do not block it, but where they share a hardware queue with it; another library's may.
         """
         for stream in self._waiting():
-            if not stream.owned:
+            if not stream.owned and stream.backend.blocks_default(stream.handle):
                 stream.look()
                 if _holds_up(stream):
                     return stream

@@ -355,7 +355,8 @@ class NativeStream(Native):
             semaphore, value = wait.semaphore, wait.value
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
-            tellers = [stream for stream, told in semaphore.uses.copy().items() if told[0] >= value]
+            uses = semaphore.uses.copy().items()  # what a stream was told last, by the semaphore or by a batch
+            tellers = [stream for stream, told in uses if max(told[1].values if told[1:] else told) >= value]
             before = [None if one in seen else one.stuck_behind(*seen) for one in tellers]
             if all(before):
                 return before[0] if before else wait
@@ -519,7 +520,7 @@ class NativeStream(Native):
         self.poll()
         for one in self.standing.copy():
             with contextlib.suppress(GpuInteropError):  # the stream has failed
-                if isinstance(one, Moment) and one.ask(self.backend.is_done, True):
+                if isinstance(one, Moment) and one.state is LIVE and one.ask(self.backend.is_done, False):
                     settle(self, one.covers)
 
     def poll(self) -> list[Point]:

@@ -139,7 +139,7 @@ class Kit(Participants):
             spec, party = _specs(item)
             if spec is not None:
                 if not spec.problem and (reason := self._known_failure(item, spec.backend)):
-                    item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
+                    item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
                 item.user_properties.append((DEVICE, str(spec)))
                 item.user_properties.append((CELLS, " ".join(map(str, cells_of(item)))))
             if party is not None:
@@ -162,8 +162,8 @@ class Kit(Participants):
     @staticmethod
     def _known_failure(item: pytest.Item, backend: str) -> str:
         """What the driver does that makes a test fail; empty where nothing does."""
-        name = "::".join(item.nodeid.partition("[")[0].split("::")[1:])
-        return registry.get_backend(backend)._native.known_failures.get(name, "")
+        assert isinstance(item, pytest.Function)
+        return registry.get_backend(backend)._native.known_failures.get(item.function.__qualname__, "")
 
     def _hangs_for_ever(self, item: pytest.Item) -> bool:
         """Whether pytest-timeout is there, and nothing has given it seconds: for a suite's own test, no option."""

@@ -646,7 +646,7 @@ class FakeDriver(FakeWords):
 class FakeGilDriver(FakeDriver):
     """Its bindings keep the GIL in calls that block, releases among them."""
 
-    holds_gil = releases_hold_gil = True
+    holds_gil = True
 
 
 class FakeMulticast(FakeBackend, MulticastBackend):

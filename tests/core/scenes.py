@@ -39,7 +39,7 @@ class Lasting(FakeEverything):
 class KeepsGil(FakeEverything):
     """Its bindings keep the GIL in calls that block, releases among them."""
 
-    holds_gil = releases_hold_gil = True
+    holds_gil = True
 
     def copy(self, stream: Handle, target: int, source: int, size: int) -> None:
         """Of pageable memory, which blocks until the stream gets there."""

@@ -255,7 +255,7 @@ class TestMine:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_what_a_drivers_version_fails_in_is_expected(run_pytest: Callable[..., Any], known: bool) -> None:
-    failures = {"TestMine::test_it": "this version keeps imports (hip_vm.cpp:246)"} if known else {}
+    failures = {"TestMine.test_it": "this version keeps imports (hip_vm.cpp:246)"} if known else {}
     files = {"test_fails.py": FAILS_IN_ONE, "conftest.py": KNOWN.replace("FAILURES", repr(failures)[1:-1])}
     done = run_pytest("--gpuinterop-require=host", "-rx", kit=False, files=files, toy=None)
     assert done.status == int(not known), done.output

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
-import platform
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from typing import Final
 
 from .build import HERE
 
-_UBUNTU: Final = sys.platform == "linux" and platform.freedesktop_os_release()["ID"] == "ubuntu"
+_RELEASE: Final = Path("/etc/os-release")
+_UBUNTU: Final = _RELEASE.is_file() and "ID=ubuntu" in _RELEASE.read_text(encoding="utf-8").split()
 PACKAGES: Final = (
     "cmake ninja-build g++ libamd-comgr-dev libelf-dev libnuma-dev libdrm-dev libgl-dev "
     f"rocm-device-libs{'-17' * _UBUNTU}"
@@ -114,12 +114,13 @@ def _compile(sources: Path, variant: str, work: Path) -> None:
 
 
 def fetch(sources: Path) -> None:
-    """Make the checkouts, each at the commit that was tried; one that was begun before is taken up again."""
+    """Make the checkouts, each at the commit that was tried; one that was begun before is made anew."""
     for name, (repository, commit) in CHECKOUTS.items():
         folder, half = sources / name, sources / f".{name}"
         if folder.exists():
             continue
         half.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(half)  # with what a git that was ended has left there
         _run("git", "init", "--quiet", str(half))
         _run("git", "-C", str(half), "fetch", "--quiet", "--depth", "1", repository, commit)
         _run("git", "-C", str(half), "checkout", "--quiet", "--force", commit)

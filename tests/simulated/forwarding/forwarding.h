@@ -86,6 +86,7 @@ _Static_assert(sizeof(cuda_allocation_prop) == 32, "CUmemAllocationProp");
     X(cuStreamQuery, (void *stream))                                                                            \
     X(cuStreamSynchronize, (void *stream))                                                                      \
     X(cuStreamGetCtx, (void *stream, void **context))                                                           \
+    X(cuStreamGetFlags, (void *stream, unsigned *flags))                                                        \
     X(cuStreamWaitEvent, (void *stream, void *event, uint32_t flags))                                           \
     X(cuStreamIsCapturing, (void *stream, int *status))                                                         \
     X(cuStreamBeginCapture, (void *stream, uint32_t mode))                                                      \

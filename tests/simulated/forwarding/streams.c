@@ -37,6 +37,12 @@ HIP_CALL(hipStreamQuery, (void *stream), (stream)) {
     return hipSuccess;
 }
 
+HIP_CALL(hipStreamGetFlags, (void *stream, unsigned *flags), (stream, flags)) {
+    ON_CURRENT;
+    CUDA(cuda.cuStreamGetFlags(stream, flags));
+    return hipSuccess;
+}
+
 HIP_CALL(hipStreamGetDevice, (void *stream, int *device), (stream, device)) {
     void *context, *mine;
     NEED(device);

@@ -48,6 +48,7 @@ BEHIND = """
 import faulthandler
 import threading
 import gpuinterop as gi
+from tests.forwarding.runtime import Runtime
 device = gi.get_backend("hip").device()
 gate, other = (device.create_semaphore(gi.TimelineFd) for _ in range(2))
 default, ours, allocation = device.wrap_stream(0), device.create_stream(high_priority=True), device.allocate(1)
@@ -113,16 +114,29 @@ def test_a_mapping_that_this_thread_alone_could_let_go_on_is_refused() -> None:
 def test_a_mapping_waits_for_no_stream_of_ours_and_for_what_streams_will_signal() -> None:
     program = """
     gate.wait(ours, 1)
+    theirs = device.wrap_stream(Runtime("libamdhip64.so").object("hipStreamCreateWithPriority", 1, -1))  # non-blocking
+    gate.wait(theirs, 1)
     allocation.buffer
     gate.host_signal(1)
-    for value in range(2, 50):
+    theirs.synchronize(10)
+    batch = gi.SemaphoreBatch(gate, other)
+    batch.signal(ours, (2, 1))
+    batch.signal(ours, (3, 2))
+    ours.synchronize(10)
+    gate.wait(default, 4)
+    try:
+        device.allocate(1).buffer
+    except gi.ResourceBusyError:
+        print("refused")
+    gate.host_signal(4)
+    for value in range(5, 50):
         gate.wait(default, value)
         gate.signal(ours, value)
         with device.allocate(1) as fresh:
             fresh.buffer
     print("mapped")
     """
-    assert mapped(program) == ["mapped"]
+    assert mapped(program) == ["refused", "mapped"]
 
 
 def test_a_threads_own_default_stream_is_refused(device: gi.Device) -> None:
