@@ -155,7 +155,7 @@ class Kit(Participants):
         return [_Environment.of(session, lacking)] if lacking else []
 
     def _fails_alone(self, spec: DeviceSpec, party: ExporterSpec) -> bool:
-        """Whether a device that is to be tested has nobody to share with: one failure says so, and its tests skip."""
+        """Whether a device that is to be tested has no party to share with: one failure says so, and its tests skip."""
         needed = self.is_required(spec.backend) or self._config.getoption("gpuinterop_strict")
         return bool(needed and not spec.problem and party.problem and not party.problem.startswith(DECLARED))
 

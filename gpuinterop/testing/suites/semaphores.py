@@ -276,7 +276,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT)
     def test_a_time_out_names_no_wait_that_has_passed(self, bench: Bench, kind: type) -> None:
-        """Where an event behind it tells, which another stream waited for, or the semaphore itself."""
+        """An event behind them tells, which another stream waited for, or the semaphore itself."""
         stream, other = bench.stream(), bench.stream()
         past = [bench.semaphore(kind) for _ in range(3)]
         for theirs, ours in past:

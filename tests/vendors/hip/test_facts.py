@@ -214,7 +214,7 @@ def test_a_stream_that_is_none(call: str, holds: dict[str, bool]) -> None:
     """
     asked = f'print(hip("{call}", stream, ctypes.byref(place)))'
     assert printed(program) == [str(CONTEXT_IS_DESTROYED)]
-    if not SIMULATED and holds["what is no stream is refused"]:
+    if not SIMULATED and holds["another pointer than a stream's is refused"]:
         assert printed(textwrap.dedent(program) + asked) == [str(CONTEXT_IS_DESTROYED)] * 2
     else:
         assert_it_dies(textwrap.dedent(program) + asked, "no live stream")
