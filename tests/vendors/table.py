@@ -151,12 +151,14 @@ VENDORS: Final = {
         interrupts=800,
         # hipDeviceGetUuid: a comment says why it is not called; hipGetDeviceProperties: it is called on Windows.
         # hipGetErrorString, hipGetLastError: they do not fail. hipStreamDestroy: see hip/test_kept_streams.py.
+        # hipStreamGetFlags: it is called of another library's stream that waits.
         unknown_status_misses=(
             "hipDeviceGetUuid",
             "hipGetDeviceProperties",
             "hipGetErrorString",
             "hipGetLastError",
             "hipStreamDestroy",
+            "hipStreamGetFlags",
         ),
         tells_own=False,
         channel=95,
