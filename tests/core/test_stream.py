@@ -10,8 +10,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core import drain
-from gpuinterop._core.native import Native as Lifetime, State, count_alive, retire
-from gpuinterop._core.native_stream import Wait, fail_stream, fail_wait, order
+from gpuinterop._core.native import Native as Lifetime, Standing, State, count_alive, retire
+from gpuinterop._core.native_stream import Moment, Wait, fail_stream, fail_wait, order
 from gpuinterop.backend import Native
 
 from .fake import FakeBackend, FakeEverything, fake_device
@@ -291,6 +291,21 @@ def test_a_semaphore_is_not_released_while_it_is_asked_what_it_has_reached() -> 
         backend.blocked.clear()
         drain.drain()
         assert wait.semaphore.state is State.RELEASED
+
+
+def test_an_event_that_is_not_recorded_yet_tells_nothing() -> None:
+    """Another thread may be recording one when a time-out looks at all of them; the wait holds releases up still."""
+    device, backend = fake_device()
+    with device.create_stream() as waiting:
+        wait, native = pending(waiting), waiting._known_as()
+        backend.blocked.add(waiting.ptr)
+        event = Moment("Event", native, Standing.YIELDS)
+        native.standing[event] = Standing.YIELDS
+        assert wait.semaphore.label in str(native.late(" is not idle"))
+        assert device._gate.held_by() == native.label
+        del native.standing[event]
+        backend.blocked.clear()
+        wait.passed = True
 
 
 def test_a_wait_that_is_done_is_nobodys_any_more() -> None:
