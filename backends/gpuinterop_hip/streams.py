@@ -139,13 +139,11 @@ class Streams(Room):
 
     def blocks_default(self, stream: Stream) -> bool:
         """``hipStreamGetFlags``."""
-        found = ctypes.c_uint()
-        code = (
-            0
-            if stream.relative
-            else self._driver.library.hipStreamGetFlags(ctypes.c_void_p(stream.handle), ctypes.byref(found))
-        )
-        return bool(code) or found.value != _NON_BLOCKING
+        if stream.relative:
+            return True
+        flags = ctypes.c_uint()
+        code = self._driver.library.hipStreamGetFlags(ctypes.c_void_p(stream.handle), ctypes.byref(flags))
+        return bool(code) or flags.value != _NON_BLOCKING
 
     def stream_pointer(self, stream: Stream) -> int:
         return stream.pointer

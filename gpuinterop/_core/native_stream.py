@@ -128,10 +128,13 @@ class Waits(Wait):
     values: Sequence[int | None]
 
     def is_there(self) -> bool:
-        return self.passed or all(Wait.of(*one).is_there() for one in zip(self.semaphores, self.values, strict=True))
+        return self.passed or all(one.is_there() for one in self._each())
 
     def __str__(self) -> str:
-        return ", ".join(str(Wait.of(*one)) for one in zip(self.semaphores, self.values, strict=True))
+        return ", ".join(map(str, self._each()))
+
+    def _each(self) -> list[Wait]:
+        return [Wait.of(*one) for one in zip(self.semaphores, self.values, strict=True)]
 
 
 @locked

@@ -337,13 +337,11 @@ class Kit(Participants):
             if spec.problem:
                 lines.append(f"gpuinterop backend {spec.backend}: not available: {spec.problem}")
                 continue
-            versions = ", ".join(f"{k} {v}" for k, v in registry.get_backend(spec.backend).versions.items())
+            backend = registry.get_backend(spec.backend)
+            versions = ", ".join(f"{k} {v}" for k, v in backend.versions.items())
             simulated = " (simulated)" if self.is_simulated(spec.backend) else ""
-            unknown = registry.get_backend(spec.backend).unknown_version
-            lines.append(
-                f"gpuinterop device {spec}{simulated}: {self.device(spec).name} ({versions})"
-                + f"; {unknown}" * bool(unknown)
-            )
+            unknown = f"; {backend.unknown_version}" if backend.unknown_version else ""
+            lines.append(f"gpuinterop device {spec}{simulated}: {self.device(spec).name} ({versions}){unknown}")
             lines.append(f"gpuinterop exporters of {spec}: {', '.join(map(str, self.exporters(spec)))}")
         lines += [f"gpuinterop Vulkan driver: {found.name}: {found.driver} {found.version}" for found in self.drivers()]
         if not self.drivers():

@@ -119,8 +119,8 @@ def fetch(sources: Path) -> None:
         folder, half = sources / name, sources / f".{name}"
         if folder.exists():
             continue
-        half.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(half)  # with what a git that was ended has left there
+        if half.exists():  # with what a git that was ended has left there
+            shutil.rmtree(half)
         _run("git", "init", "--quiet", str(half))
         _run("git", "-C", str(half), "fetch", "--quiet", "--depth", "1", repository, commit)
         _run("git", "-C", str(half), "checkout", "--quiet", "--force", commit)

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
+import gpuinterop as gi
+
 
 @pytest.fixture(scope="session")
 def hip(bindings: Any) -> Any:
     """hip-python's module."""
     return bindings
+
+
+@pytest.fixture
+def holds() -> dict[str, bool]:
+    """What AMD's runtime does in the version under test, of what it does in some."""
+    found: dict[str, bool] = gi.get_backend("hip")._native._driver.facts.holds  # type: ignore[attr-defined]
+    return found

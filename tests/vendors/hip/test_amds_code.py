@@ -295,9 +295,11 @@ def test_round_after_round_leaves_nothing(simulator: Simulator, device: gi.Devic
 
 
 @pytest.mark.timeout(60 + ROUNDS // 10)
-def test_round_after_round_leaves_what_amd_keeps(stand_in: StandIn, device: gi.Device, scope: ExitStack) -> None:
+def test_round_after_round_leaves_what_amd_keeps(
+    stand_in: StandIn, device: gi.Device, scope: ExitStack, holds: dict[str, bool]
+) -> None:
     """An imported allocation's handle, where the version keeps imports, and nothing else."""
-    kept = device._backend._driver.facts.holds["imports are kept"]  # type: ignore[attr-defined]
+    kept = holds["imports are kept"]
     kinds = ("interop_mapping", "mapping", "registration", "reservation", "queue", "handle")
     live = [[stand_in.live(kind) for kind in kinds] for _ in rounds(device, scope)]
     first = live[0]

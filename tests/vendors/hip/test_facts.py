@@ -68,13 +68,6 @@ BY_VALUE = 70100000
 NON_BLOCKING = 1
 
 
-@pytest.fixture
-def holds() -> dict[str, bool]:
-    """The facts of the version under test."""
-    found: dict[str, bool] = gi.get_backend("hip")._native._driver.facts.holds  # type: ignore[attr-defined]
-    return found
-
-
 def raw() -> Runtime:
     """The library that the process has loaded by then, or finds by this name."""
     return Runtime("libamdhip64.so")

@@ -33,6 +33,27 @@ class TestMine(Suite):
 """
 
 
+def clean(libraries: str, **more: str) -> dict[str, str]:
+    """An environment in which these libraries are found, and nothing is said to gpuinterop or pytest."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
+    return {**kept, "LD_LIBRARY_PATH": libraries, "PYTHONPATH": BINDINGS, "COLUMNS": "400", **more}
+
+
+def told(folder: Path, environment: dict[str, str], *command: str) -> str:
+    """What a command of Python's prints that succeeds."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     ("backend", "vendors"),
     [("hip", ("hip",)), ("hip", ("forwarding", "cuda"))],
@@ -41,25 +62,14 @@ class TestMine(Suite):
 def test_a_stand_in_is_never_recorded(tmp_path: Path, backend: str, vendors: tuple[str, ...]) -> None:
     """Without --gpuinterop-simulated, as `gpuinterop selftest --report` runs it; the host beside it is recorded."""
     (tmp_path / "test_mine.py").write_text(SUITE)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
     paths = [build(vendor) for vendor in vendors]
-    clean["LD_LIBRARY_PATH"] = os.pathsep.join(str(library.parent) for library in paths)
-    clean["PYTHONPATH"] = BINDINGS
+    environment = clean(os.pathsep.join(str(library.parent) for library in paths))
     reports = [tmp_path / name for name in ("verified.toml", "exporters.toml")]
     command = ["--gpuinterop-require=host", f"--gpuinterop-require={backend}"]
     command += [f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *PLAIN, *command, str(tmp_path)],
-        env={**clean, "COLUMNS": "400"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{backend}:0: 1 passed" in done.stdout
-    assert f"{backend}: nothing was recorded, for it ran on {paths[0]}" in done.stdout
+    run = told(tmp_path, environment, "-m", "pytest", "-q", *PLAIN, *command, str(tmp_path))
+    assert f"{backend}:0: 1 passed" in run
+    assert f"{backend}: nothing was recorded, for it ran on {paths[0]}" in run
     assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
 
 
@@ -76,36 +86,21 @@ def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, preloaded: bo
     (tmp_path / "libamdhip64.so.6.3.42").write_bytes(data)
     (tmp_path / "libamdhip64.so").symlink_to("libamdhip64.so.6.3.42")
     (tmp_path / "test_mine.py").write_text(SUITE)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
-    clean |= {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": BINDINGS, "COLUMNS": "400"}
+    environment = clean(str(tmp_path))
     if preloaded:
         emulator = tmp_path / "librocjitsu_kmd.so"
         subprocess.run([os.environ.get("CC", "cc"), "-shared", "-o", emulator, "-xc", os.devnull], check=True)
-        clean["LD_PRELOAD"] = str(emulator)
+        environment["LD_PRELOAD"] = str(emulator)
     report = tmp_path / "verified.toml"
-    told = []
-    for command in (
-        ["-m", "pytest", "-q", *PLAIN, "--gpuinterop-require=hip", f"--gpuinterop-report={report}"],
-        ["-m", "gpuinterop", "info", "--json"],
-        *([] if preloaded else [["-m", "gpuinterop", "info"]]),
-    ):
-        done = subprocess.run(
-            [sys.executable, *command, *([str(tmp_path)] if "pytest" in command else [])],
-            env=clean,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        told.append(done.stdout)
-    assert f"hip: nothing was recorded, for it ran on {what}" in told[0]
+    options = ("--gpuinterop-require=hip", f"--gpuinterop-report={report}")
+    run = told(tmp_path, environment, "-m", "pytest", "-q", *PLAIN, *options, str(tmp_path))
+    info = told(tmp_path, environment, "-m", "gpuinterop", "info", "--json")
+    assert f"hip: nothing was recorded, for it ran on {what}" in run
     assert [run for run in read_verified(report) if run.device.startswith("Simulated")] == []
-    found = {one["name"]: one["stand_in"] for one in json.loads(told[1])["backends"]}
+    found = {one["name"]: one["stand_in"] for one in json.loads(info)["backends"]}
     assert found["hip"] == what
     assert found["host"] is None
-    assert preloaded or f"no hardware: {what}" in told[2]
+    assert preloaded or f"no hardware: {what}" in told(tmp_path, environment, "-m", "gpuinterop", "info")
 
 
 @pytest.mark.parametrize("version", ["70151831", "70953211"])
@@ -114,25 +109,11 @@ def test_of_a_version_that_no_run_has_shown_nothing_is_recorded(tmp_path: Path, 
     marker = "gpuinterop_simulated_driver"  # without it our runtime is taken for AMD's
     (tmp_path / "libamdhip64.so").write_bytes(build("hip").read_bytes().replace(marker.encode(), marker[::-1].encode()))
     (tmp_path / "test_mine.py").write_text(SUITE)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUINTEROP_", "PYTEST_"))}
-    clean |= {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": BINDINGS, "COLUMNS": "400"}
+    environment = clean(str(tmp_path), GPUINTEROP_SIM_HIP_VERSION=version)
     report = tmp_path / "verified.toml"
-
-    def told(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command],
-            env={**clean, "GPUINTEROP_SIM_HIP_VERSION": version},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    run = told("-m", "pytest", *PLAIN, "--gpuinterop-require=hip", f"--gpuinterop-report={report}", str(tmp_path))
-    infos = told("-m", "gpuinterop", "info"), told("-m", "gpuinterop", "info", "--json")
+    options = ("--gpuinterop-require=hip", f"--gpuinterop-report={report}")
+    run = told(tmp_path, environment, "-m", "pytest", *PLAIN, *options, str(tmp_path))
+    infos = [told(tmp_path, environment, "-m", "gpuinterop", "info", *form) for form in ([], ["--json"])]
     says = "unknown version: HIP 7.9.53211 is taken for 7.1"
     known = version == "70151831"
     recorded = {one.device for one in read_verified(report) if one.device.startswith("Simulated")} if known else set()
