@@ -69,7 +69,7 @@ help:
 	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
 	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
-	@echo "make explore      the core's threads in more orders than test-main tries, and more pairs of Ctrl-C; takes long"
+	@echo "make explore      the core's threads in more orders than test-main tries; takes long"
 	@echo "make soak MINUTES=10  all public operations at random, by eight threads, on the host and the simulated drivers"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
@@ -136,10 +136,10 @@ test-kit: $(VENV)/.test drivers
 test-workflows: $(VENV)/.test drivers
 	@. .vulkan/env; $(PYTEST) -n0 tests/workflows $(ARGS) || $(NONE_SELECTED)
 
-# One more pre-emption, the pairs that test-main excludes, interrupts at more distances. -rP shows what was counted.
+# One more pre-emption, the pairs that test-main excludes. -rP shows what was counted.
 explore: $(VENV)/.test
-	@GPUINTEROP_EXPLORE=1 $(PYTEST) -rP $(addprefix tests/core/test_,$(addsuffix .py,explorer pairs scenes \
-	    interrupted_calls)) $(ARGS) || $(NONE_SELECTED)
+	@GPUINTEROP_EXPLORE=1 $(PYTEST) -rP $(addprefix tests/core/test_,$(addsuffix .py,explorer pairs scenes)) \
+	    $(ARGS) || $(NONE_SELECTED)
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) drivers
 	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \

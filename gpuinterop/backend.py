@@ -10,9 +10,10 @@ A handle passed in is a duplicate made for the call. On success the driver owns 
 exception the backend leaves it alone, and the core settles who owns the number. The caller owns a returned handle,
 which owns its descriptor (:meth:`FdHandle.adopt`).
 
-A signal handler may raise after any C call, at the entry of any function, and at a loop's backward jump. A method that
-makes something must then undo what it made. A method that releases something must make each native call once, even if
-the core calls the method again after an interrupt. (A native call that failed and was reported may be made again.)
+A method that makes something, and raises an error of gpuinterop, has made nothing, or has undone it (`leave_to_core`).
+The core calls a method that releases something once. A signal handler may raise anywhere. The core then leaves alone
+what was being made or released; a method needs no code for that, but leaves no lock held and the current device as it
+was.
 
 The core makes an interface that a backend does not inherit a gap, with the interface's name as the reason.
 
@@ -73,7 +74,7 @@ Address: TypeAlias = int
 
 
 def leave_to_core(error: BaseException, release: Callable[[], object]) -> None:
-    """Leave to the core what a call has made before it failed or was interrupted, if its release blocks the device.
+    """Leave to the core what a call has made before it failed, if its release blocks the device.
 
     The call raises `error`. The core then calls `release` when the object's own release could run: while no stream
     waits for a semaphore that is not signalled yet.

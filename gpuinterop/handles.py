@@ -329,8 +329,7 @@ class FdHandle(Handle):
         "through multiprocessing as an argument of a Process or through a Pipe, which pass the descriptor itself. Not "
         "through a Queue, which pickles after put() has returned, when the handle may be closed."
     )
-    # __del__ may see it if a check below fails or an interrupt strikes before it.
-    _owned = False
+    _owned = False  # __del__ may see it if a check below fails
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
         fd = check_int(fd, "fd")
@@ -366,7 +365,9 @@ class FdHandle(Handle):
         ...     handle.owned
         True
         """
-        return cls._adopt_made([fd], origin=origin)
+        handle = cls(fd, origin=origin)
+        handle._owned = True
+        return handle
 
     @classmethod
     def adopt_duplicate(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
@@ -390,24 +391,11 @@ class FdHandle(Handle):
         ...     handle.fd == fd
         False
         """
-        made: list[int] = []
         try:
-            made.extend(map(os.dup, (fd,)))  # stored by C: no interrupt takes it away
-            return cls._adopt_made(made, origin=origin)
+            duplicate = os.dup(fd)
         except OSError as error:
             raise system.driver_error("dup", error.errno or 0) from error
-        except BaseException:
-            while made:
-                os.close(made.pop())
-            raise
-
-    @classmethod
-    def _adopt_made(cls, made: list[int], *, origin: HandleOrigin | None) -> Self:
-        """Adopt the fd in a list. The side that pops it closes it: the handle, or the caller's `except`."""
-        handle = cls(made[0], origin=origin)
-        handle._number = made
-        handle._owned = True
-        return handle
+        return cls.adopt(duplicate, origin=origin)
 
     @property
     def fd(self) -> int:
@@ -466,9 +454,7 @@ class FdHandle(Handle):
     def _lent(self, fd: int) -> Self:
         """A handle like this one with a duplicate of its number, which it does not own."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(  # one step: an interrupt must not leave it with the other's number
-            self.__dict__, _state=_State.OPEN, _owned=False, _fd=fd, _number=[fd], _calls=[]
-        )
+        twin.__dict__.update(self.__dict__, _state=_State.OPEN, _owned=False, _fd=fd, _number=[fd], _calls=[])
         return twin
 
     def _use(self, call: Callable[[int], T]) -> T:
@@ -489,10 +475,8 @@ class FdHandle(Handle):
         ended = self._number and self._owned and self._state in (_State.CLOSED, _State.CONSUMED)
         if ended and not self._threads():
             at_once = self._state is _State.CONSUMED or self.trusted  # else close() may block on the file
-            close = os.close if at_once else system.closer(self._fd)
-            closed: list[object] = []
             try:
-                closed.extend(map(close, map(list.pop, (self._number,))))  # C code only: an interrupt cannot strike
+                (os.close if at_once else system.close)(self._number.pop())
             except IndexError:
                 pass  # it is closed, or another thread has it
             except OSError as error:

@@ -1,7 +1,7 @@
 """What backends share whose driver is a library of functions that return a status.
 
-Objects are made and released once, whatever interrupts; a device is made current; descriptors take handles. A backend
-may use this module, and need not: the contract is `gpuinterop.backend`.
+Objects are made and released; a device is made current; descriptors take handles. A backend may use this module, and
+need not: the contract is `gpuinterop.backend`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 from .backend import Native, leave_to_core
@@ -41,14 +42,10 @@ class NativeDriver(ABC):
     def error(self, call: str, code: Any) -> DriverError:
         """Make the error of a call, with the status's name and its meaning for this call."""
 
-    @abstractmethod
-    def keep(self, results: list[tuple[Any, ...]], name: str, calls: Iterable[tuple[Any, ...]]) -> None:
-        """Call a function with the arguments of each of `calls`. C code takes them, calls and stores in one step."""
-
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function and return its results without the status; raise unless that is success."""
         result = self.returned(name, *arguments)
-        if result[0]:  # as `check` has it; timelines of our own pay for each step here
+        if result[0]:
             raise self.error(name, result[0])
         return result[1] if len(result) == 2 else result[1:]
 
@@ -56,11 +53,9 @@ class NativeDriver(ABC):
         """Call a function whose failure may be an answer; return all its results."""
         return self.returned(name, *arguments)
 
-    def check(self, call: str, result: Any) -> Any:
-        """Return a call's results without the status, several as a tuple; raise unless that is success."""
-        if result[0]:
-            raise self.error(call, result[0])
-        return result[1] if len(result) == 2 else result[1:]
+    def free(self, name: str, handle: Any, *more: Any) -> Any:
+        """Call a function that releases an object; otherwise as `call`."""
+        return self.call(name, handle, *more)
 
     def attribute(self, call: str, kind: Callable[[int], Any], device: Any, number: int) -> int:
         """A device's attribute by its number; 0 if the bindings or the driver do not know it."""
@@ -90,10 +85,7 @@ class NativeDevice(ABC):
 
     @abstractmethod
     def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        """Call `work` with the device current. Pass `aside` for calls that do not belong to a stream.
-
-        An interrupt may lose the result of `work`, so `work` stores the objects that it makes in a `Made`.
-        """
+        """Call `work` with the device current. Pass `aside` for calls that do not belong to a stream."""
 
     def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
         """`NativeDriver.call` calls a function that does not create objects, on this device."""
@@ -114,9 +106,9 @@ class NativeDevice(ABC):
 
 
 class Made(ABC):
-    """An object that one driver call makes and another releases, each called once, even across interrupts."""
+    """An object that one driver call makes and another releases."""
 
-    __slots__ = ("_found", "_left", "_told", "device", "handle", "more")
+    __slots__ = ("device", "handle", "made", "more")
 
     back: ClassVar[str]
     """Name of the function that releases it."""
@@ -130,29 +122,11 @@ class Made(ABC):
         self.handle = 0
         self.more = more
         """Arguments of `back` behind the handle."""
-        self._found: list[tuple[Any, ...]] = []
-        """Results of the call that makes it."""
-        self._left: Iterator[tuple[Any, ...]] | None = None
-        """Arguments for a pending call of `back`: C code pops them in the step that makes the call."""
-        self._told: list[tuple[Any, ...]] = []
-        """Results of `back`."""
-
-    @property
-    def made(self) -> bool:
-        return bool(self._found) and not self._found[0][0]
-
-    @property
-    @abstractmethod
-    def native(self) -> Any:
-        """The handle as `back` takes it, even if an interrupt came before it was stored in `handle`."""
+        self.made = False
 
     def create(self, name: str, *arguments: Any) -> Self:
         """Make it, with this call alone."""
-        try:
-            self.device.run(self.make, name, *arguments)
-        except BaseException as error:
-            self.fail(error)
-            raise
+        self.device.create(self, partial(self.make, name, *arguments))
         return self
 
     @abstractmethod
@@ -160,18 +134,12 @@ class Made(ABC):
         """Make it on the device, with a call that returns the handle."""
 
     def free(self) -> Any:
-        """Release it on the device. A repeated call does nothing, but retries a release that failed."""
+        """Release it on the device; return what the call returns. A release that failed may be repeated."""
         if not self.made:
             return None
-        driver = self.device.driver
-        if self._left is None:
-            self._left = iter(((self.native, *self.more),))
-        driver.keep(self._told, self.back, self._left)
-        if self._told and self._told[0][0]:
-            failed = driver.error(self.back, self._told[0][0])
-            self._left, self._told = None, []
-            raise failed
-        return driver.check(self.back, self._told[0]) if self._told else None
+        result = self.device.driver.free(self.back, self.handle, *self.more)
+        self.made = False
+        return result
 
     def release(self) -> None:
         """`free` it, with any device current."""

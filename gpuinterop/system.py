@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import ctypes
 import errno
-import itertools
 import mmap
 import os
 import platform
@@ -20,14 +19,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import starmap
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
 
 from .errors import DriverError, OutOfMemoryError, ResourceClosedError, report
 
 if sys.platform != "win32":
     import fcntl
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 PAGE: Final = mmap.PAGESIZE
 SLICE: Final = 0.05
@@ -134,6 +135,28 @@ def _sub_interpreter() -> int:
 
 
 # -- threads -----------------------------------------------------------------------------------------------------
+
+
+def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limit: float = -1) -> T:
+    """Call with a lock held; after `limit` seconds without it (`holds` tells), a negative number sets no limit.
+
+    All locks are held this way, because an interrupt can leave one locked on CPython 3.14 where ``with`` takes it
+    (cpython #148874).
+    """
+    try:
+        lock.acquire(timeout=limit)
+        return call(*arguments)
+    finally:
+        try:  # noqa: SIM105 - a call in between could be interrupted
+            lock.release()
+        except RuntimeError:  # the interrupt came before the lock, or the limit has passed
+            pass
+
+
+def holds(lock: threading.RLock) -> bool:
+    """Whether the calling thread holds a lock."""
+    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
 
 _NO_THREAD: Final = (
     "expected a new thread, got none: the process is at its limit of threads or of memory; close streams and bridges, "
@@ -306,18 +329,19 @@ def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
 
 def create_memfd(name: str, size: int) -> int:
     """Create a zeroed memfd of `size` bytes that can neither shrink nor grow."""
-    made: list[int] = []  # here and below, C code stores: an interrupt cannot come between the call and the store
+    call = "memfd_create"
     try:
-        made.extend(map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,)))
-        os.ftruncate(made[0], size)
-        fcntl.fcntl(made[0], F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
-        return made[0]
-    except BaseException as error:
-        for fd in made:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        call = "ftruncate"
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
+        except OSError:
             os.close(fd)
-        if isinstance(error, OSError):
-            raise driver_error("ftruncate" if made else "memfd_create", error.errno or 0) from error
-        raise
+            raise
+    except OSError as error:
+        raise driver_error(call, error.errno or 0) from error
+    return fd
 
 
 def create_page(name: str, initialise: Callable[[int], object]) -> tuple[int, int]:
@@ -364,7 +388,7 @@ def close(*fds: int) -> None:
     """
     closing = []
     for fd in fds:
-        if closer(fd) is os.close:
+        if _closes_at_once(fd):
             os.close(fd)
         elif (thread := _close_aside(fd)) is not None:
             closing.append(thread)
@@ -373,13 +397,12 @@ def close(*fds: int) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def closer(fd: int) -> Callable[[int], object]:
-    """The function to close a descriptor from elsewhere: ``os.close``, which an interrupt cannot skip, or `close`."""
+def _closes_at_once(fd: int) -> bool:
     try:
         os.get_inheritable(fd)  # F_GETFD
     except OSError:
-        return os.close  # it is not open, and os.close raises that
-    return os.close if seals(fd) is not None or _is_kernels(fd) else close
+        return True  # it is not open, and os.close raises that
+    return seals(fd) is not None or _is_kernels(fd)
 
 
 def _is_kernels(fd: int) -> bool:
@@ -405,18 +428,10 @@ def _close_aside(fd: int) -> Thread | None:
 def map_shared(fd: int, size: int) -> int:
     """Map the first `size` bytes, readable and writable; return the address."""
     # Not Python's mmap: it keeps a duplicate of the fd, and gives its address only through an exported buffer.
-    made: list[int | None] = []
-    arguments = (None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-    try:
-        made.extend(starmap(_mmap, (arguments,)))
-        if made[0] is None or made[0] == _FAILED:
-            raise driver_error("mmap", ctypes.get_errno())
-        return made[0]
-    except BaseException:
-        for address in made:
-            if address != _FAILED:
-                munmap(address, size)
-        raise
+    address: int | None = _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == _FAILED:
+        raise driver_error("mmap", ctypes.get_errno())
+    return address
 
 
 def unmap(address: int, size: int) -> None:
@@ -425,21 +440,13 @@ def unmap(address: int, size: int) -> None:
         raise driver_error("munmap", ctypes.get_errno())
 
 
-def unmap_each(addresses: Iterator[int], size: int) -> None:
-    """Unmap the addresses that the iterator still has. Repeat it after an interrupt, which skips and doubles none."""
-    results: list[int] = []
-    results.extend(map(munmap, addresses, itertools.repeat(size)))
-    if any(results):
-        raise driver_error("munmap", ctypes.get_errno())
-
-
 def fence() -> None:
     """Order this thread's earlier stores before its later ones, for other CPUs and for devices."""
     if not _STRONGLY_ORDERED:
-        lock = threading.Lock()  # this call's own: a fork cannot leave it held
+        lock = threading.Lock()  # this call's own
         for _ in range(2):  # the first round releases it, the second acquires it
-            with lock:
-                pass
+            lock.acquire()
+            lock.release()
 
 
 # -- futex -------------------------------------------------------------------------------------------------------
@@ -454,9 +461,6 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
 
 
 def futex_waker(address: int) -> Callable[[], object]:
-    """Return what wakes all threads that sleep in `futex_wait` on `address`.
-
-    It is one C call: an interrupt comes only after it has woken them.
-    """
+    """Return what wakes all threads that sleep in `futex_wait` on `address`: one C call, which no interrupt divides."""
     assert SYS_FUTEX is not None
     return partial(_syscall, SYS_FUTEX, address, _FUTEX_WAKE, _ALL, None, None, 0)

@@ -167,8 +167,8 @@ class Page(Sole):
 
     def close(self) -> None:
         """Close what it has opened. No thread uses it any more."""
-        while self._kept:  # C code pops and closes: an interrupt skips and doubles none
-            list(map(os.close, map(list.pop, (self._kept,))))
+        while self._kept:
+            os.close(self._kept.pop())
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # by then there may be no `os`
         for fd in getattr(self, "_kept", ()):  # of a backend that does not call `close`
@@ -196,17 +196,16 @@ class Page(Sole):
         PeerError
             Another process holds the signallers' lock, and does not release it.
         """
-        kept, own, forks = self._kept, list[int](), _forks
-        unlocking = map(fcntl.flock, own, (fcntl.LOCK_UN,))  # made here: below, an interrupt would come in between
+        forks = _forks
         try:
-            try:  # C code stores it: an interrupt cannot come between the call and the store
-                own.extend(map(list.pop, (kept,)))
-            except IndexError:  # the first signal, or others are under way
-                self._open_into(own)
+            own = self._kept.pop()
+        except IndexError:  # the first signal, or others are under way
+            own = self._open()
+        try:
             try:
-                fcntl.flock(own[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._lock(own[0])
+                self._lock(own)
             if value <= self._value.value:
                 why = f"stands at {self._value.value}; a signal must be greater, and {value} is not."
                 raise self._refused("VALUE_NOT_GREATER", why)
@@ -218,19 +217,16 @@ class Page(Sole):
             self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
             self.wake()  # before the unlock, which waiters do not need
         finally:
-            try:
-                for _ in unlocking:
-                    pass
-            finally:
-                kept += own
-                if forks != _forks:  # a child has the description, too: if this process dies with the lock, it is kept
-                    self.close()
+            fcntl.flock(own, fcntl.LOCK_UN)  # first: peers wait for it
+            self._kept.append(own)
+            if forks != _forks:  # a child has the description, too: if this process dies with the lock, it is kept
+                self.close()
 
-    def _open_into(self, own: list[int]) -> None:
+    def _open(self) -> int:
         path = f"/proc/self/fd/{self._fd}"
         _opened.add(self)
         try:
-            own.extend(map(os.open, (path,), (os.O_RDWR | os.O_CLOEXEC,)))
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise system.driver_error(f"open({path})", error.errno or 0) from error
 

@@ -50,15 +50,9 @@ class Mappable(Made):
 
     def export(self, kind: type[AllocationHandle]) -> AllocationHandle:
         """``cuMemExportToShareableHandle``."""
-        made = _Exported(self.device)
-        made.is_fd = kind is VmmFd
-
-        def work() -> None:
-            made.make("cuMemExportToShareableHandle", self.handle, native_handle_type(self.device.driver, kind), 0)
-            found = made.handle
-            made.result = exported(kind, bytes(found.data) if kind is FabricHandle else int(found))
-
-        return self.device.create(made, work).result
+        wanted = native_handle_type(self.device.driver, kind)
+        found = self.device.call("cuMemExportToShareableHandle", self.handle, wanted, 0)
+        return exported(kind, bytes(found.data) if kind is FabricHandle else int(found))
 
 
 class Allocation(Mappable):
@@ -90,19 +84,6 @@ class Reservation(Made):
     def free(self) -> None:
         self.mapped.free()
         super().free()
-
-
-class _Exported(Made):
-    __slots__ = ("is_fd", "result")
-    is_fd: bool
-    result: AllocationHandle
-
-    def free(self) -> None:
-        """Close a descriptor, through the handle that owns it if there is one. Other handles need no release."""
-        if hasattr(self, "result"):
-            self.result.close()
-        elif self.is_fd and self.made:
-            os.close(int(self.native))
 
 
 class _ObjectAttributes(ctypes.Structure):

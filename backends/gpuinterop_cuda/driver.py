@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable
 from ctypes import byref, c_int, c_void_p
 from functools import partial
-from itertools import starmap
 from typing import Any, Final, TypeVar
 
 from gpuinterop import native_driver, system
@@ -78,12 +77,6 @@ class Driver(NativeDriver):
             return unnamed(error)
         return result
 
-    def keep(self, results: list[tuple[Any, ...]], name: str, calls: Iterable[tuple[Any, ...]]) -> None:
-        try:
-            results.extend(starmap(getattr(self.api, name), calls))
-        except UNNAMED as error:
-            results.append(unnamed(error))
-
     def _describe(self, number: int) -> tuple[str, str]:
         try:
             code = self.api.CUresult(number)
@@ -111,18 +104,11 @@ class Driver(NativeDriver):
         code, *found = self.status("cuGetProcAddress", symbol.encode(), version or self.version, flags)
         return 0 if code or not found[0] else int(found[0])
 
-    # -- interrupts ----------------------------------------------------------------------------------------------
-    #
-    # CPython runs signal handlers after a C call, at the entry of a function, and at a loop's backward jump; a handler
-    # may raise there. So C code stores results that must not be lost, in the step that makes the call, and a call that
-    # must be made stands in its own `finally`, with no other call before it.
-
-    def entry(self, name: str, version: int = _ENTRIES) -> Callable[..., int]:
-        """The driver's function for ctypes, for calls whose status must not be lost: the bindings run Python code after
-        the call, to name the status."""
+    def entry(self, name: str) -> Callable[..., int]:
+        """The driver's function for ctypes: the bindings make an enum of each status, which costs as much again."""
         found = self._entries.get(name)
         if found is None:
-            address = self.address(name.removesuffix("_v2"), min(version, self.version))
+            address = self.address(name, min(_ENTRIES, self.version))
             found = self._entries[name] = ctypes.CFUNCTYPE(c_int)(address)
         return found
 
@@ -133,10 +119,8 @@ class Driver(NativeDriver):
 
         With `aside`, calls do not invalidate another thread's capture in global mode, which is torch's default: any
         thread's event query would (``cuThreadExchangeStreamCaptureMode``). Pass it for calls unrelated to a capture.
-
-        An interrupt may lose the result of `work`, so `work` stores the objects that it makes in a `Made`.
         """
-        pushed: list[int] = []
+        pushed: list[int] = []  # C code stores the status: no exception comes between the call and the store
         mode = c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
         place = byref(mode)
         try:
@@ -181,22 +165,15 @@ class Made(native_driver.Made):
     __slots__ = ()
     device: Context
 
-    @property
-    def native(self) -> Any:
-        return (*self._found[0], self.handle)[1]
-
     def make(self, name: str, *arguments: Any) -> None:
-        driver = self.device.driver
-        driver.keep(self._found, name, (arguments,))
-        self.handle = driver.check(name, self._found[0])
+        self.handle = self.device.driver.call(name, *arguments)
+        self.made = True
 
-    def add(self, name: str, *arguments: Any, version: int = _ENTRIES) -> None:
+    def add(self, name: str, *arguments: Any) -> None:
         """Make it with a call that returns only its status; the handle is the call's first argument."""
-        driver = self.device.driver
+        self.device.driver.call(name, *arguments)
         self.handle = arguments[0]
-        given = tuple(c_void_p(int(argument)) for argument in arguments)  # wide enough for each
-        self._found.extend(zip(starmap(driver.entry(name, version), (given,)), strict=False))
-        driver.check(name, self._found[0])
+        self.made = True
 
 
 class Room(Releases, Backend):

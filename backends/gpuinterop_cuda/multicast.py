@@ -161,7 +161,7 @@ class Multicast(Room, MulticastBackend):
 
         def work() -> None:
             if second:
-                binding.add(f"{call}_v2", group.handle, device.number, offset, *what, 0, version=_SECOND_VERSION)
+                binding.add(f"{call}_v2", group.handle, device.number, offset, *what, 0)
             else:
                 binding.add(call, group.handle, offset, *what, 0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
-from itertools import starmap
 from typing import Any, Final
 
 from gpuinterop.backend import Address, AllocationBackend
@@ -70,19 +69,6 @@ class Range(Made):
     __slots__ = ()
 
 
-class _Exported(Made):
-    __slots__ = ("result", "room")
-    result: AllocationHandle
-    room: Any
-
-    def free(self) -> None:
-        """Close a descriptor, through the handle that owns it if there is one. Other handles need no release."""
-        if hasattr(self, "result"):
-            self.result.close()
-        elif self.made and isinstance(self.room, ctypes.c_int):
-            os.close(self.room.value)
-
-
 class Reservation(Made):
     """An address range with an allocation in it."""
 
@@ -91,9 +77,9 @@ class Reservation(Made):
     blocks = True
 
     def __init__(self, gpu: Gpu, ranges: Ranges, size: int) -> None:
-        super().__init__(gpu, ctypes.c_size_t(size))
+        super().__init__(gpu, size)
         self._ranges = ranges
-        self.range: list[Range] = []
+        self.range: Range | None = None
 
     def free(self) -> None:
         super().free()
@@ -120,15 +106,17 @@ class Ranges:
     def take(self, place: Reservation, size: int) -> Address:
         """Return a range that is not mapped (``hipMemAddressReserve``)."""
         try:
-            place.range.extend(starmap(self._free[size].pop, ((),)))
+            place.range = self._free[size].pop()
         except LookupError:
-            place.range.append(Range(place.device))
-            place.range[0].make("hipMemAddressReserve", size, 0, 0, 0)
-        return place.range[0].handle
+            fresh = Range(place.device)
+            fresh.make("hipMemAddressReserve", size, 0, 0, 0)
+            place.range = fresh
+        return place.range.handle
 
     def give_back(self, place: Reservation) -> None:
-        if place.range and place.range[0].made:
-            self._free.setdefault(place.more[0].value, []).extend(starmap(place.range.pop, ((),)))
+        if (found := place.range) is not None:
+            place.range = None
+            self._free.setdefault(place.more[0], []).append(found)
 
 
 class Allocations(Room, AllocationBackend):
@@ -156,15 +144,11 @@ class Allocations(Room, AllocationBackend):
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
         """``hipMemExportToShareableHandle``."""
         kind = allocation.kind
-        made = _Exported(allocation.device)
-        made.room = room = _ROOMS[kind]()
-
-        def work() -> None:
-            # The same steps as `Made.add`, but the call writes to `room`.
-            made.add("hipMemExportToShareableHandle", ctypes.addressof(room), allocation.handle, TYPES[kind], 0)
-            made.result = exported(kind, bytes(room) if kind is FabricHandle else room.value)
-
-        return allocation.device.create(made, work).result
+        room = _ROOMS[kind]()
+        allocation.device.run(
+            self._driver.direct, "hipMemExportToShareableHandle", ctypes.byref(room), allocation.handle, TYPES[kind], 0
+        )
+        return exported(kind, bytes(room) if kind is FabricHandle else room.value)
 
     def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> Allocation:
         """``hipMemImportFromShareableHandle``. HIP does not take over the descriptor, so this closes it."""

@@ -12,8 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable
-from itertools import starmap
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from gpuinterop import native_driver, system
@@ -58,8 +57,7 @@ class Driver(NativeDriver):
             raise self._no_init("hipInit", code)
         # The library that the bindings have loaded, by the same name, for calls that they get wrong: in both versions
         # hipThreadExchangeStreamCaptureMode passes an uninitialised mode, and the capture status of a failed call is
-        # uninitialised. It also serves calls that create objects: the bindings run Python code after each call, where
-        # an interrupt would lose the object.
+        # uninitialised. It also serves calls that make and release objects: the bindings 7.2 keep the GIL in them.
         self.library: Any = ctypes.CDLL(_library_name(self.is_new))
         self._address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
         self._exchange: Any = getattr(self.library, "hipThreadExchangeStreamCaptureMode", None)
@@ -92,8 +90,13 @@ class Driver(NativeDriver):
             return unnamed(error)
         return result
 
-    def keep(self, results: list[tuple[Any, ...]], name: str, calls: Iterable[tuple[Any, ...]]) -> None:
-        results.extend(zip(starmap(getattr(self.library, name), calls), strict=False))
+    def direct(self, name: str, first: Any, *more: Any) -> None:
+        """Call the library's function, past the bindings; integers are passed as wide as pointers."""
+        if code := getattr(self.library, name)(first, *map(_wide, more)):
+            raise self.error(name, code)
+
+    def free(self, name: str, handle: Any, *more: Any) -> None:
+        self.direct(name, ctypes.c_void_p(handle), *more)
 
     def forget_error(self) -> None:
         """Clear this thread's last error, which was reported.
@@ -163,20 +166,12 @@ class Driver(NativeDriver):
                 ),
             )
 
-    # -- interrupts ----------------------------------------------------------------------------------------------
-    #
-    # CPython runs signal handlers after a C call, at the entry of a function, and at a loop's backward jump; a handler
-    # may raise there. So C code stores results that must not be lost, in the step that makes the call, and a call that
-    # must be made stands in its own `finally`, with no other call before it.
-
     def run(self, work: Callable[..., _T], *arguments: Any, ordinal: int | None = None, aside: bool = True) -> _T:
         """Call `work` with a device current (``hipSetDevice``), or with the present one, then restore it.
 
         With `aside`, another thread's capture in global mode, which is torch's default, does not refuse our calls:
         otherwise any thread's event query or free fails (``hipThreadExchangeStreamCaptureMode``). Pass it for calls
         unrelated to a capture.
-
-        An interrupt may lose the result of `work`, so `work` stores the objects that it makes in a `Made`.
         """
         before = ordinal if ordinal is None else self.call("hipGetDevice")
         mode = ctypes.c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
@@ -216,32 +211,22 @@ class Gpu(NativeDevice):
 class Made(native_driver.Made):
     """An object of the runtime."""
 
-    __slots__ = ("_place",)
+    __slots__ = ()
     device: Gpu
     handle: int
 
-    def __init__(self, gpu: Gpu, *more: Any) -> None:
-        super().__init__(gpu, *more)
-        self._place = ctypes.c_void_p()
-
-    @property
-    def native(self) -> ctypes.c_void_p:
-        return self._place
-
     def make(self, name: str, *arguments: Any) -> None:
         """Make it on the device with a call that writes the handle to the address in its first argument."""
-        self._call(name, ctypes.byref(self._place), *map(_wide, arguments))
+        place = ctypes.c_void_p()
+        self.device.driver.direct(name, ctypes.byref(place), *arguments)
+        self.handle = place.value or 0
+        self.made = True
 
     def add(self, name: str, handle: int, *arguments: Any) -> None:
         """Make it as `make` does, with a call that takes the handle."""
-        self.handle = self._place.value = handle
-        self._call(name, self._place, *map(_wide, arguments))
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        driver = self.device.driver
-        driver.keep(self._found, name, (arguments,))
-        driver.check(name, self._found[0])
-        self.handle = self._place.value or 0
+        self.device.driver.direct(name, ctypes.c_void_p(handle), *arguments)
+        self.handle = handle
+        self.made = True
 
 
 class Room(Releases, Backend):

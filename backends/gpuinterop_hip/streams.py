@@ -11,7 +11,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from itertools import starmap
 from typing import Any, Final, TypeVar
 
 from gpuinterop.errors import InvalidArgumentError
@@ -36,7 +35,7 @@ class _Native(Made):
 
     def is_whole(self) -> bool:
         """Whether it can be reused: it has not failed, and does not have an open capture."""
-        if not self.made or self._left is not None:
+        if not self.made:
             return False
         # Its work is done, but the first query may only discover that, and report it the second time.
         return self.device.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
@@ -58,27 +57,28 @@ class Stream(Made):
     def __init__(self, gpu: Gpu, kept: Kept | None = None) -> None:
         super().__init__(gpu)
         self._kept: Kept = [] if kept is None else kept
-        self._native: Kept = []
+        self._native: tuple[int, _Native] | None = None
 
     def take(self, priority: int) -> None:
         """Take the oldest kept stream: the runtime spreads streams over its hardware queues in order of creation."""
         self._kept.sort(reverse=True)
         try:
-            self._native.extend(starmap(self._kept.pop, ((),)))
+            self._native = self._kept.pop()
         except IndexError:
-            self._native.append((next(_numbers), _Native(self.device)))
-            self._native[0][1].make("hipStreamCreateWithPriority", _NON_BLOCKING, priority)
-        self.know(self._native[0][1].handle)
+            native = _Native(self.device)
+            native.make("hipStreamCreateWithPriority", _NON_BLOCKING, priority)
+            self._native = next(_numbers), native
+        self.know(self._native[1].handle)
 
     def free(self) -> None:
-        """Keep its native for reuse, or destroy it, once."""
-        if not self._native:
+        """Keep its native for reuse, or destroy it."""
+        if (kept := self._native) is None:
             return
-        native = self._native[0][1]
-        if native.is_whole():
-            self._kept.extend(starmap(self._native.pop, ((),)))
+        if kept[1].is_whole():
+            self._kept.append(kept)
         else:
-            native.free()
+            kept[1].free()
+        self._native = None
 
     def know(self, pointer: int) -> None:
         self.pointer = pointer

@@ -53,7 +53,8 @@ class Allocations(AllocationBackend):
             meaning = f"{size} bytes are wanted, {available} are available"
             raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
         allocation = Allocation(size)
-        return allocation.make(lambda: allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size))))
+        allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
+        return allocation
 
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
         """Duplicate the descriptor."""
@@ -78,7 +79,8 @@ class Allocations(AllocationBackend):
     def map_allocation(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[Mapping, Address]:
         """``mmap``."""
         mapping = Mapping()
-        return mapping.make(lambda: mapping.map(allocation.fd, allocation.size)), mapping.data
+        mapping.map(allocation.fd, allocation.size)
+        return mapping, mapping.data
 
     def unmap_allocation(self, mapping: Mapping) -> None:
         """``munmap``."""

@@ -18,13 +18,10 @@ then the whole object is mapped once. Timelines and allocations must already be 
 from __future__ import annotations
 
 import ctypes
-import operator
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import starmap
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from gpuinterop import system, timeline
 from gpuinterop.backend import Address, Backend
@@ -121,11 +118,7 @@ def check_size(size: int, there: int, what: str) -> None:
 
 
 class Owned:
-    """Kernel objects, each with the call that releases it once, even across interrupts.
-
-    CPython runs signal handlers after a C call, at the entry of a function, and at a loop's backward jump. So C code
-    stores each object together with its release, and pops a release in the same step that calls it.
-    """
+    """Kernel objects, each with the call that releases it."""
 
     __slots__ = ("ends",)
 
@@ -133,22 +126,12 @@ class Owned:
         self.ends: list[tuple[Any, ...]] = []
         """C functions and their arguments; the latest is called first."""
 
-    def make(self, work: Callable[[], object]) -> Self:
-        """Have `work` add objects; release everything if it raises."""
-        try:
-            work()
-            return self
-        except BaseException:
-            self.release()
-            raise
-
     def release(self) -> None:
-        """Release everything; a repeated call goes on where an interrupt stopped it."""
-        told: list[int | None] = []
+        """Release everything, once."""
         while self.ends:
-            told.extend(starmap(operator.call, starmap(self.ends.pop, ((),))))
-        if -1 in told:
-            raise system.driver_error("munmap", ctypes.get_errno())
+            end, *arguments = self.ends.pop()
+            if end(*arguments) == -1:
+                raise system.driver_error("munmap", ctypes.get_errno())
 
 
 class Mapping(Owned):
@@ -186,12 +169,9 @@ class Memory(Backend):
         check_size(size, found.size - offset, "memory object")
         found.secure()
         memory = Mapping()
-
-        def work() -> None:
-            memory.map(fd, found.size, offset)
-            os.close(fd)
-
-        return memory.make(work)
+        memory.map(fd, found.size, offset)
+        os.close(fd)
+        return memory
 
     def map_buffer(self, memory: Mapping, *, size: int) -> tuple[Mapping, Address]:
         """Return the mapping: import has mapped the whole object."""

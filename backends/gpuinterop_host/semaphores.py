@@ -94,15 +94,8 @@ class Semaphore(memory.Owned, ABC):
 
     def export(self, kind: type[_FdHandle]) -> _FdHandle:
         """Make a new handle."""
-        made: list[_FdHandle] = []
-        try:
-            # Under `_use`: if another thread closed the number, it could soon be another file's.
-            self._use(lambda: made.append(kind.adopt_duplicate(self.fd)))
-            return made[0]
-        except BaseException:
-            for handle in made:
-                handle.close()
-            raise
+        # Under `_use`: if another thread closed the number, it could soon be another file's.
+        return self._use(kind.adopt_duplicate, self.fd)
 
     def abandon(self) -> None:
         """Make pending and later operations raise `ResourceClosedError`."""
@@ -128,8 +121,7 @@ class Semaphore(memory.Owned, ABC):
     def _use(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Call `work` with the page mapped: a user notes itself and then checks, a closer marks it and then checks.
 
-        Python makes no call between the note and the `try`, so an interrupt cannot strike there. It needs no lock,
-        which could be left held after a fork, or be held by a finalizer's own thread.
+        It needs no lock, which could be left held after a fork, or be held by a finalizer's own thread.
         """
         users, thread = self._users, threading.get_ident()
         users += (thread,)
@@ -371,22 +363,14 @@ def _make(
     fd: int | None = None,
 ) -> _Kind:
     """Make a semaphore on the descriptor and address from `pages`; an exception leaves only `fd` behind."""
-    kept: list[tuple[int, int]] = []
-    made: list[_Kind] = []
+    semaphore = kind(*pages())
     try:
-        kept.append(pages())
-        made.append(kind(*kept[0]))
-        count(made[0])
-        return made[0]
-    except BaseException:
-        for semaphore in made:
-            semaphore.ends[: fd is not None] = ()
-            semaphore._release()
-        for number, address in kept[len(made) :]:
-            system.unmap(address, system.PAGE)
-            if fd is None:
-                os.close(number)
+        count(semaphore)
+    except GpuInteropError:
+        semaphore.ends[: fd is not None] = ()
+        semaphore._release()
         raise
+    return semaphore
 
 
 def _wrong_size(size: int) -> str | None:

@@ -110,7 +110,7 @@ class Stream:
         if gone:
             raise ResourceClosedError(gone)
         unfinished, put, work = self._unfinished, self._queue.put, (function, arguments)
-        unfinished += _ONE  # no call between this and `put`, so an interrupt cannot strike there
+        unfinished += _ONE  # no call between this and `put`: work that is not there would never be finished
         put(work)
         if self._gone:  # since the check above: the worker may or may not have seen it before its end
             if self._ended:
@@ -240,13 +240,9 @@ class Streams(Backend):
     def create_stream(self, device: Device, *, high_priority: bool = False) -> Stream:
         """Start a worker thread (``pthread_create``)."""
         stream = Stream()
-        try:
-            stream.thread = system.start_thread(stream._run, stream._exit)
-            _live[stream.pointer] = stream
-            return stream
-        except BaseException:
-            stream.destroy()
-            raise
+        stream.thread = system.start_thread(stream._run, stream._exit)
+        _live[stream.pointer] = stream
+        return stream
 
     def adopt_stream(self, device: Device, pointer: int) -> AnyStream:
         """Find the stream that has this number."""

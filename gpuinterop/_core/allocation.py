@@ -102,14 +102,12 @@ class Allocation(Mappable):
                 "device", f"{device!r} has no access to {self.label}; expected one of {known}; name others in access=."
             )
         self._check_open()
-        found: list[Buffer] = []
-        while not found or found[0].closed:  # another thread may have closed it meanwhile
-            there = self._buffers.get(device)
-            fresh = there if there is not None and not there.closed else self._buffer(0, self._size, device)
+        found = self._buffers.get(device)
+        while found is None or found.closed:  # another thread may have closed it meanwhile
+            fresh = self._buffer(0, self._size, device)
             fresh._warns = False  # the allocation owns it
-            found.clear()
-            _choose(self, device, fresh, found)
-        return found[0]
+            found = _choose(self, device, fresh)
+        return found
 
     def export(self) -> AllocationHandle:
         """Return a new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
@@ -166,9 +164,9 @@ class Allocation(Mappable):
 
 
 @locked
-def _choose(allocation: Allocation, device: Device, fresh: Buffer, found: list[Buffer]) -> None:
+def _choose(allocation: Allocation, device: Device, fresh: Buffer) -> Buffer:
     """Keep one buffer per device: the first thread's."""
     known = allocation._buffers.get(device)
     if known is None or known.closed:
         known = allocation._buffers[device] = fresh
-    found.append(known)
+    return known

@@ -41,11 +41,11 @@ from ..handles import (
     types_here,
 )
 from .allocation import Allocation
-from .drain import drain, make_room, tidy, wait_for
+from .drain import drain, make_room, tell_struck, tidy, wait_for
 from .gate import Gate
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
-from .native import LIVE, RETIRED, alive, retire
+from .native import LIVE, RETIRED, alive
 from .native_stream import CapturedError, Streams
 from .ownership import check_size, lend
 from .resource import undo
@@ -694,16 +694,12 @@ class Device(Sole):
                 continue
             if not (wait_for(native, left) or native.stays):
                 raise ResourceBusyError(f"{native.label} is still in use after {timeout:g} s: {native.what_holds()}.")
+        tell_struck()
 
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _wrap(self, handle: Handle, keep: object) -> Stream:
-        found = self._streams.adopt(handle, keep)
-        try:
-            return Stream(self, *found)
-        except BaseException:  # an interrupt
-            retire(found[1])
-            raise
+        return Stream(self, *self._streams.adopt(handle, keep))
 
     def _consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
@@ -750,11 +746,7 @@ class Device(Sole):
     def _new_stream(self, *, high_priority: bool) -> Stream:
         device, backend = self._native, self._backend
         native = self._streams.create(lambda: backend.create_stream(device, high_priority=high_priority))
-        try:
-            return Stream(self, native, native)
-        except BaseException:  # an interrupt
-            retire(native)
-            raise
+        return Stream(self, native, native)
 
     @property
     def _driver(self) -> DriverSemaphores:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from .. import system
 from ..errors import ResourceBusyError, report, warn_leak
@@ -35,6 +34,8 @@ from .native import (
     leave,
     retire,
     retire_dropped,
+    strike,
+    struck,
     waiting_for_a_look,
 )  # fmt: skip
 from .native_stream import CapturedError, NativeStream, Point, pointed
@@ -46,7 +47,6 @@ BACKLOG: Final = 256
 """Points of a stream that may not be reached, above which a call that makes memory waits."""
 BACKLOG_S: Final = 0.1
 """Seconds for which it does: the stream may wait for what this library does not know."""
-_TWICE: Final = InterruptedError("it was interrupted twice")
 _exiting = False
 
 
@@ -179,9 +179,7 @@ def _release_ready(held_by: dict[Gate, str]) -> bool:
     try:
         _claim(claimed)
         ends: dict[NativeStream, Point | None] = {}  # one event a stream, however many wait for it
-        # Not `while`: CPython 3.13 skips the `finally` if an interrupt strikes at a loop's end.
-        for _ in claimed.copy():
-            native = claimed[0]
+        for native in claimed.copy():
             try:
                 moved |= _advance(native, ends, held_by)
             except Exception as error:  # a backend's mistake, which the draining caller did not cause
@@ -207,8 +205,6 @@ def _claim(claimed: list[Native]) -> None:
 
 @locked
 def _put_back(native: Native) -> None:
-    if native.state is RELEASING and native.releaser == threading.get_ident():
-        native.state = RETIRED
     if native.state is RETIRED:
         waiting_for_a_look[native] = None
 
@@ -294,42 +290,29 @@ def _release_at_gate(native: Native, gate: Gate, held_by: dict[Gate, str]) -> bo
 def _release(native: Native) -> bool:
     if not _begin(native):
         return False
-    problem: Exception | None = _TWICE  # until one of the calls below comes back
-    release = native.release
+    problem: BaseException | None = None
     try:
-        try:
-            if release is not None:
-                release(native.handle)
-            problem = None
-        except Exception as error:
-            problem = error
-        except BaseException:  # an interrupt may have come before the native call; release makes each call once
-            try:
-                if release is not None:
-                    release(native.handle)
-                problem = None
-            except Exception as error:
-                problem = error
+        if (release := native.release) is not None:
+            release(native.handle)
+    except BaseException as error:
+        problem = error
+        if not isinstance(error, Exception):
             raise
     finally:
-        try:
-            _end(native, problem)
-        except BaseException:  # an interrupt has come first
-            _end(native, problem)
-            raise
+        _end(native, problem)
     if problem is not None:
         _warn(native, problem)
     return True
 
 
-def _leak(native: Native, problem: Exception) -> None:
+def _leak(native: Native, problem: BaseException) -> None:
     """Leave it unreleased: whether its release is safe is unknown."""
     if _begin(native):
         _end(native, problem)
     _warn(native, problem)
 
 
-def _warn(native: Native, problem: Exception) -> None:
+def _warn(native: Native, problem: BaseException) -> None:
     warn_leak(f"releasing {native.label} failed: {problem}")
 
 
@@ -349,13 +332,12 @@ def _begin(native: Native) -> bool:
     if native.standing or native.calls.copy():
         waiting_for_a_look[native] = None
         return False
-    native.releaser = threading.get_ident()
     native.state = RELEASING
     return True
 
 
 @locked
-def _end(native: Native, problem: Exception | None) -> None:
+def _end(native: Native, problem: BaseException | None) -> None:
     native.uses = {}
     if native.callbacks or native.keep is not None:
         endings[native] = native.keep
@@ -364,9 +346,19 @@ def _end(native: Native, problem: Exception | None) -> None:
         leave(native)
         native.release = None
         native.state = RELEASED
-    else:  # its parents stay: the driver may still have it
+    elif isinstance(problem, Exception):  # its parents stay: the driver may still have it
         native.problem = str(problem)
         native.state = LEAKED
+    else:
+        strike(native, "released")
+
+
+def tell_struck() -> None:
+    """Warn in one line of what exceptions have left since the last time."""
+    if struck:
+        names = ", ".join(native.label for native in struck)
+        struck.clear()
+        warn_leak(f"{names}: an exception struck there; these stay until the exit, with what they stand on")
 
 
 def call_back() -> None:
@@ -379,61 +371,39 @@ def call_back() -> None:
         return
     calling_back += MARK
     try:
-        while endings:
-            _call_back()
+        _call_back_all()
     finally:
         del calling_back[-1]
 
 
+def _call_back_all() -> None:
+    while endings:
+        _call_back()
+
+
 def _call_back() -> None:
-    taken: list[Native] = []
-    kept: list[object] = []  # dropped at the end of this function
-    next_one: list[Callable[[], None]] = []  # of the first of them, and not begun
+    """Run the callbacks of one released native."""
+    marked: list[list[Any]] = []
     try:
-        _take(taken, kept)
-        for _ in taken.copy():  # as in `_release_ready`
-            native = taken[0]
-            for _ in native.callbacks.copy():
-                with suppress(IndexError):  # another thread has taken it
-                    next_one.extend(map(list.pop, (native.callbacks,), (0,)))  # C code: no interrupt loses it
-                    _shown(partial(_run, next_one))
-            _told(taken, next_one)
+        callbacks, _kept = _take(marked)
+        for callback in callbacks:
+            _shown(callback)
     finally:
-        try:
-            for _ in taken.copy():
-                _told(taken, next_one)
-        except BaseException:  # an interrupt
-            for _ in taken.copy():
-                _told(taken, next_one)
-            raise
-
-
-def _run(one: list[Callable[[], None]]) -> None:
-    callback = one[0]
-    del one[0]
-    callback()
+        for tellers in marked:
+            del tellers[-1]
 
 
 @locked
-def _take(taken: list[Native], kept: list[object]) -> None:
-    for native in list(endings):
-        native.tellers += (threading.get_ident(),)
-        taken += (native,)
-        kept += (endings.pop(native),)
-
-
-@locked
-def _told(taken: list[Native], next_one: list[Callable[[], None]]) -> None:
-    """Note that this thread runs no more callbacks of the first native; what an interrupt kept from beginning stays."""
-    native = taken[0]
-    mine = native.tellers.index(threading.get_ident())
-    rest = (*native.tellers[:mine], *native.tellers[mine + 1 :])
-    native.tellers = rest  # from here on no calls, which an interrupt could follow
-    native.callbacks[:0] = next_one
-    next_one[:] = ()
-    if native.callbacks:
-        endings.setdefault(native)
-    del taken[0]
+def _take(marked: list[list[Any]]) -> tuple[list[Callable[[], None]], object]:
+    """Take what a released native has to tell, and what it has kept, which the caller drops."""
+    if not endings:  # another thread was first
+        return [], None
+    native = next(iter(endings))
+    kept = endings.pop(native)
+    callbacks, native.callbacks = native.callbacks, []
+    marked += (native.tellers,)
+    native.tellers += MARK
+    return callbacks, kept
 
 
 @after_fork
@@ -453,3 +423,4 @@ def _drain_at_exit() -> None:
         return not any(native.state is RETIRED and native.behind and not native.stays for native in alive())
 
     system.until(is_over, system.left_of_exit(last=True))
+    tell_struck()

@@ -504,11 +504,7 @@ def capture(stream: Stream) -> Iterator[Graph]:
         graph.close()
         raise
     finally:
-        try:
-            graph._end()
-        except BaseException:  # an interrupt has come first
-            graph._end()
-            raise
+        graph._end()
 
 
 def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:

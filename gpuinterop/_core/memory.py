@@ -160,16 +160,14 @@ class Mappable(Sized):
 
     def _open(self) -> Mapping:
         fresh = self._new_mapping()
-        found: list[Mapping] = []
         making = fresh.calls  # marked while a thread maps it
         making += MARK
         try:
-            _claim_mapping(self, fresh, found)
-            if found[0] is fresh:
+            mapping = _claim_mapping(self, fresh)
+            if mapping is fresh:
                 fresh.create(lambda: self._map_into(fresh))
         finally:
             del making[-1]
-        mapping = found[0]
         if mapping is not fresh:
             system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
         return mapping
@@ -180,12 +178,12 @@ class Mappable(Sized):
 
 
 @locked
-def _claim_mapping(memory: Mappable, fresh: Mapping, found: list[Mapping]) -> None:
+def _claim_mapping(memory: Mappable, fresh: Mapping) -> Mapping:
     """Find the existing mapping; else take the fresh one, which the caller then maps."""
     known = memory._mapping
     if known is None or known.state is RELEASED or (known.state is BORN and not known.calls.copy()):
         known = memory._mapping = fresh
-    found.append(known)
+    return known
 
 
 class Hold:

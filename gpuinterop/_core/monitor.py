@@ -1,8 +1,8 @@
 """The monitor: the one lock of the process under which objects change their state; and the queue of finalizers.
 
-No native call, wait, callback or I/O happens under it. CPython runs signal handlers after calls, at the entry of
-functions and at backward jumps; an exception of a handler ends the function there. So two writes that belong together
-have no call between them, and each iteration of a loop leaves a valid state.
+No native call, wait, callback or I/O happens under it. An exception of a signal handler may end a function under it
+anywhere. What it leaves may keep an object for good, and must not release one early: so the first of two writes is the
+one that keeps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
+from .. import system
 from ..errors import ResourceBusyError
 
 if TYPE_CHECKING:
@@ -34,25 +35,18 @@ lingering: deque[object] = deque(maxlen=64)
 
 
 def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
-    """Run a function under the monitor. An interrupt right after it can lose its return value."""
+    """Run a function under the monitor."""
 
     @functools.wraps(transition)
     def entered(*arguments: *Ts) -> T:
-        try:  # not `with`: an interrupt can then leak the lock on CPython 3.14 (cpython #148874)
-            _lock.acquire()
-            return transition(*arguments)
-        finally:
-            try:  # noqa: SIM105 - a call in between could be interrupted
-                _lock.release()
-            except RuntimeError:  # the interrupt came before the lock
-                pass
+        return system.under(_lock, transition, *arguments)
 
     return entered
 
 
 def interrupted() -> bool:
     """Whether this is a signal handler or a finalizer that struck inside a transition of this thread."""
-    return _lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+    return system.holds(_lock)
 
 
 def refuse_reentry() -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
+from .. import system
 from .._arguments import NotAnArray, check_int, check_nbytes, check_type
 from ..backend import MulticastBackend
 from ..capabilities import Cell, Operation, Scope
@@ -299,7 +300,7 @@ class MulticastObject(Sized):
         group = _Group("MulticastObject", backend.release_allocation, device=device._streams)
         super().__init__(group, device=device, size=size)
         self._members: tuple[Device, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
         self._seals: list[Any] = Marks()
         self._bound: dict[_Range, Native] = {}  # kept until the driver has unbound them
@@ -369,20 +370,22 @@ class MulticastObject(Sized):
         self._check_open()
         check_devices((device,), "device", self._backend)
         device.capabilities.require(*self._needs)
-        with self._lock:
-            if device in self._members:
-                raise InvalidArgumentError("device", f"{device!r} was added already.")
-            if self.complete:
-                raise InvalidArgumentError(
-                    "device", f"all {self._device_count} devices of the team were added already: {self._added()}."
-                )
-            if self._seals:
-                raise InvalidArgumentError(
-                    "device", "add devices before anything is bound or mapped; make a new multicast object."
-                )
-            native = device._native
-            self._lifetime.use(lambda group: self._backend.add_device(group, native))
-            self._members = (*self._members, device)
+        system.under(self._lock, self._add_device, device)
+
+    def _add_device(self, device: Device) -> None:
+        if device in self._members:
+            raise InvalidArgumentError("device", f"{device!r} was added already.")
+        if self.complete:
+            raise InvalidArgumentError(
+                "device", f"all {self._device_count} devices of the team were added already: {self._added()}."
+            )
+        if self._seals:
+            raise InvalidArgumentError(
+                "device", "add devices before anything is bound or mapped; make a new multicast object."
+            )
+        native = device._native
+        self._lifetime.use(lambda group: self._backend.add_device(group, native))
+        self._members = (*self._members, device)
 
     def bind_memory(
         self,
@@ -742,8 +745,7 @@ class MulticastObject(Sized):
         seals = self._seals
         seals += MARK
         try:
-            with self._lock:  # after a device that is being added
-                pass
+            system.under(self._lock, lambda: None)  # after a device that is being added
             # Without the lock: while the driver blocks, another thread may make the call that it waits for.
             return make()
         except BaseException:
@@ -752,9 +754,7 @@ class MulticastObject(Sized):
 
     def _reserve(self, binding: MulticastBinding) -> None:
         wanted = binding._bound
-        taken: dict[_Range, Native] = {}
-        _reserve(self, binding, taken)
-        for range_, there in taken.items():
+        for range_, there in _reserve(self, binding).items():
             if there.state in (BORN, LIVE):
                 raise InvalidArgumentError("offset", f"{wanted} overlaps the binding of {range_}; unbind that first.")
             if there.state is LEAKED:
@@ -772,16 +772,17 @@ class MulticastObject(Sized):
 
 
 @locked
-def _reserve(multicast: MulticastObject, binding: MulticastBinding, taken: dict[_Range, Native]) -> None:
+def _reserve(multicast: MulticastObject, binding: MulticastBinding) -> dict[_Range, Native]:
     for there, native in list(multicast._bound.items()):
         if native.state is RELEASED or (native.state is BORN and not native.calls.copy()):
             del multicast._bound[there]
         if there not in multicast._bound or native.state not in (BORN, LIVE):
             multicast._bindings.pop(native, None)  # closing the memory may have closed it already
-    taken.update(multicast._overlapping(binding._bound))
+    taken = multicast._overlapping(binding._bound)
     if not taken:
         multicast._bound[binding._bound] = binding._lifetime
         multicast._bindings[binding._lifetime] = binding
+    return taken
 
 
 class MulticastBinding(Sized):
@@ -887,7 +888,7 @@ class MulticastMapping(Resource, NotAnArray):
         natives = [device._native for device in devices]
 
         def map_it() -> Any:
-            native, mapping.address = backend.map_allocation(group.handle, natives)  # no call in which to lose it
+            native, mapping.address = backend.map_allocation(group.handle, natives)
             return native
 
         mapping.create(map_it)

@@ -8,7 +8,8 @@ Invariants of this module and of those that stand on it (`native_stream`, `gate`
 4. A pipeline that is never idle still releases.
 5. Work is ordered behind all earlier work on the same bytes.
 6. A native call that fails in a drain is reported; the drain does not raise it, and it does not mask other errors.
-7. After an exception at any point, no lock is held, no mark is left, and no created object is lost.
+7. After an exception at any point, no lock is held and no mark is left. At most the object that was being made or
+   released, and what it stands on, stays until the exit.
 8. Objects made before a fork are dead in the child.
 9. The exit takes two seconds in all; from then on finalizers do nothing.
 
@@ -23,8 +24,8 @@ A call takes no lock. It marks every native that it uses, then looks at their st
         del calls[-1]
 
 `retire` changes the state, and a drain looks at the marks later: it sees a call that marked before that look, and a
-call that marks after it sees the new state. Python makes no call between ``+=`` and ``try``, so an interrupt cannot
-strike there.
+call that marks after it sees the new state. Python makes no call between ``+=`` and ``try``, so no exception strikes
+there.
 
 An exported array marks its mapping in the same way for as long as it lives (`memory.Hold`). Its end takes the mark off,
 then looks at the state: if a drain still saw the mark, the mapping was closed by then, and the array's end queues it.
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from .._arguments import Sole
 from ..backend import left_to_core
-from ..errors import ResourceClosedError
+from ..errors import GpuInteropError, ResourceClosedError
 from .monitor import after_fork, dropped, locked
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ waiting_for_a_look: dict[Native, None] = {}
 """Retired natives that may be ready for release."""
 endings: dict[Native, object] = {}
 """Released natives whose callbacks the next drain runs, outside the monitor; and what each has kept, which it drops."""
+struck: list[Native] = []
+"""Natives that an exception struck while they were made or released; nothing tells how far the driver got."""
 
 
 class Native(Sole):
@@ -95,7 +98,7 @@ class Native(Sole):
     noun : str
         Name in messages.
     release : callable, optional
-        Called with the handle. After an interrupt it is called again; it makes each native call once.
+        Called with the handle, once.
     parents : sequence of Native
         Natives that it stands on; they are released later.
     how : Standing
@@ -110,7 +113,7 @@ class Native(Sole):
 
     __slots__ = (
         "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "label",
-        "parents", "problem", "release", "releaser", "standing", "state", "tellers", "untracked", "uses",
+        "parents", "problem", "release", "standing", "state", "tellers", "untracked", "uses",
     )  # fmt: skip
 
     arrays: list[Any] = Marks()
@@ -153,49 +156,30 @@ class Native(Sole):
         self.callbacks: list[Callable[[], None]] = []
         self.problem = ""
         """Error of its failed release."""
-        self.tellers: tuple[int, ...] = ()
-        """Threads that run the callbacks."""
-        self.releaser: int | None = None
-        """Thread that releases it."""
+        self.tellers: list[Any] = Marks()
+        """One mark for each thread that runs the callbacks."""
 
     def create(self, call: Callable[[], Any]) -> Any:
         """Make it with a native call, outside the monitor. Return the call's result, which becomes the handle.
 
         Raises what `call` raises, and `ResourceClosedError` if one of its parents was closed meanwhile.
         """
-        made: list[Any] = []
-        whole = False
+        _begin(self)
         try:
-            _begin(self)
-            made.extend(map(operator.call, (call,)))  # C code stores the result: an interrupt cannot lose it
-            whole = True
+            made = call()
+            _came_up(self, made)
         except BaseException as error:
-            if (release := left_to_core(error)) is not None:  # it is made after all, and released as what is closed
-                made.append(release)
-                self.release = operator.call
+            _failed(self, error)
             raise
-        finally:
-            try:
-                _came_up(self, made, whole)
-            except BaseException:  # an interrupt came first: the caller does not get it
-                _came_up(self, made, False)
-                raise
         if self.state is not LIVE:
-            self._refuse_made()
-        return self.handle
+            for parent in self.parents:
+                parent.check()
+            self.check()
+        return made
 
     def open(self) -> None:
-        """Open a native that needs no native call; otherwise as `create`."""
-        try:
-            _open(self)
-        except BaseException:
-            _came_up(self, [], False)
-            raise
-
-    def _refuse_made(self) -> None:
-        for parent in self.parents:
-            parent.check()
-        self.check()
+        """Open a native that needs no native call."""
+        _open(self)
 
     @property
     def is_bare(self) -> bool:
@@ -270,6 +254,8 @@ class Native(Sole):
         for one, how in self.standing.copy().items():
             if one.state is LEAKED:
                 return f"{one.label} is {one.state.value}: {one.problem}"
+            if one.state is BORN:
+                return f"{one.label} is {one.state.value}"
             if one.state is RETIRED:
                 return f"{one.label} is still in use ({one.what_holds()})"
             if one.state is RELEASING:
@@ -313,21 +299,36 @@ def _open(native: Native) -> None:
 
 
 @locked
-def _came_up(native: Native, made: list[Any], whole: bool) -> None:
-    if native.state is BORN:  # else it is the parent process's, or an interrupt struck after the first time
-        if made:
-            native.handle = made[0]
+def _came_up(native: Native, made: Any) -> None:
+    if native.state is BORN:  # else it is the parent process's
+        native.handle = made
+        native.state = LIVE
+    closed = any(parent.state is not LIVE for parent in native.parents)
+    if closed and not native.noted_of_closed:
+        _retire(native, None)
+
+
+@locked
+def _failed(native: Native, error: BaseException) -> None:
+    """End a native that the caller does not get."""
+    if native.state is BORN:
+        if (release := left_to_core(error)) is not None:  # it is made after all, and released as what is closed
+            native.handle, native.release = release, operator.call
             native.state = LIVE
-        else:  # nothing to wait for or to release
+        elif isinstance(error, GpuInteropError):  # the driver has said that it made nothing
             native.release = native.gate = None
             native.behind = []
-            waiting_for_a_look[native] = None
-            native.state = RETIRED
-    closed = False
-    for parent in native.parents:
-        closed |= parent.state is not LIVE and not native.noted_of_closed
-    if closed or not whole:  # an interrupt struck behind the call: the caller does not get it
-        retire(native)
+            native.state = LIVE
+        else:
+            strike(native, "made")
+    _retire(native, None)
+
+
+def strike(native: Native, what: str) -> None:
+    """Give up a native that an exception struck while it was made or released. Called under the monitor."""
+    native.problem = f"an exception struck while it was {what}"
+    struck.append(native)
+    native.state = LEAKED  # its parents stay: the driver may have it
 
 
 @locked
@@ -383,10 +384,10 @@ def revive(native: Native) -> bool:
 def retire_dropped() -> None:
     """Retire the natives that finalizers queued, and look again at those that are: their last array may be gone."""
     while dropped:
-        _retire(dropped[0], None)
-        if dropped[0].state is RETIRED:
-            waiting_for_a_look[dropped[0]] = None
-        del dropped[0]  # last: an interrupt may come in between
+        native = dropped.popleft()
+        _retire(native, None)
+        if native.state is RETIRED:
+            waiting_for_a_look[native] = None
 
 
 def leave(native: Native) -> None:
@@ -436,5 +437,5 @@ def alive() -> list[Native]:
 def _forked() -> None:
     for native in _alive:
         native.state = DEAD
-    for shared in (_alive, waiting_for_a_look, endings):
+    for shared in (_alive, waiting_for_a_look, endings, struck):
         shared.clear()

@@ -404,8 +404,7 @@ class NativeStream(Native):
         try:
             if self.is_capturing():
                 raise CapturedError(self)
-            answer: T = self.ask(call, gone)  # no `cast`: an interrupt at its entry would lose what was made
-            return answer
+            return cast(T, self.ask(call, gone))
         finally:
             del calls[-1]
 
@@ -434,26 +433,18 @@ class NativeStream(Native):
         """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
         if self.elsewhere:
             return None if (last := self.last_point()) is None else last.ask(use, None)
-        made: list[Handle] = []
         calls = self.calls
         calls += MARK
         try:
             if not self.may_be_asked:
                 return None
-            made.extend(map(self.backend.record, (self.handle,)))
-            return use(made[0])
-        finally:
+            event = self.backend.record(self.handle)
             try:
-                for event in made:
-                    self.backend.destroy_event(event)
-            except Exception:
-                raise
-            except BaseException:  # an interrupt may have come before the native call; each call is made once
-                for event in made:
-                    self.backend.destroy_event(event)
-                raise
+                return use(event)
             finally:
-                del calls[-1]
+                self.backend.destroy_event(event)
+        finally:
+            del calls[-1]
 
     def synchronize(self, timeout: float | None) -> bool:
         """Block until it has finished its work; False if `timeout` seconds passed. Raises its failure."""
@@ -496,11 +487,7 @@ class NativeStream(Native):
             raise
         except GpuInteropError:
             return None
-        try:
-            _came_behind(point)
-        except BaseException:  # an interrupt came first
-            _came_behind(point)
-            raise
+        _came_behind(point)
         return point
 
     def last_point(self) -> Point | None:
@@ -563,11 +550,7 @@ class NativeStream(Native):
 
     def tell_failure(self) -> GpuInteropError | None:
         """Return why it has failed, for the caller to raise."""
-        if self.failure is None:
-            return None
-        told: list[GpuInteropError | None] = []
-        _tell(self, told)
-        return told[0]
+        return None if self.failure is None else _tell(self)
 
     def is_void(self, number: int) -> bool:
         """Whether work enqueued at `number` ran behind a failed wait."""
@@ -575,10 +558,10 @@ class NativeStream(Native):
 
 
 @locked
-def _tell(stream: NativeStream, told: list[GpuInteropError | None]) -> None:
+def _tell(stream: NativeStream) -> GpuInteropError | None:
     """Note that the caller will raise the failure: in one step, for a new wrapper forgets a failure that was told."""
-    told.append(stream.failure)
     stream.told = stream.failure is not None
+    return stream.failure
 
 
 @locked
@@ -633,11 +616,7 @@ class Streams:
     def adopt(self, handle: Handle, keep: object) -> tuple[NativeStream, Native]:
         """Return the native of another library's stream, and a wrapper that keeps it open."""
         wrapper = Native("Stream", keep=keep)
-        try:
-            return self._find(handle, wrapper), wrapper
-        except BaseException:  # an interrupt
-            retire(wrapper)
-            raise
+        return self._find(handle, wrapper), wrapper
 
     def of_this_thread(self, handle: Handle) -> NativeStream:
         """The calling thread's own default stream."""
@@ -650,9 +629,7 @@ class Streams:
         key: Hashable = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
         if key not in self.table and thread is None and self.backend.is_capturing(handle):  # and cannot be asked
             key = next((known.key for known in self.known() if known.pointer == pointer), key)
-        found: list[NativeStream] = []
-        _intern(self, key, pointer, handle, wrapper, thread, found)
-        return found[0]
+        return _intern(self, key, pointer, handle, wrapper, thread)
 
 
 @locked
@@ -664,9 +641,8 @@ def _name(stream: NativeStream, key: Hashable, pointer: int) -> None:
 
 @locked
 def _intern(
-    device: Streams, key: Hashable, pointer: int, handle: Handle, wrapper: Native | None, thread: _Me | None,
-    found: list[NativeStream],
-) -> None:  # fmt: skip
+    device: Streams, key: Hashable, pointer: int, handle: Handle, wrapper: Native | None, thread: _Me | None
+) -> NativeStream:
     stream = device.table.get(key)
     if stream is not None and stream.owned and stream.state in (RETIRED, RELEASING):
         stream.check()
@@ -693,13 +669,13 @@ def _intern(
         stream.told = False
         stream.note_odd()
     if wrapper is not None:
-        revive(wrapper)  # first: an interrupt inside leaves the stream unchanged
+        revive(wrapper)
         if not stream.owned:
             stream.keep = wrapper.keep
         wrapper.uses[stream] = None  # the owner is kept until the stream's work is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD
-    found.append(stream)
+    return stream
 
 
 def _forget(device: Streams) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import system
-from ..errors import HandleError, InvalidArgumentError, LeakedResourceWarning
+from ..errors import GpuInteropError, HandleError, InvalidArgumentError, LeakedResourceWarning
 from ..handles import FdHandle, Handle, _State
 from .monitor import after_fork
 
@@ -52,8 +52,8 @@ _DUPLICATE_BASES = (4096, 900, 0)
 def lend(handle: H, call: Callable[[H], T], *, user: str, native: Native | None = None) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
-    An interrupt after the end of `call` loses this function's result, and the handle is consumed all the same. So
-    `call` must itself store what must not be lost.
+    Where it raises what is not an error of this library, nothing tells whether the driver has the duplicate: that stays
+    open.
 
     Parameters
     ----------
@@ -70,70 +70,44 @@ def lend(handle: H, call: Callable[[H], T], *, user: str, native: Native | None 
     if not isinstance(handle, FdHandle):
         handle._check_open()
         return call(handle)
-    done: list[T] = []
     try:
-        _lend(handle, call, user, native, done)
+        return system.under(_import_lock, _lend, handle, call, user, native)
     finally:
-        try:
-            handle._settle()
-        except BaseException:
-            handle._settle()
-            raise
-    return done[0]
+        handle._settle()
 
 
-def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, native: Native | None, done: list[T]) -> None:
-    # An interrupt strikes between two steps of Python code; it cannot lose what C code has put into a list.
-    lock = _import_lock
-    held: list[bool] = []
-    lent: list[int] = []
+def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, native: Native | None) -> T:
     calls, mark = handle._calls, (threading.get_ident(),)
-
-    def settle() -> None:
-        if done:
-            handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
-        elif lent and (native is None or native.handle is None):
-            _take_back(handle._fd, lent)
-
+    calls += mark
     try:
-        held.extend(map(lock.acquire, (True,)))
-        calls += mark
+        lent = _duplicate(handle.fd)
         try:
-            _duplicate(handle.fd, lent)
-            done.extend(map(call, (handle._lent(lent[0]),)))
-        finally:
-            try:
-                settle()
-            except BaseException:  # the interrupt struck inside
-                settle()
-                raise
-            finally:
-                calls.remove(mark[0])
+            result = call(handle._lent(lent))
+        except GpuInteropError:
+            if native is None or native.handle is None:
+                _take_back(handle._fd, lent)
+            raise
+        handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
+        return result
     finally:
-        if held:
-            lock.release()
+        calls.remove(mark[0])
 
 
-def _duplicate(fd: int, lent: list[int]) -> None:
+def _duplicate(fd: int) -> int:
     for base in _DUPLICATE_BASES:
         try:
-            lent.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (base,)))
-            return
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
         except OSError as error:
-            if base == 0:
-                raise HandleError(f"fd: {fd} cannot be duplicated ({error.strerror}).") from error
+            failure = error
+    raise HandleError(f"fd: {fd} cannot be duplicated ({failure.strerror}).") from failure
 
 
-def _take_back(original: int, lent: list[int]) -> None:
+def _take_back(original: int, duplicate: int) -> None:
     """Close the duplicate of a failed import if it is certainly still ours."""
-    duplicate = lent[0]
     same = same_open_file(original, duplicate)
     if same:
-        closed: list[object] = []
-        closed.extend(map(system.closer(duplicate), map(list.pop, (lent,))))
-        return
-    lent.clear()
-    if same is None:
+        system.close(duplicate)
+    elif same is None:
         warnings.warn(
             f"fd {duplicate}, lent to a driver whose import failed, is left open: this system cannot tell whether the "
             "driver closed it",

@@ -13,13 +13,12 @@ import mmap
 import operator
 import os
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
 from ..capabilities import Capability, Cell, Operation, Scope
-from ..errors import HandleError, InvalidArgumentError
+from ..errors import GpuInteropError, HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
 from .native import Native, retire
 from .native_stream import NativeStream, Wait
@@ -27,7 +26,7 @@ from .ownership import lend
 from .semaphore import ExternalSemaphore, SemaphoreCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..backend import Address, Native as Handle
     from .device import Device
@@ -85,10 +84,10 @@ class PinnedWords:
         self._backend = stream_words(device)
         self._memory = mmap.mmap(-1, system.PAGE)
         self._words = [ctypes.c_uint64.from_buffer(self._memory, index * _STRIDE) for index in range(self.COUNT)]
-        _pinned[self] = None  # first: if an interrupt strikes, the page stays mapped for the driver
+        _pinned[self] = None  # first: if an exception strikes, the page stays mapped for the driver
         try:
             self._pin, self._address = self._backend.pin(device._native, ctypes.addressof(self._words[0]), system.PAGE)
-        except BaseException as error:
+        except GpuInteropError as error:
             _give_back(error, self._unmap)
             raise
 
@@ -132,17 +131,15 @@ _pinned: Final[dict[PinnedWords, None]] = {}
 """Includes pages that could not be unpinned: an unmapped but registered page would block later use of its address."""
 
 
-def _give_back(error: BaseException, *calls: Callable[[], object], lent: Callable[[], object] | None = None) -> None:
-    """Make the calls that give back a page which could not be pinned; if it was pinned, behind the core's unpin.
+def _give_back(error: GpuInteropError, call: Callable[[], object], lent: Callable[[], object] = lambda: None) -> None:
+    """Make the call that gives back a page which could not be pinned; if it was pinned, behind the core's unpin.
 
     `lent` closes a descriptor that is then the semaphore's (`ownership.lend`).
     """
     if (unpin := left_to_core(error)) is None:
-        for call in calls:
-            call()
+        call()
     else:
-        once = filter(None, (unpin, *calls, lent))  # repeated after an interrupt, it makes each call once
-        leave_to_core(error, lambda: deque(map(operator.call, once), 0))
+        leave_to_core(error, lambda: (unpin(), call(), lent()))
 
 
 class _Page(Protocol):
@@ -163,19 +160,14 @@ class Spare(Generic[P]):
 
     def take(self, make: Callable[[], P]) -> P:
         """Return a page that stands at 0."""
-        taken: list[P] = []
         try:
-            taken.extend(map(operator.call, (self._pages.pop,)))
-            return taken[0].anew()
+            return self._pages.pop().anew()
         except IndexError:
             return make()
-        except BaseException:
-            self._pages += taken
-            raise
 
-    def give(self, page: Iterator[P]) -> None:
-        """Keep the page that `page` yields. An iterator, so that a call repeated after an interrupt keeps it once."""
-        self._pages.extend(page)
+    def give(self, page: P) -> None:
+        """Keep a page."""
+        self._pages.append(page)
         if len(self._pages) > SPARE:
             gate = self._device._gate if self._device._backend.releases_block else None
             device = self._device._streams
@@ -195,7 +187,7 @@ def spare_words(device: Device) -> Spare[PinnedWords]:
 class _Own:
     """One of our own timelines as one device uses it."""
 
-    __slots__ = ("_backend", "exported", "fd", "fds", "once", "page", "pages", "pin", "word")
+    __slots__ = ("_backend", "exported", "fd", "page", "pin", "word")
 
     def __init__(
         self, backend: StreamMemoryBackend, fd: int, page: timeline.Page, pin: Handle, word: Address, *, exported: bool
@@ -207,12 +199,6 @@ class _Own:
         self.word = word
         self.exported = exported
         """Whether other processes or devices may have it."""
-        # Each iterator yields once, so that a call repeated after an interrupt does each step once.
-        self.once: Iterator[_Own] = iter(
-            [None, self].pop, None
-        )  # not a tuple's, which keeps it without the GIL: a cycle
-        self.pages = iter((page.address,))
-        self.fds = iter((fd,))
 
     @property
     def label(self) -> str:
@@ -232,9 +218,8 @@ class _Own:
         """Unpin and unmap the page. If unpinning fails the page stays: the device may still use it."""
         self._backend.unpin(self.pin)
         self.page.close()
-        system.unmap_each(self.pages, system.PAGE)
-        for fd in self.fds:
-            os.close(fd)
+        system.unmap(self.page.address, system.PAGE)
+        os.close(self.fd)
 
 
 class WordCalls(SemaphoreCalls):
@@ -283,19 +268,23 @@ class OwnTimelines(WordCalls):
 
     def _new(self) -> _Own:
         fd, address = timeline.create()
+
+        def end() -> None:
+            system.unmap(address, system.PAGE)
+            os.close(fd)
+
         try:
             return self._take(fd, address, exported=False)
-        except BaseException as error:
-            _give_back(error, functools.partial(system.unmap, address, system.PAGE), functools.partial(os.close, fd))
+        except GpuInteropError as error:
+            _give_back(error, end)
             raise
 
     def _map(self, fd: int) -> _Own:
         address = system.map_shared(fd, system.PAGE)
         try:
             return self._take(fd, address, exported=True)
-        except BaseException as error:
-            unmap = functools.partial(system.unmap, address, system.PAGE)
-            _give_back(error, unmap, lent=functools.partial(os.close, fd))
+        except GpuInteropError as error:
+            _give_back(error, lambda: system.unmap(address, system.PAGE), lent=lambda: os.close(fd))
             raise
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
@@ -305,12 +294,8 @@ class OwnTimelines(WordCalls):
                 f"handle: {page.label} stands at {page.value}, but streams compare values below 2**63; make a new one."
             )
         pin, there = self._backend.pin(self._device._native, address, system.PAGE)
-        try:
-            page.give_to_device()
-            return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=exported)
-        except BaseException as error:  # an interrupt
-            leave_to_core(error, functools.partial(self._backend.unpin, pin))
-            raise
+        page.give_to_device()
+        return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=exported)
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
@@ -336,7 +321,7 @@ class OwnTimelines(WordCalls):
         if handle.exported:
             handle.close()
         else:
-            self._spare.give(handle.once)
+            self._spare.give(handle)
 
     def export(self, handle: _Own) -> TimelineFd:
         handle.exported = True

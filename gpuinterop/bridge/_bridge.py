@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
@@ -22,6 +22,7 @@ from .._core.stream_memory import WordCalls, spare_words, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
+    GpuInteropError,
     HandleError,
     InvalidArgumentError,
     ResourceBusyError,
@@ -327,12 +328,10 @@ class Bridge(Resource):
         # The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it.
         with cast(FdHandle, handle).duplicate() as duplicate:
             endpoint = _ENDPOINTS[type(duplicate)][0](duplicate)
-        once = iter((endpoint.close,))
         try:
-            semaphore = self._bridge(endpoint, peer, once)
-        except BaseException:
-            for close in once:
-                close()
+            semaphore = self._bridge(endpoint, peer)
+        except GpuInteropError:  # of any other exception it is not known whether the bridge has it
+            endpoint.close()
             raise
         try:  # consumed last; another thread may have consumed it meanwhile
             lend(cast(FdHandle, handle), lambda lent: os.close(lent.fd), user=f"a bridge of {self._device.backend}")
@@ -384,20 +383,18 @@ class Bridge(Resource):
         if not isinstance(label, str):
             raise InvalidArgumentError("endpoint", f"expected a str as label, for messages, got {label!r}.")
         self._check_open()
-        return self._bridge(endpoint, peer, iter((endpoint.close,)))
+        return self._bridge(endpoint, peer)
 
-    def _bridge(
-        self, endpoint: Endpoint, peer: int | None, once: Iterator[Callable[[], None]]
-    ) -> BridgedSemaphore[Any]:
-        """Bridge it; the semaphore closes the endpoint with `once`. After an error the caller still owns it."""
+    def _bridge(self, endpoint: Endpoint, peer: int | None) -> BridgedSemaphore[Any]:
+        """Bridge it; the semaphore then closes the endpoint. After an error the caller still owns it."""
         self._watcher.check()
         semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint)
         semaphore._create(lambda: self._new_lane(endpoint, peer))
         try:
             endpoint._bridged(semaphore)
-            cast(Lane, semaphore._native).adopt(once)
             with contextlib.suppress(AttributeError):  # it may be a property
                 endpoint.label = semaphore.label
+            cast(Lane, semaphore._native).adopt()
         except BaseException:
             semaphore.close()
             raise

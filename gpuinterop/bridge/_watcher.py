@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import operator
 import os
 import queue
 import select
@@ -21,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .. import system
@@ -107,17 +106,6 @@ class _Out:
         return list(itertools.takewhile(lambda pending: pending.number <= stored, self.pending.copy()))
 
 
-def _with(lock: threading.RLock, call: Callable[[bool], T], limit: float = -1) -> T:
-    """Run `call` with the lock, or without it after `limit` seconds, and tell it which. An interrupt releases it."""
-    try:  # as in `monitor.locked`
-        return call(lock.acquire(timeout=limit))
-    finally:
-        try:  # noqa: SIM105
-            lock.release()
-        except RuntimeError:
-            pass
-
-
 class Lane:
     """One bridged semaphore: its words, its endpoint, and its pending waits and signals.
 
@@ -149,33 +137,29 @@ class Lane:
         self._peer_number = peer
         self._peer_checked = 0.0
         self._spare = spare
-        # Iterators, so that `end` releases each once, even if it is repeated after an interrupt.
-        self._made: list[PinnedWords] = []
-        self._peers: list[int] = []
-        self._words_once, self._peers_once = iter(self._made), iter(self._peers)
-        self._endpoint_once: Iterator[Callable[[], None]] = iter(())
-
-    @property
-    def words(self) -> PinnedWords:
-        return self._made[0]
+        self._peer: int | None = None
+        self._adopted = False
+        """Whether `end` closes the endpoint."""
+        self._opened = False
 
     def open(self, device: Device) -> None:
         """Allocate its words and its peer's pidfd, which `end` releases."""
         if self._peer_number is not None:
-            self._peers.extend(map(open_peer, (self._peer_number,)))
-        self._made.extend(map(self._spare.take, (functools.partial(PinnedWords, device),)))
+            self._peer = open_peer(self._peer_number)
+        self.words = self._spare.take(functools.partial(PinnedWords, device))
+        self._opened = True
         self.watcher.add(self)
 
     # -- the application's threads -------------------------------------------------------------------------------
 
-    def adopt(self, once: Iterator[Callable[[], None]]) -> None:
-        """Let `end` close the endpoint with `once`. Raises if `end` was called: the caller then still owns it."""
-        _with(self.lock, functools.partial(self._adopt, once))
+    def adopt(self) -> None:
+        """Let `end` close the endpoint. Raises if `end` was called: the caller then still owns it."""
+        system.under(self.lock, self._adopt)
 
-    def _adopt(self, once: Iterator[Callable[[], None]], held: bool) -> None:
+    def _adopt(self) -> None:
         if self.closed:
             raise ResourceClosedError("the bridge was closed meanwhile; make a new one.")
-        self._endpoint_once = once
+        self._adopted = True
 
     def wait(self, stream: NativeStream, value: int, wait: Wait) -> None:
         """Enqueue a wait."""
@@ -184,7 +168,7 @@ class Lane:
         self.watcher.poke()
         try:
             self.words.wait(stream, 0, pending.value)
-        except Exception:  # not Ctrl-C, which may strike after the call
+        except GpuInteropError:  # not Ctrl-C, which may strike after the call
             try:
                 self._waits.remove(pending)
             except ValueError:  # the watcher has taken a signal for it
@@ -213,12 +197,12 @@ class Lane:
     def signal(self, stream: NativeStream, value: int) -> None:
         """Enqueue a signal."""
         self._check()
-        _with(self._enqueuing, functools.partial(self._signal, stream, value))
+        system.under(self._enqueuing, self._signal, stream, value)
         self.watcher.poke()
         if self.failed:  # since the check above
-            _with(self.lock, self._drop_signals, _LOCK_LIMIT_S)
+            system.under(self.lock, self._drop_signals, limit=_LOCK_LIMIT_S)
 
-    def _signal(self, stream: NativeStream, value: int, held: bool) -> None:
+    def _signal(self, stream: NativeStream, value: int) -> None:
         """Enqueue the next count of the stream's word, in the order in which the stream writes it."""
         out = self._out(stream)
         out.written += 1  # in this order: Ctrl-C in between only skips a number
@@ -229,7 +213,7 @@ class Lane:
         self.watcher.poke()  # Ctrl-C may strike after the call
         try:
             self.words.write(stream, out.index, out.written)
-        except Exception:
+        except GpuInteropError:
             out.written -= 1
             with contextlib.suppress(ValueError):  # the lane has failed, and dropped it
                 out.pending.remove(pending)
@@ -245,26 +229,29 @@ class Lane:
             left = deadline - time.monotonic()
             # The watcher may be stuck in a poll. Otherwise wait for its poll: a timeout of 0 must still see a signal.
             limit = max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))
-            if _with(self.lock, lambda held: held and self._take(value), limit):
+            if system.under(self.lock, self._look_for, value, limit=limit):
                 return True
             if gone:
                 raise self._peer_died()
             now = time.monotonic()
-            if self._peers and now - checked >= _PEER_CHECK_S:
+            if self._peer is not None and now - checked >= _PEER_CHECK_S:
                 checked = now
-                if gone := ended(self._peers[0]):
+                if gone := ended(self._peer):
                     continue  # it may have signalled before it died
             if now >= deadline:
                 return False
             if pause := min(next(pauses), deadline - now):
                 time.sleep(pause)
 
+    def _look_for(self, value: int) -> bool:
+        return system.holds(self.lock) and self._take(value)
+
     def host_signal(self, value: int) -> None:
         self._check()
-        _with(self.lock, functools.partial(self._host_signal, value), _LOCK_LIMIT_S)
+        system.under(self.lock, self._host_signal, value, limit=_LOCK_LIMIT_S)
 
-    def _host_signal(self, value: int, held: bool) -> None:
-        if not held:
+    def _host_signal(self, value: int) -> None:
+        if not system.holds(self.lock):
             raise ResourceBusyError(f"{self.endpoint.label} is stuck in wait(timeout=0), which must not block.")
         self.endpoint.signal(value)
 
@@ -273,32 +260,32 @@ class Lane:
 
         Signals of streams that do not fail are still forwarded.
         """
-        _with(self.lock, functools.partial(self._cancel, error), _LOCK_LIMIT_S)
+        system.under(self.lock, self._cancel, error, limit=_LOCK_LIMIT_S)
 
-    def _cancel(self, error: GpuInteropError, held: bool) -> None:
-        self._stuck = self._stuck or not held  # before the check: `end` closes first
+    def _cancel(self, error: GpuInteropError) -> None:
+        self._stuck = self._stuck or not system.holds(self.lock)  # before the check: `end` closes first
         if not self.closed:
             self._refuse(error)
 
     def end(self) -> None:
         """Forward the last signals and release everything. Streams no longer use the words."""
-        held = _with(self.lock, self._end, _LOCK_LIMIT_S)
+        held = system.under(self.lock, self._end, limit=_LOCK_LIMIT_S)
         self.watcher.remove(self)
         # Without the lock, which the watcher may be waiting for.
-        done: list[object] = []
         try:
-            if held:
-                done.extend(map(os.close, self._peers_once))
-                done.extend(map(operator.call, self._endpoint_once))
+            if held and self._peer is not None:
+                os.close(self._peer)
+            if held and self._adopted:
+                self.endpoint.close()
         finally:
-            if not self._stuck:
-                self._spare.give(self._words_once)
+            if self._opened and not self._stuck:
+                self._spare.give(self.words)
         if self._stuck:
             what = "a page of words is" if held else "it and a page of words are"
             warn_leak(f"{self.endpoint.label} was stuck in wait(timeout=0), which must not block; {what} left behind")
 
-    def _end(self, held: bool) -> bool:
-        if held:
+    def _end(self) -> bool:
+        if held := system.holds(self.lock):
             self._look(time.monotonic())
         self.closed = True
         self._stuck = self._stuck or not held
@@ -346,8 +333,7 @@ class Lane:
 
     def step(self, now: float) -> bool:
         """Poll once; return whether anything has happened."""
-        with self.lock:  # interrupts do not strike in this thread
-            return self._look(now)
+        return system.under(self.lock, self._look, now)
 
     def _look(self, now: float) -> bool:
         if self.closed or self.failed:
@@ -420,10 +406,10 @@ class Lane:
         return any(ready for _, ready in done)
 
     def _check_peer(self, now: float) -> None:
-        if not self._peers or not self._waits or now - self._peer_checked < _PEER_CHECK_S:
+        if self._peer is None or not self._waits or now - self._peer_checked < _PEER_CHECK_S:
             return
         self._peer_checked = now
-        if ended(self._peers[0]) and not self._arrive():  # it may have signalled before it died
+        if ended(self._peer) and not self._arrive():  # it may have signalled before it died
             raise self._peer_died()
 
     def _peer_died(self) -> PeerError:
@@ -433,9 +419,9 @@ class Lane:
         """Fail the lane: its endpoint is unusable."""
         self.failed = True
         self._refuse(error)
-        self._drop_signals(True)
+        self._drop_signals()
 
-    def _drop_signals(self, held: bool) -> None:
+    def _drop_signals(self) -> None:
         """Fail the streams whose signals, enqueued or pending, can no longer be forwarded."""
         assert self.refusal is not None
         for out in list(self._outs.values()):
@@ -541,9 +527,9 @@ class Watcher:
         self.check()
         if self._thread is not None or self._stopping:
             return
-        _with(self._starting, self._start)
+        system.under(self._starting, self._start)
 
-    def _start(self, held: bool) -> None:
+    def _start(self) -> None:
         if self._thread is None:
             # An interrupt before the assignment leaves two threads, which is harmless.
             self._thread = system.start_thread(self._run, self._exit)

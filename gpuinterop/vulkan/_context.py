@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from weakref import ref
 
 from .. import system
@@ -48,25 +45,25 @@ class Native(lifetime.Native):
         super().__init__(noun, lambda _: self._destroy(), parents=parents, how=lifetime.Standing.HOLDS)
         self._vk = vk
         self._made: list[tuple[str, Any]] = []
-        self._pending: Iterator[Callable[[], None]] | None = None
         self._other: ref[Resource] | None = None
 
     def make(self, call: Callable[[], T]) -> T:
         """Have `call` make them with `new`. If it raises, or the context was closed meanwhile, they are destroyed."""
-        made: T = self.create(lambda: self.whole(call))
-        return made
+        return cast(T, self.create(lambda: self.whole(call)))
 
     def whole(self, call: Callable[[], T]) -> T:
         """Make them, or some of them; if that raises, destroy them."""
         try:
             return call()
-        except BaseException:
+        except GpuInteropError:
             self._destroy()
             raise
 
     def new(self, call: str, kind: str, info: Any) -> Any:
         """Create one of them, as `VulkanContext.create` does."""
-        return self._vk.create(call, kind, info, self._made)
+        made = self._vk.create(call, kind, info)
+        self._made.append((call.replace("Create", "Destroy").replace("Allocate", "Free"), made))
+        return made
 
     def call(self, name: str, *arguments: Any) -> int:
         """Call a function with one of them, as `VulkanContext.call` does."""
@@ -104,13 +101,10 @@ class Native(lifetime.Native):
         self._vk._lifetime.ask(self._destroy_each, None)  # does nothing once the VkDevice may be gone
 
     def _destroy_each(self, _: Any) -> None:
-        """Destroy each once, even if this is called again."""
         vk = self._vk
-        if self._pending is None:
-            made = [(name.replace("Create", "Destroy").replace("Allocate", "Free"), out[0]) for name, out in self._made]
-            calls = [partial(getattr(vk.functions, name), vk.device, one, vk.api.ffi.NULL) for name, one in made if one]
-            self._pending = iter(calls)
-        deque(map(operator.call, self._pending), 0)  # C code pops and calls: an interrupt cannot come in between
+        while self._made:
+            name, made = self._made.pop(0)
+            getattr(vk.functions, name)(vk.device, made, vk.api.ffi.NULL)
 
 
 class _Fence(Native):
@@ -246,7 +240,7 @@ class VulkanContext(Sole):
         if context.state is lifetime.DEAD:
             return
         ends = None if limit is None else time.monotonic() + limit
-        self._fence_queue()
+        system.under(self._submitting, self._fence_queue)
         system.until(self._is_unused, limit)
         streams = sorted({native.label for native in self._shared() if isinstance(native, Watched)})
         left: list[str] = []
@@ -273,20 +267,13 @@ class VulkanContext(Sole):
 
     def _fence_queue(self) -> None:
         """Put a fence behind the queue's work, unless there is no queue, or no object that it could be using."""
-        try:
-            self._submitting.acquire()
-            for _ in iter(self._may_be_in_use, False):  # not `while`: see `drain._release_ready`
-                used = [native for native in self._shared() if not isinstance(native, Watched) and native.state is LIVE]
-                fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
-                with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
-                    fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))  # noqa: B023 - at once
-                    self._lifetime.use(lambda _: self._submit(fence))  # noqa: B023
-                    break
-        finally:
-            try:  # noqa: SIM105 - as in `monitor.locked`
-                self._submitting.release()
-            except RuntimeError:
-                pass
+        while self._may_be_in_use():
+            used = [native for native in self._shared() if not isinstance(native, Watched) and native.state is LIVE]
+            fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
+            with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
+                fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))  # noqa: B023 - at once
+                self._lifetime.use(lambda _: self._submit(fence))  # noqa: B023
+                return
 
     def _may_be_in_use(self) -> bool:
         return self.queue is not None and bool(self._lifetime.standing) and self._lifetime.state is LIVE
@@ -342,15 +329,10 @@ class VulkanContext(Sole):
         """Call a device function and raise for a negative VkResult; `close` waits for it. Raises after `close`."""
         return self._lifetime.use(lambda _: check_call(self.functions, name, *arguments))
 
-    def create(self, name: str, kind: str, info: Any, made: list[tuple[str, Any]] | None = None) -> Any:
-        """Call a ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; return the handle, and note it in `made`."""
-        out, made = self.api.ffi.new(f"{kind} *"), [] if made is None else made
-        made.append((name, out))  # first: an interrupt may strike after the call
-        try:
-            self.call(name, self.device, info, self.api.ffi.NULL, out)
-        except GpuInteropError:
-            made.pop()
-            raise
+    def create(self, name: str, kind: str, info: Any) -> Any:
+        """Call a ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; return the handle."""
+        out = self.api.ffi.new(f"{kind} *")
+        self.call(name, self.device, info, self.api.ffi.NULL, out)
         return out[0]
 
     def check_open(self) -> None:

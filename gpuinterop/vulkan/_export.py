@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -284,19 +283,9 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
 
 
 def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], origin: HandleOrigin) -> _FdHandle:
-    """Export a descriptor so that an interrupt cannot lose it."""
-    fd, made = vk.api.ffi.new("int *", -1), list[int]()
-    try:
-        vk.call(call, vk.device, info, fd)
-        made.append(fd[0])
-        fd[0] = -1
-        return kind._adopt_made(made, origin=origin)
-    except BaseException:
-        if made:
-            os.close(made.pop())
-        elif fd[0] >= 0:
-            os.close(fd[0])
-        raise
+    fd = vk.api.ffi.new("int *", -1)
+    vk.call(call, vk.device, info, fd)
+    return kind.adopt(fd[0], origin=origin)
 
 
 def import_binary_fd(vk: VulkanContext, fd: int) -> Any:

@@ -46,8 +46,8 @@ def forget() -> None:
             getattr(found, name, {}).clear()
 
 
-def unsound(*, struck: bool = False) -> list[str]:
-    """What is wrong when no call is under way. A wait that was `struck` may be noted half: the driver never got it."""
+def unsound() -> list[str]:
+    """What is wrong when no call is under way."""
     found = [] if not monitor.interrupted() else ["the monitor is held"]
     for one in native.alive():
         if one.gate is not None and list.__len__(one.gate.shut):
@@ -56,7 +56,7 @@ def unsound(*, struck: bool = False) -> list[str]:
             found.append(f"{one!r} is marked")
         if one.state not in (native.LIVE, native.RETIRED, native.LEAKED):
             found.append(f"{one!r} is left so")
-        if not struck and isinstance(one, NativeStream) and deque.__len__(one.waits) and one not in gate.waiting:
+        if isinstance(one, NativeStream) and deque.__len__(one.waits) and one not in gate.waiting:
             found.append(f"{one!r} waits, and is not noted")
         for parent in one.parents:
             if parent.state in native.GONE and parent.state is not native.LEAKED:

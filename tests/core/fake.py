@@ -104,8 +104,6 @@ def _strict(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         given = (name, [*_handles([*args, *kwargs.values()]), *_numbers(name, args)])
         if (under_way := self._under_way())[-1:] == [given]:  # an override's call of what it overrides
             return function(self, *args, **kwargs)
-        if name in RELEASES and given[1] and self._once_more(given[1][0]):
-            return None
         self.at(name, "start", given[1])
         self._stand_behind_releases(name)
         self._refuse_dead(*given)
@@ -120,11 +118,8 @@ def _strict(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             self._calls_under_way.remove(given)
         try:
             self.at(name, "end", given[1])
-        except BaseException:  # as backends do: what was made is undone, what was released is not released again
-            if name in RELEASES:
-                self._interrupted.update(given[1][:1])
-            else:
-                self.live.difference_update(_handles([result]) if name in CREATES else ())
+        except BaseException:  # as backends do: what was made is undone
+            self.live.difference_update(_handles([result]) if name in CREATES else ())
             raise
         return result
 
@@ -177,9 +172,6 @@ class FakeBackend(ArrayBackend):
         self._serial = itertools.count(0x1000)  # 0 to 2 are names of default streams
         self._thread = threading.local()
         self._calls_under_way: list[tuple[str, list[Handle]]] = []
-        self.struck = False
-        """Interrupts come from elsewhere than `at`: whatever is released may be released again."""
-        self._interrupted: set[Handle] = set()  # whose release was done, and then interrupted
         self.event_streams: dict[Native, Native] = {}
         self._recorded_on: dict[Native, int] = {}
 
@@ -190,12 +182,6 @@ class FakeBackend(ArrayBackend):
         self.violations.append(what)
         VIOLATIONS.append(what)
         raise AssertionError(what)
-
-    def _once_more(self, handle: Handle) -> bool:
-        """Whether the core calls a release again, after an interrupt: a backend makes no native call twice."""
-        found = handle in self._interrupted or (self.struck and handle in self.dead)
-        self._interrupted.discard(handle)
-        return found
 
     def _under_way(self) -> list[tuple[str, list[Handle]]]:
         """The calls of this thread, the innermost last."""

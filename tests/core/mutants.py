@@ -28,7 +28,6 @@ from gpuinterop._core.stream import Stream
 from . import pairs
 from .explored import Core
 from .explorer import Failed
-from .interrupted import interrupted
 from .scenes import SCENES
 
 Text = tuple[Callable[..., Any], str, str]
@@ -43,7 +42,7 @@ class Mutant:
     ----------
     texts : tuple of Text
     found_by : str
-        Two actions of `pairs` with an ampersand between them, an action with "Ctrl-C in" before it, or a scene.
+        Two actions of `pairs` with an ampersand between them, or a scene.
     """
 
     texts: tuple[Text, ...]
@@ -71,11 +70,8 @@ def put_in_place(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How it is found, after how many schedules or strikes; empty when it is not."""
+    """How it is found, after how many schedules; empty when it is not."""
     put_in_place(mutant, monkeypatch)
-    if mutant.found_by.startswith("Ctrl-C in "):
-        strikes, failed = interrupted(mutant.found_by.removeprefix("Ctrl-C in "), enough=1)
-        return f"{strikes} strikes: {failed[0]}" if failed else ""
     core = Core(monkeypatch)
     try:
         if mutant.found_by in SCENES:
@@ -103,13 +99,6 @@ _NOTE = (
 )
 _NOTE_OF_SEVERAL = "            waits.append(pending)\n            waiting[native] = None\n"
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
-_TAKE = (
-    "    while dropped:\n"
-    "        _retire(dropped[0], None)\n"
-    "        if dropped[0].state is RETIRED:\n"
-    "            waiting_for_a_look[dropped[0]] = None\n"
-    "        del dropped[0]"
-)
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
 MUTANTS: dict[str, Mutant] = {
@@ -188,7 +177,7 @@ MUTANTS: dict[str, Mutant] = {
         "Buffer.close & ExternalMemory.close",
     ),
     "a child that comes up under a closed parent stays": Mutant(
-        ((native._came_up, "closed or not whole", "not whole"),), "ExternalMemory.close & ExternalMemory.map_buffer"
+        ((native._came_up, "if closed and", "if False and"),), "ExternalMemory.close & ExternalMemory.map_buffer"
     ),
     "a closed child is forgotten where its parent is closed": Mutant(
         ((native.leave, "if parent.state is RETIRED:", "if parent.state is LIVE:"),),
@@ -232,8 +221,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a failure is noted as told, then looked up": Mutant(
         (
-            (NativeStream.tell_failure, "_tell(self, told)", "self.told = True"),
-            (NativeStream.tell_failure, "return told[0]", "return self.failure"),
+            (NativeStream.tell_failure, "_tell(self)", "(setattr(self, 'told', True), self.failure)[1]"),
         ),
         "who is told of a failure beside one that wraps the stream again",
     ),
@@ -247,9 +235,9 @@ MUTANTS: dict[str, Mutant] = {
     "a callback is looked for, then taken": Mutant(
         (
             (
-                drain._call_back,
-                "next_one.extend(map(list.pop, (native.callbacks,), (0,)))",
-                "next_one.append(native.callbacks[0]); native.callbacks.remove(next_one[0])",
+                drain._take,
+                "callbacks, native.callbacks = native.callbacks, []",
+                "callbacks = native.callbacks",
             ),
         ),
         "two threads add callbacks to what is released",
@@ -275,27 +263,7 @@ MUTANTS: dict[str, Mutant] = {
         "an array beside a close",
     ),
     "a drain does not look again where an array has ended": Mutant(
-        ((native.retire_dropped, "if dropped[0].state is RETIRED:", "if False:"),), "an array's end beside a close"
-    ),
-    "an interrupt loses a mark's end": Mutant(
-        ((Stream._call, "    seconds += MARK\n", "    seconds += MARK\n    id(stream)\n"),),
-        "Ctrl-C in Buffer.fill, on a stream",
-    ),
-    "an interrupt loses a dropped thing": Mutant(
-        ((native.retire_dropped, _TAKE, "    while dropped:\n        retire(dropped.popleft())"),),
-        "Ctrl-C in Device.drain",
-    ),
-    "an interrupt loses what was made": Mutant(
-        ((native._came_up, "if closed or not whole:", "if closed:"),),
-        "Ctrl-C in Buffer.copy_from_host, on a stream",
-    ),
-    "an interrupt loses what a stream has answered": Mutant(
-        ((NativeStream.uncaptured, " self.ask(call, gone)", " cast(T, self.ask(call, gone))"),),
-        "Ctrl-C in Stream.record",
-    ),
-    "an interrupt loses what was claimed": Mutant(
-        ((drain._release_ready, "for native in claimed:\n            _put_back(native)", "pass"),),
-        "Ctrl-C in ExternalMemory.close",
+        ((native.retire_dropped, "if native.state is RETIRED:", "if False:"),), "an array's end beside a close"
     ),
 }  # fmt: skip
 """By what is wrong."""

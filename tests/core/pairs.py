@@ -153,7 +153,7 @@ class World:
             self.semaphore.signal(self.stream, 9)
 
     def _look(self) -> None:
-        found = [*self.backend.violations, *unsound(struck=self.backend.struck)]
+        found = [*self.backend.violations, *unsound()]
         assert found == [], "; ".join(found)
 
     def _left(self) -> list[tuple[str, int]]:

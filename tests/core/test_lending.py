@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import gc
 import multiprocessing
 import os
 import random
@@ -18,9 +17,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import ownership
 from gpuinterop.handles import FdHandle, Handle
-from tests.strikes import Strikes
 
 from .fake import fake_device
 
@@ -252,86 +249,6 @@ def test_no_descriptor_of_another_thread_is_ever_closed(fd: int) -> None:
     assert not problems, problems
     handles[0].close()
     assert open_fds() == before
-
-
-# -- interrupts ------------------------------------------------------------------------------------------------------
-
-
-class Interrupt(Exception):
-    """What a signal handler raises."""
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that strikes in a finalizer
-@pytest.mark.parametrize("driver", [take, fail_closing, fail_keeping])
-@pytest.mark.parametrize("owned", [True, False])
-@pytest.mark.parametrize("trusted", [True, False])
-def test_an_interrupt_anywhere_in_an_import_loses_nothing(
-    fd: int, driver: Callable[[Handle], None], owned: bool, trusted: bool
-) -> None:
-    """What `call` stores is the caller's, and the handle consumed, or it never came to its end."""
-    before, strikes = open_fds(), Strikes()
-
-    def prepare() -> tuple[int, FdHandle, list[object]]:
-        number = os.dup(fd)
-        handle = gi.OpaqueFd.adopt(number) if owned else gi.OpaqueFd(number)
-        handle.trusted = trusted
-        return number, handle, []
-
-    def act(given: tuple[int, FdHandle, list[object]]) -> None:
-        def call(lent: Handle) -> None:
-            given[2].extend(map(driver, (lent,)))
-
-        with contextlib.suppress(gi.DriverError):
-            ownership.lend(given[1], call, user="a test")
-
-    def finish(struck: bool, given: tuple[int, FdHandle, list[object]], _: object) -> None:
-        number, handle, made = given
-        free: list[bool] = []
-        other = threading.Thread(target=lambda: free.append(try_lock()))
-        other.start()
-        other.join(10)
-        assert free == [True], f"the lock is held after an interrupt: {strikes.where}"
-        assert not handle._calls, strikes.where
-        if handle.closed:
-            assert made, f"consumed, and nothing was made: {strikes.where}"
-            with pytest.raises(OSError, match="descriptor"):
-                os.fstat(number)
-        else:
-            assert inode(number) == inode(fd)
-            os.close(handle.detach())
-        assert open_fds() == before, strikes.where
-
-    assert strikes.everywhere(prepare, act, finish) > 20
-    gc.collect()
-
-
-def test_a_second_interrupt_may_lose_the_duplicate_and_nothing_else(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost: list[int] = []
-
-    def interrupted(original: int, lent: list[int]) -> None:
-        lost[:] = lent
-        raise Interrupt
-
-    monkeypatch.setattr(ownership, "_take_back", interrupted)
-    handle = gi.OpaqueFd.adopt(os.dup(fd))
-    before = open_fds()
-    with pytest.raises(Interrupt):
-        ownership.lend(handle, fail_keeping, user="a test")
-    os.close(lost[0])
-    free: list[bool] = []
-    other = threading.Thread(target=lambda: free.append(try_lock()))
-    other.start()
-    other.join(10)
-    assert free == [True]
-    os.close(handle.detach())
-    assert len(open_fds()) == len(before) - 1
-
-
-def try_lock() -> bool:
-    if not ownership._import_lock.acquire(blocking=False):
-        return False
-    ownership._import_lock.release()
-    return True
 
 
 def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -19,9 +18,7 @@ from gpuinterop._core.graph import Graph
 from gpuinterop._core.memory import Buffer
 from gpuinterop._core.native_stream import CapturedError, NativeStream, Wait, fail_wait
 from gpuinterop.bridge import Bridge, SemaphoreEndpoint
-from gpuinterop.bridge._endpoints import EventFdEndpoint
-from gpuinterop.bridge._watcher import Lane, _Out, _Signal, _Waiting
-from gpuinterop.handles import EventFd
+from gpuinterop.bridge._watcher import _Out, _Signal, _Waiting
 
 from .fake import FakeEverything, fake_device, memory_of, semaphore_of
 
@@ -322,27 +319,3 @@ def test_the_watcher_looks_at_waits_that_others_append(host: Device) -> None:
         lane._waits, lane._ordered = OfSeveralThreads(reversed(waits)), False
         assert lane._next() is least
         lane._waits.clear()
-
-
-def test_an_interrupt_behind_a_bridges_adoption_closes_the_endpoint_once(
-    fake: tuple[Device, FakeEverything], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, _ = fake
-    adopt, close = Lane.adopt, EventFdEndpoint.close
-    closed: list[EventFdEndpoint] = []
-
-    def adopted(self: Lane, *arguments: Any) -> None:
-        adopt(self, *arguments)
-        raise KeyboardInterrupt
-
-    def closing(self: EventFdEndpoint) -> None:
-        closed.append(self)
-        close(self)
-
-    monkeypatch.setattr(Lane, "adopt", adopted)
-    monkeypatch.setattr(EventFdEndpoint, "close", closing)
-    with Bridge(device) as bridge, EventFd.adopt(os.eventfd(0)) as handle:
-        with pytest.raises(KeyboardInterrupt):
-            bridge.import_semaphore(handle)
-        bridge.close(timeout=5)
-    assert len(closed) == 1

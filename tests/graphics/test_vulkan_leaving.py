@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.handles import Binary, FdHandle, Timeline
+from gpuinterop.handles import Binary, Timeline
 from gpuinterop.vulkan import VulkanContext
 
 if TYPE_CHECKING:
@@ -191,33 +191,6 @@ def test_work_that_is_pending_goes_on_without_vulkan(program: Program) -> None:
         stream.synchronize(LIMIT)
         assert bytes(mapped) == b"\x5a" * (1 << 16)
     assert released(device, shared.memory)
-
-
-@pytest.mark.parametrize("behind", [False, True], ids=["before the handle", "behind the handle"])
-@pytest.mark.filterwarnings("ignore:OpaqueFd.* was dropped without close")
-def test_an_interrupt_of_an_export_leaves_no_descriptor(
-    program: Program, behind: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = FdHandle._adopt_made.__func__  # type: ignore[attr-defined]
-
-    def interrupted(cls: Any, /, made: list[int], **more: Any) -> None:
-        if behind:
-            real(cls, made, **more)
-        raise KeyboardInterrupt
-
-    with program.vk as vk:
-        shared = gi.vulkan.share_buffer(vk, program.device, 4096)
-        with memfd_handle() as handle:
-            before = sorted(os.listdir("/proc/self/fd"))
-            with monkeypatch.context() as patch:
-                patch.setattr(FdHandle, "_adopt_made", classmethod(interrupted))
-                with pytest.raises(KeyboardInterrupt):
-                    gi.vulkan.export_memory(
-                        vk, shared.vk_memory, size=shared.allocation_size, dedicated=shared.dedicated
-                    )
-                with pytest.raises(KeyboardInterrupt):
-                    handle.duplicate()
-            assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def memfd_handle() -> gi.OpaqueFd:

@@ -30,7 +30,6 @@ class _Library:
 _LIBRARIES: Final = {
     "cuda": _Library("libcuda.so.1", ("common", "cuda")),
     "hip": _Library("libamdhip64.so", ("common", "hip")),
-    "strike": _Library("strike.so", ("strike",)),
     "forwarding": _Library("libamdhip64.so", ("forwarding",), ("hip",), ("-ldl",)),
 }
 
@@ -45,8 +44,7 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     Parameters
     ----------
     vendor : str
-        ``cuda``; ``hip``; ``forwarding``: HIP, which passes everything on to CUDA; ``strike``: of no vendor, see
-        ``strike.c``.
+        ``cuda``; ``hip``; ``forwarding``: HIP, which passes everything on to CUDA.
     extra : tuple of str
         Further flags, beside those of GPUINTEROP_SIM_CFLAGS: ``-fsanitize=thread``, with libtsan preloaded.
     """

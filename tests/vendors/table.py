@@ -50,7 +50,6 @@ class Vendor:
     """Windows' types of semaphores, with their numbers."""
     busy: str
     """What is said of a close that takes too long."""
-    interrupts: int
     """At least so many places there are where an interrupt may come."""
     unknown_status_misses: tuple[str, ...]
     """What a run of `tests.simulated.unknown_status` does not call."""
@@ -111,7 +110,6 @@ VENDORS: Final = {
             gi.TimelineWin32: 10,
         },
         busy="may be waiting for a semaphore",
-        interrupts=1000,
         unknown_status_misses=("cuDeviceGetLuid",),  # it is called on Windows
         tells_own=True,
         channel=128,
@@ -148,7 +146,6 @@ VENDORS: Final = {
             gi.TimelineWin32: 2,  # its own number, 10, is refused by every HIP
         },
         busy="still in use",
-        interrupts=800,
         # hipDeviceGetUuid: a comment says why it is not called; hipGetDeviceProperties: it is called on Windows.
         # hipGetErrorString, hipGetLastError: they do not fail. hipStreamDestroy: see hip/test_kept_streams.py.
         # hipStreamGetFlags: it is called of another library's stream that waits.

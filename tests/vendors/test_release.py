@@ -7,16 +7,13 @@ that called them at once would hang here, on the GPU and on the simulator alike.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
-from tests.spare_pages import unpin_spare_pages
 
 from .table import VENDOR
 
@@ -143,56 +140,3 @@ def test_a_wait_that_came_after_the_close(
         buffer.close(timeout=LIMIT)
         assert released == ["buffer"]
         waiting.synchronize(LIMIT)
-
-
-@pytest.mark.parametrize("what", ["map_buffer", "import_semaphore", "create_semaphore"])
-def test_ctrl_c_in_a_call_that_makes_something_behind_a_wait(
-    simulator: Any, device: gi.Device, gate: Gate, memory: tuple[Any, gi.ExternalMemory], exporter: Any, what: str
-) -> None:
-    """What was made is released as what is closed: not while a stream waits, for then the whole process would."""
-    call = VENDOR.call(
-        {
-            "map_buffer": "ExternalMemoryGetMappedBuffer",
-            "import_semaphore": "ImportExternalSemaphore",
-            "create_semaphore": {"cuda": "MemHostRegister", "hip": "HostRegister"}[VENDOR.name],
-        }[what]
-    )
-    if what == "import_semaphore" and not gate.imported:
-        pytest.skip("the device imports no semaphores")
-    calls: dict[str, Callable[[], Any]] = {
-        "map_buffer": memory[1].map_buffer,
-        "import_semaphore": lambda: device.import_semaphore(handle),
-        "create_semaphore": lambda: device.create_semaphore(gi.TimelineFd),
-    }
-    raised, stood = threading.Event(), list[str]()
-
-    def watch() -> None:
-        if not raised.wait(LIMIT / 4):
-            stood.append(f"{call} was undone behind the wait")
-            gate.signal_past_streams()
-
-    with ExitStack() as scope:
-        if gate.imported:
-            theirs = scope.enter_context(exporter.create_semaphore(gi.Binary))
-            handle = scope.enter_context(theirs.export())
-        waiting = scope.enter_context(device.create_stream())
-        device.drain(timeout=LIMIT)
-        unpin_spare_pages(device)
-        before = simulator.live()
-        gate.wait(waiting)
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        simulator.interrupt(call)
-        with pytest.raises(KeyboardInterrupt):
-            calls[what]()
-        raised.set()
-        watcher.join(LIMIT)
-        assert stood == []
-        with device.create_stream() as other:  # the device and its calls go on
-            other.record().wait(LIMIT)
-        gate.signal_past_streams()
-        waiting.synchronize(LIMIT)
-        memory[1].close(timeout=LIMIT)
-        device.drain(timeout=LIMIT)
-        after = simulator.live()
-        assert {kind: count for kind, count in after.items() if count > before[kind]} == {}

@@ -59,7 +59,7 @@ class Pair:
             return
         self.news.append(self._came.get(timeout=LIMIT))
 
-    def acquire(self) -> None:
+    def acquire(self, timeout: float = -1) -> None:
         if not self._lock.acquire(blocking=False):
             if not self._first:
                 self._came.put("held back")
@@ -241,69 +241,4 @@ def test_a_buffer_that_is_closed_while_it_is_bound_stays_mapped_until_it_is_unbo
     close_all(allocation, stream)
     assert releases(backend) == ["unbind", "unmap", "release"]
     multicast.close(timeout=LIMIT)
-    assert not backend.live
-
-
-# -- interrupts ------------------------------------------------------------------------------------------------------
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("how", ["bind_memory", "bind_address"])
-def test_an_interrupt_in_a_bind_leaves_nothing(team: Team, how: str, closed: bool) -> None:
-    """A call that blocks hears of Ctrl-C when it is over, and the memory is bound: the backend undoes that."""
-    devices, backend = team
-    multicast = gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0])
-    multicast.add_device(devices[0])
-    allocation = devices[0].allocate(SIZE)
-    buffer = allocation.buffer
-
-    def bind() -> gi.MulticastBinding:
-        if how == "bind_memory":
-            return multicast.bind_memory(allocation, size=STEP, assume_all_added=True)
-        return multicast.bind_address(devices[0], buffer, STEP, assume_all_added=True)
-
-    def strike() -> None:
-        if closed:
-            multicast.close()
-        backend.unbind(multicast._native, 0, 0, STEP)
-        interrupt()
-
-    backend.on[how] = strike
-    with pytest.raises(KeyboardInterrupt):
-        bind()
-    assert multicast.bindings == ()
-    del backend.on[how]
-    if not closed:
-        multicast.add_device(devices[1])
-        bind().close(timeout=LIMIT)  # the bytes are free
-    close_all(multicast, allocation)
-    assert backend.calls.count(("unbind", multicast._native, 0, 0, STEP)) == (1 if closed else 2)
-    assert sorted(set(releases(backend))) == ["release", "unbind", "unmap"]
-    assert releases(backend).index("unbind") < releases(backend).index("release")
-    assert not backend.live
-
-
-def test_an_interrupt_that_bound_and_mapped_nothing_lets_devices_in(
-    team: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    devices, backend = team
-    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
-        multicast.add_device(devices[0])
-        for name in ("_reserve", "map"):
-            if name == "_reserve":
-                monkeypatch.setattr(type(multicast), name, lambda *_: interrupt())
-                with pytest.raises(KeyboardInterrupt):
-                    multicast.bind_memory(allocation, assume_all_added=True)
-            else:
-                monkeypatch.setattr(type(backend), "map_allocation", lambda *_: interrupt())
-                with pytest.raises(KeyboardInterrupt):
-                    multicast.map(assume_all_added=True)
-            monkeypatch.undo()
-        multicast.add_device(devices[1])
-        multicast.bind_memory(allocation)
-    close_all(multicast, allocation)
     assert not backend.live

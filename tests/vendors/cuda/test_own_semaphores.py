@@ -27,7 +27,7 @@ from gpuinterop.testing.suites.base import held, new_stream, together
 from tests.core.forged import FORGED, forge
 from tests.simulated.driver import Simulator
 
-from ..parties import native, open_party
+from ..parties import open_party
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
@@ -160,26 +160,23 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
     given: dict[str, Any] = {}
     backend: Any = device._backend
 
-    def noted(call: str) -> Callable[..., int]:
-        real = native(device).driver.entry(call)
-
-        def note(*arguments: Any) -> int:
+    def noted(call: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*arguments: Any) -> Any:
             given[call] = arguments
-            code: int = real(*arguments)
-            return code
+            return real(*arguments)
 
         return note
 
     # The backend keeps the functions of its hot path.
-    monkeypatch.setattr(backend, "_write", noted("cuStreamWriteValue64"))
-    monkeypatch.setattr(backend, "_wait_for", noted("cuStreamWaitValue64"))
-    monkeypatch.setitem(native(device).driver._entries, "cuMemHostRegister", noted("cuMemHostRegister"))
+    monkeypatch.setattr(backend, "_write", noted("cuStreamWriteValue64", backend._write))
+    monkeypatch.setattr(backend, "_wait_for", noted("cuStreamWaitValue64", backend._wait_for))
+    monkeypatch.setattr(cuda, "cuMemHostRegister", noted("cuMemHostRegister", cuda.cuMemHostRegister))
     stream = new_stream(device, scope)
     made, _ = make(device, scope)
     made.signal(stream, 1)
     made.wait(stream, 1)
     stream.synchronize(LIMIT)
-    assert given["cuMemHostRegister"][2].value == cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP
+    assert given["cuMemHostRegister"][2] == cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP
     assert given["cuStreamWriteValue64"][3] == int(cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
     assert given["cuStreamWaitValue64"][3] == int(cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 
