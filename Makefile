@@ -49,7 +49,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
 
 .PHONY: help demo bench docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
-    test-workflows test-hip test-hip-amd test-hip-amd-asan test-forwarding explore soak soak-host soak-cuda soak-hip \
+    test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
     test-lowest-cuda test-lowest-hip \
     memcheck lint types check format shaders wheel-check vulkan drivers clean
 
@@ -68,7 +68,6 @@ help:
 	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
 	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
-	@echo "make test-forwarding  HIP calls sent on to CUDA, on the simulated driver"
 	@echo "make explore      the core's threads in more orders than test-main tries; takes long"
 	@echo "make soak MINUTES=10  all public operations at random, by eight threads, on the host and the simulated drivers"
 	@echo "make check        lint, types and tests"
@@ -105,13 +104,13 @@ test:
 
 # torch is large, and not for every system. What waits most comes first: others run beside it.
 test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks \
-    test-forwarding test-lowest-cuda test-lowest-hip
+    test-lowest-cuda test-lowest-hip
 
 test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0
 
 test-lowest-hip: $(VENV)/.test drivers
-	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip test-forwarding HIP_BINDINGS=7.2.2.562.43
+	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
 
 # What takes long: test-main leaves it to test-kit, as test-cuda leaves the exchange to test-exchange.
 KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy))
@@ -175,15 +174,13 @@ soak: soak-hip
 soak-hip: $(VENV)/hip-python-$(HIP_BINDINGS)
 bench: VENDORS := cuda hip
 bench: $(VENV)/hip-python-$(HIP_BINDINGS)
-test-hip: FOLDER := tests/vendors
-test-forwarding: FOLDER := tests/forwarding
-test-hip test-forwarding: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers
+test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers
 	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
-	    GPUINTEROP_TEST_VENDOR=hip $(PYTEST) $(FOLDER) $(ARGS) || $(NONE_SELECTED)
+	    GPUINTEROP_TEST_VENDOR=hip $(PYTEST) tests/vendors $(ARGS) || $(NONE_SELECTED)
 else
 bench: VENDORS := cuda
-test-hip test-forwarding:
+test-hip:
 	@echo "$@: there is no hip-python for this system"
 endif
 

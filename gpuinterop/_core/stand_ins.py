@@ -11,7 +11,6 @@ from typing import Final
 from .. import system
 
 _SIMULATED: Final = "gpuinterop_simulated_driver"
-_FORWARDING: Final = "gpuinterop_forwarding_hip"
 _DEVICE: Final = "gpuinterop_stand_in_device"
 _EMULATOR: Final = "librocjitsu_kmd"  # AMD's, which preloads it
 
@@ -29,7 +28,7 @@ def stand_in(libraries: Mapping[str, str]) -> str:
         Native libraries of the backend (`LoadedBackend.libraries`).
     """
     for path in _drivers(libraries):
-        if _exports(path, _SIMULATED) or _exports(path, _FORWARDING):
+        if _exports(path, _SIMULATED):
             return path
         if _exports(path, _DEVICE):
             version = os.path.basename(os.path.realpath(path)).partition(".so.")[2].split(".")[:2]
@@ -41,8 +40,7 @@ def stand_in(libraries: Mapping[str, str]) -> str:
 def simulated_driver(libraries: Mapping[str, str]) -> str:
     """Name a simulated driver, which has no hardware behind it; empty without one.
 
-    (A forwarding driver sends its calls on to another vendor's driver.) Every loaded driver of that name must be
-    simulated, because we cannot tell which one is called.
+    Every loaded driver of that name must be simulated, because we cannot tell which one is called.
     """
     drivers = _drivers(libraries)
     return drivers[0] if drivers and all(_exports(path, _SIMULATED) for path in drivers) else ""

@@ -19,18 +19,15 @@ FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """A library: its SONAME, the folders with its sources, those with headers of others, and what it is linked with."""
+    """A library: its SONAME, and the folders with its sources."""
 
     soname: str
     folders: tuple[str, ...]
-    headers: tuple[str, ...] = ()
-    link: tuple[str, ...] = ()
 
 
 _LIBRARIES: Final = {
     "cuda": _Library("libcuda.so.1", ("common", "cuda")),
     "hip": _Library("libamdhip64.so", ("common", "hip")),
-    "forwarding": _Library("libamdhip64.so", ("forwarding",), ("hip",), ("-ldl",)),
 }
 
 
@@ -44,7 +41,7 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     Parameters
     ----------
     vendor : str
-        ``cuda``; ``hip``; ``forwarding``: HIP, which passes everything on to CUDA.
+        ``cuda`` or ``hip``.
     extra : tuple of str
         Further flags, beside those of GPUINTEROP_SIM_CFLAGS: ``-fsanitize=thread``, with libtsan preloaded.
     """
@@ -56,7 +53,6 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
             "the simulated driver is compiled when it is first used, and there is no C compiler."
         )
     sources = sorted(source for folder in library.folders for source in (HERE / folder).glob("*.[ch]"))
-    sources += sorted(header for folder in library.headers for header in (HERE / folder).glob("*.h"))
     # A variant is for a test or two: compiling it is most of its time.
     flags = (*FLAGS, *(("-O0",) if extra else ()), *os.environ.get("GPUINTEROP_SIM_CFLAGS", "").split(), *extra)
     digest = hashlib.sha256(repr((library, flags, compiler, _version(compiler))).encode())
@@ -72,8 +68,8 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
         made = Path(folder) / name
         files = [str(source) for source in sources if source.suffix == ".c"]
         command = [compiler, *flags, "-shared", f"-Wl,-soname,{name}", "-o", str(made)]
-        command += [f"-I{HERE / folder}" for folder in (*library.folders, *library.headers)]
-        done = subprocess.run([*command, *files, *library.link], capture_output=True, text=True, check=False)
+        command += [f"-I{HERE / folder}" for folder in library.folders]
+        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilerMissingError(f"compiling the simulated driver failed:\n{done.stdout}{done.stderr}")
         with contextlib.suppress(FileExistsError):

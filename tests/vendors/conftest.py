@@ -4,8 +4,6 @@ GPUINTEROP_TEST_VENDOR is ``cuda`` or ``hip``. GPUINTEROP_TEST_CUDA or GPUINTERO
 
 - ``simulated``: our own test double, with the vendor's documented behaviour. The default.
 - ``real``: the vendor's driver and GPU.
-- ``forwarding``, of HIP alone: ours as well, and it turns HIP's calls into those of the CUDA driver: the machine's, or
-  with ``GPUINTEROP_TEST_CUDA=simulated`` our simulated one. It shows our calls, not AMD's behaviour.
 - ``amd``, of HIP alone: AMD's runtime, built from AMD's sources (``python -m tests.simulated.amd``;
   GPUINTEROP_TEST_HIP_AMD names the library), on a stand-in for the HSA runtime below it, which is ours. It shows AMD's
   code above HSA, not hardware.
@@ -33,17 +31,15 @@ from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, loaded, preload
 from tests.simulated.stand_in import StandIn
 
-from .parties import MODE, ON_CPU, PARTIES, REAL, SEVERAL, open_party
+from .parties import MODE, PARTIES, REAL, SEVERAL, WITHOUT_GPU, open_party
 from .table import VENDOR, VENDORS
 
 _HERE: Final = Path(__file__).parent
 _MARKERS: Final = {
     "simulated": "gpuinterop_simulated_driver",
-    "forwarding": "gpuinterop_forwarding_hip",
     "amd": "gpuinterop_stand_in_device",  # of the library below it, which is loaded with it
 }
 _SIMULATOR = pytest.StashKey[Simulator]()
-_FORWARDING = pytest.StashKey[Any]()
 _STAND_IN = pytest.StashKey[StandIn]()
 
 # Tests of the subfolder that come first import suites.
@@ -85,13 +81,9 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"{VENDOR.library} is not the {MODE} one, although that was loaded first.", 4)
     if MODE == "simulated":
         config.stash[_SIMULATOR] = Simulator(library)
-    elif MODE == "amd":
-        config.stash[_STAND_IN] = StandIn()
     else:
-        config.stash[_FORWARDING] = forwarding = ctypes.CDLL(str(library))
-        forwarding.gfw_calls.restype = ctypes.c_uint64
-    if ON_CPU:
-        config.option.gpuinterop_simulated = [VENDOR.name]
+        config.stash[_STAND_IN] = StandIn()
+    config.option.gpuinterop_simulated = [VENDOR.name]
 
 
 def _path(argument: str) -> Path:
@@ -104,15 +96,11 @@ def _driver() -> Path:
         return Path(os.environ["GPUINTEROP_TEST_HIP_AMD"]).resolve()
     # AMD's library for Linux has no mipmapped arrays; one run has them, to try the calls.
     extra = ("-DGIP_MIPMAP=1",) if os.environ.get("GPUINTEROP_TEST_HIP_MIPMAP") else ()
-    if MODE == "simulated":
-        return build(VENDOR.name, extra=extra if VENDOR.name == "hip" else ())
-    if ON_CPU:
-        preload(build("cuda"))
-    return build("forwarding", extra=extra)
+    return build(VENDOR.name, extra=extra if VENDOR.name == "hip" else ())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if ON_CPU:
+    if WITHOUT_GPU:
         # The others are there as its peers.
         others = re.compile(rf"\b{VENDOR.name}:[1-9]")
         items[:] = [item for item in items if not (is_ours(item) and others.search(item.name))]
@@ -141,17 +129,12 @@ def _bindings_use_it(pytestconfig: pytest.Config, bindings: Any) -> None:
         assert importlib.import_module(VENDOR.bindings[bindings.__name__]).__version__ == wanted
     gi.get_backend(VENDOR.name)  # required in every mode
     simulator = pytestconfig.stash.get(_SIMULATOR, None)
-    forwarding: Any = pytestconfig.stash.get(_FORWARDING, None)
-    if simulator is None and forwarding is None:
+    if simulator is None:
         return
     init = VENDOR.call("Init")
-
-    def calls() -> int:
-        return simulator.calls(init) if simulator is not None else int(forwarding.gfw_calls(init.encode()))
-
-    before = calls()
+    before = simulator.calls(init)
     assert int(getattr(bindings, init)(0)[0]) == 0
-    assert calls() == before + 1
+    assert simulator.calls(init) == before + 1
     assert len(loaded(f"/{VENDOR.library.partition('.')[0]}.so")) == 1
 
 

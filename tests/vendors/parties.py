@@ -19,10 +19,9 @@ MODE = VENDOR.mode
 REAL = MODE == "real"
 SIMULATED = MODE == "simulated"
 WITHOUT_GPU = MODE in ("simulated", "amd")
-ON_CPU = WITHOUT_GPU or (MODE == "forwarding" and os.environ.get("GPUINTEROP_TEST_CUDA") == "simulated")
-SEVERAL = ON_CPU and int(os.environ.get("GPUINTEROP_STANDIN_DEVICES", "2")) > 1
+SEVERAL = WITHOUT_GPU and int(os.environ.get("GPUINTEROP_STANDIN_DEVICES", "2")) > 1
 """Whether there must be several devices."""
-PARTIES = ("memfd", "swiftshader") if ON_CPU else ("vulkan",)
+PARTIES = ("memfd", "swiftshader") if WITHOUT_GPU else ("vulkan",)
 """By the name of `open_party`."""
 
 

@@ -35,7 +35,10 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from tests.forwarding.runtime import (
+from tests.simulated.driver import Simulator, loaded
+
+from ..parties import MODE, PARTIES, SIMULATED, open_party
+from .runtime import (
     INVALID_VALUE,
     MIB,
     NO_DEVICE,
@@ -49,11 +52,6 @@ from tests.forwarding.runtime import (
     is_open,
     word,
 )
-from tests.simulated.driver import Simulator, loaded
-
-from ..parties import MODE, PARTIES, SIMULATED, open_party
-
-pytestmark = pytest.mark.skipif(MODE == "forwarding", reason="what is called is NVIDIA's driver, with NVIDIA's facts")
 
 LIMIT = 20.0
 """Seconds for what is to happen."""
@@ -98,7 +96,7 @@ def noted(request: pytest.FixtureRequest) -> Callable[[str], AbstractContextMana
 
 START = f"""
 import ctypes, os
-from tests.forwarding.runtime import *
+from tests.vendors.hip.runtime import *
 GTE, EVERY_BIT, BY_VALUE, SIZE = {GTE}, {EVERY_BIT}, {BY_VALUE}, {SIZE}
 hip = Runtime("libamdhip64.so")
 """

@@ -12,8 +12,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.native_stream import fail_stream
 from gpuinterop.testing.suites.base import together
-from tests.forwarding.runtime import Runtime
 from tests.simulated.driver import Simulator
+
+from .runtime import Runtime
 
 LIMIT = 20.0
 CALLS = "hipStreamCreateWithPriority", "hipStreamDestroy"
@@ -63,8 +64,6 @@ def test_two_threads_never_have_the_same(device: gi.Device) -> None:
 
 def test_each_has_its_device_and_priority(scope: ExitStack) -> None:
     hip = Runtime("libamdhip64.so")
-    if not hasattr(hip.library, "hipStreamGetPriority"):
-        pytest.skip("the forwarding runtime does not tell")
     found = ctypes.c_int()
     for _ in range(3):
         opened = [

@@ -48,7 +48,7 @@ BEHIND = """
 import faulthandler
 import threading
 import gpuinterop as gi
-from tests.forwarding.runtime import Runtime
+from tests.vendors.hip.runtime import Runtime
 device = gi.get_backend("hip").device()
 gate, other = (device.create_semaphore(gi.TimelineFd) for _ in range(2))
 default, ours, allocation = device.wrap_stream(0), device.create_stream(high_priority=True), device.allocate(1)

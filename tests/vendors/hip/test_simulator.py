@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.forwarding.runtime import (
+from tests.simulated.driver import Simulator
+
+from .runtime import (
     INVALID_VALUE,
     NOT_SUPPORTED,
     Runtime,
 )
-from tests.simulated.driver import Simulator
-
 from .test_facts import printed, raw
 
 pytestmark = pytest.mark.usefixtures("simulator")

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from tests.forwarding.runtime import Runtime
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED, open_party
+from .runtime import Runtime
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
 

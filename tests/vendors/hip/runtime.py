@@ -103,22 +103,10 @@ class Runtime:
 
     def __init__(self, path: Path | str) -> None:
         self.library = ctypes.CDLL(str(path))
-        if self.has("gfw_calls"):  # the forwarding one
-            self.library.gfw_calls.restype = ctypes.c_uint64
-            self.library.gfw_driver.restype = ctypes.c_char_p
         self.library.hipGetErrorName.restype = self.library.hipGetErrorString.restype = ctypes.c_char_p
 
     def has(self, name: str) -> bool:
         return hasattr(self.library, name)
-
-    def calls(self, name: str) -> int:
-        """How often a function was called since the process began, by whomever."""
-        return int(self.library.gfw_calls(name.encode()))
-
-    @property
-    def driver(self) -> str:
-        """The file of the CUDA driver beneath."""
-        return os.fsdecode(self.library.gfw_driver())
 
     def __call__(self, name: str, *arguments: Any) -> int:
         """Call a function. In a register a smaller integer is the lower part of a larger one."""
