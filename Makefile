@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.13       the interpreter that .venv is made with
 #   ARGS="-k timeline"      what is passed on to the demo, to bench or to pytest
-#   CUDA_BINDINGS=12.9.0    the version of cuda-bindings that test-cuda uses, installed beside .venv's
+#   CUDA_BINDINGS=12.9.1    the version of cuda-bindings that test-cuda uses, installed beside .venv's
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip and bench use; .venv has none
 #   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
@@ -107,7 +107,7 @@ test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-
     test-lowest-cuda test-lowest-hip
 
 test-lowest-cuda: $(VENV)/.test drivers
-	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.0
+	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.1
 
 test-lowest-hip: $(VENV)/.test drivers
 	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43

@@ -35,8 +35,6 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
 
     def __init__(self) -> None:
         super().__init__()
-        # Measured: 12.9.0 keeps the GIL in every call; 12.9.1 and later release it.
-        self.holds_gil = self._driver.bindings_version == "12.9.0"
         self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:

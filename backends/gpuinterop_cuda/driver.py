@@ -225,4 +225,11 @@ def _load() -> tuple[Any, str]:
             absent=isinstance(error, ModuleNotFoundError),
         )
         raise failure from error
-    return driver, cuda.bindings.__version__
+    version = cuda.bindings.__version__
+    # Measured: 12.9.0 keeps the GIL in every call, so a call that blocks stops every thread; 12.9.1 releases it.
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < (12, 9, 1):
+        raise BackendUnavailableError(
+            f"expected cuda-bindings 12.9.1 or newer, got {version}.",
+            fix="pip install --upgrade 'gpuinterop[cuda]'",
+        )
+    return driver, version

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 NEWER_NAMES: Final[Mapping[int, str]] = {47: "CUDA_ERROR_MULTICAST_RESOURCE_FULL"}
-"""Names that the oldest supported bindings (12.9) lack."""
+"""Names that the oldest supported bindings (12.9.1) lack."""
 
 _STREAM: Final = "the stream must belong to the device's primary context, and the semaphore must be alive."
 _NOT_EXPORTED: Final = "the object was not created for handles of this type."

@@ -7,7 +7,6 @@ NVIDIA's Vulkan driver for the real one. No stream is left waiting: what was wai
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -42,9 +41,6 @@ OPAQUE_FD, OPAQUE_WIN32, D3D12_RESOURCE, DMABUF_FD = 1, 2, 5, 9
 D3D12_FENCE, NVSCISYNC, TIMELINE_FD = 4, 6, 9
 GEQ, EQ, AND, NOR = 0, 1, 2, 3
 MIB = 1 << 20
-
-HOLDS_GIL = tuple(int(part) for part in importlib.metadata.version("cuda-bindings").split(".")[:3]) < (12, 9, 1)
-"""Bindings before 12.9.1: a call that blocks stops every thread."""
 
 
 class Number(int):
@@ -693,7 +689,6 @@ def test_memory_of_another_gpu(context: Any) -> None:
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(HOLDS_GIL, reason="a call that blocks stops the thread that would end it")
 def test_a_pageable_copy_blocks_behind_a_wait_and_a_pinned_one_does_not(context: Any) -> None:
     device = ok(cuda.cuMemAlloc(4096))
     pageable = ctypes.create_string_buffer(4096)

@@ -37,7 +37,7 @@ def test_a_context_that_is_current_is_not_switched(simulator: Simulator, device:
         assert not cuda.cuCtxPushCurrent(current.handle)[0]
         try:
             pushed, popped, *made = switches(current)
-            assert (pushed > 0, popped, made) == (switched, pushed, [1, 1])  # how often depends on the bindings' GIL
+            assert (pushed, popped, made) == (4 * switched, pushed, [1, 1])
         finally:
             assert not cuda.cuCtxPopCurrent()[0]
     theirs.close()

@@ -28,7 +28,6 @@ from tests.simulated.driver import Simulator, assert_simulated
 
 from .test_facts import (
     FD_TYPE,
-    HOLDS_GIL,
     INVALID_VALUE,
     LIMIT,
     MIB,
@@ -49,7 +48,6 @@ from .test_facts import (
 MINIMUM, SIZE = 2 * MIB, 4 * MIB
 GPU = gi.DeviceIdentity(name="a GPU's driver")
 INVALID_DEVICE, INVALID_HANDLE, ILLEGAL_ADDRESS = 101, 400, 700
-needs_threads = pytest.mark.skipif(HOLDS_GIL, reason="these bindings hold the GIL in every call")
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +116,6 @@ def test_external_memory_under_its_mapping(simulator: Simulator) -> None:
     ok(cuda.cuMemFree(pointer))
 
 
-@needs_threads
 @pytest.mark.parametrize("what", ["cuMemFree", "cuDestroyExternalSemaphore"])
 def test_what_a_stream_still_uses_is_released(simulator: Simulator, what: str) -> None:
     """It is noted; and the call waits for the device, and every other call for it."""
@@ -384,7 +381,6 @@ def test_what_is_released_in_the_wrong_order(simulator: Simulator) -> None:
         ok(cuda.cuMemRelease(group))
 
 
-@needs_threads
 def test_memory_that_goes_under_a_blocked_bind(simulator: Simulator) -> None:
     group, handle = team(1), memory()
     codes: list[int] = []

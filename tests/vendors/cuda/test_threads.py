@@ -5,9 +5,12 @@ from __future__ import annotations
 import textwrap
 import threading
 
+import cuda.bindings
 import numpy as np
+import pytest
 
 import gpuinterop as gi
+from gpuinterop_cuda.backend import CudaBackend
 from tests.simulated.driver import Simulator
 
 LIMIT = 30.0
@@ -16,15 +19,8 @@ ROUNDS = 50
 
 
 def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
-    """The bindings let go of the GIL in a blocking call; for those that do not, no such call is made."""
-    device = gi.get_backend("cuda").device()
-    stream = device.create_stream()
-    if device._backend.holds_gil:
-        before = simulator.calls("cuStreamSynchronize")
-        stream.synchronize()
-        assert simulator.calls("cuStreamSynchronize") == before
-        stream.close()
-        return
+    """The bindings let go of the GIL in a blocking call."""
+    stream = gi.get_backend("cuda").device().create_stream()
     with simulator.block("cuStreamSynchronize") as gate:
         thread = threading.Thread(target=stream.synchronize)
         thread.start()
@@ -33,6 +29,14 @@ def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
     thread.join(LIMIT)
     assert not thread.is_alive()
     stream.close()
+
+
+@pytest.mark.parametrize("version", ["12.9.0", "12.8.0rc1"])
+def test_bindings_that_keep_the_gil_are_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(cuda.bindings, "__version__", version)
+    with pytest.raises(gi.BackendUnavailableError, match=rf"expected .* 12\.9\.1 or newer, got {version}\.") as caught:
+        CudaBackend()
+    assert "pip install --upgrade 'gpuinterop[cuda]'" in str(caught.value)
 
 
 def test_events_outlive_the_thread_whose_default_stream_they_are_of(device: gi.Device) -> None:
