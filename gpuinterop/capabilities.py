@@ -686,9 +686,7 @@ def _versions(run: VerifiedRun) -> str:
     return f" ({versions})" if versions else ""
 
 
-def promote(
-    cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device: str | None = None, stand_in: str = ""
-) -> list[Capability]:
+def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device: str | None = None) -> list[Capability]:
     """Raise UNVERIFIED to SUPPORTED if a run on this platform, on a device of this name, has shown it.
 
     Backends never declare SUPPORTED themselves, so a claim cannot outrun its proof. The reason of a cell that stays
@@ -698,8 +696,6 @@ def promote(
     ----------
     device : str, optional
         Name of the device; None for a CPU, for which every run on its platform counts.
-    stand_in : str
-        File of the device's driver if that is a test double, for which runs do not count.
     """
     ordered = sorted(runs, key=lambda run: run.date)
     result = []
@@ -707,16 +703,17 @@ def promote(
         if found.support is Support.UNVERIFIED:
             shown = [run for run in ordered if found.cell in run.cells]
             proof = [run for run in shown if run.platform == sys.platform and device in (None, run.device)]
-            if proof and not stand_in:
+            if proof:
                 run = proof[-1]
                 reference = f"verified.toml: {run.date} on {run.device}{_versions(run)}"
                 found = replace(found, support=Support.SUPPORTED, reference=reference, workaround="")
             else:
-                found = replace(found, reason=f"{found.reason.rstrip('.')}; {_unproven(shown, stand_in)}.")
+                found = replace(found, reason=f"{found.reason.rstrip('.')}; {_unproven(shown)}.")
         result.append(found)
     return result
 
 
-def _unproven(shown: Sequence[VerifiedRun], stand_in: str) -> str:
-    last = f"recorded elsewhere: {shown[-1].date} on {shown[-1].device} ({shown[-1].platform})" if shown else ""
-    return (last or "no run is recorded") + (f"; here {stand_in} stands in for the driver" if stand_in else "")
+def _unproven(shown: Sequence[VerifiedRun]) -> str:
+    if not shown:
+        return "no run is recorded"
+    return f"recorded elsewhere: {shown[-1].date} on {shown[-1].device} ({shown[-1].platform})"

@@ -43,7 +43,6 @@ from ..errors import (
     InvalidArgumentError,
 )
 from ..handles import DeviceIdentity, TimelineFd
-from . import stand_ins
 from .device import Device
 from .monitor import after_fork
 
@@ -167,8 +166,7 @@ class LoadedBackend(Sole):
         if package is not None and hasattr(package, "__path__"):  # a single module has no folder of its own
             runs = recorded(importlib.resources.files(package) / "verified.toml")
         name = None if info.is_cpu else info.name
-        promoted = promote(cells, runs, device=name, stand_in=stand_ins.stand_in(self.libraries))
-        return Capabilities(left_on(promoted), owner=info.name)
+        return Capabilities(left_on(promote(cells, runs, device=name)), owner=info.name)
 
     def _completed(self, cell: Cell, said: Capability | None) -> Capability:
         """What the backend says of a cell, unless the cell needs what the backend, or the core, lacks."""

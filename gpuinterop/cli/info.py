@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from .._core import stand_ins
 from .._core.device import Device
 from .._core.registry import InstalledBackend, backends, get_backend
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError
 from ..exporters import open_exporter
 from ..exporters.vulkan import list_drivers
+from ..testing import stand_ins
 from .console import complain, note
 from .records import need
 

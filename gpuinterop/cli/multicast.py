@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
-from .._core import stand_ins
 from .._core.registry import get_backend
 from ..capabilities import Cell, Operation, VerifiedRun
 from ..errors import InvalidArgumentError
+from ..testing import stand_ins
 from .console import complain, note, say
 from .records import add_record_arguments, check_record_arguments, need, recorded_runs, verified_file
 

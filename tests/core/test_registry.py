@@ -288,16 +288,17 @@ def test_what_a_third_partys_backend_fails_to_answer_is_its_own_defect(
     install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, question: str, outcome: str
 ) -> None:
     """The others are found as ever; `gpuinterop info` says the reason."""
-    plugin = f"{HIGH}\n    name = 'plugin'\n    def {question}: {outcome}\n"
-    (tmp_path / "thirdparty.py").write_text(plugin)
+    source = f"{HIGH}\n    name = 'plugin'\n    def {question}: {outcome}\n"
+    (tmp_path / "thirdparty.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "thirdparty", raising=False)
     install(Processor, extra=[EntryPoint("plugin", "thirdparty:Plugin", registry.GROUP)])
     asked = question.partition("(")[0]
     with pytest.raises(registry.BrokenBackendError, match=f"plugin: {asked}"):
-        _ = (gi.get_backend("plugin").devices(), gi.get_backend("plugin").versions)
+        plugin = gi.get_backend("plugin")
+        _ = (plugin.devices(), plugin.versions, plugin.libraries)
     assert gi.match_device(identity(is_cpu=True)).backend == "processor"
-    if asked != "versions":
+    if asked == "capabilities":
         with pytest.raises(gi.DeviceNotFoundError, match=f"plugin: {asked}"):
             gi.match_device(identity(uuid=b"1" * 16))
     entries = {entry["name"]: entry for entry in collect().backends}

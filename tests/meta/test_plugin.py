@@ -53,7 +53,8 @@ class TestMine(Suite):
 """
 """As `help(gpuinterop.testing)` says."""
 
-TOY, LOCKED, CRASHING = "toybackend:ToyBackend", "toybackend.broken:Unavailable", "toybackend.broken:Crashing"
+TOY, LOCKED = "toybackend:ToyBackend", "toybackend.broken:Unavailable"
+CRASHING, MUTE = "toybackend.broken:Crashing", "toybackend.broken:Mute"
 KEY = "the toy box is locked. Find the key."
 NO_VULKAN = {"VK_DRIVER_FILES": "/nonexistent.json", "VK_ICD_FILENAMES": "/nonexistent.json"}
 
@@ -97,6 +98,7 @@ LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
     "a party's misspelt place": ((*SELECTED, "--gpuinterop-exporter=memfd@proc"), {}, TOY, "-exporter: .*@proc'"),
     "a party": (SELECTED, {"GPUINTEROP_REQUIRE_VULKAN": "1"}, TOY, "vulkan"),
     "broken": (SELECTED, {}, CRASHING, "RuntimeError.*the toy broke"),
+    "mute": (SELECTED, {}, MUTE, "RuntimeError.*the toy is mute"),
 }
 
 

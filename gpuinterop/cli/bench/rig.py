@@ -9,13 +9,13 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..._core import stand_ins
 from ..._core.registry import GROUP, get_backend, top_package
 from ...capabilities import Operation
 from ...errors import DeviceNotFoundError
 from ...exporters import open_exporter
 from ...exporters.vulkan.drivers import VulkanDriver, list_drivers
 from ...handles import OpaqueFd, TimelineFd
+from ...testing import stand_ins
 from . import floor
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pytest
 
 from ..._core import registry
 from ..._core.device import Device
-from ..._core.stand_ins import stand_in
 from ..requirements import skip_declared
+from ..stand_ins import stand_in
 
 __all__ = ["Library", "Tensor", "libraries", "read_capsule", "read_interface"]
 

@@ -12,13 +12,13 @@ from ..._core import registry
 from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ..._core.multicast import MulticastMapping, MulticastObject, create_multicast, import_multicast
-from ..._core.stand_ins import simulated_driver
 from ...capabilities import Operation
 from ...errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ...handles import OriginKind, VmmFd
 from ..multimem import multimem_add, multimem_store
 from ..peer import BackendPeer
 from ..requirements import requires, skip_declared
+from ..stand_ins import simulated_driver
 from .base import LIMIT, Suite, leaves_nothing, new_stream, pattern, raises, read, word, write
 
 CREATE = Operation.CREATE_MULTICAST

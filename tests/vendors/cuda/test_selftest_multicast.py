@@ -22,13 +22,13 @@ from typing import Any
 import pytest
 
 import gpuinterop.cli.multicast as cli
-from gpuinterop._core import registry, stand_ins
+from gpuinterop._core import registry
 from gpuinterop._core.multicast import create_multicast
 from gpuinterop.capabilities import Cell, Operation, Support, VerifiedRun, read_verified
 from gpuinterop.cli.records import verified_file
 from gpuinterop.errors import SemaphoreTimeoutError
 from gpuinterop.handles import TimelineFd
-from gpuinterop.testing import multicast
+from gpuinterop.testing import multicast, stand_ins
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.report import format_document, write_report
 from tests.cli.invoke import invoke
@@ -518,7 +518,7 @@ import ctypes, sys
 for path in sys.argv[1:]:
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 import gpuinterop as gi
-from gpuinterop._core.stand_ins import simulated_driver, stand_in
+from gpuinterop.testing.stand_ins import simulated_driver, stand_in
 
 libraries = gi.get_backend("cuda").libraries
 print(bool(simulated_driver(libraries)), bool(stand_in(libraries)))

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -267,6 +267,13 @@ class Crashing(ToyBackend):
 
     def devices(self) -> Sequence[DeviceInfo]:
         raise RuntimeError("the toy broke")
+
+
+class Mute(ToyBackend):
+    """It does not say what it calls, so the kit cannot tell whether that is a test double."""
+
+    def libraries(self) -> Mapping[str, str]:
+        raise RuntimeError("the toy is mute")
 
 
 # -- arrays --------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ _EMULATOR: Final = "librocjitsu_kmd"  # AMD's, which preloads it
 def stand_in(libraries: Mapping[str, str]) -> str:
     """Name the test double in place of a backend's driver, or of the device below it; empty without one.
 
-    Recorded runs do not count for a test double, and runs on it are not recorded. One that is loaded beside a real
-    driver is enough. The name of our drivers is their file. AMD's own runtime is linked with the library below it, so
-    a symbol of that library is found through it.
+    Runs on a test double are not recorded. One that is loaded beside a real driver is enough. The name of our drivers
+    is their file. AMD's own runtime is linked with the library below it, so a symbol of that library is found through
+    it.
 
     Parameters
     ----------
