@@ -629,12 +629,6 @@ class FakeDriver(FakeWords):
         self.pins.pop(pin, None)
 
 
-class FakeGilDriver(FakeDriver):
-    """Its bindings keep the GIL in calls that block, releases among them."""
-
-    holds_gil = True
-
-
 class FakeMulticast(FakeBackend, MulticastBackend):
     """Devices with shareable allocations and multicast.
 

@@ -11,7 +11,7 @@ import pytest
 
 import gpuinterop as gi
 
-from .fake import LIMIT, VIOLATIONS, FakeBackend, FakeDriver, FakeGilDriver, Handle
+from .fake import LIMIT, VIOLATIONS, FakeBackend, FakeDriver, Handle
 
 
 @pytest.fixture
@@ -132,7 +132,8 @@ def test_while_a_release_is_under_way_other_calls_stand() -> None:
 
 
 def test_bindings_that_keep_the_gil_stop_everybody(noted: list[str]) -> None:
-    backend = FakeGilDriver()
+    backend = FakeDriver()
+    backend.holds_gil = True
     semaphore, stream = semaphore_of(backend), stream_of(backend)
     backend.blocked.add(stream[1])
     with pytest.raises(AssertionError, match="keeps the GIL"):

@@ -13,12 +13,12 @@ from typing import Any
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop._core.stream_memory import spare_words
-from gpuinterop.backend import Native, StreamMemoryBackend
+from gpuinterop.backend import Native
 from gpuinterop.bridge import Endpoint, _watcher
 from gpuinterop.handles import Timeline
 from gpuinterop.system import PAGE
 
-from ..fake import FakeBackend
+from ..fake import FakeWords
 
 LIMIT = 20.0
 RELEASED = 2**63 - 1
@@ -57,7 +57,7 @@ class Scripted(Endpoint):
         self.closed += 1
 
 
-class WordsBackend(FakeBackend, StreamMemoryBackend):
+class WordsBackend(FakeWords):
     """Streams that do nothing by themselves: what they were to wait for and write stands in lists.
 
     They are idle when their waits have passed, whatever is left to be written.
@@ -65,38 +65,29 @@ class WordsBackend(FakeBackend, StreamMemoryBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pins: dict[int, int] = {}
         self.waits: list[tuple[Native, int, int]] = []
-        """Stream, address, value."""
+        """Stream, the process's own address, value."""
         self.pending: list[tuple[Native, int, int]] = []
         """Those that may not have passed."""
         self.writes: list[tuple[Native, int, int]] = []
-        self.captured: set[int] = set()
-        self.on_pin: Script = lambda: None
         self.before_wait: Script = lambda: None
         self.before_write: Script = lambda: None
 
-    def pin(self, device: Native, address: int, size: int) -> tuple[Native, int]:
-        self.on_pin()
-        self.pins[address] = size
-        return address, address
-
-    def unpin(self, pin: Native) -> None:
-        del self.pins[pin]
-
     def write_value(self, stream: Native, word: int, value: int) -> None:
         self.before_write()
-        self.writes.append((stream, word, value))
+        self._use_word("write_value", stream, word)
+        self.writes.append((stream, word - self.APART, value))
 
     def wait_value(self, stream: Native, word: int, value: int) -> None:
         self.before_wait()
-        self.waits.append((stream, word, value))
-        self.pending.append((stream, word, value))
+        super().wait_value(stream, word, value)
+        self.waits.append((stream, word - self.APART, value))
+        self.pending.append(self.waits[-1])
 
     def pass_all(self) -> None:
         super().pass_all()
         for _, word, value in self.pending:
-            if word // PAGE * PAGE in self.pins:
+            if word // PAGE * PAGE in self.pins.values():
                 ctypes.c_uint64.from_address(word).value = value
 
     def is_waiting(self) -> bool:
@@ -108,9 +99,6 @@ class WordsBackend(FakeBackend, StreamMemoryBackend):
 
     def is_done(self, event: Native) -> bool:
         return self.is_idle(self.event_streams[event])
-
-    def is_capturing(self, stream: Native) -> bool:
-        return stream[1] in self.captured
 
     def run_writes(self) -> None:
         """The streams get to their stores."""

@@ -97,10 +97,10 @@ def test_one_of_words(words: tuple[Device, WordsBackend], scope: ExitStack) -> N
         problem(lambda: semaphore.wait(stream, None)),
         problem(lambda: semaphore.wait(stream, 9, timeout=1.0), gi.UnsupportedError) + semaphore.label,
     )
-    backend.captured.add(stream.ptr)
+    backend.capturing.add(stream.ptr)
     check(semaphore, problem(lambda: semaphore.signal(stream, 4)))
     check(made, problem(lambda: gi.SemaphoreBatch(made).wait(stream, (4,))))
-    backend.captured.clear()
+    backend.capturing.clear()
     semaphore.wait(stream, 9)
     check(semaphore, *late(semaphore, stream), *closed(semaphore, stream))
     made.host_signal(9)

@@ -40,11 +40,11 @@ def test_a_stream_that_is_captured_is_refused(words: tuple[Device, WordsBackend]
     device, backend = words
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(Scripted()))
     stream = scope.enter_context(device.create_stream())
-    backend.captured.add(stream.ptr)
+    backend.capturing.add(stream.ptr)
     for call in (semaphore.wait, semaphore.signal):
         with pytest.raises(gi.InvalidArgumentError, match="is being captured"):
             call(stream, 1)
-    backend.captured.clear()
+    backend.capturing.clear()
     assert (backend.waits, backend.writes) == ([], [])
     assert not lane_of(semaphore).busy
 
