@@ -250,7 +250,8 @@ class VulkanContext(Sole):
         else:
             _leave(context, LIVE, "Vulkan's queue is still at work", left)
         # A call that is under way needs a moment, even if `timeout` leaves the queue less.
-        if not system.until(self._is_over, None if limit is None else max(limit, _GRACE_S)):
+        ended = system.until(lambda: self._is_over() or context.stays, None if limit is None else max(limit, _GRACE_S))
+        if not ended or context.stays:
             _leave(context, lifetime.RETIRED, context.what_holds(), left)
         if left:
             late = f"{left[0]} {timeout:g} s after close()"
