@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
 from .._arguments import check_int
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
-from ..errors import DriverError, GpuInteropError, InvalidArgumentError
+from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
-from .drain import relieve
-from .gate import waiting
+from .enqueue import Enqueues
 from .monitor import locked
 from .native import GONE, LIVE, MARK, Native, hold, note_use
 from .native_stream import CapturedError, NativeStream, Wait
 from .resource import Resource
-from .semaphore import ExternalSemaphore, last_signalled, value_of
+from .semaphore import ExternalSemaphore, last_signalled
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class GraphStep:
             raise InvalidArgumentError("values", f"there are {len(values)} for {len(self.semaphores)} semaphores.")
         if len(self._natives) != len(self.semaphores):
             raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
-        return tuple([one._check_value(value) for one, value in zip(self._ours, values, strict=True)])
+        return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
         """Set checked values. The caller marks."""
@@ -263,7 +262,7 @@ class _Launched(Wait):
         return ", ".join(map(str, waits))
 
 
-class Graph(Resource):
+class Graph(Resource, Enqueues):
     """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 
     Semaphores and mappings that its work uses are released after it. Closing it releases the driver's graph when its
@@ -325,66 +324,39 @@ class Graph(Resource):
         InvalidArgumentError
             The capture has not ended, or the stream is being captured.
         """
-        made = self._made
-        executable = self._captured()[1] if made is None or self._semaphores is None else made[1]
-        if type(stream) is not Stream:
-            check_stream(self._device, stream)
-        native, gate = stream._stream or stream._known_as(), self._device._gate
-        if self._waits and gate.crowded:
-            relieve(gate)  # before the marks: callbacks run here
+        if self._semaphores is None:
+            self._captured()
         pending: _Launched | None = None
-        calls, streams = executable.calls, native.calls
-        calls += MARK
-        streams += MARK
-        try:  # as `ExternalSemaphore.wait`
-            if (
-                native.odd
-                or executable.state is not LIVE
-                or stream._lifetime.state is not LIVE
-                or stream._device is not self._device
-            ):
-                self._check_open()
-                executable.check()
-                check_stream(self._device, stream)
-                stream._known_as().refuse_edge()
-            if self._backend.is_capturing(native.handle):  # by any library
-                raise InvalidArgumentError(
-                    "stream",
-                    "is being captured: values of a graph inside a graph cannot be set; launch both one by one.",
-                )
-            if native not in executable.uses:
-                note_use(executable, native, None)
-            for mapping, (first, last) in self._mappings.items():
-                mapping.used_on(native, first, last)
-            if self._waits:
-                pending = _Launched()
-                pending.semaphore = self._waits[0]
-                pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
-                native.waits.append(pending)
-                waiting[native] = None
-                if gate.shut:
-                    gate.let_releases_end()
-            self._backend.launch(executable.handle, native.handle)
-            self._note_signals(native)
-            if len(native.waits) > native.limit:
-                if pending is not None:
-                    pending.enqueued = True
-                native.came_along()
-        except DriverError:
-            if pending is not None:
-                pending.passed = True
-            raise
-        finally:
-            if pending is not None:
-                pending.enqueued = True
-            del calls[-1], streams[-1]
+        if self._waits:
+            pending = _Launched()
+            pending.semaphore = self._waits[0]
+            pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
+        self._enqueue(stream, self._launch_now, (), pending)
 
-    def _note_signals(self, native: NativeStream) -> None:
-        for step, place, semaphore in self._signals:
-            last = semaphore.uses.get(native)
-            if last is None or len(last) > 1:
-                value_of(last := last_signalled(semaphore, native))
+    def _launch_now(self, native: NativeStream, lasts: Sequence[list[int]], _: Sequence[int], pending: object) -> None:
+        if native.graph is not None or self._backend.is_capturing(native.handle):  # by any library
+            raise InvalidArgumentError(
+                "stream", "is being captured: values of a graph inside a graph cannot be set; launch both one by one."
+            )
+        self._backend.launch(self._marked.handle, native.handle)
+        for (step, place, _semaphore), last in zip(self._signals, lasts, strict=True):
             last[0] = max(step.values[place], last[0])
+
+    def _look_closer(self, stream: Stream) -> None:
+        self._check_open()
+        self._marked.check()
+        check_stream(self._device, stream)
+        stream._known_as().refuse_edge()
+
+    def _note_use(self, stream: Stream, native: NativeStream) -> Sequence[list[int]]:
+        check_stream(self._device, stream)
+        for mapping, (first, last) in self._mappings.items():
+            mapping.used_on(native, first, last)
+        note_use(self._marked, native, [last_signalled(semaphore, native) for _, _, semaphore in self._signals])
+        return cast(Sequence[list[int]], self._marked.uses[native])
+
+    def _hold_in(self, graph: Graph) -> None:
+        """Do nothing: the call is refused."""
 
     def _captured(self) -> tuple[Native, Native]:
         self._check_open()
@@ -454,6 +426,7 @@ class Graph(Resource):
         executable = Native("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
+        self._gives(executable, self._device, executable.uses)
         semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=(self, executable))
         self._wait_steps = [
             (

@@ -51,6 +51,8 @@ class Wait:
     ----------
     semaphore : Native
     value : int or None
+    ms : int or None
+        Milliseconds after which the stream fails, where the driver has a time limit.
     number : int
         When the stream was ordered behind it; 0 for a driver's own, which cannot be let go on.
     reached : callable or None
@@ -68,6 +70,7 @@ class Wait:
 
     semaphore: Native
     value: int | None = None
+    ms: int | None = None
     number = 0
     reached: Callable[[], bool] | None = None
     enqueued = False
@@ -358,8 +361,8 @@ class NativeStream(Native):
             semaphore, value = wait.semaphore, wait.value
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
-            uses = semaphore.uses.copy().items()  # what a stream was told last, by the semaphore or by a batch
-            tellers = [stream for stream, told in uses if max(told[1].values if told[1:] else told) >= value]
+            uses = semaphore.uses.copy().items()  # what each stream was told last
+            tellers = [stream for stream, told in uses if told[0] >= value]
             before = [None if one in seen else one.stuck_behind(*seen) for one in tellers]
             if all(before):
                 return before[0] if before else wait

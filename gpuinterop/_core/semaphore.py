@@ -6,7 +6,6 @@ batch of one). The calls only set marks and check once that the objects fit toge
 
 from __future__ import annotations
 
-import operator
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +19,6 @@ from ..backend import Backend, HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
     ArgumentTypeError,
-    DriverError,
     InvalidArgumentError,
     ResourceBusyError,
     ResourceClosedError,
@@ -38,8 +36,7 @@ from ..handles import (
     SemaphoreHandle,
     Timeline,
 )
-from .drain import relieve
-from .gate import waiting
+from .enqueue import Enqueues
 from .monitor import dropped, locked
 from .native import LIVE, MARK, Native, note_use, retire
 from .native_stream import NativeStream, Wait, Waits, order
@@ -80,22 +77,20 @@ class SemaphoreCalls(ABC):
     """Largest value that a stream can wait for."""
     blocks: bool = False
     """Whether `destroy` waits for the whole device."""
-    in_graphs: bool = True
-    """Whether a stream that is being captured accepts the calls."""
     driver: Backend | None = None
-    """The backend whose `wait` and `signal` are all there is to a call; None if `wait` and `signal` here do more."""
+    """The backend whose `wait` and `signal` are all there is to a call; None if it is `wait` and `signal` here."""
 
     @abstractmethod
     def prepare(self, handles: Sequence[Handle]) -> Any:
         """Prepare a batch for `wait` and `signal`."""
 
-    @abstractmethod
-    def wait(self, batch: Any, stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]) -> None:
-        """Enqueue."""
+    def wait(self, handle: Handle, stream: NativeStream, value: int, wait: Wait) -> None:
+        """Enqueue, where there is no `driver`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def signal(self, batch: Any, stream: NativeStream, values: Sequence[int]) -> None:
-        """Enqueue."""
+        """Enqueue, where there is no `driver`."""
+        raise NotImplementedError
 
     @abstractmethod
     def destroy(self, handle: Handle) -> None:
@@ -147,12 +142,6 @@ class DriverSemaphores(SemaphoreCalls):
     def prepare(self, handles: Sequence[Handle]) -> Any:
         return self._backend.prepare(handles)
 
-    def wait(self, batch: Any, stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]) -> None:
-        self._backend.wait(batch, stream.handle, values, ms)
-
-    def signal(self, batch: Any, stream: NativeStream, values: Sequence[int]) -> None:
-        self._backend.signal(batch, stream.handle, values)
-
     def destroy(self, handle: Handle) -> None:
         self._backend.destroy_semaphore(handle)
 
@@ -187,7 +176,7 @@ class _Semaphore(Native):
     __slots__ = ("looks",)
 
 
-class ExternalSemaphore(Resource, Generic[K]):
+class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     """A semaphore that another API or process shares. Made by `Device.import_semaphore` or `create_semaphore`.
 
     `K` is its kind: calls of ``Binary`` take no value, those of ``Timeline`` and ``Fence`` a value, those of ``Keyed``
@@ -243,8 +232,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         native = _Semaphore(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device._streams)
         native.looks = calls.looks(handle_type.kind)
         super().__init__(native)
-        self._device = device
-        self._gate = device._gate
+        self._gives(native, device, native.uses)
         self._calls = calls
         self._batch: Any = None
         self._exportable = exportable
@@ -254,8 +242,8 @@ class ExternalSemaphore(Resource, Generic[K]):
         self._grows = self.kind is Timeline
         self._max_value = calls.max_value
         # Bound here: the hot path makes a driver's calls without a detour.
-        self._enqueue_wait = None if calls.driver is None else calls.driver.wait
-        self._enqueue_signal = None if calls.driver is None else calls.driver.signal
+        self._driver_wait = None if calls.driver is None else calls.driver.wait
+        self._driver_signal = None if calls.driver is None else calls.driver.signal
         self._cannot_on_host = calls.host_gap(handle_type)
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
@@ -339,57 +327,15 @@ class ExternalSemaphore(Resource, Generic[K]):
         ...     semaphore.signal(producer, 1)
         ...     stream.synchronize(timeout=10)
         """
-        if type(stream) is not Stream:
-            check_stream(self._device, stream)
-        lifetime, native, gate = self._lifetime, stream._stream or stream._known_as(), self._gate
-        if gate.crowded:
-            relieve(gate)  # before the marks: callbacks run here
-        pending: Wait | None = None
-        calls, streams = lifetime.calls, native.calls
-        calls += MARK
-        streams += MARK
-        try:
-            odd = native.odd
-            if odd or lifetime.state is not LIVE or stream._lifetime.state is not LIVE:
-                self._refuse(stream)
-            if type(value) is int and 0 <= value <= self._waits_below:
-                number = value
-            else:
-                number = self._check_value(value, self._cannot_wait)
-            ms = None if timeout is None else self._milliseconds(timeout)
-            if native not in lifetime.uses:  # before the call: the release waits even if an interrupt strikes after it
-                self._note_use(stream, native)
-            pending = Wait()
-            pending.semaphore = lifetime
-            pending.value = value
-            enqueue = self._enqueue_wait
-            if enqueue is None:
-                if not self._calls.in_graphs:
-                    _refuse_capture(native, self.label)
-                pending.number = next(order)
-            waits = native.waits
-            if odd and (graph := native.graph) is not None:  # it waits when the graph is launched
-                graph.hold(lifetime)
-            else:
-                waits.append(pending)  # as in `NativeStream.note`
-                waiting[native] = None  # before the look at the gate: see there
-                if gate.shut:
-                    gate.let_releases_end()
-            if enqueue is not None:
-                enqueue(self._batch, native.handle, (number,), ms)
-            else:
-                self._calls.wait(self._batch, native, (number,), ms, [pending])
-            if len(waits) > native.limit:
-                pending.enqueued = True
-                native.came_along()
-        except DriverError:  # it has enqueued nothing
-            if pending is not None:
-                pending.passed = True
-            raise
-        finally:
-            if pending is not None:
-                pending.enqueued = True
-            del calls[-1], streams[-1]
+        number = (
+            value if type(value) is int and 0 <= value <= self._waits_below else self._checked(value, self._cannot_wait)
+        )
+        pending = Wait()
+        pending.semaphore = self._lifetime
+        pending.value = value
+        if timeout is not None:
+            pending.ms = self._milliseconds(timeout)
+        self._enqueue(stream, self._wait_now, (number,), pending)
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -430,41 +376,12 @@ class ExternalSemaphore(Resource, Generic[K]):
             ...
         gpuinterop.errors.InvalidArgumentError: value: 1 after 1 on the same stream for ...: a timeline only grows; ...
         """
-        if type(stream) is not Stream:
-            check_stream(self._device, stream)
-        lifetime, native = self._lifetime, stream._stream or stream._known_as()
-        calls, streams = lifetime.calls, native.calls
-        calls += MARK
-        streams += MARK
-        try:
-            odd = native.odd
-            if odd or lifetime.state is not LIVE or stream._lifetime.state is not LIVE:
-                self._refuse(stream)
-            if type(value) is int and 0 <= value <= self._signals_below:
-                number = value
-            else:
-                number = self._check_value(value, self._cannot_signal)
-            last = lifetime.uses.get(native)
-            if last is None:
-                last = self._note_use(stream, native)
-            if self._grows and number <= last[0]:
-                self._check_growth(native, number, last, "value")
-            enqueue = self._enqueue_signal
-            if enqueue is None and not self._calls.in_graphs:
-                _refuse_capture(native, self.label)
-            graph = native.graph if odd else None
-            if graph is not None:  # its launches signal, not this call
-                graph.hold(lifetime)
-            if enqueue is not None:
-                enqueue(self._batch, native.handle, (number,))
-            else:
-                self._calls.signal(self._batch, native, (number,))
-            if graph is None:
-                last[0] = number
-            if odd and native.thread is not None:
-                native.came_along()
-        finally:
-            del calls[-1], streams[-1]
+        number = (
+            value
+            if type(value) is int and 0 <= value <= self._signals_below
+            else self._checked(value, self._cannot_signal)
+        )
+        self._enqueue(stream, self._signal_now, (number,))
 
     # -- on the calling thread -----------------------------------------------------------------------------------
 
@@ -496,7 +413,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
             number = value
         else:
-            number = self._check_value(value)
+            number = self._checked(value)
         limit = check_timeout(timeout)
         lifetime = self._lifetime
         calls = lifetime.calls
@@ -554,7 +471,7 @@ class ExternalSemaphore(Resource, Generic[K]):
         if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
             number = value
         else:
-            number = self._check_value(value)
+            number = self._checked(value)
         lifetime = self._lifetime
         calls = lifetime.calls
         calls += MARK
@@ -613,22 +530,47 @@ class ExternalSemaphore(Resource, Generic[K]):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _note_use(self, stream: Stream, native: NativeStream) -> list[Any]:
+    def _wait_now(self, native: NativeStream, last: list[int], numbers: Sequence[int], pending: Wait | None) -> None:
+        assert pending is not None
+        if (enqueue := self._driver_wait) is not None:
+            enqueue(self._batch, native.handle, numbers, pending.ms)
+        else:
+            pending.number = next(order)
+            self._calls.wait(self._lifetime.handle, native, numbers[0], pending)
+
+    def _signal_now(self, native: NativeStream, last: list[int], numbers: Sequence[int], _: Wait | None) -> None:
+        if self._grows and numbers[0] <= last[0]:
+            self._check_growth(native, numbers[0], last[0], "value")
+        if (enqueue := self._driver_signal) is not None:
+            enqueue(self._batch, native.handle, numbers)
+        else:
+            self._calls.signal(self._batch, native, numbers)
+        if native.graph is None:  # else its launches signal, not this call
+            last[0] = numbers[0]
+
+    def _look_closer(self, stream: Stream) -> None:
+        self._check_open()
+        check_stream(self._device, stream)
+        stream._known_as().refuse_edge()
+
+    def _note_use(self, stream: Stream, native: NativeStream) -> list[int]:
         """Note a stream's first use; return what `last_signalled` does."""
         check_stream(self._device, stream)
         return last_signalled(self._lifetime, native)
 
-    def _check_growth(self, native: NativeStream, number: int, last: list[Any], argument: str) -> None:
-        """Raise if a stream would signal a value that it has signalled, or a smaller one."""
-        told = value_of(last)
-        if number <= told and not native.is_capturing():
+    def _hold_in(self, graph: Graph) -> None:
+        graph.hold(self._lifetime)
+
+    def _check_growth(self, native: NativeStream, number: int, told: int, argument: str) -> None:
+        """Raise if a stream would signal the value `told`, which it has signalled, or a smaller one."""
+        if not native.is_capturing():
             raise InvalidArgumentError(
                 argument,
                 f"{number} after {told} on the same stream for {self.label}: a timeline only grows; signal {told + 1} "
                 "or more.",
             )
 
-    def _check_value(self, value: int | None, gap: Capability | None = None) -> int:
+    def _checked(self, value: int | None, gap: Capability | None = None) -> int:
         if gap is not None:
             raise UnsupportedError(gap, context=self._device.name)
         if not self._takes_value:
@@ -651,92 +593,23 @@ class ExternalSemaphore(Resource, Generic[K]):
             raise UnsupportedError(self._cannot_time_out, context=self._device.name)
         return None if seconds is None else min(round(seconds * 1000), _MAX_MILLISECONDS)
 
-    def _refuse(self, stream: Stream) -> None:
-        self._check_open()
-        check_stream(self._device, stream)
-        stream._known_as().refuse_edge()
-
     def _last_signalled(self) -> int:
         """The largest value that streams of this process were told to signal."""
-        return max(map(value_of, self._lifetime.uses.copy().values()), default=0)
+        return max((last[0] for last in self._lifetime.uses.copy().values()), default=0)
 
     def _forget_values(self) -> None:
         """Forget the signalled values: a capture noted some that its graph has not signalled."""
         for last in self._lifetime.uses.copy().values():
-            value_of(last)
             last[0] = 0
 
 
-_UNKNOWN = 2**64
-"""More than any value, in place of one that a batch has: each look at it is then a closer one."""
-
-
 @locked
-def last_signalled(semaphore: Native, stream: NativeStream) -> list[Any]:
-    """The last value that the stream was told to signal, in a list, which calls change; notes the use.
-
-    If a batch was told last, the list is ``[_UNKNOWN, told]``: ask `value_of`.
-    """
+def last_signalled(semaphore: Native, stream: NativeStream) -> list[int]:
+    """The last value that the stream was told to signal, in a list, which calls change; notes the use."""
     if stream not in semaphore.uses:
         note_use(semaphore, stream, [0])
-    last: list[Any] = semaphore.uses[stream]
+    last: list[int] = semaphore.uses[stream]
     return last
-
-
-@locked
-def value_of(last: list[Any]) -> int:
-    """The value in a list of `last_signalled`, which has it alone from now on."""
-    if len(last) > 1:
-        last[1].give_back()
-    value: int = last[0]
-    return value
-
-
-class _Told:
-    """What a batch told one stream to signal, last.
-
-    The semaphores' own lists (`last_signalled`) are out of date while it is `owner`: a call of the batch then writes
-    one attribute instead of one entry for each semaphore.
-    """
-
-    __slots__ = ("lasts", "owner", "values")
-
-    def __init__(self, lasts: list[list[Any]]) -> None:
-        self.lasts = lasts
-        self.owner = False
-        self.values: Sequence[int] = ()
-
-    def give_back(self) -> None:
-        """Write the values into the semaphores' lists. Under the monitor."""
-        self.owner = False
-        for last, value in zip(self.lasts, self.values, strict=True):
-            last[:] = [value]
-
-    def note(self, values: Sequence[int]) -> None:
-        """Note what was signalled."""
-        before, self.values = self.values, values
-        if not self.owner:
-            _write(self, before)
-
-
-@locked
-def _write(told: _Told, before: Sequence[int]) -> None:
-    """Write the lists; if the batch alone has written them since its last call, it owns them from now on."""
-    found = [value_of(last) for last in told.lasts]
-    told.values = [*map(max, told.values, found)]
-    if found == [*before] and min(found) >= 1:
-        told.owner = True
-    for last, value in zip(told.lasts, told.values, strict=True):
-        last[:] = [_UNKNOWN, told] if told.owner else [value]
-
-
-def _refuse_capture(stream: NativeStream, label: str) -> None:
-    if stream.is_capturing():
-        raise InvalidArgumentError(
-            "stream",
-            f"{stream.label} is being captured, and each launch would repeat the value of {label}, which is made of "
-            "stream words: signal and wait outside of the graph, before and after its launch.",
-        )
 
 
 def origin_kind(kind: type) -> OriginKind:
@@ -744,7 +617,7 @@ def origin_kind(kind: type) -> OriginKind:
     return _ORIGINS.get(kind, OriginKind.OTHER)
 
 
-class SemaphoreBatch(Sole):
+class SemaphoreBatch(Sole, Enqueues):
     """Several semaphores of one device, waited for or signalled by one driver call.
 
     Parameters
@@ -789,15 +662,13 @@ class SemaphoreBatch(Sole):
         self._max_value = min(semaphore._max_value for semaphore in semaphores)
         self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
         self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
-        self._enqueue_wait = semaphores[0]._enqueue_wait
-        self._enqueue_signal = semaphores[0]._enqueue_signal
-        self._gate = semaphores[0]._gate
+        self._driver_wait = semaphores[0]._driver_wait
+        self._driver_signal = semaphores[0]._driver_signal
         self._natives = [semaphore._lifetime for semaphore in semaphores]
-        self._told: dict[NativeStream, _Told] = {}
-        """What each stream that used it was told last."""
         # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
         self._lifetime = Native("SemaphoreBatch", parents=self._natives)
         self._lifetime.open()
+        self._gives(self._lifetime, self._device, {})
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
         if hasattr(self, "_lifetime") and not _ending():
@@ -820,51 +691,17 @@ class SemaphoreBatch(Sole):
         InvalidArgumentError, UnsupportedError
             See `ExternalSemaphore.wait`.
         """
-        if type(stream) is not Stream:
-            check_stream(self._device, stream)
-        lifetime, native, gate = self._lifetime, stream._stream or stream._known_as(), self._gate
-        numbers = self._check_values(values)
-        ms = None if timeout is None else self._milliseconds(timeout)
-        if gate.crowded:
-            relieve(gate)  # before the marks: callbacks run here
-        pending: Waits | None = None
-        calls, streams = lifetime.calls, native.calls
-        calls += MARK
-        streams += MARK
-        try:  # as `ExternalSemaphore.wait`
-            odd = native.odd
-            if odd or lifetime.state is not LIVE or stream._lifetime.state is not LIVE or self._cannot_wait is not None:
-                self._refuse(stream, self._cannot_wait)
-            if native not in self._told:
-                self._note_uses(stream, native)
-            graph = native.graph if odd else None
-            if graph is not None:
-                self._hold(graph)
-            enqueue = self._enqueue_wait
-            if enqueue is None:
-                self._wait_each(stream, native, numbers)
-                return
-            pending = Waits()
-            pending.semaphore = self._natives[0]  # its release waits for the stream, too
-            pending.semaphores, pending.values = self._natives, self._given(numbers)
-            waits = native.waits
-            if graph is None:
-                waits.append(pending)
-                waiting[native] = None
-                if gate.shut:
-                    gate.let_releases_end()
-            enqueue(self._batch, native.handle, numbers, ms)
-            if len(waits) > native.limit:
-                pending.enqueued = True
-                native.came_along()
-        except DriverError:
-            if pending is not None:
-                pending.passed = True
-            raise
-        finally:
-            if pending is not None:
-                pending.enqueued = True
-            del calls[-1], streams[-1]
+        numbers = self._check_values(values, self._cannot_wait)
+        if self._driver_wait is None:  # stream words and the bridge have a wait for each semaphore
+            for semaphore, number in zip(self._semaphores, numbers, strict=True):
+                semaphore.wait(stream, cast(int, number if semaphore._takes_value else None), timeout=timeout)
+            return
+        pending = Waits()
+        pending.semaphore = self._natives[0]  # its release waits for the stream, too
+        pending.semaphores, pending.values = self._natives, self._given(numbers)
+        if timeout is not None:
+            pending.ms = self._milliseconds(timeout)
+        self._enqueue(stream, self._wait_now, numbers, pending)
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
@@ -879,85 +716,47 @@ class SemaphoreBatch(Sole):
         InvalidArgumentError, UnsupportedError
             See `ExternalSemaphore.signal`.
         """
-        if type(stream) is not Stream:
-            check_stream(self._device, stream)
-        lifetime, native = self._lifetime, stream._stream or stream._known_as()
-        told = self._told.get(native)
-        # Values that are more than those of the batch's last call are 2 or more.
-        numbers = self._check_values(values, grow=told is not None and told.owner)
-        calls, streams = lifetime.calls, native.calls
-        calls += MARK
-        streams += MARK
-        try:  # as `ExternalSemaphore.signal`
-            odd = native.odd
-            if (
-                odd
-                or lifetime.state is not LIVE
-                or stream._lifetime.state is not LIVE
-                or self._cannot_signal is not None
-            ):
-                self._refuse(stream, self._cannot_signal)
-            if told is None:
-                told = self._note_uses(stream, native)
-            if not told.owner or any(map(operator.le, numbers, told.values)):
-                self._check_growth(native, numbers, told.lasts)
-            enqueue = self._enqueue_signal
-            graph = native.graph if odd else None
-            if graph is not None:
-                self._hold(graph)
-            if enqueue is not None:
-                enqueue(self._batch, native.handle, numbers)
-            else:
-                self._signal_each(native, numbers)
-            if graph is None:
-                told.note(numbers)
-            if odd and native.thread is not None:
-                native.came_along()
-        finally:
-            del calls[-1], streams[-1]
+        self._enqueue(stream, self._signal_now, self._check_values(values, self._cannot_signal))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _wait_each(self, stream: Stream, native: NativeStream, numbers: Sequence[int]) -> None:
-        """Wait by stream words, or through the bridge, which have a wait for each semaphore."""
-        if not self._calls.in_graphs:
-            _refuse_capture(native, self._semaphores[0].label)
-        waits = []
-        for semaphore, value in zip(self._semaphores, self._given(numbers), strict=True):
-            waits.append(Wait.of(semaphore._lifetime, value))
-        stream._call_behind(native, waits, lambda _: self._calls.wait(self._batch, native, numbers, None, waits))
+    def _wait_now(
+        self, native: NativeStream, lasts: Sequence[list[int]], numbers: Sequence[int], pending: Wait | None
+    ) -> None:
+        assert pending is not None
+        assert self._driver_wait is not None
+        self._driver_wait(self._batch, native.handle, numbers, pending.ms)
 
-    def _signal_each(self, native: NativeStream, numbers: Sequence[int]) -> None:
-        if not self._calls.in_graphs:
-            _refuse_capture(native, self._semaphores[0].label)
-        self._calls.signal(self._batch, native, numbers)
+    def _signal_now(
+        self, native: NativeStream, lasts: Sequence[list[int]], numbers: Sequence[int], _: Wait | None
+    ) -> None:
+        for semaphore, number, last in zip(self._semaphores, numbers, lasts):  # noqa: B905 - they were counted
+            if number <= last[0] and semaphore._grows:
+                semaphore._check_growth(native, number, last[0], "values")
+        if (enqueue := self._driver_signal) is not None:
+            enqueue(self._batch, native.handle, numbers)
+        else:
+            self._calls.signal(self._batch, native, numbers)
+        if native.graph is None:
+            for last, number in zip(lasts, numbers):  # noqa: B905
+                last[0] = number
 
-    def _check_growth(self, native: NativeStream, numbers: Sequence[int], lasts: Sequence[list[Any]]) -> None:
-        for semaphore, number, last in zip(self._semaphores, numbers, lasts, strict=True):
-            if semaphore._takes_value:
-                semaphore._check_value(number)
-            if semaphore._grows and number <= last[0]:
-                semaphore._check_growth(native, number, last, "values")
-
-    def _note_uses(self, stream: Stream, native: NativeStream) -> _Told:
-        """Note the use before the call, which may fail half-way: the releases wait for the stream."""
-        for known in [known for known in self._told.copy() if known.forgotten]:
-            self._told.pop(known, None)
-        told = self._told[native] = _Told([one._note_use(stream, native) for one in self._semaphores])
-        return told
-
-    def _hold(self, graph: Graph) -> None:
+    def _look_closer(self, stream: Stream) -> None:
         for semaphore in self._semaphores:
-            graph.hold(semaphore._lifetime)
+            semaphore._look_closer(stream)
 
-    def _refuse(self, stream: Stream, gap: Capability | None) -> None:
+    def _note_use(self, stream: Stream, native: NativeStream) -> Sequence[list[int]]:
+        for known in [known for known in self._noted.copy() if known.forgotten]:
+            self._noted.pop(known, None)
+        noted = self._noted[native] = [one._note_use(stream, native) for one in self._semaphores]
+        return noted
+
+    def _hold_in(self, graph: Graph) -> None:
         for semaphore in self._semaphores:
-            semaphore._refuse(stream)
-        if gap is not None:
-            raise UnsupportedError(gap, context=self._device.name)
+            semaphore._hold_in(graph)
 
-    def _check_values(self, values: Sequence[int | None] | None, *, grow: bool = False) -> Sequence[int]:
-        """The values as a driver takes them; with `grow`, if each is more than what it was, which the caller checks."""
+    def _check_values(self, values: Sequence[int | None] | None, gap: Capability | None) -> Sequence[int]:
+        """The values as a driver takes them."""
         told: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(told, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
@@ -967,11 +766,11 @@ class SemaphoreBatch(Sole):
         # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
         try:
             bounded = type(total := sum(given)) is int and total <= self._max_value
-            if bounded and self._takes_values and (grow or min(given) >= 2):
+            if bounded and gap is None and self._takes_values and min(given) >= 2:
                 return given
         except (TypeError, ValueError):  # the closer look below has the words for it
             pass
-        return [one._check_value(value) for one, value in zip(self._semaphores, given, strict=True)]
+        return [one._checked(value, gap) for one, value in zip(self._semaphores, given, strict=True)]
 
     def _given(self, numbers: Sequence[int]) -> Sequence[int | None]:
         """The values for messages: None for a binary semaphore."""

@@ -19,7 +19,7 @@ from ..errors import (
 from .drain import drain, relieve, tidy
 from .monitor import dropped
 from .native import DEAD, LIVE, MARK, Marks, Native, Standing
-from .native_stream import CapturedError, Moment, NativeStream, Wait, settle
+from .native_stream import CapturedError, Moment, NativeStream, settle
 from .resource import Resource
 
 if TYPE_CHECKING:
@@ -274,28 +274,6 @@ class Stream(Resource):
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
-    def _call_behind(
-        self, stream: NativeStream, waits: list[Wait], call: Callable[[Handle], None], *natives: Native
-    ) -> None:
-        """Call as `_call` does, for a wait: note it first, then pass the gate.
-
-        `ExternalSemaphore.wait` inlines the same steps. The caller has let blocked releases go before (`relieve`).
-        """
-        gate = stream.device.gate
-
-        def noted(handle: Handle) -> None:
-            try:
-                for wait in waits:
-                    stream.note(wait)
-                if waits and gate.shut:
-                    gate.let_releases_end()
-                call(handle)
-            finally:
-                for wait in waits:
-                    wait.enqueued = True
-
-        self._call(stream, noted, *natives)
-
     def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
         """Enqueue work with one or two natives and perhaps a caller's host memory, which is kept until it is done."""
         stream = self._known_as()
@@ -344,8 +322,20 @@ class Stream(Resource):
                 raise
 
         def follow(event: Handle) -> None:
-            # After the record: it covers the waits that another thread gave `other` before it.
-            self._call_behind(stream, stream.inherits(other), lambda native: self._backend.wait_event(native, event))
+            waits = stream.inherits(other)  # after the record: it covers those that another thread gave `other` before
+
+            def noted(handle: Handle) -> None:  # as `Enqueues._enqueue`
+                try:
+                    for wait in waits:
+                        stream.note(wait)
+                    if waits and gate.shut:
+                        gate.let_releases_end()
+                    self._backend.wait_event(handle, event)
+                finally:
+                    for wait in waits:
+                        wait.enqueued = True
+
+            self._call(stream, noted)
 
         other.with_event(wait_for)
 

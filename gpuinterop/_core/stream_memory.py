@@ -222,11 +222,20 @@ class _Own:
         os.close(self.fd)
 
 
+def refuse_capture(stream: NativeStream, label: str) -> None:
+    """Refuse a capture: each launch would write and wait for the same value again."""
+    if stream.is_capturing():
+        raise InvalidArgumentError(
+            "stream",
+            f"{stream.label} is being captured, and each launch would repeat the value of {label}, which is made of "
+            "stream words: signal and wait outside of the graph, before and after its launch.",
+        )
+
+
 class WordCalls(SemaphoreCalls):
     """Base of the calls of semaphores made of stream words."""
 
     max_value = MAX_VALUE
-    in_graphs = False  # each launch would write and wait for the same value again
 
     def prepare(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         return handles
@@ -299,13 +308,12 @@ class OwnTimelines(WordCalls):
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
-    def wait(
-        self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int], ms: int | None, waits: list[Wait]
-    ) -> None:
-        for own, value in zip(batch, values, strict=True):
-            self._backend.wait_value(stream.handle, own.word, value)
+    def wait(self, handle: _Own, stream: NativeStream, value: int, wait: Wait) -> None:
+        refuse_capture(stream, handle.label)
+        self._backend.wait_value(stream.handle, handle.word, value)
 
     def signal(self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int]) -> None:
+        refuse_capture(stream, batch[0].label)
         for own, value in zip(batch, values, strict=True):
             if value <= (current := own.page.value):  # it only grows, so at the time of the store it is at least this
                 raise InvalidArgumentError(

@@ -18,7 +18,7 @@ from .._core.native import Native
 from .._core.ownership import lend
 from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
-from .._core.stream_memory import WordCalls, spare_words, stream_words
+from .._core.stream_memory import WordCalls, refuse_capture, spare_words, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -63,16 +63,15 @@ _ENDPOINTS: Final[Mapping[type[FdHandle], tuple[Callable[[Any], Endpoint], str]]
 class _Calls(WordCalls):
     """The calls of bridged semaphores, in place of a driver's; handles are lanes."""
 
-    def wait(
-        self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int], ms: int | None, waits: Sequence[Wait]
-    ) -> None:
-        for lane, value, wait in zip(batch, values, waits, strict=True):
-            lane.wait(stream, value, wait)
+    def wait(self, handle: Lane, stream: NativeStream, value: int, wait: Wait) -> None:
+        refuse_capture(stream, handle.endpoint.label)
+        handle.wait(stream, value, wait)
         # A stream that was let go on during the call, as the calling thread's own can be, must raise here.
-        if any(lane.refusal is not None for lane in batch) and (failure := stream.tell_failure()) is not None:
+        if handle.refusal is not None and (failure := stream.tell_failure()) is not None:
             raise again(failure)
 
     def signal(self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int]) -> None:
+        refuse_capture(stream, batch[0].endpoint.label)
         for lane, value in zip(batch, values, strict=True):
             lane.signal(stream, value)
 

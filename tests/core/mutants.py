@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from gpuinterop._core import drain, native, native_stream
+from gpuinterop._core.enqueue import Enqueues
 from gpuinterop._core.memory import Buffer, Hold
 from gpuinterop._core.native import Native
 from gpuinterop._core.native_stream import NativeStream
 from gpuinterop._core.resource import Resource
-from gpuinterop._core.semaphore import ExternalSemaphore, SemaphoreBatch
 from gpuinterop._core.stream import Stream
 
 from . import pairs
@@ -94,10 +94,9 @@ def _last(error: Failed) -> str:
 
 _MAY_BE_ASKED: Any = Native.__dict__["may_be_asked"]
 _NOTE = (
-    "            waits.append(pending)  # as in `NativeStream.note`\n"
+    "            native.waits.append(pending)  # as in `NativeStream.note`\n"
     "            waiting[native] = None  # before the look at the gate: see there\n"
 )
-_NOTE_OF_SEVERAL = "            waits.append(pending)\n            waiting[native] = None\n"
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
@@ -112,8 +111,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a signal's mark comes behind the look": Mutant(
         (
-            (ExternalSemaphore.signal, "    calls += MARK\n", "    was = lifetime.state\n    calls += MARK\n"),
-            (ExternalSemaphore.signal, "if odd or lifetime.state is", "if odd or was is"),
+            (Enqueues._enqueue, "    calls += MARK\n", "    was = marked.state\n    calls += MARK\n"),
+            (Enqueues._enqueue, "if native.odd or marked.state is", "if native.odd or was is"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
     ),
@@ -150,17 +149,17 @@ MUTANTS: dict[str, Mutant] = {
         "Stream.close & Buffer.copy_from_host",
     ),
     "a wait looks at the gate, then notes itself": Mutant(
-        ((ExternalSemaphore.wait, _NOTE + _LOOK, _LOOK + _NOTE),), "a wait beside a release that blocks"
+        ((Enqueues._enqueue, _NOTE + _LOOK, _LOOK + _NOTE),), "a wait beside a release that blocks"
     ),
     "a batch's wait looks at the gate, then notes itself": Mutant(
-        ((SemaphoreBatch.wait, _NOTE_OF_SEVERAL + _LOOK, _LOOK + _NOTE_OF_SEVERAL),),
+        ((Enqueues._enqueue, _NOTE + _LOOK, _LOOK + _NOTE),),
         "a batch's wait beside a release that blocks",
     ),
     "a batch's wait does not look at the gate": Mutant(
-        ((SemaphoreBatch.wait, _LOOK, ""),), "a batch's wait beside a release that blocks"
+        ((Enqueues._enqueue, _LOOK, ""),), "a batch's wait beside a release that blocks"
     ),
     "a wait does not look at the gate": Mutant(
-        ((ExternalSemaphore.wait, _LOOK, ""),), "a wait beside a release that blocks"
+        ((Enqueues._enqueue, _LOOK, ""),), "a wait beside a release that blocks"
     ),
     "a release looks at the notes, then shuts the gate": Mutant(
         (
