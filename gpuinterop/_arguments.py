@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import ClassVar, Final, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from .errors import ArgumentTypeError, InvalidArgumentError
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MAX_32: Final = 2**32 - 1
@@ -91,6 +92,17 @@ def check_timeout(timeout: float | None) -> float | None:
         return None if timeout == float("inf") else float(timeout)
     except OverflowError:
         raise InvalidArgumentError("timeout", "is too large for a float; None sets no limit.") from None
+
+
+def inside(method: F) -> F:
+    """Mark a method that other rooms of this library call. Users do not: the manual leaves it out."""
+    method.inside = True  # type: ignore[attr-defined]
+    return method
+
+
+def is_inside(member: object) -> bool:
+    """Whether a method or property is marked by `inside`."""
+    return getattr(getattr(member, "fget", member), "inside", False)
 
 
 def _bounds(minimum: int | None, maximum: int | None) -> str:

@@ -55,16 +55,16 @@ __all__ = [
     "ArrayBackend",
     "Backend",
     "DeviceInfo",
+    "DriverHandle",
     "GraphBackend",
     "HostSemaphoreBackend",
     "MulticastBackend",
-    "Native",
     "SemaphoreNode",
     "StreamMemoryBackend",
     "pci_bus_id",
 ]
 
-Native: TypeAlias = Any
+DriverHandle: TypeAlias = Any
 """An object of a backend, opaque to the core, and not None.
 
 It is ``Any``, so a backend may narrow it under ``mypy --strict``.
@@ -246,27 +246,27 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def open_device(self, ordinal: int) -> Native:
+    def open_device(self, ordinal: int) -> DriverHandle:
         """Open a device. The core calls it once per device and process, and never closes the device."""
 
     # -- streams and events --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def create_stream(self, device: Native, *, high_priority: bool = False) -> Native:
+    def create_stream(self, device: DriverHandle, *, high_priority: bool = False) -> DriverHandle:
         """Create a stream that does not block on the default one.
 
         With `high_priority` it has the device's highest priority, if there are several; else the normal one.
         """
 
     @abstractmethod
-    def adopt_stream(self, device: Native, pointer: int) -> Native:
+    def adopt_stream(self, device: DriverHandle, pointer: int) -> DriverHandle:
         """Wrap a stream that another library owns. 0 is the device's default stream."""
 
     @abstractmethod
-    def stream_pointer(self, stream: Native) -> int:
+    def stream_pointer(self, stream: DriverHandle) -> int:
         """The native stream's number, as other libraries pass it."""
 
-    def stream_key(self, stream: Native) -> Hashable:
+    def stream_key(self, stream: DriverHandle) -> Hashable:
         """A key that is equal for two handles of one native stream, and differs for any other stream.
 
         A driver may reuse a pointer, so that is not always such a key. For per-thread streams, the core adds the
@@ -274,19 +274,19 @@ class Backend(ABC):
         """
         return self.stream_pointer(stream)
 
-    def blocks_default(self, stream: Native) -> bool:
+    def blocks_default(self, stream: DriverHandle) -> bool:
         """Whether the default stream waits for an adopted stream's work; asked only if `map_allocation_blocks`."""
         return True
 
     @abstractmethod
-    def destroy_stream(self, stream: Native) -> None:
+    def destroy_stream(self, stream: DriverHandle) -> None:
         """Destroy a created stream; the core never passes an adopted one."""
 
     @abstractmethod
-    def synchronize(self, stream: Native) -> None:
+    def synchronize(self, stream: DriverHandle) -> None:
         """Block until the stream is idle; raise its failure, if it has failed."""
 
-    def is_idle(self, stream: Native) -> bool:
+    def is_idle(self, stream: DriverHandle) -> bool:
         """Whether all enqueued work is done; never blocks, and raises the stream's failure.
 
         The default records an event, which a driver may need a moment to see as done. Override it if the driver has a
@@ -299,28 +299,28 @@ class Backend(ABC):
             self.destroy_event(event)
 
     @abstractmethod
-    def wait_event(self, stream: Native, event: Native) -> None:
+    def wait_event(self, stream: DriverHandle, event: DriverHandle) -> None:
         """Make later work of `stream` wait for `event`."""
 
     @abstractmethod
-    def record(self, stream: Native) -> Native:
+    def record(self, stream: DriverHandle) -> DriverHandle:
         """Enqueue an event."""
 
     @abstractmethod
-    def is_done(self, event: Native) -> bool:
+    def is_done(self, event: DriverHandle) -> bool:
         """Whether the event is done; never blocks. Raises the stream's failure if it failed before the event."""
 
     @abstractmethod
-    def destroy_event(self, event: Native) -> None: ...
+    def destroy_event(self, event: DriverHandle) -> None: ...
 
-    def is_capturing(self, stream: Native) -> bool:
+    def is_capturing(self, stream: DriverHandle) -> bool:
         """Whether the stream's work goes into a graph of any library, even if the capture has become invalid.
 
         The default suits a backend whose streams cannot be captured.
         """
         return False
 
-    def wait_done(self, event: Native, timeout: float | None) -> bool:
+    def wait_done(self, event: DriverHandle, timeout: float | None) -> bool:
         """Block the calling thread, GIL released, until the event is done; False if `timeout` seconds passed.
 
         The default polls `is_done`, for a millisecond without a sleep, then every 20 us, and every 1 ms later: vendors
@@ -329,10 +329,10 @@ class Backend(ABC):
         return system.until(lambda: self.is_done(event), timeout)
 
     @abstractmethod
-    def copy(self, stream: Native, target: Address, source: Address, size: int) -> None:
+    def copy(self, stream: DriverHandle, target: Address, source: Address, size: int) -> None:
         """Enqueue a copy of `size` bytes between any two addresses (device, pinned or pageable)."""
 
-    def is_pageable(self, device: Native, address: Address) -> bool:
+    def is_pageable(self, device: DriverHandle, address: Address) -> bool:
         """Whether a copy of the host memory at `address` blocks; called only if `pageable_copies_block`.
 
         The default is True for all memory. Override it if the driver can tell which memory is pinned.
@@ -340,15 +340,17 @@ class Backend(ABC):
         return True
 
     @abstractmethod
-    def fill(self, stream: Native, target: Address, byte: int, size: int) -> None: ...
+    def fill(self, stream: DriverHandle, target: Address, byte: int, size: int) -> None: ...
 
     # -- external memory -----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def import_memory(self, device: Native, handle: MemoryHandle, *, size: int, dedicated: bool) -> Native: ...
+    def import_memory(
+        self, device: DriverHandle, handle: MemoryHandle, *, size: int, dedicated: bool
+    ) -> DriverHandle: ...
 
     @abstractmethod
-    def map_buffer(self, memory: Native, *, size: int) -> tuple[Native, Address]:
+    def map_buffer(self, memory: DriverHandle, *, size: int) -> tuple[DriverHandle, Address]:
         """Map the whole memory of `size` bytes; called again only after `unmap_buffer`.
 
         Returns the mapping and the address of its first byte. The core makes ranges of it: on CUDA two mappings of the
@@ -356,33 +358,33 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def unmap_buffer(self, mapping: Native) -> None: ...
+    def unmap_buffer(self, mapping: DriverHandle) -> None: ...
 
     @abstractmethod
-    def destroy_memory(self, memory: Native) -> None:
+    def destroy_memory(self, memory: DriverHandle) -> None:
         """Destroy the memory, after every mapping was unmapped."""
 
     # -- external semaphores -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def import_semaphore(self, device: Native, handle: AnySemaphoreHandle) -> Native: ...
+    def import_semaphore(self, device: DriverHandle, handle: AnySemaphoreHandle) -> DriverHandle: ...
 
     @abstractmethod
-    def prepare(self, semaphores: Sequence[Native]) -> Native:
+    def prepare(self, semaphores: Sequence[DriverHandle]) -> DriverHandle:
         """Prepare a batch for `signal` and `wait`; pool its parameter structs, but do not share one between threads."""
 
     # values: timeline or fence value, mutex key, NvSciSyncFence address; 0 for binary
     @abstractmethod
-    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None: ...
+    def signal(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int]) -> None: ...
 
     @abstractmethod
-    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
         """Enqueue a wait; `timeout_ms` is None if WAIT_TIMEOUT is not usable."""
 
     @abstractmethod
-    def destroy_semaphore(self, semaphore: Native) -> None: ...
+    def destroy_semaphore(self, semaphore: DriverHandle) -> None: ...
 
-    def abandon_semaphore(self, semaphore: Native) -> None:  # noqa: B027 - most drivers cannot cancel waits
+    def abandon_semaphore(self, semaphore: DriverHandle) -> None:  # noqa: B027 - most drivers cannot cancel waits
         """Cancel pending waits, if the driver can: ``close(timeout=...)`` has expired. The default does nothing."""
 
 
@@ -399,16 +401,16 @@ class ArrayBackend(Backend):
     """
 
     @abstractmethod
-    def map_array(self, memory: Native, layout: ArrayLayout) -> Native: ...
+    def map_array(self, memory: DriverHandle, layout: ArrayLayout) -> DriverHandle: ...
 
     @abstractmethod
     def copy_level(
-        self, stream: Native, array: Native, level: int, address: Address, size: int, *, to_array: bool
+        self, stream: DriverHandle, array: DriverHandle, level: int, address: Address, size: int, *, to_array: bool
     ) -> None:
         """Enqueue a copy between a level (all its layers, tightly packed) and `size` bytes at `address`."""
 
     @abstractmethod
-    def destroy_array(self, array: Native) -> None: ...
+    def destroy_array(self, array: DriverHandle) -> None: ...
 
 
 class HostSemaphoreBackend(Backend):
@@ -424,17 +426,17 @@ class HostSemaphoreBackend(Backend):
     """
 
     @abstractmethod
-    def create_semaphore(self, device: Native, handle_type: type[AnySemaphoreHandle]) -> Native: ...
+    def create_semaphore(self, device: DriverHandle, handle_type: type[AnySemaphoreHandle]) -> DriverHandle: ...
 
     @abstractmethod
-    def export_semaphore(self, semaphore: Native) -> AnySemaphoreHandle:
+    def export_semaphore(self, semaphore: DriverHandle) -> AnySemaphoreHandle:
         """A new handle that the caller owns; the core fills in its origin."""
 
     @abstractmethod
-    def host_signal(self, semaphore: Native, value: int) -> None: ...
+    def host_signal(self, semaphore: DriverHandle, value: int) -> None: ...
 
     @abstractmethod
-    def host_wait(self, semaphore: Native, value: int, timeout: float | None) -> bool:
+    def host_wait(self, semaphore: DriverHandle, value: int, timeout: float | None) -> bool:
         """Block the calling thread, GIL released; False if `timeout` seconds passed."""
 
 
@@ -457,28 +459,28 @@ class AllocationBackend(Backend):
     wait."""
 
     @abstractmethod
-    def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> Granularity:
+    def granularity(self, device: DriverHandle, handle_type: type[AllocationHandle]) -> Granularity:
         """Granularity of sizes, which are multiples of the minimum."""
 
     @abstractmethod
-    def allocate(self, device: Native, size: int, handle_type: type[AllocationHandle]) -> Native: ...
+    def allocate(self, device: DriverHandle, size: int, handle_type: type[AllocationHandle]) -> DriverHandle: ...
 
     @abstractmethod
-    def export_allocation(self, allocation: Native) -> AllocationHandle:
+    def export_allocation(self, allocation: DriverHandle) -> AllocationHandle:
         """A new handle that the caller owns; the core fills in its origin."""
 
     @abstractmethod
-    def import_allocation(self, device: Native, handle: AllocationHandle, *, size: int) -> Native: ...
+    def import_allocation(self, device: DriverHandle, handle: AllocationHandle, *, size: int) -> DriverHandle: ...
 
     @abstractmethod
-    def map_allocation(self, allocation: Native, devices: Sequence[Native]) -> tuple[Native, Address]:
+    def map_allocation(self, allocation: DriverHandle, devices: Sequence[DriverHandle]) -> tuple[DriverHandle, Address]:
         """Map the allocation at one address that all of the devices, which `can_access` allows, may read and write."""
 
     @abstractmethod
-    def unmap_allocation(self, mapping: Native) -> None: ...
+    def unmap_allocation(self, mapping: DriverHandle) -> None: ...
 
     @abstractmethod
-    def release_allocation(self, allocation: Native) -> None: ...
+    def release_allocation(self, allocation: DriverHandle) -> None: ...
 
     def can_access(self, ordinal: int, peer: int) -> bool:
         """Whether the device `ordinal` can use memory of another device, `peer`. Must not create a context.
@@ -487,7 +489,7 @@ class AllocationBackend(Backend):
         """
         return False
 
-    def location(self, allocation: Native) -> int | None:
+    def location(self, allocation: DriverHandle) -> int | None:
         """The ordinal of the device that an imported allocation lies on.
 
         None if the driver does not tell, as for a device that is hidden from this process.
@@ -510,7 +512,7 @@ class StreamMemoryBackend(Backend):
     """
 
     @abstractmethod
-    def pin(self, device: Native, address: Address, size: int) -> tuple[Native, Address]:
+    def pin(self, device: DriverHandle, address: Address, size: int) -> tuple[DriverHandle, Address]:
         """Make whole pages of host memory usable by the device's streams (``cuMemHostRegister``, ``hipHostRegister``).
 
         Other processes may share and pin them, and other devices may pin them as well. Returns the pin, and the
@@ -518,15 +520,15 @@ class StreamMemoryBackend(Backend):
         """
 
     @abstractmethod
-    def unpin(self, pin: Native) -> None:
+    def unpin(self, pin: DriverHandle) -> None:
         """Undo `pin`, once streams no longer use the memory and before it is unmapped. May block (`releases_block`)."""
 
     @abstractmethod
-    def write_value(self, stream: Native, word: Address, value: int) -> None:
+    def write_value(self, stream: DriverHandle, word: Address, value: int) -> None:
         """Make the stream store a 64-bit word once its earlier work is done and that work's writes are visible."""
 
     @abstractmethod
-    def wait_value(self, stream: Native, word: Address, value: int) -> None:
+    def wait_value(self, stream: DriverHandle, word: Address, value: int) -> None:
         """Make the stream wait until the word is `value` or more. Values are below 2**63: comparisons wrap around."""
 
 
@@ -536,7 +538,7 @@ class SemaphoreNode:
 
     Attributes
     ----------
-    native : Native
+    native : DriverHandle
         The node.
     signals : bool
         True if the node signals, False if it waits.
@@ -552,7 +554,7 @@ class SemaphoreNode:
     True
     """
 
-    native: Native
+    native: DriverHandle
     signals: bool
     semaphores: tuple[int, ...]
     values: tuple[int, ...]
@@ -574,27 +576,27 @@ class GraphBackend(Backend):
     """
 
     @abstractmethod
-    def begin_capture(self, stream: Native) -> None: ...
+    def begin_capture(self, stream: DriverHandle) -> None: ...
 
     @abstractmethod
-    def end_capture(self, stream: Native) -> int:
+    def end_capture(self, stream: DriverHandle) -> int:
         """The graph."""
 
     @abstractmethod
-    def instantiate(self, device: Native, graph: int) -> int:
+    def instantiate(self, device: DriverHandle, graph: int) -> int:
         """The executable."""
 
     @abstractmethod
-    def launch(self, executable: int, stream: Native) -> None: ...
+    def launch(self, executable: int, stream: DriverHandle) -> None: ...
 
     @abstractmethod
-    def destroy_graph(self, device: Native, graph: int) -> None: ...
+    def destroy_graph(self, device: DriverHandle, graph: int) -> None: ...
 
     @abstractmethod
-    def destroy_executable(self, device: Native, executable: int) -> None: ...
+    def destroy_executable(self, device: DriverHandle, executable: int) -> None: ...
 
     @abstractmethod
-    def semaphore_pointer(self, semaphore: Native) -> int:
+    def semaphore_pointer(self, semaphore: DriverHandle) -> int:
         """The number that a graph's nodes have for the semaphore."""
 
     @abstractmethod
@@ -603,7 +605,7 @@ class GraphBackend(Backend):
 
     @abstractmethod
     def set_node(
-        self, executable: int, node: SemaphoreNode, semaphores: Sequence[Native], values: Sequence[int]
+        self, executable: int, node: SemaphoreNode, semaphores: Sequence[DriverHandle], values: Sequence[int]
     ) -> None:
         """Set the values of later launches; launches that are under way keep theirs."""
 
@@ -634,44 +636,46 @@ class MulticastBackend(AllocationBackend):
 
     @abstractmethod
     def create_multicast(
-        self, device: Native, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
-    ) -> Native:
+        self, device: DriverHandle, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> DriverHandle:
         """Create a group for a team of `devices` devices, without adding one. `device` only makes the call."""
 
     @abstractmethod
-    def export_multicast(self, group: Native, handle_type: type[AllocationHandle]) -> AllocationHandle:
+    def export_multicast(self, group: DriverHandle, handle_type: type[AllocationHandle]) -> AllocationHandle:
         """A new handle that the caller owns; the core fills in its origin."""
 
     @abstractmethod
-    def import_multicast(self, device: Native, handle: AllocationHandle, *, devices: int, size: int) -> Native:
+    def import_multicast(
+        self, device: DriverHandle, handle: AllocationHandle, *, devices: int, size: int
+    ) -> DriverHandle:
         """Import a group, as `import_allocation`; `device` only makes the call."""
 
     @abstractmethod
-    def add_device(self, group: Native, device: Native) -> None: ...
+    def add_device(self, group: DriverHandle, device: DriverHandle) -> None: ...
 
     @abstractmethod
     def bind_memory(
-        self, group: Native, device: Native, offset: int, allocation: Native, start: int, size: int
+        self, group: DriverHandle, device: DriverHandle, offset: int, allocation: DriverHandle, start: int, size: int
     ) -> None:
         """Bind bytes from `start` of an allocation on `device` to the group's bytes from `offset` on."""
 
     @abstractmethod
-    def bind_address(self, group: Native, device: Native, offset: int, address: Address, size: int) -> None:
+    def bind_address(self, group: DriverHandle, device: DriverHandle, offset: int, address: Address, size: int) -> None:
         """Bind mapped memory of `device`."""
 
     @abstractmethod
-    def unbind(self, group: Native, device: Native, offset: int, size: int) -> None: ...
+    def unbind(self, group: DriverHandle, device: DriverHandle, offset: int, size: int) -> None: ...
 
     @abstractmethod
-    def is_shareable(self, device: Native, address: Address) -> bool:
+    def is_shareable(self, device: DriverHandle, address: Address) -> bool:
         """Whether the mapped memory at `address` was allocated for export, as a shareable group requires."""
 
     @abstractmethod
-    def multimem_store(self, stream: Native, address: Address, value: int, count: int) -> None:
+    def multimem_store(self, stream: DriverHandle, address: Address, value: int, count: int) -> None:
         """Make the stream store a 32-bit word `count` times to all memory bound to a mapped group (``multimem.st``)."""
 
     @abstractmethod
-    def multimem_add(self, stream: Native, target: Address, address: Address, count: int) -> None:
+    def multimem_add(self, stream: DriverHandle, target: Address, address: Address, count: int) -> None:
         """Make the stream sum `count` 32-bit words over all bound memory into `target` (``multimem.ld_reduce``).
 
         Each word has its own sum, modulo 2**32.

@@ -273,7 +273,7 @@ class Handle(Sole):
             self._state = _State.CLOSED
 
     def __enter__(self) -> Self:
-        self._check_open()
+        self.check_open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc_info: object) -> None:
@@ -283,7 +283,7 @@ class Handle(Sole):
             if kind is None:  # else the exception in flight says more
                 raise
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._state is _State.OPEN:
             return
         name = type(self).__name__
@@ -400,7 +400,7 @@ class FdHandle(Handle):
     @property
     def fd(self) -> int:
         """Number of the descriptor. Raises `HandleError` once the handle is closed, consumed or detached."""
-        self._check_open()
+        self.check_open()
         return self._fd
 
     def fileno(self) -> int:
@@ -508,7 +508,7 @@ class FdHandle(Handle):
         ...     number = allocation.export().detach()  # the caller's now
         >>> os.close(number)
         """
-        self._check_open()
+        self.check_open()
         if threading.get_ident() in self._calls.copy():
             raise HandleError(
                 f"handle: this signal handler struck inside a call that imports or duplicates this "
@@ -623,13 +623,13 @@ class Win32Handle(Handle):
     @property
     def handle(self) -> int | None:
         """Value of the NT handle; None if the object is named. Raises `HandleError` once the handle is closed."""
-        self._check_open()
+        self.check_open()
         return self._handle
 
     @property
     def name(self) -> str | None:
         """Name of the object; None if it has a handle. Raises `HandleError` once the handle is closed."""
-        self._check_open()
+        self.check_open()
         return self._name
 
     def detach(self) -> int | None:
@@ -646,7 +646,7 @@ class Win32Handle(Handle):
 
     def duplicate(self) -> Self:
         """Return a second wrapper of the same NT handle; imports do not consume it, so it is not duplicated."""
-        self._check_open()
+        self.check_open()
         return type(self)(handle=self._handle, name=self._name, origin=self.origin)
 
     def __repr__(self) -> str:
@@ -672,7 +672,7 @@ class KmtHandle(Win32Handle):
         self.keepalive = keepalive
 
     def duplicate(self) -> Self:
-        self._check_open()
+        self.check_open()
         assert self._handle is not None  # a KMT handle has no name
         return type(self)(handle=self._handle, keepalive=self.keepalive, origin=self.origin)
 
@@ -703,7 +703,7 @@ class PointerHandle(Handle):
     @property
     def pointer(self) -> int:
         """Address of the object. Raises `HandleError` once the handle is closed."""
-        self._check_open()
+        self.check_open()
         return self._pointer
 
     def __repr__(self) -> str:
@@ -1160,7 +1160,7 @@ class FabricHandle(AllocationHandle):
     @property
     def data(self) -> bytes:
         """The 64 bytes. Raises `HandleError` once the handle is closed."""
-        self._check_open()
+        self.check_open()
         return self._data
 
     def duplicate(self) -> Self:

@@ -246,14 +246,14 @@ class Handoff(Sole):
 
     def _stands(self) -> int:
         """The timeline's value, as far as this process knows it; enqueued signals count."""
-        return max(_counter(self._to_compute), self._to_compute._last_signalled(), self._to_compute._promised)
+        return max(_counter(self._to_compute), self._to_compute.last_signalled(), self._to_compute._promised)
 
     def _begin(self, stands: int) -> int:
         """Derive the frame from a timeline's value, and set whose turn it is."""
         frame, submitted = divmod(stands, 2)
         if submitted and self._tracks_submits and self._to_compute._promised == stands:
             self._turn = _ACQUIRE  # it was submitted here, and never released
-        elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
+        elif submitted and (self._tracks_submits or self._to_compute.last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",
                 f"{self._to_compute.label} stands at {stands}, which does not begin a frame: other code signalled it. "

@@ -376,7 +376,7 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
 def _pack(handle: Handle) -> bytes:
     if type(handle) not in WIRE_TYPES:
         raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; expected {_names()}.")
-    handle._check_open()
+    handle.check_open()
     origin, device = handle.origin, None
     kind = flags = size = 0
     if origin is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
-from .backend import Native, leave_to_core
+from .backend import DriverHandle, leave_to_core
 from .errors import DriverError, warn_leak
 from .handles import (
     AllocationHandle,
@@ -198,7 +198,7 @@ def exported(kind: type[AllocationHandle], found: Any) -> AllocationHandle:
 class Releases:
     """The calls that release, for a backend whose objects are `Made`: `Made.back` names the native function."""
 
-    def release(self, made: Native) -> None:
+    def release(self, made: DriverHandle) -> None:
         made.release()
 
     destroy_stream = destroy_event = unmap_buffer = destroy_memory = destroy_semaphore = release

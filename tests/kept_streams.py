@@ -6,7 +6,7 @@ from gpuinterop._core.registry import _loaded
 
 
 def count_kept_streams() -> int:
-    backend: Any = getattr(_loaded.get("hip"), "_native", None)
+    backend: Any = getattr(_loaded.get("hip"), "driver", None)
     return sum(map(len, backend._kept_streams.values())) if backend else 0
 
 

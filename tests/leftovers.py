@@ -29,7 +29,7 @@ import numpy as _numpy  # noqa: F401 - its threads start with the import
 import pytest
 
 from gpuinterop import system
-from gpuinterop._core import gate, native, native_stream, registry
+from gpuinterop._core import gate, known_stream, lifetime, registry
 from gpuinterop._core.device import Device
 from gpuinterop._core.drain import drain
 from gpuinterop.errors import report
@@ -69,7 +69,7 @@ class Things:
 
     def __init__(self, item: pytest.Item) -> None:
         self.item = item
-        self.natives = set(native._alive)
+        self.natives = set(lifetime._alive)
         self.threads = threads()
         self.running = set(sys._current_frames())
         self.fds = fds()
@@ -97,7 +97,7 @@ class Things:
     def are_all(self) -> bool:
         """Whether there is nothing new: cheap, for every test asks."""
         return (
-            native._alive.keys() <= self.natives
+            lifetime._alive.keys() <= self.natives
             and threads() <= self.threads
             and fds() <= self.fds
             and self.count() <= self.counts
@@ -106,7 +106,7 @@ class Things:
 
     def new(self) -> list[str]:
         """What is new, in words."""
-        new = [_said(one) for one in native.alive() if one not in self.natives and not _warned_of(one)]
+        new = [_said(one) for one in lifetime.alive() if one not in self.natives and not _warned_of(one)]
         new += _marks()
         looks = [partial(_thread, one, self.running) for one in sorted(threads() - self.threads, key=int)]
         looks += [partial(_file, one) for one in sorted(fds() - self.fds, key=int)]
@@ -117,26 +117,26 @@ class Things:
 
     def may_end(self) -> bool:
         """Whether there is something new that may end by itself."""
-        retired = any(one.state is native.RETIRED for one in native._alive.keys() - self.natives)
+        retired = any(one.state is lifetime.RETIRED for one in lifetime._alive.keys() - self.natives)
         return retired or not (threads() <= self.threads and self.count() <= self.counts)
 
     def forget_others(self) -> None:
         """Take what is new out of the core: no later test comes upon it."""
-        for one in native._alive.keys() - self.natives:
+        for one in lifetime._alive.keys() - self.natives:
             if one.gate is not None:
                 one.gate.blocked.pop(one, None)
             for parent in self.natives.intersection(one.parents):
                 parent.standing.pop(one, None)
             for known in _REGISTRIES:
                 known.pop(one, None)
-        for one in native.alive():
+        for one in lifetime.alive():
             one.calls.clear()
         for device in list(_devices):
-            device._gate.shut.clear()
+            device.gate.shut.clear()
 
 
 _REGISTRIES: Final[tuple[dict[Any, Any], ...]] = (
-    native._alive, native.waiting_for_a_look, native.endings, native_stream.pointed, gate.waiting,
+    lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, known_stream.pointed, gate.waiting,
 )  # fmt: skip
 
 
@@ -156,21 +156,21 @@ def fds() -> set[str]:
 
 
 def _marks() -> Iterator[str]:
-    for one in native.alive():
+    for one in lifetime.alive():
         if one.calls.copy():
             yield f"a mark of a call with {one!r}"
     for device in list(_devices):
-        if device._gate.shut.copy():
+        if device.gate.shut.copy():
             yield f"a mark at the gate of {device!r}"
 
 
-def _warned_of(one: native.Native) -> bool:
+def _warned_of(one: lifetime.Lifetime) -> bool:
     """Whether it stays because a release has failed: a warning says so, and fails a test that does not expect it."""
-    return one.state is native.LEAKED or one.stays
+    return one.state is lifetime.LEAKED or one.stays
 
 
-def _said(one: native.Native) -> str:
-    return f"{one!r}: {one.what_holds()}" if one.state is native.RETIRED else repr(one)
+def _said(one: lifetime.Lifetime) -> str:
+    return f"{one!r}: {one.what_holds()}" if one.state is lifetime.RETIRED else repr(one)
 
 
 def _thread(task: str, before: set[int]) -> str:
@@ -205,9 +205,9 @@ def _let_go() -> None:
             unpin_spare_pages(device)
         except Exception as error:  # a scripted backend's
             report(error)
-    for one in native.alive():
-        if isinstance(one, native_stream.NativeStream) and one.thread is not None:
-            native.retire(one)  # a thread's own default stream, which no caller can close
+    for one in lifetime.alive():
+        if isinstance(one, known_stream.KnownStream) and one.thread is not None:
+            lifetime.retire(one)  # a thread's own default stream, which no caller can close
     resource_sharer.stop(LIMIT)  # multiprocessing's thread, which hands out descriptors
     drain()
 

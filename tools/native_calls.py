@@ -85,7 +85,7 @@ class Methods:
         self.device, self.peer = gi.get_backend(vendor).devices()
         self.exporter = open_exporter("memfd", identity=self.device.identity)
         # Some bindings keep the GIL in every call, and the core polls there. The page tells of the others.
-        self.device._backend.holds_gil = False
+        self.device.driver.holds_gil = False
 
     def cells(self) -> Sections:
         """Perform every scene."""
@@ -129,7 +129,7 @@ class Methods:
             assert self.simulator.settle(device.ordinal, LIMIT)
             device.drain()
             unpin_spare_pages(device)
-            backend: Any = device._backend
+            backend: Any = device.driver
             if device.backend == "hip":
                 destroy_kept_streams(backend)
                 backend._ranges._free.clear()

@@ -9,12 +9,12 @@ from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from .drain import behind_default_stream
+from .lifetime import Lifetime
 from .memory import Buffer, Mappable, Mapping
 from .monitor import locked
-from .native import Native
 
 if TYPE_CHECKING:
-    from ..backend import Native as Handle
+    from ..backend import DriverHandle
     from .device import Device
 
 
@@ -48,12 +48,12 @@ class Allocation(Mappable):
         size: int,
         exportable: bool,
     ) -> None:
-        native = Native("Allocation", backend.release_allocation, device=devices[0]._streams)
-        super().__init__(native, device=devices[0], size=size)
+        lifetime = Lifetime("Allocation", backend.release_allocation, device=devices[0].streams)
+        super().__init__(lifetime, device=devices[0], size=size)
         self._devices = tuple(devices)
-        self._backend = backend
+        self.driver = backend
         self._exportable = exportable
-        self._location: int | None = devices[0].ordinal  # of the device whose memory it is, as far as that is known
+        self.location: int | None = devices[0].ordinal  # of the device whose memory it is, as far as that is known
         self._buffers: dict[Device, Buffer] = {}
         self.handle_type = handle_type
 
@@ -65,7 +65,7 @@ class Allocation(Mappable):
     @property
     def buffer(self) -> Buffer:
         """The whole allocation, mapped on first use (``cuMemMap`` / ``hipMemMap``)."""
-        return self.buffer_on(self._device)
+        return self.buffer_on(self.device)
 
     def buffer_on(self, device: Device) -> Buffer:
         """The whole allocation as another of its devices sees it.
@@ -101,7 +101,7 @@ class Allocation(Mappable):
             raise InvalidArgumentError(
                 "device", f"{device!r} has no access to {self.label}; expected one of {known}; name others in access=."
             )
-        self._check_open()
+        self.check_open()
         found = self._buffers.get(device)
         while found is None or found.closed:  # another thread may have closed it meanwhile
             fresh = self._buffer(0, self._size, device)
@@ -115,7 +115,7 @@ class Allocation(Mappable):
         Returns
         -------
         AllocationHandle
-            Handle of the type that `Device.allocate` was given, with its origin. Other processes import it with
+            DriverHandle of the type that `Device.allocate` was given, with its origin. Other processes import it with
             `Device.import_allocation`.
 
         Raises
@@ -129,14 +129,14 @@ class Allocation(Mappable):
         ...     handle.origin.size
         65536
         """
-        self._check_open()
+        self.check_open()
         if not self._exportable:
             raise InvalidArgumentError(
                 "allocation", f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
             )
-        handle = self._lifetime.use(self._backend.export_allocation)
+        handle = self.lifetime.use(self.driver.export_allocation)
         handle.origin = HandleOrigin(
-            kind=OriginKind.ALLOCATION, device=self._device.identity, size=self._size, trusted=True
+            kind=OriginKind.ALLOCATION, device=self.device.identity, size=self._size, trusted=True
         )
         return handle
 
@@ -151,16 +151,16 @@ class Allocation(Mappable):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _new_mapping(self) -> Mapping:
-        backend = self._backend
+        backend = self.driver
         return Mapping(self, self._devices, backend.unmap_allocation, blocks=backend.map_allocation_blocks, waits=False)
 
-    def _map(self) -> tuple[Handle, int]:
-        def call() -> tuple[Handle, int]:
-            return self._backend.map_allocation(self._native, [device._native for device in self._devices])
+    def _map(self) -> tuple[DriverHandle, int]:
+        def call() -> tuple[DriverHandle, int]:
+            return self.driver.map_allocation(self.handle, [device.handle for device in self._devices])
 
-        if not self._backend.map_allocation_blocks:
+        if not self.driver.map_allocation_blocks:
             return call()
-        return behind_default_stream(self._device._gate, call, f"mapping {self.label}")
+        return behind_default_stream(self.device.gate, call, f"mapping {self.label}")
 
 
 @locked

@@ -9,7 +9,7 @@ from ..backend import ArrayBackend
 from ..errors import InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
 from .interchange import HostArray
-from .native import MARK, Native, note_use
+from .lifetime import MARK, Lifetime, note_use
 from .resource import Resource
 from .stream import Stream, check_stream
 
@@ -40,14 +40,14 @@ class MipmappedArray(Resource, NotAnArray):
     _as_array = "array.level(0).copy_to_host(target, stream=stream)"
 
     def __init__(self, memory: ExternalMemory, backend: ArrayBackend, layout: ArrayLayout) -> None:
-        gate = memory._device._gate if backend.releases_block else None
+        gate = memory.device.gate if backend.releases_block else None
         super().__init__(
-            Native("MipmappedArray", backend.destroy_array, parents=(memory._lifetime,), gate=gate), memory
+            Lifetime("MipmappedArray", backend.destroy_array, parents=(memory.lifetime,), gate=gate), memory
         )
-        self._device = memory._device
-        self._backend = backend
+        self.device = memory.device
+        self.driver = backend
         self.layout = layout
-        self._lifetime.create(lambda: backend.map_array(memory._native, layout))
+        self.lifetime.create(lambda: backend.map_array(memory.handle, layout))
 
     def level(self, n: int) -> ArrayLevel:
         """Return one mip level.
@@ -62,7 +62,7 @@ class MipmappedArray(Resource, NotAnArray):
         InvalidArgumentError
             The array does not have level `n`.
         """
-        self._check_open()
+        self.check_open()
         return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
@@ -175,35 +175,35 @@ class ArrayLevel(NotAnArray):
     def _copy_host(self, host: HostArray, argument: str, stream: Stream, *, to_array: bool) -> None:
         if host.nbytes != self.nbytes:
             raise InvalidArgumentError(argument, f"level {self.index} has {self.nbytes} bytes, got {host.nbytes}.")
-        check_stream(self._array._device, stream)
+        check_stream(self._array.device, stream)
         stream.check_host_copy(host)
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)
 
     def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
         start = buffer._range(offset, self.nbytes, "offset")
-        check_stream(self._array._device, stream)
+        check_stream(self._array.device, stream)
         self._enqueue(buffer._address + start, stream, buffer, start, to_array=to_array)
 
     def _enqueue(
         self, address: int, stream: Stream, buffer: Buffer | None = None, start: int = 0, *, to_array: bool,
         host: HostArray | None = None,
     ) -> None:  # fmt: skip
-        array, native = self._array, stream._known_as()
-        calls = native.calls
+        array, known = self._array, stream.known_as()
+        calls = known.calls
         calls += MARK  # our captures cannot begin or end between the check and the call
         try:
-            if (graph := native.graph) is not None:
-                graph.hold(array._lifetime)
-            elif native not in array._lifetime.uses:
-                note_use(array._lifetime, native, None)
+            if (graph := known.graph) is not None:
+                graph.hold(array.lifetime)
+            elif known not in array.lifetime.uses:
+                note_use(array.lifetime, known, None)
             if buffer is not None:
                 buffer._use(stream, start, self.nbytes)
             stream._enqueue(
-                lambda handle: array._backend.copy_level(
-                    handle, array._native, self.index, address, self.nbytes, to_array=to_array
+                lambda handle: array.driver.copy_level(
+                    handle, array.handle, self.index, address, self.nbytes, to_array=to_array
                 ),
-                array._lifetime,
-                *(() if buffer is None else (buffer._mapping,)),
+                array.lifetime,
+                *(() if buffer is None else (buffer.mapping,)),
                 host=host,
             )
         finally:
@@ -228,6 +228,6 @@ def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> Mipmappe
         raise InvalidArgumentError(
             "extent", f"level 0 alone needs {least} bytes from offset {layout.offset}; the memory has {memory.size}."
         )
-    backend = memory._backend
+    backend = memory.driver
     assert isinstance(backend, ArrayBackend)  # otherwise the capability is a gap
     return MipmappedArray(memory, backend, layout)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from .. import timeline
-from .._arguments import Sole, check_nbytes, check_timeout, check_type
+from .._arguments import Sole, check_nbytes, check_timeout, check_type, inside
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -43,10 +43,10 @@ from ..handles import (
 from .allocation import Allocation
 from .drain import drain, make_room, tell_struck, tidy, wait_for
 from .gate import Gate
+from .known_stream import CapturedError, Streams
+from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
-from .native import LIVE, RETIRED, alive
-from .native_stream import CapturedError, Streams
 from .ownership import check_size, lend
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
@@ -54,7 +54,7 @@ from .stream import Stream, check_foreign_device, foreign_pointer
 from .stream_memory import OwnTimelines
 
 if TYPE_CHECKING:
-    from ..backend import Backend, DeviceInfo, Native as Handle
+    from ..backend import Backend, DeviceInfo, DriverHandle
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class Device(Sole):
         capabilities: Capabilities,
         siblings: Callable[[], Sequence[Device]] = tuple,
     ) -> None:
-        self._backend = backend
+        self.driver = backend
         self._siblings = siblings
         self._born = generation()
         self.info = info
@@ -110,25 +110,26 @@ class Device(Sole):
 
     def _begin(self) -> None:
         """Begin with nothing made. A forked child does so again: what its parent has made is the parent's."""
-        backend = self._backend
+        backend = self.driver
         self._opened: dict[str, Any] = {}
-        self._gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
-        self._streams = Streams(backend, self._gate)
+        self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
+        self.streams = Streams(backend, self.gate)
         self._copiers: list[Stream] = []
         self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
         # Keyed by the number under which a graph's nodes know them.
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
 
     @property
-    def _native(self) -> Handle:
+    @inside
+    def handle(self) -> DriverHandle:
         """The native device. First use opens it: listing devices creates no context."""
-        if self._born != generation() and not self._backend.survives_fork:
+        if self._born != generation() and not self.driver.survives_fork:
             raise ResourceClosedError(
                 f"expected a device of this process, got {self.name} of its parent: no driver survives a fork; "
                 "start processes by spawn or forkserver, or use the device in the child alone."
             )
-        native: Handle = self._once("native", lambda: self._backend.open_device(self.info.ordinal))
-        return native
+        handle: DriverHandle = self._once("handle", lambda: self.driver.open_device(self.info.ordinal))
+        return handle
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
         """Make something on first use; when two threads make it, the first one's stays."""
@@ -140,7 +141,7 @@ class Device(Sole):
     @property
     def backend(self) -> str:
         """The backend's name."""
-        return self._backend.name
+        return self.driver.name
 
     @property
     def ordinal(self) -> int:
@@ -205,7 +206,7 @@ class Device(Sole):
         True
         """
         check_device(peer, "peer")
-        return peer is self or (peer._backend is self._backend and _reaches(self, peer.ordinal))
+        return peer is self or (peer.driver is self.driver and _reaches(self, peer.ordinal))
 
     @property
     def peers(self) -> list[Device]:
@@ -269,12 +270,12 @@ class Device(Sole):
         whole = _dedicated(handle, dedicated)
         make_room()
         memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None))
-        device, backend, lifetime = self._native, self._backend, memory._lifetime
+        device, backend, lifetime = self.handle, self.driver, memory.lifetime
         lend(
             handle,
             lambda lent: lifetime.create(lambda: backend.import_memory(device, lent, size=count, dedicated=whole)),
             user=f"{self.backend} import_memory",
-            native=lifetime,
+            lifetime=lifetime,
         )
         return memory
 
@@ -312,12 +313,12 @@ class Device(Sole):
         self._check_origin(handle, (origin_kind(handle.kind),))
         drain()
         semaphore = ExternalSemaphore(self, kind, self._driver, keepalive=getattr(handle, "keepalive", None))
-        device, backend = self._native, self._backend
+        device, backend = self.handle, self.driver
         lend(
             handle,
             lambda lent: semaphore._create(lambda: backend.import_semaphore(device, lent)),
             user=f"{self.backend} import_semaphore",
-            native=semaphore._lifetime,
+            lifetime=semaphore.lifetime,
         )
         return semaphore
 
@@ -365,30 +366,30 @@ class Device(Sole):
         backend = self._allocations()
         cell = Cell(Operation.IMPORT_ALLOCATION, kind)
         _check_access(members, self._ordinal_of(handle), cell)
-        step = backend.granularity(self._native, kind).minimum
+        step = backend.granularity(self.handle, kind).minimum
         if count % step:
             raise InvalidArgumentError(
                 "size", f"expected a multiple of the granularity, {step}, got {count}; pass Allocation.size."
             )
         make_room()
         allocation = Allocation(members, backend, kind, size=count, exportable=False)
-        native_device = self._native
+        native_device = self.handle
 
         def load(lent: AllocationHandle) -> Any:
-            native = backend.import_allocation(native_device, lent, size=count)
+            loaded = backend.import_allocation(native_device, lent, size=count)
             try:
-                allocation._location = backend.location(native)
-                _check_access(members, allocation._location, cell)
+                allocation.location = backend.location(loaded)
+                _check_access(members, allocation.location, cell)
             except BaseException:  # while the handle is still the caller's
-                undo("an imported allocation", lambda: backend.release_allocation(native))
+                undo("an imported allocation", lambda: backend.release_allocation(loaded))
                 raise
-            return native
+            return loaded
 
         lend(
             handle,
-            lambda lent: allocation._lifetime.create(lambda: load(lent)),
+            lambda lent: allocation.lifetime.create(lambda: load(lent)),
             user=f"{self.backend} import_allocation",
-            native=allocation._lifetime,
+            lifetime=allocation.lifetime,
         )
         return allocation
 
@@ -436,11 +437,11 @@ class Device(Sole):
         members = self._with(access)
         _check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
         backend = self._allocations()
-        count = round_up(count, backend.granularity(self._native, handle_type).minimum)
+        count = round_up(count, backend.granularity(self.handle, handle_type).minimum)
         make_room()
         allocation = Allocation(members, backend, handle_type, size=count, exportable=True)
-        native = self._native
-        allocation._lifetime.create(lambda: backend.allocate(native, count, handle_type))
+        handle = self.handle
+        allocation.lifetime.create(lambda: backend.allocate(handle, count, handle_type))
         return allocation
 
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
@@ -468,7 +469,7 @@ class Device(Sole):
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
-        return self._allocations().granularity(self._native, handle_type)
+        return self._allocations().granularity(self.handle, handle_type)
 
     def multicast_granularity(
         self,
@@ -540,12 +541,12 @@ class Device(Sole):
         """
         check_handle_type(handle_type, SemaphoreHandle, "handle_type")
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
-        backend = self._backend
+        backend = self.driver
         drain()
         if isinstance(backend, HostSemaphoreBackend) and not (handle_type is TimelineFd and self._makes_timelines):
             semaphore = ExternalSemaphore(self, handle_type, self._driver, exportable=True)
-            native = self._native
-            semaphore._create(lambda: backend.create_semaphore(native, handle_type))
+            handle = self.handle
+            semaphore._create(lambda: backend.create_semaphore(handle, handle_type))
             return semaphore
         if handle_type is not TimelineFd:
             raise ArgumentTypeError("handle_type", f"{self.backend} creates timelines (TimelineFd) only.")
@@ -607,13 +608,13 @@ class Device(Sole):
         array([7, 7, 7, 7], dtype=uint8)
         """
         if isinstance(stream, Stream):
-            if stream._device is not self:
-                raise InvalidArgumentError("stream", f"belongs to {stream._device.name}; use a stream of {self.name}.")
+            if stream.device is not self:
+                raise InvalidArgumentError("stream", f"belongs to {stream.device.name}; use a stream of {self.name}.")
             return stream
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
         tidy()
-        return self._wrap(self._backend.adopt_stream(self._native, pointer), keepalive)
+        return self._wrap(self.driver.adopt_stream(self.handle, pointer), keepalive)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until every stream that this library knows on the device is idle, then release closed objects.
@@ -643,7 +644,7 @@ class Device(Sole):
         deadline = None if limit is None else time.monotonic() + limit
         problem: GpuInteropError | None = None
         drain()
-        for stream in self._streams.known():
+        for stream in self.streams.known():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 if not stream.synchronize(left):
@@ -688,32 +689,32 @@ class Device(Sole):
         if timeout is None:
             return
         deadline = None if limit is None else time.monotonic() + limit
-        for native in alive():
+        for lifetime in alive():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not (native.state is RETIRED and native.is_of(self._streams)):
+            if not (lifetime.state is RETIRED and lifetime.is_of(self.streams)):
                 continue
-            if not (wait_for(native, left) or native.stays):
-                raise ResourceBusyError(f"{native.label} is still in use after {timeout:g} s: {native.what_holds()}.")
+            if not (wait_for(lifetime, left) or lifetime.stays):
+                raise ResourceBusyError(f"{lifetime.label} is still in use after {timeout:g} s: {lifetime.what_holds()}.")
         tell_struck()
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _wrap(self, handle: Handle, keep: object) -> Stream:
-        return Stream(self, *self._streams.adopt(handle, keep))
+    def _wrap(self, handle: DriverHandle, keep: object) -> Stream:
+        return Stream(self, *self.streams.adopt(handle, keep))
 
     def _consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
         key: Hashable = pointer
         handle: Any = None
         if pointer != _LEGACY:  # that one is always the same; other numbers may come again as other streams'
-            handle = self._backend.adopt_stream(self._native, pointer)
-            key = self._backend.stream_key(handle)
-        if (known := self._consumers.get(key)) is not None and (stream := known()) is not None:
-            native = stream._stream  # None: it is each thread's own
-            if native is not None and native.failure is None and not stream.closed:
+            handle = self.driver.adopt_stream(self.handle, pointer)
+            key = self.driver.stream_key(handle)
+        if (found := self._consumers.get(key)) is not None and (stream := found()) is not None:
+            known = stream.known  # None: it is each thread's own
+            if known is not None and known.failure is None and not stream.closed:
                 return stream
         if handle is None:
-            handle = self._backend.adopt_stream(self._native, pointer)
+            handle = self.driver.adopt_stream(self.handle, pointer)
         stream = self._wrap(handle, None)
         lingering.append(stream)
         if len(self._consumers) >= _CONSUMERS:
@@ -733,7 +734,7 @@ class Device(Sole):
             copier = self._new_stream(high_priority=False)
             copier._warns = False
         try:
-            copier._check_open()
+            copier.check_open()
             yield copier
         except BaseException:
             copier.close()
@@ -744,9 +745,9 @@ class Device(Sole):
             copier.close()
 
     def _new_stream(self, *, high_priority: bool) -> Stream:
-        device, backend = self._native, self._backend
-        native = self._streams.create(lambda: backend.create_stream(device, high_priority=high_priority))
-        return Stream(self, native, native)
+        device, backend = self.handle, self.driver
+        known = self.streams.create(lambda: backend.create_stream(device, high_priority=high_priority))
+        return Stream(self, known, known)
 
     @property
     def _driver(self) -> DriverSemaphores:
@@ -754,8 +755,8 @@ class Device(Sole):
 
     def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember an import: a graph's nodes name semaphores by number."""
-        if isinstance(self._backend, GraphBackend) and semaphore._native is not None:
-            self._semaphores[self._backend.semaphore_pointer(semaphore._native)] = semaphore
+        if isinstance(self.driver, GraphBackend) and semaphore.handle is not None:
+            self._semaphores[self.driver.semaphore_pointer(semaphore.handle)] = semaphore
 
     @property
     def _makes_timelines(self) -> bool:
@@ -764,7 +765,7 @@ class Device(Sole):
         A backend that creates semaphores imports them too. Where ``GPUINTEROP_DISABLE`` has turned that import off, the
         core makes them as on the devices that lack it. A backend without stream words may know our timelines itself.
         """
-        backend = self._backend
+        backend = self.driver
         if not isinstance(backend, StreamMemoryBackend):
             return False
         natively = (Operation.IMPORT_SEMAPHORE, TimelineFd)
@@ -781,17 +782,17 @@ class Device(Sole):
 
     def _with(self, access: Sequence[Device]) -> list[Device]:
         """Itself and those of `access`, each once."""
-        return list(dict.fromkeys([self, *check_devices(access, "access", self._backend)]))
+        return list(dict.fromkeys([self, *check_devices(access, "access", self.driver)]))
 
     def _ordinal_of(self, handle: Handle) -> int | None:
         """The ordinal of the backend's device that the handle's origin names; None if unknown."""
         identity = handle.origin.device if handle.origin is not None else None
         if identity is None:
             return None
-        return next((info.ordinal for info in self._backend.devices() if info.identity.matches(identity)), None)
+        return next((info.ordinal for info in self.driver.devices() if info.identity.matches(identity)), None)
 
     def _allocations(self) -> AllocationBackend:
-        backend = self._backend
+        backend = self.driver
         assert isinstance(backend, AllocationBackend)  # otherwise the capability is a gap
         return backend
 
@@ -833,13 +834,13 @@ def check_devices(devices: object, argument: str, backend: Backend) -> list[Devi
     given: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
     found = [check_device(device, argument) for device in given]
     for device in found:
-        if device._backend is not backend:
+        if device.driver is not backend:
             raise InvalidArgumentError(argument, f"{device!r} is of another backend than {backend.name}.")
     return found
 
 
 def _reaches(device: Device, ordinal: int) -> bool:
-    backend = device._backend
+    backend = device.driver
     return isinstance(backend, AllocationBackend) and backend.can_access(device.ordinal, ordinal)
 
 
@@ -849,7 +850,7 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
         return
     for device in members:
         if device.ordinal != ordinal and not _reaches(device, ordinal):
-            infos = {info.ordinal: info.name for info in device._backend.devices()}
+            infos = {info.ordinal: info.name for info in device.driver.devices()}
             raise UnsupportedError(
                 cell.gap(
                     Scope.DEVICE,
@@ -877,7 +878,7 @@ def check_handle(handle: object, wanted: type[Handle], call: str, example: str) 
         if isinstance(handle, int):
             got = f"an int; wrap it: {example}"
         raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
-    handle._check_open()
+    handle.check_open()
 
 
 def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:

@@ -1,7 +1,7 @@
 """Draining: releases whatever was closed and is no longer in use.
 
-Import, create, allocate, close, synchronize and drain do it. One thread releases one native; threads do not wait for
-each other's drains. A retired native is in exactly one place, which hands it on: in `waiting_for_a_look`, with a thread
+Import, create, allocate, close, synchronize and drain do it. One thread releases one object; threads do not wait for
+each other's drains. A retired object is in exactly one place, which hands it on: in `waiting_for_a_look`, with a thread
 that looks at it, behind a point, at the gate, or under what stands on it, also an array. (A drain after the end of an
 array may find the mapping in another place already. It then looks once more than it needs to.)
 """
@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 from .. import system
 from ..errors import ResourceBusyError, report, warn_leak
 from .gate import MANY, MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
-from .monitor import after_fork, dropped, interrupted, lingering, locked
-from .native import (
+from .known_stream import CapturedError, KnownStream, Point, pointed
+from .lifetime import (
     GONE,
     LEAKED,
     LIVE,
@@ -26,8 +26,8 @@ from .native import (
     RELEASED,
     RELEASING,
     RETIRED,
+    Lifetime,
     Marks,
-    Native,
     Standing,
     alive,
     endings,
@@ -38,7 +38,7 @@ from .native import (
     struck,
     waiting_for_a_look,
 )  # fmt: skip
-from .native_stream import CapturedError, NativeStream, Point, pointed
+from .monitor import after_fork, dropped, interrupted, lingering, locked
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def make_room() -> None:
             return
 
 
-def _has_caught_up(stream: NativeStream) -> bool:
+def _has_caught_up(stream: KnownStream) -> bool:
     return len(stream.poll()) <= BACKLOG
 
 
@@ -106,16 +106,16 @@ def _drain() -> None:
             return
 
 
-def wait_for(native: Native, timeout: float | None) -> bool:
+def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
     """Drain until it is released and its callbacks have run; False if `timeout` passed, or if it never will be."""
 
     def over() -> bool:
         drain()
         # A callback does not wait for others: those of its own thread run after it.
-        told = _here.calling_back or (native not in endings and not native.tellers)
-        return bool(native.state in GONE and told) or native.stays
+        told = _here.calling_back or (lifetime not in endings and not lifetime.tellers)
+        return bool(lifetime.state in GONE and told) or lifetime.stays
 
-    return system.until(over, timeout) and not native.stays
+    return system.until(over, timeout) and not lifetime.stays
 
 
 def tidy() -> None:
@@ -174,64 +174,64 @@ def _made_shut(gate: Gate, call: Callable[[], T], made: list[T]) -> bool:
 
 def _release_ready(held_by: dict[Gate, str]) -> bool:
     """Look once at what may be ready; return whether anything was released."""
-    claimed: list[Native] = []
+    claimed: list[Lifetime] = []
     moved = False
     try:
         _claim(claimed)
-        ends: dict[NativeStream, Point | None] = {}  # one event a stream, however many wait for it
-        for native in claimed.copy():
+        ends: dict[KnownStream, Point | None] = {}  # one event a stream, however many wait for it
+        for lifetime in claimed.copy():
             try:
-                moved |= _advance(native, ends, held_by)
+                moved |= _advance(lifetime, ends, held_by)
             except Exception as error:  # a backend's mistake, which the draining caller did not cause
-                _leak(native, error)
+                _leak(lifetime, error)
             del claimed[0]
         return moved
     finally:
-        for native in claimed:
-            _put_back(native)
+        for lifetime in claimed:
+            _put_back(lifetime)
 
 
 @locked
-def _claim(claimed: list[Native]) -> None:
-    for native in list(waiting_for_a_look):
-        if native.state is RETIRED:
-            if native.calls.copy():  # always a copy: it has one order with the marks of other threads
+def _claim(claimed: list[Lifetime]) -> None:
+    for lifetime in list(waiting_for_a_look):
+        if lifetime.state is RETIRED:
+            if lifetime.calls.copy():  # always a copy: it has one order with the marks of other threads
                 continue
-            kept = native.standing and any(how is not Standing.YIELDS for how in native.standing.values())
-            if not kept and not native.arrays.copy():
-                claimed += (native,)
-        del waiting_for_a_look[native]
+            kept = lifetime.standing and any(how is not Standing.YIELDS for how in lifetime.standing.values())
+            if not kept and not lifetime.arrays.copy():
+                claimed += (lifetime,)
+        del waiting_for_a_look[lifetime]
 
 
 @locked
-def _put_back(native: Native) -> None:
-    if native.state is RETIRED:
-        waiting_for_a_look[native] = None
+def _put_back(lifetime: Lifetime) -> None:
+    if lifetime.state is RETIRED:
+        waiting_for_a_look[lifetime] = None
 
 
-def _advance(native: Native, ends: dict[NativeStream, Point | None], held_by: dict[Gate, str]) -> bool:
+def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None], held_by: dict[Gate, str]) -> bool:
     """Release it, or leave it where it waits; return whether anything has moved."""
-    behind = native.behind
-    if behind is None and (streams := native.streams()):
+    behind = lifetime.behind
+    if behind is None and (streams := lifetime.streams()):
         try:
             for stream in streams:
                 if stream not in ends:
                     ends[stream] = _end_of(stream)
         except CapturedError:
-            _put_back(native)
+            _put_back(lifetime)
             return False
         behind = [end for stream in streams if (end := ends[stream]) is not None]
-    if behind is not None and _park(native, behind):
+    if behind is not None and _park(lifetime, behind):
         return False
-    if native.standing:
-        _end_events(native)
+    if lifetime.standing:
+        _end_events(lifetime)
         return True
-    if native.gate is None:
-        return _release(native)
-    return _release_at_gate(native, native.gate, held_by)
+    if lifetime.gate is None:
+        return _release(lifetime)
+    return _release_at_gate(lifetime, lifetime.gate, held_by)
 
 
-def _end_of(stream: NativeStream) -> Point | None:
+def _end_of(stream: KnownStream) -> Point | None:
     """A point behind all of the stream's work; None if that is done."""
     if stream.behind is not None:  # it is closed, and its end is known
         return next((point for point in stream.behind if point.state is LIVE), None)
@@ -243,22 +243,22 @@ def _end_of(stream: NativeStream) -> Point | None:
 
 
 @locked
-def _park(native: Native, behind: list[Point]) -> bool:
+def _park(lifetime: Lifetime, behind: list[Point]) -> bool:
     """Wait for the first point that is not reached; False if all were reached."""
-    if native.state is not RETIRED:  # it was opened again
+    if lifetime.state is not RETIRED:  # it was opened again
         return False
-    native.behind = behind
+    lifetime.behind = behind
     for point in behind:
         if point.state is LIVE:
-            point.waiters[native] = None
+            point.waiters[lifetime] = None
             return True
     return False
 
 
 @locked
-def _end_events(native: Native) -> None:
+def _end_events(lifetime: Lifetime) -> None:
     """End the events of a stream that others hold: all its work is done, so they are reached."""
-    for one, how in list(native.standing.items()):
+    for one, how in list(lifetime.standing.items()):
         if how is Standing.YIELDS:
             retire(one)
 
@@ -269,16 +269,16 @@ def _held_by(gate: Gate, held_by: dict[Gate, str]) -> str:
     return held_by[gate]
 
 
-def _release_at_gate(native: Native, gate: Gate, held_by: dict[Gate, str]) -> bool:
+def _release_at_gate(lifetime: Lifetime, gate: Gate, held_by: dict[Gate, str]) -> bool:
     shut = gate.shut
     shut += MARK  # first: a wait that is noted after the look below finds it shut
     try:
         waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()
         if not waits:
-            return _release(native)
+            return _release(lifetime)
     finally:
         del shut[-1]
-    block(native, waits)
+    block(lifetime, waits)
     if len(gate.blocked) == TOO_MANY:
         warn_leak(
             f"{TOO_MANY} closed objects cannot be released, because {waits} always had a pending semaphore wait: "
@@ -287,33 +287,33 @@ def _release_at_gate(native: Native, gate: Gate, held_by: dict[Gate, str]) -> bo
     return False
 
 
-def _release(native: Native) -> bool:
-    if not _begin(native):
+def _release(lifetime: Lifetime) -> bool:
+    if not _begin(lifetime):
         return False
     problem: BaseException | None = None
     try:
-        if (release := native.release) is not None:
-            release(native.handle)
+        if (release := lifetime.release) is not None:
+            release(lifetime.handle)
     except BaseException as error:
         problem = error
         if not isinstance(error, Exception):
             raise
     finally:
-        _end(native, problem)
+        _end(lifetime, problem)
     if problem is not None:
-        _warn(native, problem)
+        _warn(lifetime, problem)
     return True
 
 
-def _leak(native: Native, problem: BaseException) -> None:
+def _leak(lifetime: Lifetime, problem: BaseException) -> None:
     """Leave it unreleased: whether its release is safe is unknown."""
-    if _begin(native):
-        _end(native, problem)
-    _warn(native, problem)
+    if _begin(lifetime):
+        _end(lifetime, problem)
+    _warn(lifetime, problem)
 
 
-def _warn(native: Native, problem: BaseException) -> None:
-    warn_leak(f"releasing {native.label} failed: {problem}")
+def _warn(lifetime: Lifetime, problem: BaseException) -> None:
+    warn_leak(f"releasing {lifetime.label} failed: {problem}")
 
 
 def _shown(call: Callable[[], T]) -> T | None:
@@ -326,43 +326,43 @@ def _shown(call: Callable[[], T]) -> T | None:
 
 
 @locked
-def _begin(native: Native) -> bool:
-    if native.state is not RETIRED:  # it was opened again, or another thread has it
+def _begin(lifetime: Lifetime) -> bool:
+    if lifetime.state is not RETIRED:  # it was opened again, or another thread has it
         return False
-    if native.standing or native.calls.copy():
-        waiting_for_a_look[native] = None
+    if lifetime.standing or lifetime.calls.copy():
+        waiting_for_a_look[lifetime] = None
         return False
-    native.state = RELEASING
+    lifetime.state = RELEASING
     return True
 
 
 @locked
-def _end(native: Native, problem: BaseException | None) -> None:
-    native.uses = {}
-    if native.callbacks or native.keep is not None:
-        endings[native] = native.keep
-    native.keep = None
+def _end(lifetime: Lifetime, problem: BaseException | None) -> None:
+    lifetime.uses = {}
+    if lifetime.callbacks or lifetime.keep is not None:
+        endings[lifetime] = lifetime.keep
+    lifetime.keep = None
     if problem is None:
-        leave(native)
-        native.release = None
-        native.state = RELEASED
+        leave(lifetime)
+        lifetime.release = None
+        lifetime.state = RELEASED
     elif isinstance(problem, Exception):  # its parents stay: the driver may still have it
-        native.problem = str(problem)
-        native.state = LEAKED
+        lifetime.problem = str(problem)
+        lifetime.state = LEAKED
     else:
-        strike(native, "released")
+        strike(lifetime, "released")
 
 
 def tell_struck() -> None:
     """Warn in one line of what exceptions have left since the last time."""
     if struck:
-        names = ", ".join(native.label for native in struck)
+        names = ", ".join(lifetime.label for lifetime in struck)
         struck.clear()
         warn_leak(f"{names}: an exception struck there; these stay until the exit, with what they stand on")
 
 
 def call_back() -> None:
-    """Run the callbacks of released natives and drop what these kept, with nothing held: either may do anything.
+    """Run the callbacks of released objects and drop what these kept, with nothing held: either may do anything.
 
     What ends meanwhile has its turn afterwards: a chain of callbacks does not nest.
     """
@@ -382,7 +382,7 @@ def _call_back_all() -> None:
 
 
 def _call_back() -> None:
-    """Run the callbacks of one released native."""
+    """Run the callbacks of one released object."""
     marked: list[list[Any]] = []
     try:
         callbacks, _kept = _take(marked)
@@ -395,14 +395,14 @@ def _call_back() -> None:
 
 @locked
 def _take(marked: list[list[Any]]) -> tuple[list[Callable[[], None]], object]:
-    """Take what a released native has to tell, and what it has kept, which the caller drops."""
+    """Take what a released object has to tell, and what it has kept, which the caller drops."""
     if not endings:  # another thread was first
         return [], None
-    native = next(iter(endings))
-    kept = endings.pop(native)
-    callbacks, native.callbacks = native.callbacks, []
-    marked += (native.tellers,)
-    native.tellers += MARK
+    lifetime = next(iter(endings))
+    kept = endings.pop(lifetime)
+    callbacks, lifetime.callbacks = lifetime.callbacks, []
+    marked += (lifetime.tellers,)
+    lifetime.tellers += MARK
     return callbacks, kept
 
 
@@ -420,7 +420,7 @@ def _drain_at_exit() -> None:
 
     def is_over() -> bool:
         drain()
-        return not any(native.state is RETIRED and native.behind and not native.stays for native in alive())
+        return not any(lifetime.state is RETIRED and lifetime.behind and not lifetime.stays for lifetime in alive())
 
     system.until(is_over, system.left_of_exit(last=True))
     tell_struck()

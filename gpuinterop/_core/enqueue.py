@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from ..errors import GpuInteropError
 from .drain import relieve
 from .gate import waiting
-from .native import LIVE, MARK, Native
+from .lifetime import LIVE, MARK, Lifetime
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
     from .device import Device
     from .graph import Graph
-    from .native_stream import NativeStream, Wait
+    from .known_stream import KnownStream, Wait
 
 
 class Enqueues(ABC):
@@ -23,11 +23,11 @@ class Enqueues(ABC):
 
     _device: Device
 
-    def _gives(self, marked: Native, device: Device, noted: dict[NativeStream, Any]) -> None:
+    def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
         """Set what each call marks beside the stream, and what is noted of each stream that has used it."""
         self._marked = marked
-        self._device = device
-        self._gate = device._gate
+        self.device = device
+        self.gate = device.gate
         self._noted = noted
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Enqueues(ABC):
         """Raise if something is closed or of another device, or the stream has failed or begins a capture."""
 
     @abstractmethod
-    def _note_use(self, stream: Stream, native: NativeStream) -> Any:
+    def _note_use(self, stream: Stream, known: KnownStream) -> Any:
         """Note a stream's first use of it; return what `_noted` has of that from now on."""
 
     @abstractmethod
@@ -50,31 +50,31 @@ class Enqueues(ABC):
         `give` calls the driver: with the native stream, what is noted of it, the values, and the pending wait.
         """
         if type(stream) is not Stream:
-            check_stream(self._device, stream)
-        marked, native, gate = self._marked, stream._stream or stream._known_as(), self._gate
+            check_stream(self.device, stream)
+        marked, known, gate = self._marked, stream.known or stream.known_as(), self.gate
         if pending is not None and gate.crowded:
             relieve(gate)  # before the marks: callbacks run here
-        calls, streams = marked.calls, native.calls
+        calls, streams = marked.calls, known.calls
         calls += MARK
         streams += MARK
         try:
-            if native.odd or marked.state is not LIVE or stream._lifetime.state is not LIVE:
+            if known.odd or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._look_closer(stream)
-            noted = self._noted.get(native)
+            noted = self._noted.get(known)
             if noted is None:  # before the call, which may fail half-way: the release waits for the stream
-                noted = self._note_use(stream, native)
-            if (graph := native.graph) is not None:  # it waits and signals when the graph is launched
+                noted = self._note_use(stream, known)
+            if (graph := known.graph) is not None:  # it waits and signals when the graph is launched
                 self._hold_in(graph)
             elif pending is not None:
-                native.waits.append(pending)  # as in `NativeStream.note`
-                waiting[native] = None  # before the look at the gate: see there
+                known.waits.append(pending)  # as in `KnownStream.note`
+                waiting[known] = None  # before the look at the gate: see there
                 if gate.shut:
                     gate.let_releases_end()
-            give(native, noted, numbers, pending)
-            if len(native.waits) > native.limit:
+            give(known, noted, numbers, pending)
+            if len(known.waits) > known.limit:
                 if pending is not None:
                     pending.enqueued = True
-                native.came_along()
+                known.came_along()
         except GpuInteropError:  # it has enqueued nothing
             if pending is not None:
                 pending.passed = True

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .. import system
+from .lifetime import RETIRED, Lifetime, Marks, waiting_for_a_look
 from .monitor import after_fork, locked
-from .native import RETIRED, Marks, Native, waiting_for_a_look
 
 if TYPE_CHECKING:
-    from .native_stream import NativeStream, Streams
+    from .known_stream import KnownStream, Streams
 
 MOMENT_S: Final = 0.004
 """Seconds for which waits stand aside when too many releases are blocked."""
@@ -23,7 +23,7 @@ MANY: Final = 8
 TOO_MANY: Final = 256
 """Number of blocked releases at which a warning is issued."""
 
-waiting: dict[NativeStream, None] = {}
+waiting: dict[KnownStream, None] = {}
 """Streams of all devices with waits that may be pending."""
 blocking: dict[Gate, None] = {}
 """Gates with blocked releases."""
@@ -35,13 +35,13 @@ class Gate:
     def __init__(self) -> None:
         self.shut: list[None] = Marks()
         """One mark for each release that is under way or about to begin."""
-        self.blocked: dict[Native, str] = {}
+        self.blocked: dict[Lifetime, str] = {}
         """Releases that only a pending wait holds up, each with the stream that may be waiting."""
         self.limit = MANY
         self.crowded = False
         """Whether so many releases are blocked that the next wait stands aside (`drain.relieve`)."""
         self.devices: list[Streams] = []
-        self.holder: NativeStream | None = None
+        self.holder: KnownStream | None = None
         """The stream that held releases up at the last look."""
 
     def let_releases_end(self) -> None:
@@ -76,7 +76,7 @@ class Gate:
                         return stream.label
         return ""
 
-    def before_default(self) -> NativeStream | None:
+    def before_default(self) -> KnownStream | None:
         """A stream that may hold the default one up, by a wait that is not signalled yet; asks the driver.
 
         Ours do not block it, but where they share a hardware queue with it; another library's may.
@@ -88,23 +88,23 @@ class Gate:
                     return stream
         return None
 
-    def _waiting(self) -> list[NativeStream]:
+    def _waiting(self) -> list[KnownStream]:
         return [stream for stream in waiting.copy() if stream.device.gate is self]
 
 
-def _holds_up(stream: NativeStream) -> bool:
+def _holds_up(stream: KnownStream) -> bool:
     return not all(wait.is_there() for wait in stream.waits.copy())
 
 
 @locked
-def block(native: Native, held_by: str) -> None:
+def block(lifetime: Lifetime, held_by: str) -> None:
     """Put a release aside while a wait is pending."""
-    gate = native.gate
-    if gate is None or native.state is not RETIRED:
+    gate = lifetime.gate
+    if gate is None or lifetime.state is not RETIRED:
         return
     if len(gate.blocked) >= gate.limit:
         gate.crowded = True
-    gate.blocked[native] = held_by
+    gate.blocked[lifetime] = held_by
     blocking[gate] = None
 
 

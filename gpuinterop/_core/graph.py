@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
-from .._arguments import check_int
+from .._arguments import check_int, inside
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
 from .enqueue import Enqueues
+from .known_stream import CapturedError, KnownStream, Wait
+from .lifetime import GONE, LIVE, MARK, Lifetime, hold, note_use
 from .monitor import locked
-from .native import GONE, LIVE, MARK, Native, hold, note_use
-from .native_stream import CapturedError, NativeStream, Wait
 from .resource import Resource
 from .semaphore import ExternalSemaphore, last_signalled
 from .stream import Stream, check_stream
@@ -67,12 +67,12 @@ class GraphStep:
         self.signals = node.signals
         found = [known.get(pointer) for pointer in node.semaphores]
         self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
-            None if semaphore is None or semaphore._lifetime.state in GONE else semaphore for semaphore in found
+            None if semaphore is None or semaphore.lifetime.state in GONE else semaphore for semaphore in found
         )
         self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
-        self._natives = [semaphore._native for semaphore in self._ours]
+        self._natives = [semaphore.handle for semaphore in self._ours]
         counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
-        self._largest = min(one._max_value for one in self._ours) if counts else None
+        self._largest = min(one.max_value for one in self._ours) if counts else None
         """The largest value of semaphores that all count; None if some do not."""
         self.values = node.values
 
@@ -91,7 +91,7 @@ class GraphStep:
             gpuinterop did not import a semaphore.
         """
         numbers = self._checked(values)
-        self._owner._lifetime.use(lambda _: self._apply(numbers))
+        self._owner.lifetime.use(lambda _: self._apply(numbers))
 
     def _checked(self, values: tuple[int | None, ...]) -> tuple[int, ...]:
         """The values as the backend takes them."""
@@ -104,7 +104,7 @@ class GraphStep:
     def _apply(self, numbers: tuple[int, ...]) -> None:
         """Set checked values. The caller marks."""
         owner = self._owner
-        owner._backend.set_node(owner._executable, self._node, self._natives, numbers)
+        owner.driver.set_node(owner._executable, self._node, self._natives, numbers)
         self.values = numbers
 
     def _advanced(self, by: int) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ class GraphStep:
                 return numbers
         return self._checked(
             tuple(
-                None if semaphore is not None and not semaphore._takes_value
+                None if semaphore is not None and not semaphore.takes_value
                 else value + by if semaphore is None or semaphore.kind in (Timeline, Fence)
                 else value
                 for semaphore, value in zip(self.semaphores, self.values, strict=True)
@@ -172,27 +172,27 @@ class GraphSemaphores(Resource):
     """
 
     def __init__(
-        self, device: Device, graph: int, executable: int, *, _parent: tuple[Graph, Native] | None = None
+        self, device: Device, graph: int, executable: int, *, _parent: tuple[Graph, Lifetime] | None = None
     ) -> None:
         device.capabilities.require(Operation.GRAPH_CAPTURE)
-        backend = device._backend
+        backend = device.driver
         assert isinstance(backend, GraphBackend)  # otherwise the capability is a gap
         self.device = device
-        self._backend = backend
+        self.driver = backend
         nodes_of = check_int(graph, "graph", minimum=1)
         self._executable = check_int(executable, "executable", minimum=1)
         parents = () if _parent is None else (_parent[1],)
-        super().__init__(Native("GraphSemaphores", parents=parents), *(() if _parent is None else (_parent[0],)))
+        super().__init__(Lifetime("GraphSemaphores", parents=parents), *(() if _parent is None else (_parent[0],)))
         self._warns = _parent is None
-        self._lifetime.open()
+        self.lifetime.open()
         try:
             self.steps = tuple(GraphStep(self, node) for node in backend.semaphore_nodes(nodes_of))
             for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
-                hold(semaphore._lifetime, self._lifetime)
+                hold(semaphore.lifetime, self.lifetime)
                 if _parent is None:  # another library launches the graph, so its signals are not seen here
-                    semaphore._forget_values()
+                    semaphore.forget_values()
             if _parent is None:
-                self._lifetime.untracked = (device._streams,)
+                self.lifetime.untracked = (device.streams,)
         except BaseException:
             self.close()
             raise
@@ -234,11 +234,11 @@ class GraphSemaphores(Resource):
         """
         step_by = by if type(by) is int else check_int(by, "by")
         plans = [(step, step._advanced(step_by)) for step in self.steps]
-        calls = self._lifetime.calls
+        calls = self.lifetime.calls
         calls += MARK
         try:
-            if self._lifetime.state is not LIVE:
-                self._check_open()
+            if self.lifetime.state is not LIVE:
+                self.check_open()
             for step, numbers in plans:
                 step._apply(numbers)
         finally:
@@ -248,10 +248,10 @@ class GraphSemaphores(Resource):
 class _Launched(Wait):
     """The waits of a launch, which only the driver knows; `semaphore` is one of them.
 
-    It names natives alone: a wait may be remembered for long, and would keep a graph that nothing else keeps.
+    It names objects alone: a wait may be remembered for long, and would keep a graph that nothing else keeps.
     """
 
-    steps: Sequence[tuple[Sequence[tuple[int, Native, bool]], tuple[int, ...]]]
+    steps: Sequence[tuple[Sequence[tuple[int, Lifetime, bool]], tuple[int, ...]]]
 
     def __str__(self) -> str:
         waits = [
@@ -281,18 +281,18 @@ class Graph(Resource, Enqueues):
     """
 
     def __init__(self, device: Device, backend: GraphBackend) -> None:
-        super().__init__(Native("Graph", device=device._streams))
-        self._device = device
-        self._backend = backend
-        self._made: tuple[Native, Native] | None = None  # the driver's graph and its executable
+        super().__init__(Lifetime("Graph", device=device.streams))
+        self.device = device
+        self.driver = backend
+        self._made: tuple[Lifetime, Lifetime] | None = None  # the driver's graph and its executable
         self._semaphores: GraphSemaphores | None = None
-        self._wait_steps: Sequence[tuple[GraphStep, Sequence[tuple[int, Native, bool]]]] = ()
-        self._signals: Sequence[tuple[GraphStep, int, Native]] = ()
-        self._waits: Sequence[Native] = ()
+        self._wait_steps: Sequence[tuple[GraphStep, Sequence[tuple[int, Lifetime, bool]]]] = ()
+        self._signals: Sequence[tuple[GraphStep, int, Lifetime]] = ()
+        self._waits: Sequence[Lifetime] = ()
         """The semaphores that it waits for, as far as this library imported them."""
         self._mappings: dict[Mapping, tuple[int, int]] = {}
-        self._joined: list[NativeStream] = []  # streams whose work goes into it during the capture
-        self._lifetime.open()
+        self._joined: list[KnownStream] = []  # streams whose work goes into it during the capture
+        self.lifetime.open()
 
     @property
     def ptr(self) -> int:
@@ -333,106 +333,107 @@ class Graph(Resource, Enqueues):
             pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
         self._enqueue(stream, self._launch_now, (), pending)
 
-    def _launch_now(self, native: NativeStream, lasts: Sequence[list[int]], _: Sequence[int], pending: object) -> None:
-        if native.graph is not None or self._backend.is_capturing(native.handle):  # by any library
+    def _launch_now(self, known: KnownStream, lasts: Sequence[list[int]], _: Sequence[int], pending: object) -> None:
+        if known.graph is not None or self.driver.is_capturing(known.handle):  # by any library
             raise InvalidArgumentError(
                 "stream", "is being captured: values of a graph inside a graph cannot be set; launch both one by one."
             )
-        self._backend.launch(self._marked.handle, native.handle)
+        self.driver.launch(self._marked.handle, known.handle)
         for (step, place, _semaphore), last in zip(self._signals, lasts, strict=True):
             last[0] = max(step.values[place], last[0])
 
     def _look_closer(self, stream: Stream) -> None:
-        self._check_open()
+        self.check_open()
         self._marked.check()
-        check_stream(self._device, stream)
-        stream._known_as().refuse_edge()
+        check_stream(self.device, stream)
+        stream.known_as().refuse_edge()
 
-    def _note_use(self, stream: Stream, native: NativeStream) -> Sequence[list[int]]:
-        check_stream(self._device, stream)
+    def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[list[int]]:
+        check_stream(self.device, stream)
         for mapping, (first, last) in self._mappings.items():
-            mapping.used_on(native, first, last)
-        note_use(self._marked, native, [last_signalled(semaphore, native) for _, _, semaphore in self._signals])
-        return cast(Sequence[list[int]], self._marked.uses[native])
+            mapping.used_on(known, first, last)
+        note_use(self._marked, known, [last_signalled(semaphore, known) for _, _, semaphore in self._signals])
+        return cast(Sequence[list[int]], self._marked.uses[known])
 
     def _hold_in(self, graph: Graph) -> None:
         """Do nothing: the call is refused."""
 
-    def _captured(self) -> tuple[Native, Native]:
-        self._check_open()
+    def _captured(self) -> tuple[Lifetime, Lifetime]:
+        self.check_open()
         if self._made is None or self._semaphores is None:
             raise InvalidArgumentError("graph", "is being captured, or its capture failed; use it after the `with`.")
         return self._made
 
-    def hold(self, native: Native) -> None:
-        """Keep a native that captured work uses."""
-        hold(native, self._lifetime)
+    @inside
+    def hold(self, lifetime: Lifetime) -> None:
+        """Keep an object that captured work uses."""
+        hold(lifetime, self.lifetime)
 
     def _note(self, mapping: Mapping, start: int, end: int) -> None:
         """Note bytes that each launch will use."""
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
-    def _enter(self, native: NativeStream) -> None:
+    def _enter(self, known: KnownStream) -> None:
         """Capture the stream's work from the next call on. Other calls stop querying it: a query ends the capture.
 
         Waits for calls that checked before and are under way, up to a limit: one may be in `Stream.synchronize`.
         """
-        self._claim(native)
-        system.until(lambda: not native.calls.copy(), _PATIENCE_S)
+        self._claim(known)
+        system.until(lambda: not known.calls.copy(), _PATIENCE_S)
 
     @locked
-    def _claim(self, native: NativeStream) -> None:
-        if native.captured:  # by another thread, just now
-            raise CapturedError(native)
-        self._joined.append(native)
-        native.captured = True
-        native.note_odd()
+    def _claim(self, known: KnownStream) -> None:
+        if known.captured:  # by another thread, just now
+            raise CapturedError(known)
+        self._joined.append(known)
+        known.captured = True
+        known.note_odd()
 
     @locked
-    def _join(self, native: NativeStream) -> None:
+    def _join(self, known: KnownStream) -> None:
         """Note the stream's new work as the graph's until the capture ends."""
-        if native in self._joined:
-            native.graph = self
+        if known in self._joined:
+            known.graph = self
 
     @locked
-    def _part(self, native: NativeStream) -> None:
+    def _part(self, known: KnownStream) -> None:
         """Undo `_join`: the call that would have brought the stream into the capture failed."""
-        if native in self._joined:
-            self._joined.remove(native)
-            native.graph = None
-            native.captured = False
-            native.note_odd()
+        if known in self._joined:
+            self._joined.remove(known)
+            known.graph = None
+            known.captured = False
+            known.note_odd()
 
     @locked
     def _end(self) -> None:
         """End the capture."""
-        for native in self._joined:
-            native.graph = None
-            native.captured = False
-            native.note_odd()
+        for known in self._joined:
+            known.graph = None
+            known.captured = False
+            known.note_odd()
         self._joined.clear()
 
     def _leave(self) -> None:
         """Refuse new work until the capture has ended; waits as `_enter` does."""
-        for native in self._joined.copy():  # another thread's `_part` may take one off the list
-            native.graph = None
-        system.until(lambda: not any(native.calls.copy() for native in self._joined.copy()), _PATIENCE_S)
+        for known in self._joined.copy():  # another thread's `_part` may take one off the list
+            known.graph = None
+        system.until(lambda: not any(known.calls.copy() for known in self._joined.copy()), _PATIENCE_S)
 
-    def _finish(self, stream: Stream, native: NativeStream) -> None:
-        device, backend = self._device._native, self._backend
-        graph = Native("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self._lifetime,))
-        graph.create(lambda: native.use(backend.end_capture))
-        executable = Native("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
+    def _finish(self, stream: Stream, known: KnownStream) -> None:
+        device, backend = self.device.handle, self.driver
+        graph = Lifetime("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self.lifetime,))
+        graph.create(lambda: known.use(backend.end_capture))
+        executable = Lifetime("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._made = graph, executable
-        self._gives(executable, self._device, executable.uses)
-        semaphores = GraphSemaphores(self._device, graph.handle, executable.handle, _parent=(self, executable))
+        self._gives(executable, self.device, executable.uses)
+        semaphores = GraphSemaphores(self.device, graph.handle, executable.handle, _parent=(self, executable))
         self._wait_steps = [
             (
                 step,
                 [
-                    (place, one._lifetime, one._takes_value)
+                    (place, one.lifetime, one.takes_value)
                     for place, one in enumerate(step.semaphores)
                     if one is not None
                 ],
@@ -440,7 +441,7 @@ class Graph(Resource, Enqueues):
             for step in semaphores.waits
         ]
         self._signals = [
-            (step, place, one._lifetime)
+            (step, place, one.lifetime)
             for step in semaphores.signals
             for place, one in enumerate(step.semaphores)
             if one is not None
@@ -452,26 +453,26 @@ class Graph(Resource, Enqueues):
 @contextmanager
 def capture(stream: Stream) -> Iterator[Graph]:
     """See `Stream.capture`."""
-    device = stream._device
-    stream._check_open()
+    device = stream.device
+    stream.check_open()
     device.capabilities.require(Operation.GRAPH_CAPTURE)
-    backend = device._backend
+    backend = device.driver
     assert isinstance(backend, GraphBackend)  # otherwise the capability is a gap
     if stream.capturing:
         raise InvalidArgumentError("stream", "is being captured already.")
-    native = stream._known_as()
+    known = stream.known_as()
     graph = Graph(device, backend)
     try:
-        graph._enter(native)
+        graph._enter(known)
         try:
-            native.use(backend.begin_capture)
-            graph._join(native)
+            known.use(backend.begin_capture)
+            graph._join(known)
             yield graph
             graph._leave()
-            graph._finish(stream, native)
+            graph._finish(stream, known)
         except BaseException:
             graph._leave()
-            _abort(backend, device, native)
+            _abort(backend, device, known)
             raise
     except BaseException:
         graph.close()
@@ -480,12 +481,12 @@ def capture(stream: Stream) -> Iterator[Graph]:
         graph._end()
 
 
-def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
+def _abort(backend: GraphBackend, device: Device, known: KnownStream) -> None:
     """End a failed capture, so that the stream runs again; the caller raises the failure."""
 
     def is_on() -> bool:
         try:
-            return bool(native.ask(backend.is_capturing, False))
+            return bool(known.ask(backend.is_capturing, False))
         except GpuInteropError:
             return False
 
@@ -493,8 +494,8 @@ def _abort(backend: GraphBackend, device: Device, native: NativeStream) -> None:
         if not is_on():
             return
         try:
-            graph = native.ask(backend.end_capture, None)
-            backend.destroy_graph(device._native, graph)
+            graph = known.ask(backend.end_capture, None)
+            backend.destroy_graph(device.handle, graph)
         except Exception:  # it was invalid, and there is no graph
             continue
-    native.broken = is_on()
+    known.broken = is_on()

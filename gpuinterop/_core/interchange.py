@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .native import LIVE
+from .lifetime import LIVE
 
 if TYPE_CHECKING:
+    from .known_stream import KnownStream
     from .memory import Buffer
-    from .native_stream import NativeStream
     from .stream import Stream
 
 # -- dtypes: DLPack's (code, bits) and the array interface's typestr ------------------------------------------------
@@ -268,15 +268,15 @@ class View:
 
     @property
     def ptr(self) -> int:
-        self._buffer._check_open()
-        self._buffer._mapping.expose()
+        self._buffer.check_open()
+        self._buffer.mapping.expose()
         return self._pointer
 
     def __repr__(self) -> str:
         return f"<View {self._dtype.name}{list(self.shape)} of {self._buffer.label}>"
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._buffer._device.info.dlpack
+        return self._buffer.device.info.dlpack
 
     def __dlpack__(
         self,
@@ -312,7 +312,7 @@ class View:
         >>> np.from_dlpack(view)
         array([0., 0., 0., 0.], dtype=float32)
         """
-        device = self._buffer._device.info.dlpack
+        device = self._buffer.device.info.dlpack
         if dl_device is not None:
             _check_pair(dl_device, "dl_device")
         if max_version is not None:
@@ -358,10 +358,10 @@ class View:
             return None
         if stream is None:
             stream = 0 if device_type == _ROCM else 1
-        consumer = buffer._device._consumer(stream)
+        consumer = buffer.device._consumer(stream)
         if not buffer._is_used_by(consumer):  # by no other: the most frequent case
             for user in buffer._users(consumer):
-                if user.elsewhere or not user.uncaptured(buffer._backend.is_idle, True):
+                if user.elsewhere or not user.uncaptured(buffer.driver.is_idle, True):
                     consumer._follow(user)
             buffer._use(consumer, 0, buffer._size)
         return consumer
@@ -388,20 +388,20 @@ class View:
                 "__cuda_array_interface__ has no name for bfloat16; use from_dlpack(view), or a view of 'uint16'."
             )
         token = self._token or self._buffer.hold()
-        self._buffer._check_open()
+        self._buffer.check_open()
         self._token = token
         interface = self._described(self._pointer)
         if users := self._buffer._users(None):
             interface["stream"] = self._behind(users) or 1
         return interface
 
-    def _behind(self, users: list[NativeStream]) -> int:
+    def _behind(self, users: list[KnownStream]) -> int:
         """The one stream that the interface can name."""
         if len(users) == 1 and users[0].state is LIVE:
             return users[0].pointer
         meeting: Stream | None = self.__dict__.get("_meeting")
         if meeting is None:  # the view's own stream: unrelated work must not be ordered behind the users
-            fresh = self._buffer._device.create_stream()
+            fresh = self._buffer.device.create_stream()
             fresh._warns = False
             meeting = self.__dict__.setdefault("_meeting", fresh)  # the first thread's stays
         for user in users:
@@ -454,12 +454,12 @@ class View:
         return np.asarray(array, dtype) if copy is None else np.array(array, dtype, copy=copy)
 
     def _is_of_host(self) -> bool:
-        return self._buffer._device.info.array_interface == "__array_interface__"
+        return self._buffer.device.info.array_interface == "__array_interface__"
 
     def _refuse_numpy(self) -> NoReturn:
         raise ArgumentTypeError(
             "view",
-            f"expected memory of the host, got {self!r} on {self._buffer._device.name}; use torch.from_dlpack(view) "
+            f"expected memory of the host, got {self!r} on {self._buffer.device.name}; use torch.from_dlpack(view) "
             "or cupy.asarray(view), or copy it to the host with Buffer.copy_to_host(array).",
         )
 

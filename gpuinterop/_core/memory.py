@@ -13,16 +13,16 @@ from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError,
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
 from .drain import drain, wait_for
 from .interchange import HostArray, View, layout_of, resolve_ints
+from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
 from .monitor import dropped, locked
-from .native import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Marks, Native, Standing, forget_use, note_use
 from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
-    from ..backend import Native as Handle
+    from ..backend import DriverHandle
     from .array import MipmappedArray
     from .device import Device
-    from .native_stream import NativeStream, Streams
+    from .known_stream import KnownStream, Streams
 
 MOMENT_S = 0.01
 
@@ -31,15 +31,21 @@ def round_up(size: int, step: int) -> int:
     return check_nbytes(-(-size // step) * step)
 
 
-class Mapping(Native):
+class Mapping(Lifetime):
     """The mapping of a whole object; it lasts as long as one of its buffers is open."""
 
     __slots__ = ("address", "arrays", "devices", "size", "waits")
 
     def __init__(
-        self, owner: Mappable, devices: Sequence[Device], unmap: Callable[[Handle], None], *, blocks: bool, waits: bool
+        self,
+        owner: Mappable,
+        devices: Sequence[Device],
+        unmap: Callable[[DriverHandle], None],
+        *,
+        blocks: bool,
+        waits: bool,
     ) -> None:
-        super().__init__("Mapping", unmap, parents=(owner._lifetime,), gate=devices[0]._gate if blocks else None)
+        super().__init__("Mapping", unmap, parents=(owner.lifetime,), gate=devices[0].gate if blocks else None)
         self.ends_with_children = True
         self.arrays = Marks()
         self.devices = devices
@@ -50,20 +56,20 @@ class Mapping(Native):
 
     def is_of(self, device: Streams) -> bool:
         """Whether the device is one of those that have it mapped."""
-        return any(one._streams is device for one in self.devices)
+        return any(one.streams is device for one in self.devices)
 
     def expose(self) -> None:
         """Note that the address was handed out: any stream may use it from now on."""
         if not self.untracked and not self.waits:
-            self.untracked = tuple(device._streams for device in self.devices)
+            self.untracked = tuple(device.streams for device in self.devices)
 
-    def used_on(self, stream: NativeStream, start: int, end: int) -> None:
+    def used_on(self, stream: KnownStream, start: int, end: int) -> None:
         """Note that a stream's work uses these bytes."""
         hull = self.uses.get(stream)
         if hull is None or start < hull[0] or hull[1] < end:
             _widen(self, stream, start, end)
 
-    def users(self, start: int, end: int, user: Stream | None) -> list[NativeStream]:
+    def users(self, start: int, end: int, user: Stream | None) -> list[KnownStream]:
         """Other streams that `user` must be ordered behind before it uses these bytes.
 
         Raises
@@ -74,7 +80,7 @@ class Mapping(Native):
             One of them has failed.
         """
         found = []
-        mine = None if user is None else user._known_as()
+        mine = None if user is None else user.known_as()
         for stream, hull in self.uses.copy().items():
             if stream is mine or end <= hull[0] or hull[1] <= start or stream.state in GONE:
                 continue
@@ -91,7 +97,7 @@ class Mapping(Native):
 
 
 @locked
-def _widen(mapping: Mapping, stream: NativeStream, start: int, end: int) -> None:
+def _widen(mapping: Mapping, stream: KnownStream, start: int, end: int) -> None:
     first, last = mapping.uses.get(stream, (start, end))
     note_use(mapping, stream, (min(first, start), max(last, end)))
 
@@ -99,15 +105,13 @@ def _widen(mapping: Mapping, stream: NativeStream, start: int, end: int) -> None
 class Sized(Resource, NotAnArray):
     """An object that has a device and a size in bytes."""
 
-    def __init__(self, lifetime: Native, *parents: Resource, device: Device, size: int) -> None:
-        super().__init__(lifetime, *parents)
-        self._device = device
-        self._size = size
+    device: Device
+    """Device through which the driver is called."""
 
-    @property
-    def device(self) -> Device:
-        """Device through which the driver is called."""
-        return self._device
+    def __init__(self, lifetime: Lifetime, *parents: Resource, device: Device, size: int) -> None:
+        super().__init__(lifetime, *parents)
+        self.device = device
+        self._size = size
 
     @property
     def size(self) -> int:
@@ -134,14 +138,14 @@ class Mappable(Sized):
         """Make a mapping that is not mapped natively yet."""
 
     @abstractmethod
-    def _map(self) -> tuple[Handle, int]:
+    def _map(self) -> tuple[DriverHandle, int]:
         """Map the memory natively; return the handle and the address."""
 
     def _buffer(self, offset: int, size: int, device: Device) -> Buffer:
         """Make a buffer, mapping the memory if necessary, even while other threads close buffers."""
         while True:
             drain()
-            self._check_open()
+            self.check_open()
             mapping = self._mapping
             if mapping is None or mapping.state is not LIVE:
                 mapping = self._open()
@@ -172,7 +176,7 @@ class Mappable(Sized):
             system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
         return mapping
 
-    def _map_into(self, mapping: Mapping) -> Handle:
+    def _map_into(self, mapping: Mapping) -> DriverHandle:
         handle, mapping.address = self._map()
         return handle
 
@@ -192,7 +196,7 @@ class Hold:
     __slots__ = ("_buffer",)
 
     def __init__(self, buffer: Buffer) -> None:
-        mapping = buffer._mapping
+        mapping = buffer.mapping
         arrays = mapping.arrays
         arrays += MARK
         self._buffer = buffer  # no call in between: the finalizer finds the mark
@@ -209,7 +213,7 @@ class Hold:
 
     def __del__(self) -> None:
         try:  # no call may come first: CPython loses what is raised in a finalizer
-            mapping = self._buffer._mapping
+            mapping = self._buffer.mapping
             del mapping.arrays[-1]
             if mapping.state is not LIVE:  # the look comes last: a drain that saw the mark does not look again
                 dropped.append(mapping)
@@ -237,18 +241,18 @@ class Buffer(Sized):
     _as_array = "numpy.asarray(buffer.view(shape, dtype))"
 
     def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
-        super().__init__(Native("Buffer", parents=(mapping,)), owner, device=device, size=size)
-        self._mapping = mapping
-        self._backend = device._backend
+        super().__init__(Lifetime("Buffer", parents=(mapping,)), owner, device=device, size=size)
+        self.mapping = mapping
+        self.driver = device.driver
         self._address = mapping.address + offset
         self._offset = offset
-        self._lifetime.open()
+        self.lifetime.open()
 
     @property
     def ptr(self) -> int:
         """Address of the first byte on the device."""
-        self._check_open()
-        self._mapping.expose()
+        self.check_open()
+        self.mapping.expose()
         return self._address
 
     @property
@@ -295,7 +299,7 @@ class Buffer(Sized):
         >>> np.asarray(rows).shape
         (64, 60, 4)
         """
-        self._check_open()
+        self.check_open()
         layout = layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
@@ -331,9 +335,9 @@ class Buffer(Sized):
         >>> del token  # it has finished: now the bytes are unmapped
         """
         token = Hold(self)  # first: the result of the check below then stays true
-        if self._lifetime.state is not LIVE:
+        if self.lifetime.state is not LIVE:
             del token  # else it lives as long as the error's traceback
-            self._lifetime.check()
+            self.lifetime.check()
         return token
 
     def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
@@ -426,7 +430,7 @@ class Buffer(Sized):
         start = check_nbytes(offset, "offset", minimum=0)
         count = max(self._size - start, 1) if size is None else check_nbytes(size)
         self._range(start, count, "size")
-        self._on(stream, start, count, lambda native: self._backend.fill(native, self._address + start, value, count))
+        self._on(stream, start, count, lambda handle: self.driver.fill(handle, self._address + start, value, count))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -439,36 +443,36 @@ class Buffer(Sized):
             stream,
             start,
             array.nbytes,
-            lambda native: self._backend.copy(native, target, source, array.nbytes),
+            lambda handle: self.driver.copy(handle, target, source, array.nbytes),
             array=array,
         )
 
     def _range(self, offset: int, size: int, argument: str) -> int:
-        self._check_open()
+        self.check_open()
         start = check_nbytes(offset, "offset", minimum=0)
         self._check_range(start, size, "the buffer", argument)
         return start
 
     def _use(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
-        native, first = stream._known_as(), self._offset + start
-        if (graph := native.graph) is not None:  # its launches use them
-            graph.hold(self._mapping)
-            graph._note(self._mapping, first, first + size)
+        known, first = stream.known_as(), self._offset + start
+        if (graph := known.graph) is not None:  # its launches use them
+            graph.hold(self.mapping)
+            graph._note(self.mapping, first, first + size)
         else:
-            self._mapping.used_on(native, first, first + size)
+            self.mapping.used_on(known, first, first + size)
 
     def _is_used_by(self, stream: Stream) -> bool:
         """Whether all its bytes are noted as a stream's, and no other stream has used the mapping."""
-        native, uses = stream._known_as(), self._mapping.uses.copy()
-        hull = uses.get(native)
-        if hull is None or len(uses) != 1 or native.graph is not None:
+        known, uses = stream.known_as(), self.mapping.uses.copy()
+        hull = uses.get(known)
+        if hull is None or len(uses) != 1 or known.graph is not None:
             return False
         return bool(hull[0] <= self._offset and self._offset + self._size <= hull[1])
 
-    def _users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[NativeStream]:
+    def _users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[KnownStream]:
         first = self._offset + start
-        return self._mapping.users(first, first + (self._size if size is None else size), user)
+        return self.mapping.users(first, first + (self._size if size is None else size), user)
 
     def _wait_for_users(self, start: int = 0, size: int | None = None) -> None:
         """Block until every stream that used the bytes has finished that work."""
@@ -478,43 +482,43 @@ class Buffer(Sized):
                 raise again(failure)
 
     def _on(
-        self, stream: Stream | None, start: int, size: int, enqueue: Callable[[Handle], None],
+        self, stream: Stream | None, start: int, size: int, enqueue: Callable[[DriverHandle], None],
         *, array: HostArray | None = None,
     ) -> None:  # fmt: skip
         """Enqueue on the given stream. Without one, enqueue on our own and wait for it; the CPU needs none for that."""
         if stream is not None:
-            check_stream(self._device, stream)
+            check_stream(self.device, stream)
             if array is not None:
                 stream.check_host_copy(array)
-            calls = stream._known_as().calls
+            calls = stream.known_as().calls
             calls += MARK  # our captures cannot begin or end between the check and the call
             try:
                 self._use(stream, start, size)
-                stream._enqueue(enqueue, self._lifetime, self._mapping, host=array)
+                stream._enqueue(enqueue, self.lifetime, self.mapping, host=array)
             finally:
                 del calls[-1]
             return
-        if self._device.info.is_cpu:
-            here = self._backend.adopt_stream(self._device._native, 0)
+        if self.device.info.is_cpu:
+            here = self.driver.adopt_stream(self.device.handle, 0)
 
-            def copy(_: Handle) -> None:
+            def copy(_: DriverHandle) -> None:
                 self._wait_for_users(start, size)
                 enqueue(here)
-                self._backend.synchronize(here)
+                self.driver.synchronize(here)
 
-            self._lifetime.use(lambda _: self._mapping.use(copy))
+            self.lifetime.use(lambda _: self.mapping.use(copy))
             drain()
             return
-        with self._device._copy_stream() as copier:
+        with self.device._copy_stream() as copier:
             users = self._users(copier, start, size)
             for user in users:
                 copier._follow(user)
             if array is not None and users:
                 copier.check_host_copy(array)
             self._use(copier, start, size)  # another thread may close it, and what is below may fail
-            copier._enqueue(enqueue, self._lifetime, self._mapping, host=array)
+            copier._enqueue(enqueue, self.lifetime, self.mapping, host=array)
             copier.synchronize()
-            forget_use(self._mapping, copier._known_as())
+            forget_use(self.mapping, copier.known_as())
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`).
@@ -522,12 +526,12 @@ class Buffer(Sized):
         Closing the last buffer of a mapping releases it. While other buffers share it, `close` ignores `timeout`.
         """
         super().close()
-        if self._mapping.state is not LIVE:
-            self._wait(self._mapping, timeout)
+        if self.mapping.state is not LIVE:
+            self._wait(self.mapping, timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the mapping behind the buffer is released (see `Resource.on_released`)."""
-        self._on_released(self._mapping, callback)
+        self._on_released(self.mapping, callback)
 
 
 class ExternalMemory(Mappable):
@@ -559,10 +563,10 @@ class ExternalMemory(Mappable):
     def __init__(
         self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None
     ) -> None:
-        backend = device._backend
-        native = Native("ExternalMemory", backend.destroy_memory, keep=keepalive, device=device._streams)
-        super().__init__(native, device=device, size=size)
-        self._backend = backend
+        backend = device.driver
+        lifetime = Lifetime("ExternalMemory", backend.destroy_memory, keep=keepalive, device=device.streams)
+        super().__init__(lifetime, device=device, size=size)
+        self.driver = backend
         self.handle_type = handle_type
         self.dedicated = dedicated
 
@@ -600,12 +604,12 @@ class ExternalMemory(Mappable):
         ...     indices.ptr - vertices.ptr
         4096
         """
-        self._check_open()
+        self.check_open()
         start = check_nbytes(offset, "offset", minimum=0)
         count = max(self._size - start, 1) if size is None else check_nbytes(size)
         self._check_range(start, count, "the memory")
-        self._device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
-        return self._buffer(start, count, self._device)
+        self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
+        return self._buffer(start, count, self.device)
 
     def map_mipmapped_array(
         self,
@@ -657,8 +661,8 @@ class ExternalMemory(Mappable):
         """
         from .array import map_mipmapped_array
 
-        self._check_open()
-        self._device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
+        self.check_open()
+        self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
         start = check_nbytes(offset, "offset", minimum=0)
         dims = list(resolve_ints(extent, "extent"))
         if not 1 <= len(dims) <= 3:
@@ -680,8 +684,8 @@ class ExternalMemory(Mappable):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _new_mapping(self) -> Mapping:
-        backend, blocks = self._backend, self._backend.releases_block
-        return Mapping(self, (self._device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
+        backend, blocks = self.driver, self.driver.releases_block
+        return Mapping(self, (self.device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
 
-    def _map(self) -> tuple[Handle, int]:
-        return self._backend.map_buffer(self._native, size=self._size)
+    def _map(self) -> tuple[DriverHandle, int]:
+        return self.driver.map_buffer(self.handle, size=self._size)

@@ -18,7 +18,7 @@ from .. import system
 from ..errors import ResourceBusyError
 
 if TYPE_CHECKING:
-    from .native import Native
+    from .lifetime import Lifetime
 
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
@@ -27,8 +27,8 @@ _lock = threading.RLock()  # a signal handler may come back in the same thread: 
 _resets: list[Callable[[], None]] = []
 _generation = 0
 
-dropped: deque[Native] = deque()
-"""Natives without a reference, and closed mappings that an array has left. Finalizers append to it, and the next drain
+dropped: deque[Lifetime] = deque()
+"""Objects without a reference, and closed mappings that an array has left. Finalizers append to it, and the next drain
 retires them, or looks at them again."""
 lingering: deque[object] = deque(maxlen=64)
 """Array libraries' streams, as wrapped. The next drain lets them go; an array that is made before takes them again."""

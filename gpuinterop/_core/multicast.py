@@ -22,9 +22,9 @@ from . import registry
 from .allocation import Allocation
 from .device import Device, check_device, check_devices, check_handle, check_handle_type
 from .drain import drain, wait_for
+from .lifetime import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Lifetime, Marks, alive, hold
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .monitor import locked
-from .native import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Marks, Native, alive, hold
 from .ownership import lend
 from .resource import Resource
 
@@ -83,9 +83,9 @@ def create_multicast(
     team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
     multicast = MulticastObject(team, size, kinds, _creating(kinds), exportable=True)
-    backend, native = multicast._backend, leader._native
+    backend, through = multicast.driver, leader.handle
     return _make(
-        multicast, lambda: multicast._create(lambda: backend.create_multicast(native, count, size, kinds), members)
+        multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds), members)
     )
 
 
@@ -137,13 +137,13 @@ def import_multicast(
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     multicast = MulticastObject(team, size, (kind,), ((Operation.IMPORT_MULTICAST, kind),), exportable=False)
-    backend, native = multicast._backend, leader._native
+    backend, through = multicast.driver, leader.handle
 
     def load(lent: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
-        multicast._create(lambda: backend.import_multicast(native, lent, devices=count, size=size), members)
+        multicast._create(lambda: backend.import_multicast(through, lent, devices=count, size=size), members)
 
     user = f"{leader.backend} import_multicast"
-    return _make(multicast, lambda: lend(handle, load, user=user, native=multicast._lifetime))
+    return _make(multicast, lambda: lend(handle, load, user=user, lifetime=multicast.lifetime))
 
 
 def granularity(
@@ -174,7 +174,7 @@ def _team(devices: int | Iterable[Device], device: Device | None) -> Team:
         return leader or registry.device(), count, []
     given = list(devices)
     leader = leader or check_device(next(iter(given), None), "devices")
-    members = check_devices(given, "devices", leader._backend)
+    members = check_devices(given, "devices", leader.driver)
     if not members:
         raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
     if twice := next((one for one in members if members.count(one) > 1), None):
@@ -189,7 +189,7 @@ def _creating(kinds: Sequence[type[AllocationHandle]]) -> Needs:
 def _backend(needs: Needs, leader: Device, members: Iterable[Device]) -> MulticastBackend:
     for device in dict.fromkeys([leader, *members]):
         device.capabilities.require(*needs)
-    backend = leader._backend
+    backend = leader.driver
     assert isinstance(backend, MulticastBackend)  # otherwise the capability is a gap
     return backend
 
@@ -241,10 +241,10 @@ def _mapping_at(device: Device, address: int) -> Mapping | None:
     """The mapping of this library that a device's address lies in."""
     mappings = (one for one in alive() if isinstance(one, Mapping) and one.state is LIVE)
     here = (one for one in mappings if one.address <= address < one.address + one.size)
-    return next((one for one in here if one.is_of(device._streams)), None)
+    return next((one for one in here if one.is_of(device.streams)), None)
 
 
-class _Group(Native):
+class _Group(Lifetime):
     """The native multicast object."""
 
     __slots__ = ()
@@ -257,7 +257,7 @@ class _Group(Native):
                 hold(binding, mapping)
 
 
-class _Mapping(Native):
+class _Mapping(Lifetime):
     """The native mapping of a multicast object."""
 
     __slots__ = ("address",)
@@ -293,18 +293,18 @@ class MulticastObject(Sized):
         self, team: Team, size: int, handle_types: tuple[type[AllocationHandle], ...], needs: Needs, *, exportable: bool
     ) -> None:
         device, self._device_count, members = team
-        self._backend = backend = _backend(needs, device, members)
+        self.driver = backend = _backend(needs, device, members)
         self._granularity = _check_size(backend, self._device_count, size, handle_types)
         drain()
-        # Streams use only what is mapped and bound, not the object itself: those natives wait for the streams.
-        group = _Group("MulticastObject", backend.release_allocation, device=device._streams)
+        # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.
+        group = _Group("MulticastObject", backend.release_allocation, device=device.streams)
         super().__init__(group, device=device, size=size)
         self._members: tuple[Device, ...] = ()
         self._lock = threading.RLock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
         self._seals: list[Any] = Marks()
-        self._bound: dict[_Range, Native] = {}  # kept until the driver has unbound them
-        self._bindings: dict[Native, MulticastBinding] = {}
+        self._bound: dict[_Range, Lifetime] = {}  # kept until the driver has unbound them
+        self._bindings: dict[Lifetime, MulticastBinding] = {}
         self._handle_types = handle_types
         self._needs = needs
         self._exportable = exportable
@@ -367,8 +367,8 @@ class MulticastObject(Sized):
         ...     multicast.complete
         False
         """
-        self._check_open()
-        check_devices((device,), "device", self._backend)
+        self.check_open()
+        check_devices((device,), "device", self.driver)
         device.capabilities.require(*self._needs)
         system.under(self._lock, self._add_device, device)
 
@@ -383,8 +383,8 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(
                 "device", "add devices before anything is bound or mapped; make a new multicast object."
             )
-        native = device._native
-        self._lifetime.use(lambda group: self._backend.add_device(group, native))
+        handle = device.handle
+        self.lifetime.use(lambda group: self.driver.add_device(group, handle))
         self._members = (*self._members, device)
 
     def bind_memory(
@@ -437,9 +437,9 @@ class MulticastObject(Sized):
         ...     binding.offset, binding.size
         (2097152, 2097152)
         """
-        self._check_open()
+        self.check_open()
         check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
-        allocation._check_open()
+        allocation.check_open()
         device = allocation.device
         self._check_home(device, allocation, "allocation")
         if self._handle_types and not allocation._exportable:
@@ -453,12 +453,12 @@ class MulticastObject(Sized):
         count = min(self._size - at, allocation.size - first) if size is None else size
         bound = self._range(device, at, count)
         allocation._check_range(first, bound.size, "the allocation")
-        native = device._native
+        handle = device.handle
         return self._bind(
             bound,
-            lambda: self._backend.bind_memory(self._native, native, at, allocation._native, first, bound.size),
+            lambda: self.driver.bind_memory(self.handle, handle, at, allocation.handle, first, bound.size),
             allocation,
-            allocation._lifetime,
+            allocation.lifetime,
             assume_all_added,
         )
 
@@ -509,8 +509,8 @@ class MulticastObject(Sized):
         ...     binding.memory is allocation.buffer
         True
         """
-        self._check_open()
-        check_devices((device,), "device", self._backend)
+        self.check_open()
+        check_devices((device,), "device", self.driver)
         buffer = address if isinstance(address, Buffer) else None
         number = buffer.ptr if buffer is not None else check_nbytes(address, "address")
         at = self._offset(offset, "offset", self._size)
@@ -520,18 +520,18 @@ class MulticastObject(Sized):
             self._multiple(number, "address")
         else:
             self._check_buffer(device, buffer, bound.size)
-        native = device._native
+        handle = device.handle
 
         def bind() -> None:  # checked inside: only now the buffer stays mapped
-            if self._handle_types and not self._backend.is_shareable(native, number):
+            if self._handle_types and not self.driver.is_shareable(handle, number):
                 raise InvalidArgumentError(
                     "address",
                     f"{self.label} is shared, but the memory at {number:#x} was not allocated here to be shared: bind "
                     "memory of Device.allocate.",
                 )
-            self._backend.bind_address(self._native, native, at, number, bound.size)
+            self.driver.bind_address(self.handle, handle, at, number, bound.size)
 
-        behind = _mapping_at(device, number) if buffer is None else buffer._lifetime
+        behind = _mapping_at(device, number) if buffer is None else buffer.lifetime
         return self._bind(bound, bind, buffer, behind, assume_all_added)
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
@@ -561,7 +561,7 @@ class MulticastObject(Sized):
         ...     multicast.bindings
         ()
         """
-        self._check_open()
+        self.check_open()
         check_device(device, "device")
         at, count = check_int(offset, "offset"), check_int(size, "size")
         for binding in self.bindings:
@@ -606,8 +606,8 @@ class MulticastObject(Sized):
         ...         mapping.size
         4194304
         """
-        self._check_open()
-        chosen = self.devices if devices is None else check_devices(devices, "devices", self._backend)
+        self.check_open()
+        chosen = self.devices if devices is None else check_devices(devices, "devices", self.driver)
         members = list(dict.fromkeys(chosen))
         for device in members:
             self._check_added(device, "devices")
@@ -638,7 +638,7 @@ class MulticastObject(Sized):
         ...     handle.origin.kind
         <OriginKind.MULTICAST: 'multicast'>
         """
-        self._check_open()
+        self.check_open()
         if not self._exportable:
             raise InvalidArgumentError(
                 "multicast", f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
@@ -652,14 +652,14 @@ class MulticastObject(Sized):
                 f"expected one that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
             )
         kind = handle_type
-        handle = self._lifetime.use(lambda group: self._backend.export_multicast(group, kind))
+        handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))
         handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
         return handle
 
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _create(self, call: Callable[[], Any], members: Iterable[Device]) -> None:
-        self._lifetime.create(call)
+        self.lifetime.create(call)
         for device in members:
             self.add_device(device)
 
@@ -684,14 +684,14 @@ class MulticastObject(Sized):
     def _check_home(self, device: Device, allocation: Allocation | None, argument: str) -> None:
         """Check that the device was added and binds its own memory."""
         self._check_added(device, argument)
-        if allocation is not None and allocation._location not in (None, device.ordinal):
+        if allocation is not None and allocation.location not in (None, device.ordinal):
             raise InvalidArgumentError(
                 argument,
-                f"expected memory of {device!r}, got {allocation.label}, which lies on device {allocation._location}.",
+                f"expected memory of {device!r}, got {allocation.label}, which lies on device {allocation.location}.",
             )
 
     def _check_buffer(self, device: Device, buffer: Buffer, size: int) -> None:
-        mapping = buffer._mapping
+        mapping = buffer.mapping
         (owner,) = buffer._parents
         if mapping.devices[0] is not device:
             raise InvalidArgumentError(
@@ -730,7 +730,7 @@ class MulticastObject(Sized):
         bound: _Range,
         call: Callable[[], None],
         memory: Allocation | Buffer | None,
-        behind: Native | None,
+        behind: Lifetime | None,
         assume_all_added: bool,
     ) -> MulticastBinding:
         self._check_complete("binding", assume_all_added)
@@ -767,21 +767,21 @@ class MulticastObject(Sized):
                 "binding."
             )
 
-    def _overlapping(self, wanted: _Range) -> dict[_Range, Native]:
-        return {there: native for there, native in self._bound.copy().items() if there.overlaps(wanted)}
+    def _overlapping(self, wanted: _Range) -> dict[_Range, Lifetime]:
+        return {there: lifetime for there, lifetime in self._bound.copy().items() if there.overlaps(wanted)}
 
 
 @locked
-def _reserve(multicast: MulticastObject, binding: MulticastBinding) -> dict[_Range, Native]:
-    for there, native in list(multicast._bound.items()):
-        if native.state is RELEASED or (native.state is BORN and not native.calls.copy()):
+def _reserve(multicast: MulticastObject, binding: MulticastBinding) -> dict[_Range, Lifetime]:
+    for there, lifetime in list(multicast._bound.items()):
+        if lifetime.state is RELEASED or (lifetime.state is BORN and not lifetime.calls.copy()):
             del multicast._bound[there]
-        if there not in multicast._bound or native.state not in (BORN, LIVE):
-            multicast._bindings.pop(native, None)  # closing the memory may have closed it already
+        if there not in multicast._bound or lifetime.state not in (BORN, LIVE):
+            multicast._bindings.pop(lifetime, None)  # closing the memory may have closed it already
     taken = multicast._overlapping(binding._bound)
     if not taken:
-        multicast._bound[binding._bound] = binding._lifetime
-        multicast._bindings[binding._lifetime] = binding
+        multicast._bound[binding._bound] = binding.lifetime
+        multicast._bindings[binding.lifetime] = binding
     return taken
 
 
@@ -808,31 +808,31 @@ class MulticastBinding(Sized):
         multicast: MulticastObject,
         bound: _Range,
         memory: Allocation | Buffer | None,
-        behind: Native | None,
+        behind: Lifetime | None,
         call: Callable[[], None],
     ) -> None:
-        backend, group = multicast._backend, multicast._lifetime
-        native, offset, size = bound.device._native, bound.offset, bound.size
+        backend, group = multicast.driver, multicast.lifetime
+        handle, offset, size = bound.device.handle, bound.offset, bound.size
         parents = (group,) if behind is None else (group, behind)
         super().__init__(
-            Native("MulticastBinding", lambda _: backend.unbind(group.handle, native, offset, size), parents=parents),
+            Lifetime("MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents),
             multicast,
             *(() if memory is None else (memory,)),
             device=bound.device,
             size=size,
         )
-        self._lifetime.untracked = tuple(device._streams for device in multicast.devices)
+        self.lifetime.untracked = tuple(device.streams for device in multicast.devices)
         self._bound = bound
         self._multicast = multicast
         self._memory = memory
-        making = self._lifetime.calls  # the range is taken while it is marked or bound
+        making = self.lifetime.calls  # the range is taken while it is marked or bound
         making += MARK
         try:
             multicast._reserve(self)
-            self._lifetime.create(call)
+            self.lifetime.create(call)
         except BaseException:
             if self.closed:
-                multicast._bindings.pop(self._lifetime, None)
+                multicast._bindings.pop(self.lifetime, None)
             raise
         finally:
             del making[-1]
@@ -857,7 +857,7 @@ class MulticastBinding(Sized):
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`)."""
         super().close(timeout)
-        self._multicast._bindings.pop(self._lifetime, None)
+        self._multicast._bindings.pop(self.lifetime, None)
 
 
 class MulticastMapping(Resource, NotAnArray):
@@ -879,17 +879,17 @@ class MulticastMapping(Resource, NotAnArray):
     """
 
     def __init__(self, multicast: MulticastObject, devices: Sequence[Device]) -> None:
-        backend, group = multicast._backend, multicast._lifetime
+        backend, group = multicast.driver, multicast.lifetime
         mapping = _Mapping("MulticastMapping", backend.unmap_allocation, parents=(group,))
         super().__init__(mapping, multicast)
-        mapping.untracked = tuple(device._streams for device in multicast.devices)
+        mapping.untracked = tuple(device.streams for device in multicast.devices)
         self._multicast = multicast
         self._devices = tuple(devices)
-        natives = [device._native for device in devices]
+        handles = [device.handle for device in devices]
 
         def map_it() -> Any:
-            native, mapping.address = backend.map_allocation(group.handle, natives)
-            return native
+            handle, mapping.address = backend.map_allocation(group.handle, handles)
+            return handle
 
         mapping.create(map_it)
         self._address = mapping.address
@@ -901,7 +901,7 @@ class MulticastMapping(Resource, NotAnArray):
     @property
     def ptr(self) -> int:
         """Address of the first byte, the same on each of `devices`; for ``multimem`` instructions only."""
-        self._check_open()
+        self.check_open()
         return self._address
 
     @property

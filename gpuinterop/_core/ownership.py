@@ -23,7 +23,7 @@ from ..handles import FdHandle, Handle, _State
 from .monitor import after_fork
 
 if TYPE_CHECKING:
-    from .native import Native
+    from .lifetime import Lifetime
 
 if sys.platform != "win32":
     import fcntl
@@ -49,7 +49,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 _DUPLICATE_BASES = (4096, 900, 0)
 
 
-def lend(handle: H, call: Callable[[H], T], *, user: str, native: Native | None = None) -> T:
+def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
     Where it raises what is not an error of this library, nothing tells whether the driver has the duplicate: that stays
@@ -60,23 +60,23 @@ def lend(handle: H, call: Callable[[H], T], *, user: str, native: Native | None 
     handle : Handle
         An open handle. NT, KMT, NvSci and fabric handles have no descriptor and are passed as they are.
     call : callable
-        The native import. On success the driver owns the duplicate, or the backend has closed it.
+        The object import. On success the driver owns the duplicate, or the backend has closed it.
     user : str
         Consumer that the error of a second use names.
-    native : Native, optional
+    lifetime : Lifetime, optional
         What `call` makes. Once it is made the duplicate is its own, also if `call` raises after that: its release
         closes it, in a later drain.
     """
     if not isinstance(handle, FdHandle):
-        handle._check_open()
+        handle.check_open()
         return call(handle)
     try:
-        return system.under(_import_lock, _lend, handle, call, user, native)
+        return system.under(_import_lock, _lend, handle, call, user, lifetime)
     finally:
         handle._settle()
 
 
-def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, native: Native | None) -> T:
+def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, lifetime: Lifetime | None) -> T:
     calls, mark = handle._calls, (threading.get_ident(),)
     calls += mark
     try:
@@ -84,7 +84,7 @@ def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, native: Native 
         try:
             result = call(handle._lent(lent))
         except GpuInteropError:
-            if native is None or native.handle is None:
+            if lifetime is None or lifetime.handle is None:
                 _take_back(handle._fd, lent)
             raise
         handle._state, handle._user, handle._owned = _State.CONSUMED, user, True

@@ -75,37 +75,37 @@ class LoadedBackend(Sole):
     <Device host:0 ...>
     """
 
-    def __init__(self, native: Backend) -> None:
-        self._native = native
-        self._rank = -native.priority
+    def __init__(self, driver: Backend) -> None:
+        self.driver = driver
+        self._rank = -driver.priority
         self._infos()  # a backend that cannot list its devices does not work
         self._devices: dict[int, Device] = {}
 
     @property
     def name(self) -> str:
         """Name of the backend in ``GPUINTEROP_BACKEND``."""
-        return self._native.name
+        return self.driver.name
 
     @property
     def versions(self) -> Mapping[str, str]:
         """Versions of driver, runtime and bindings."""
         with _guarded(f"{self.name}: versions() failed"):
-            return {str(name): str(version) for name, version in self._native.versions().items()}
+            return {str(name): str(version) for name, version in self.driver.versions().items()}
 
     @property
     def libraries(self) -> Mapping[str, str]:
         """Paths of the native libraries."""
         with _guarded(f"{self.name}: libraries() failed"):
-            return {str(name): str(path) for name, path in self._native.libraries().items()}
+            return {str(name): str(path) for name, path in self.driver.libraries().items()}
 
     @property
     def unknown_version(self) -> str:
         """What is said of a driver whose version no run has shown, if the backend goes by the version; else empty."""
-        return self._native.unknown_version
+        return self.driver.unknown_version
 
     def _infos(self) -> tuple[DeviceInfo, ...]:
         with _guarded(f"{self.name}: devices() failed"):
-            infos = tuple(self._native.devices())
+            infos = tuple(self.driver.devices())
             for info in infos:
                 if not isinstance(info, DeviceInfo):
                     raise TypeError(f"expected DeviceInfo objects, got {info!r}")
@@ -148,20 +148,20 @@ class LoadedBackend(Sole):
                     known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
                     raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
                 table = self._table(infos[number])
-                device = self._devices[number] = Device(self._native, infos[number], table, self.devices)
+                device = self._devices[number] = Device(self.driver, infos[number], table, self.devices)
             return device
 
     def _table(self, info: DeviceInfo) -> Capabilities:
         """The backend's table, completed, promoted by recorded runs, less what the user turned off."""
         with _guarded(f"{self.name}: capabilities() failed"):
-            said = {capability.cell: capability for capability in self._native.capabilities(info.ordinal)}
+            said = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
         if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
                 f"the backend {self.name!r} must declare UNVERIFIED for {', '.join(bold)}, not SUPPORTED: only "
                 "verified.toml can say that."
             )
         cells = [self._completed(cell, said.get(cell)) for cell in DOMAIN]
-        package = sys.modules.get(type(self._native).__module__.partition(".")[0])
+        package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
         runs: list[VerifiedRun] = []
         if package is not None and hasattr(package, "__path__"):  # a single module has no folder of its own
             runs = recorded(importlib.resources.files(package) / "verified.toml")
@@ -173,11 +173,11 @@ class LoadedBackend(Sole):
         if said is not None and not said:
             return said
         interfaces = INTERFACES.get(cell.operation)
-        if interfaces is not None and not isinstance(self._native, interfaces):
+        if interfaces is not None and not isinstance(self.driver, interfaces):
             names = " or ".join(interface.__name__ for interface in interfaces)
             return _default_gap(cell, f"the backend {self.name!r} has no {names}")
         # Where the backend makes no semaphores, the core makes them of words that streams write.
-        of_words = cell.operation is Operation.CREATE_SEMAPHORE and not isinstance(self._native, HostSemaphoreBackend)
+        of_words = cell.operation is Operation.CREATE_SEMAPHORE and not isinstance(self.driver, HostSemaphoreBackend)
         if of_words and cell.handle_type is not TimelineFd:
             return cell.gap(
                 Scope.BINDINGS,

@@ -1,4 +1,4 @@
-"""The base of the public classes: `close` and its meaning. See `native` for the model."""
+"""The base of the public classes: `close` and its meaning. See `lifetime` for the model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._arguments import Sole, check_timeout
+from .._arguments import Sole, check_timeout, inside
 from ..errors import ResourceBusyError, warn_leak
 from .drain import call_back, drain, wait_for
+from .lifetime import LIVE, Lifetime, add_callback, retire
 from .monitor import dropped, interrupted
-from .native import LIVE, Native, add_callback, retire
 
 
 def undo(what: str, release: Callable[[], None]) -> None:
@@ -26,24 +26,25 @@ class Resource(Sole):
 
     _warns: bool = True
 
-    def __init__(self, lifetime: Native, *parents: Resource) -> None:
-        self._lifetime = lifetime
+    def __init__(self, lifetime: Lifetime, *parents: Resource) -> None:
+        self.lifetime = lifetime
         self._parents = parents  # children hold parents
 
     @property
-    def _native(self) -> Any:
+    @inside
+    def handle(self) -> Any:
         """The backend's handle of it."""
-        return self._lifetime.handle
+        return self.lifetime.handle
 
     @property
     def label(self) -> str:
         """Its name in messages."""
-        return self._lifetime.label
+        return self.lifetime.label
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called on it or on its parent."""
-        return self._lifetime.state is not LIVE
+        return self.lifetime.state is not LIVE
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once. Idempotent; never blocks unless `timeout` is given.
@@ -72,11 +73,11 @@ class Resource(Sole):
         """
         check_timeout(timeout)
         if interrupted():  # in a signal handler that struck inside a transition
-            dropped.append(self._lifetime)
+            dropped.append(self.lifetime)
             return
-        retire(self._lifetime)
+        retire(self.lifetime)
         drain()
-        self._wait(self._lifetime, timeout)
+        self._wait(self.lifetime, timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the native release has happened; at once if it already has.
@@ -91,17 +92,17 @@ class Resource(Sole):
         >>> memory.close()
         released
         """
-        self._on_released(self._lifetime, callback)
+        self._on_released(self.lifetime, callback)
 
     def __enter__(self) -> Self:
-        self._check_open()
+        self.check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
-        lifetime = getattr(self, "_lifetime", None)
+        lifetime = getattr(self, "lifetime", None)
         if lifetime is None or lifetime.state is not LIVE or _ending():
             return
         dropped.append(lifetime)  # before the warning, which may be an error
@@ -111,15 +112,16 @@ class Resource(Sole):
     def __repr__(self) -> str:
         return f"<{self.label}{' closed' if self.closed else ''}>"
 
-    def _wait(self, native: Native, timeout: float | None) -> None:
+    def _wait(self, lifetime: Lifetime, timeout: float | None) -> None:
         """Wait for a release, as `close` does."""
-        if timeout is not None and not wait_for(native, check_timeout(timeout)):
-            raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {native.what_holds()}.")
+        if timeout is not None and not wait_for(lifetime, check_timeout(timeout)):
+            raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {lifetime.what_holds()}.")
 
-    def _on_released(self, native: Native, callback: Callable[[], None]) -> None:
-        add_callback(native, callback)
+    def _on_released(self, lifetime: Lifetime, callback: Callable[[], None]) -> None:
+        add_callback(lifetime, callback)
         call_back()
 
-    def _check_open(self) -> None:
-        if self._lifetime.state is not LIVE:
-            self._lifetime.check()
+    @inside
+    def check_open(self) -> None:
+        if self.lifetime.state is not LIVE:
+            self.lifetime.check()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
-from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type
+from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type, inside
 from ..backend import Backend, HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
@@ -37,14 +37,14 @@ from ..handles import (
     Timeline,
 )
 from .enqueue import Enqueues
+from .known_stream import KnownStream, Wait, Waits, order
+from .lifetime import LIVE, MARK, Lifetime, note_use, retire
 from .monitor import dropped, locked
-from .native import LIVE, MARK, Native, note_use, retire
-from .native_stream import NativeStream, Wait, Waits, order
 from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
-    from ..backend import Native as Handle
+    from ..backend import DriverHandle
     from .device import Device
     from .graph import Graph
 
@@ -77,33 +77,33 @@ class SemaphoreCalls(ABC):
     """Largest value that a stream can wait for."""
     blocks: bool = False
     """Whether `destroy` waits for the whole device."""
-    driver: Backend | None = None
+    direct: Backend | None = None
     """The backend whose `wait` and `signal` are all there is to a call; None if it is `wait` and `signal` here."""
 
     @abstractmethod
-    def prepare(self, handles: Sequence[Handle]) -> Any:
+    def prepare(self, handles: Sequence[DriverHandle]) -> Any:
         """Prepare a batch for `wait` and `signal`."""
 
-    def wait(self, handle: Handle, stream: NativeStream, value: int, wait: Wait) -> None:
-        """Enqueue, where there is no `driver`."""
+    def wait(self, handle: DriverHandle, stream: KnownStream, value: int, wait: Wait) -> None:
+        """Enqueue, where `direct` is None."""
         raise NotImplementedError
 
-    def signal(self, batch: Any, stream: NativeStream, values: Sequence[int]) -> None:
-        """Enqueue, where there is no `driver`."""
+    def signal(self, batch: Any, stream: KnownStream, values: Sequence[int]) -> None:
+        """Enqueue, where `direct` is None."""
         raise NotImplementedError
 
     @abstractmethod
-    def destroy(self, handle: Handle) -> None:
+    def destroy(self, handle: DriverHandle) -> None:
         """Release the handle, which streams no longer use."""
 
-    def abandon(self, handle: Handle) -> None:  # noqa: B027 - most drivers cannot cancel waits
+    def abandon(self, handle: DriverHandle) -> None:  # noqa: B027 - most drivers cannot cancel waits
         """Cancel pending waits of streams, if that is possible."""
 
     @abstractmethod
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
         """Why streams cannot signal, wait, or wait with a timeout; None if they can."""
 
-    def looks(self, kind: type) -> Callable[[Handle, int], bool] | None:
+    def looks(self, kind: type) -> Callable[[DriverHandle, int], bool] | None:
         """A function that tells whether a handle of the kind has a value; None if only the driver knows."""
         return None
 
@@ -112,14 +112,14 @@ class SemaphoreCalls(ABC):
         return None
 
     @abstractmethod
-    def host_signal(self, handle: Handle, value: int) -> None:
+    def host_signal(self, handle: DriverHandle, value: int) -> None:
         """Signal from the calling thread."""
 
     @abstractmethod
-    def host_wait(self, handle: Handle, value: int, timeout: float) -> bool:
+    def host_wait(self, handle: DriverHandle, value: int, timeout: float) -> bool:
         """Block the calling thread; False if `timeout` seconds passed."""
 
-    def export(self, handle: Handle) -> AnySemaphoreHandle:
+    def export(self, handle: DriverHandle) -> AnySemaphoreHandle:
         """Return a new handle that the caller owns. Called only if its semaphores are exportable."""
         raise NotImplementedError
 
@@ -131,48 +131,47 @@ class DriverSemaphores(SemaphoreCalls):
     """Calls of one device's driver."""
 
     def __init__(self, device: Device) -> None:
-        backend = device._backend
-        self._device = device
-        self._backend = backend
-        self.driver = backend
+        backend = device.driver
+        self.device = device
+        self.driver = self.direct = backend
         self._on_host = cast(HostSemaphoreBackend, backend)  # where `host_gap` is None
         self.blocks = backend.releases_block
         self.know = device._know  # type: ignore[method-assign]
 
-    def prepare(self, handles: Sequence[Handle]) -> Any:
-        return self._backend.prepare(handles)
+    def prepare(self, handles: Sequence[DriverHandle]) -> Any:
+        return self.driver.prepare(handles)
 
-    def destroy(self, handle: Handle) -> None:
-        self._backend.destroy_semaphore(handle)
+    def destroy(self, handle: DriverHandle) -> None:
+        self.driver.destroy_semaphore(handle)
 
-    def abandon(self, handle: Handle) -> None:
-        self._backend.abandon_semaphore(handle)
+    def abandon(self, handle: DriverHandle) -> None:
+        self.driver.abandon_semaphore(handle)
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        found = self._device.capabilities.of(cell)
+        found = self.device.capabilities.of(cell)
         return None if found else found
 
-    def looks(self, kind: type) -> Callable[[Handle, int], bool] | None:
-        if kind is Timeline and isinstance(self._backend, HostSemaphoreBackend):  # no look uses it up
+    def looks(self, kind: type) -> Callable[[DriverHandle, int], bool] | None:
+        if kind is Timeline and isinstance(self.driver, HostSemaphoreBackend):  # no look uses it up
             return lambda handle, value: self.host_wait(handle, value, 0.0)
         return None
 
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
-        if isinstance(self._backend, HostSemaphoreBackend):
+        if isinstance(self.driver, HostSemaphoreBackend):
             return None
-        return self._device.capabilities.of((Operation.CREATE_SEMAPHORE, handle_type))
+        return self.device.capabilities.of((Operation.CREATE_SEMAPHORE, handle_type))
 
-    def host_signal(self, handle: Handle, value: int) -> None:
+    def host_signal(self, handle: DriverHandle, value: int) -> None:
         self._on_host.host_signal(handle, value)
 
-    def host_wait(self, handle: Handle, value: int, timeout: float) -> bool:
+    def host_wait(self, handle: DriverHandle, value: int, timeout: float) -> bool:
         return self._on_host.host_wait(handle, value, timeout)
 
-    def export(self, handle: Handle) -> AnySemaphoreHandle:
+    def export(self, handle: DriverHandle) -> AnySemaphoreHandle:
         return self._on_host.export_semaphore(handle)
 
 
-class _Semaphore(Native):
+class _Semaphore(Lifetime):
     __slots__ = ("looks",)
 
 
@@ -189,6 +188,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     Attributes
     ----------
+    device : Device
+        Device whose streams use it.
     handle_type : type
         Type of the handle that it was imported from, or is exported as.
     kind : type
@@ -224,26 +225,26 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         *,
         exportable: bool = False,
         keepalive: object = None,
-        parents: Sequence[Native] = (),
+        parents: Sequence[Lifetime] = (),
         label: str = "",
     ) -> None:
         noun = label or f"{handle_type.type_name} semaphore"
-        gate = device._gate if calls.blocks else None
-        native = _Semaphore(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device._streams)
-        native.looks = calls.looks(handle_type.kind)
-        super().__init__(native)
-        self._gives(native, device, native.uses)
+        gate = device.gate if calls.blocks else None
+        lifetime = _Semaphore(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device.streams)
+        lifetime.looks = calls.looks(handle_type.kind)
+        super().__init__(lifetime)
+        self._gives(lifetime, device, lifetime.uses)
         self._calls = calls
         self._batch: Any = None
         self._exportable = exportable
         self.handle_type = handle_type
         self.kind: type = handle_type.kind
-        self._takes_value = self.kind is not Binary
+        self.takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
-        self._max_value = calls.max_value
+        self.max_value = calls.max_value
         # Bound here: the hot path makes a driver's calls without a detour.
-        self._driver_wait = None if calls.driver is None else calls.driver.wait
-        self._driver_signal = None if calls.driver is None else calls.driver.signal
+        self._driver_wait = None if calls.direct is None else calls.direct.wait
+        self._driver_signal = None if calls.direct is None else calls.direct.signal
         self._cannot_on_host = calls.host_gap(handle_type)
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
@@ -251,27 +252,22 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         )
         # Values that need no closer look. There are none if it takes no values, or cannot wait or signal at all.
         self._waits_below, self._signals_below = (
-            calls.max_value if self._takes_value and gap is None else -1
+            calls.max_value if self.takes_value and gap is None else -1
             for gap in (self._cannot_wait, self._cannot_signal)
         )
 
-    def _create(self, call: Callable[[], Handle]) -> None:
+    def _create(self, call: Callable[[], DriverHandle]) -> None:
         """Make or import it."""
         try:
-            handle = self._lifetime.create(call)
+            handle = self.lifetime.create(call)
             if hasattr(handle, "label"):
                 with suppress(AttributeError):  # its own, to read alone
                     handle.label = self.label
             self._batch = self._calls.prepare([handle])
             self._calls.know(self)
         except BaseException:
-            retire(self._lifetime)
+            retire(self.lifetime)
             raise
-
-    @property
-    def device(self) -> Device:
-        """Device whose streams use it."""
-        return self._device
 
     @property
     def takes_timeout(self) -> bool:
@@ -331,7 +327,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             value if type(value) is int and 0 <= value <= self._waits_below else self._checked(value, self._cannot_wait)
         )
         pending = Wait()
-        pending.semaphore = self._lifetime
+        pending.semaphore = self.lifetime
         pending.value = value
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
@@ -410,28 +406,28 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             ...
         gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
         """
-        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
+        if type(value) is int and self.takes_value and 0 <= value <= self.max_value:
             number = value
         else:
             number = self._checked(value)
         limit = check_timeout(timeout)
-        lifetime = self._lifetime
+        lifetime = self.lifetime
         calls = lifetime.calls
         calls += MARK
         try:
             if lifetime.state is not LIVE or self._cannot_on_host is not None:
-                self._check_open()
+                self.check_open()
                 self.check_host_side()
             reached = self._wait_in_slices(lifetime, number, limit)
         finally:
             del calls[-1]
         if not reached:
             raise SemaphoreTimeoutError(
-                f"{self.label} was not signalled{f' to {value}' if self._takes_value else ''} in {timeout:g} s; "
+                f"{self.label} was not signalled{f' to {value}' if self.takes_value else ''} in {timeout:g} s; "
                 "is the other side alive?"
             )
 
-    def _wait_in_slices(self, lifetime: Native, value: int, limit: float | None) -> bool:
+    def _wait_in_slices(self, lifetime: Lifetime, value: int, limit: float | None) -> bool:
         """Wait in slices, so that close() can end it.
 
         A function of its own: from CPython 3.13 on no `finally` covers the jump back from an `if` in a loop.
@@ -468,16 +464,16 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         ...     semaphore.host_signal(1)
         ...     stream.synchronize(timeout=10)
         """
-        if type(value) is int and self._takes_value and 0 <= value <= self._max_value:
+        if type(value) is int and self.takes_value and 0 <= value <= self.max_value:
             number = value
         else:
             number = self._checked(value)
-        lifetime = self._lifetime
+        lifetime = self.lifetime
         calls = lifetime.calls
         calls += MARK
         try:
             if lifetime.state is not LIVE or self._cannot_on_host is not None:
-                self._check_open()
+                self.check_open()
                 self.check_host_side()
             self._calls.host_signal(lifetime.handle, number)
         finally:
@@ -489,7 +485,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         Returns
         -------
         SemaphoreHandle
-            Handle of the type that `Device.create_semaphore` was given, with its origin.
+            DriverHandle of the type that `Device.create_semaphore` was given, with its origin.
 
         Raises
         ------
@@ -502,16 +498,16 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         ...     handle.origin.kind  # send it with gi.ipc.send_handle(connection, handle)
         <OriginKind.TIMELINE: 'timeline'>
         """
-        self._check_open()
+        self.check_open()
         if not self._exportable:
             raise InvalidArgumentError(
                 "semaphore",
                 f"{self.label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
-        self._lifetime.gate = self._gate if self._calls.blocks else None  # others may have it
-        handle = self._lifetime.use(self._calls.export)
+        self.lifetime.gate = self.gate if self._calls.blocks else None  # others may have it
+        handle = self.lifetime.use(self._calls.export)
         # Our own timelines lie in host memory: any device imports them.
-        device = self._device.identity if isinstance(self._calls, DriverSemaphores) else None
+        device = self.device.identity if isinstance(self._calls, DriverSemaphores) else None
         handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device, trusted=True)
         return handle
 
@@ -520,50 +516,51 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         try:
             super().close(timeout)
         except ResourceBusyError:
-            self._lifetime.ask(self._calls.abandon, None)
+            self.lifetime.ask(self._calls.abandon, None)
             raise
 
+    @inside
     def check_host_side(self) -> None:
         """Raise `UnsupportedError` if `host_wait` and `host_signal` would."""
         if self._cannot_on_host is not None:
-            raise UnsupportedError(self._cannot_on_host, context=f"{self._device.name}, without a stream")
+            raise UnsupportedError(self._cannot_on_host, context=f"{self.device.name}, without a stream")
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _wait_now(self, native: NativeStream, last: list[int], numbers: Sequence[int], pending: Wait | None) -> None:
+    def _wait_now(self, known: KnownStream, last: list[int], numbers: Sequence[int], pending: Wait | None) -> None:
         assert pending is not None
         if (enqueue := self._driver_wait) is not None:
-            enqueue(self._batch, native.handle, numbers, pending.ms)
+            enqueue(self._batch, known.handle, numbers, pending.ms)
         else:
             pending.number = next(order)
-            self._calls.wait(self._lifetime.handle, native, numbers[0], pending)
+            self._calls.wait(self.lifetime.handle, known, numbers[0], pending)
 
-    def _signal_now(self, native: NativeStream, last: list[int], numbers: Sequence[int], _: Wait | None) -> None:
+    def _signal_now(self, known: KnownStream, last: list[int], numbers: Sequence[int], _: Wait | None) -> None:
         if self._grows and numbers[0] <= last[0]:
-            self._check_growth(native, numbers[0], last[0], "value")
+            self._check_growth(known, numbers[0], last[0], "value")
         if (enqueue := self._driver_signal) is not None:
-            enqueue(self._batch, native.handle, numbers)
+            enqueue(self._batch, known.handle, numbers)
         else:
-            self._calls.signal(self._batch, native, numbers)
-        if native.graph is None:  # else its launches signal, not this call
+            self._calls.signal(self._batch, known, numbers)
+        if known.graph is None:  # else its launches signal, not this call
             last[0] = numbers[0]
 
     def _look_closer(self, stream: Stream) -> None:
-        self._check_open()
-        check_stream(self._device, stream)
-        stream._known_as().refuse_edge()
+        self.check_open()
+        check_stream(self.device, stream)
+        stream.known_as().refuse_edge()
 
-    def _note_use(self, stream: Stream, native: NativeStream) -> list[int]:
+    def _note_use(self, stream: Stream, known: KnownStream) -> list[int]:
         """Note a stream's first use; return what `last_signalled` does."""
-        check_stream(self._device, stream)
-        return last_signalled(self._lifetime, native)
+        check_stream(self.device, stream)
+        return last_signalled(self.lifetime, known)
 
     def _hold_in(self, graph: Graph) -> None:
-        graph.hold(self._lifetime)
+        graph.hold(self.lifetime)
 
-    def _check_growth(self, native: NativeStream, number: int, told: int, argument: str) -> None:
+    def _check_growth(self, known: KnownStream, number: int, told: int, argument: str) -> None:
         """Raise if a stream would signal the value `told`, which it has signalled, or a smaller one."""
-        if not native.is_capturing():
+        if not known.is_capturing():
             raise InvalidArgumentError(
                 argument,
                 f"{number} after {told} on the same stream for {self.label}: a timeline only grows; signal {told + 1} "
@@ -572,8 +569,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     def _checked(self, value: int | None, gap: Capability | None = None) -> int:
         if gap is not None:
-            raise UnsupportedError(gap, context=self._device.name)
-        if not self._takes_value:
+            raise UnsupportedError(gap, context=self.device.name)
+        if not self.takes_value:
             if value is not None:
                 raise InvalidArgumentError(
                     "value", f"expected None for {self.label}, got {value!r}; import timelines as TimelineFd."
@@ -585,26 +582,28 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
                 f"expected {_VALUE_NAMES[self.kind]} for {self.label}, got None; pass one, or import a binary "
                 "semaphore as OpaqueFd.",
             )
-        return check_int(value, "value", minimum=0, maximum=self._max_value)
+        return check_int(value, "value", minimum=0, maximum=self.max_value)
 
     def _milliseconds(self, timeout: float) -> int | None:
         seconds = check_timeout(timeout)
         if self._cannot_time_out is not None:
-            raise UnsupportedError(self._cannot_time_out, context=self._device.name)
+            raise UnsupportedError(self._cannot_time_out, context=self.device.name)
         return None if seconds is None else min(round(seconds * 1000), _MAX_MILLISECONDS)
 
-    def _last_signalled(self) -> int:
+    @inside
+    def last_signalled(self) -> int:
         """The largest value that streams of this process were told to signal."""
-        return max((last[0] for last in self._lifetime.uses.copy().values()), default=0)
+        return max((last[0] for last in self.lifetime.uses.copy().values()), default=0)
 
-    def _forget_values(self) -> None:
+    @inside
+    def forget_values(self) -> None:
         """Forget the signalled values: a capture noted some that its graph has not signalled."""
-        for last in self._lifetime.uses.copy().values():
+        for last in self.lifetime.uses.copy().values():
             last[0] = 0
 
 
 @locked
-def last_signalled(semaphore: Native, stream: NativeStream) -> list[int]:
+def last_signalled(semaphore: Lifetime, stream: KnownStream) -> list[int]:
     """The last value that the stream was told to signal, in a list, which calls change; notes the use."""
     if stream not in semaphore.uses:
         note_use(semaphore, stream, [0])
@@ -645,34 +644,34 @@ class SemaphoreBatch(Sole, Enqueues):
             raise InvalidArgumentError("semaphores", "expected one or more, got none.")
         for semaphore in semaphores:
             check_type(semaphore, ExternalSemaphore, "semaphores", "ExternalSemaphores")
-            semaphore._check_open()
-            if semaphore._device is not semaphores[0]._device:
+            semaphore.check_open()
+            if semaphore.device is not semaphores[0].device:
                 raise InvalidArgumentError("semaphores", "belong to different devices; make a batch for each.")
         if len(set(map(id, semaphores))) != len(semaphores):
             raise InvalidArgumentError("semaphores", "expected each semaphore once, got one twice.")
         self._semaphores = semaphores
-        self._device = semaphores[0]._device
+        self.device = semaphores[0].device
         self._calls = semaphores[0]._calls
         if any(semaphore._calls is not self._calls for semaphore in semaphores):
             raise InvalidArgumentError(
                 "semaphores", "a driver's, the bridge's and our own need batches of their own; make one for each."
             )
-        self._batch = self._calls.prepare([semaphore._native for semaphore in semaphores])
-        self._takes_values = all(semaphore._takes_value for semaphore in semaphores)
-        self._max_value = min(semaphore._max_value for semaphore in semaphores)
+        self._batch = self._calls.prepare([semaphore.handle for semaphore in semaphores])
+        self._takes_values = all(semaphore.takes_value for semaphore in semaphores)
+        self.max_value = min(semaphore.max_value for semaphore in semaphores)
         self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
         self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
         self._driver_wait = semaphores[0]._driver_wait
         self._driver_signal = semaphores[0]._driver_signal
-        self._natives = [semaphore._lifetime for semaphore in semaphores]
+        self._natives = [semaphore.lifetime for semaphore in semaphores]
         # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
-        self._lifetime = Native("SemaphoreBatch", parents=self._natives)
-        self._lifetime.open()
-        self._gives(self._lifetime, self._device, {})
+        self.lifetime = Lifetime("SemaphoreBatch", parents=self._natives)
+        self.lifetime.open()
+        self._gives(self.lifetime, self.device, {})
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
-        if hasattr(self, "_lifetime") and not _ending():
-            dropped.append(self._lifetime)
+        if hasattr(self, "lifetime") and not _ending():
+            dropped.append(self.lifetime)
 
     def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
         """Make `stream` wait for all. Returns at once.
@@ -694,7 +693,7 @@ class SemaphoreBatch(Sole, Enqueues):
         numbers = self._check_values(values, self._cannot_wait)
         if self._driver_wait is None:  # stream words and the bridge have a wait for each semaphore
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                semaphore.wait(stream, cast(int, number if semaphore._takes_value else None), timeout=timeout)
+                semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=timeout)
             return
         pending = Waits()
         pending.semaphore = self._natives[0]  # its release waits for the stream, too
@@ -721,23 +720,23 @@ class SemaphoreBatch(Sole, Enqueues):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _wait_now(
-        self, native: NativeStream, lasts: Sequence[list[int]], numbers: Sequence[int], pending: Wait | None
+        self, known: KnownStream, lasts: Sequence[list[int]], numbers: Sequence[int], pending: Wait | None
     ) -> None:
         assert pending is not None
         assert self._driver_wait is not None
-        self._driver_wait(self._batch, native.handle, numbers, pending.ms)
+        self._driver_wait(self._batch, known.handle, numbers, pending.ms)
 
     def _signal_now(
-        self, native: NativeStream, lasts: Sequence[list[int]], numbers: Sequence[int], _: Wait | None
+        self, known: KnownStream, lasts: Sequence[list[int]], numbers: Sequence[int], _: Wait | None
     ) -> None:
         for semaphore, number, last in zip(self._semaphores, numbers, lasts):  # noqa: B905 - they were counted
             if number <= last[0] and semaphore._grows:
-                semaphore._check_growth(native, number, last[0], "values")
+                semaphore._check_growth(known, number, last[0], "values")
         if (enqueue := self._driver_signal) is not None:
-            enqueue(self._batch, native.handle, numbers)
+            enqueue(self._batch, known.handle, numbers)
         else:
-            self._calls.signal(self._batch, native, numbers)
-        if native.graph is None:
+            self._calls.signal(self._batch, known, numbers)
+        if known.graph is None:
             for last, number in zip(lasts, numbers):  # noqa: B905
                 last[0] = number
 
@@ -745,10 +744,10 @@ class SemaphoreBatch(Sole, Enqueues):
         for semaphore in self._semaphores:
             semaphore._look_closer(stream)
 
-    def _note_use(self, stream: Stream, native: NativeStream) -> Sequence[list[int]]:
+    def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[list[int]]:
         for known in [known for known in self._noted.copy() if known.forgotten]:
             self._noted.pop(known, None)
-        noted = self._noted[native] = [one._note_use(stream, native) for one in self._semaphores]
+        noted = self._noted[known] = [one._note_use(stream, known) for one in self._semaphores]
         return noted
 
     def _hold_in(self, graph: Graph) -> None:
@@ -765,7 +764,7 @@ class SemaphoreBatch(Sole, Enqueues):
             raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
         # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
         try:
-            bounded = type(total := sum(given)) is int and total <= self._max_value
+            bounded = type(total := sum(given)) is int and total <= self.max_value
             if bounded and gap is None and self._takes_values and min(given) >= 2:
                 return given
         except (TypeError, ValueError):  # the closer look below has the words for it
@@ -776,7 +775,7 @@ class SemaphoreBatch(Sole, Enqueues):
         """The values for messages: None for a binary semaphore."""
         if self._takes_values:
             return numbers
-        return [number if one._takes_value else None for one, number in zip(self._semaphores, numbers, strict=True)]
+        return [number if one.takes_value else None for one, number in zip(self._semaphores, numbers, strict=True)]
 
     def _milliseconds(self, timeout: float) -> int | None:
         return [semaphore._milliseconds(timeout) for semaphore in self._semaphores][-1]

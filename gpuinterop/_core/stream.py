@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._arguments import Sole, check_timeout, check_type
+from .._arguments import Sole, check_timeout, check_type, inside
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -17,13 +17,13 @@ from ..errors import (
     again,
 )
 from .drain import drain, relieve, tidy
+from .known_stream import CapturedError, KnownStream, Moment, settle
+from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, Standing
 from .monitor import dropped
-from .native import DEAD, LIVE, MARK, Marks, Native, Standing
-from .native_stream import CapturedError, Moment, NativeStream, settle
 from .resource import Resource
 
 if TYPE_CHECKING:
-    from ..backend import Native as Handle
+    from ..backend import DriverHandle
     from .device import Device
     from .graph import Graph
     from .interchange import HostArray
@@ -40,6 +40,11 @@ class Stream(Resource):
     gpuinterop owns a stream of `create_stream`: `close()` lets its work finish, then destroys it. The other library
     still owns a stream of `wrap_stream`.
 
+    Attributes
+    ----------
+    device : Device
+        Device that does the work.
+
     Examples
     --------
     >>> with device.create_stream() as stream:
@@ -50,49 +55,46 @@ class Stream(Resource):
     True
     """
 
-    def __init__(self, device: Device, native: NativeStream, lifetime: Native) -> None:
+    def __init__(self, device: Device, known: KnownStream, lifetime: Lifetime) -> None:
         super().__init__(lifetime)
-        self._warns = native.owned and lifetime is native  # a wrapped stream cannot leak
-        self._device = device
-        self._backend = device._backend
-        self._ptr = native.pointer
-        self._handle = native.handle
+        self._warns = known.owned and lifetime is known  # a wrapped stream cannot leak
+        self.device = device
+        self.driver = device.driver
+        self._ptr = known.pointer
+        self._handle = known.handle
         self._failure: GpuInteropError | None = None
-        self._stream: NativeStream | None = None if native.thread is not None else native
-        """None for the per-thread default stream: each call then uses the calling thread's (`_known_as`)."""
+        self.known: KnownStream | None = None if known.thread is not None else known
+        """None for the per-thread default stream: each call then uses the calling thread's (`known_as`)."""
 
-    def _known_as(self) -> NativeStream:
+    @inside
+    def known_as(self) -> KnownStream:
         """The native stream that a call of this thread reaches."""
-        return self._stream or self._device._streams.of_this_thread(self._handle)
+        return self.known or self.device.streams.of_this_thread(self._handle)
 
     @property
-    def _native(self) -> Handle:
+    @inside
+    def handle(self) -> DriverHandle:
         return self._handle
 
     # -- public ------------------------------------------------------------------------------------------------
 
     @property
-    def device(self) -> Device:
-        """Device that does the work."""
-        return self._device
-
-    @property
     def ptr(self) -> int:
         """The native stream (``CUstream`` / ``hipStream_t``) as an integer."""
-        self._check_open()
+        self.check_open()
         return self._ptr
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The CUDA stream protocol: (version, stream). Only on devices whose streams are CUDA streams."""
-        if self._device.info.array_interface != "__cuda_array_interface__":
-            raise InvalidArgumentError("stream", f"{self._device.name} has no CUDA streams; pass Stream.ptr instead.")
+        if self.device.info.array_interface != "__cuda_array_interface__":
+            raise InvalidArgumentError("stream", f"{self.device.name} has no CUDA streams; pass Stream.ptr instead.")
         return (0, self.ptr)
 
     @property
     def capturing(self) -> bool:
         """Whether any library captures the stream's work into a graph (``cuStreamIsCapturing``)."""
-        self._check_open()
-        return self._known_as().is_capturing()
+        self.check_open()
+        return self.known_as().is_capturing()
 
     def capture(self) -> AbstractContextManager[Graph]:
         """Capture the work enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
@@ -143,10 +145,10 @@ class Stream(Resource):
         >>> stream.query()
         True
         """
-        self._check_open()
-        stream = self._known_as()
+        self.check_open()
+        stream = self.known_as()
         seen = stream.enqueued()
-        done = stream.uncaptured(lambda _: self._call(stream, self._backend.is_idle), True)
+        done = stream.uncaptured(lambda _: self._call(stream, self.driver.is_idle), True)
         if done:
             settle(stream, seen)
             self.check_failure()
@@ -187,8 +189,8 @@ class Stream(Resource):
         Stream ... may be waiting for ... to reach 1. If what was to signal has died, signal it here: ...
         """
         limit = check_timeout(timeout)
-        self._check_open()
-        stream = self._known_as()
+        self.check_open()
+        stream = self.known_as()
         if not stream.synchronize(limit):
             raise stream.late(f" is not idle after {timeout:g} s")
         drain()
@@ -219,18 +221,18 @@ class Stream(Resource):
         ...     buffer.fill(8, size=1024, stream=stream)  # behind the first fill
         ...     stream.synchronize(timeout=10)
         """
-        self._check_open()
+        self.check_open()
         check_type(other, Stream, "other", "a gpuinterop Stream")
-        other._check_open()
+        other.check_open()
         if other is self:
             return
-        if other._backend is not self._backend:
+        if other.driver is not self.driver:
             raise InvalidArgumentError(
                 "other", "belongs to another backend; synchronize it, or share a semaphore between the two."
             )
         other.check_failure()
         self.check_failure()
-        self._follow(other._known_as())
+        self._follow(other.known_as())
         other.check_failure()  # it may have failed since the check above, before we stood behind it
 
     def record(self) -> Event:
@@ -247,17 +249,17 @@ class Stream(Resource):
         >>> event = stream.record()
         >>> event.wait(timeout=10)
         """
-        self._check_open()
+        self.check_open()
         self.check_failure()
         tidy()
-        return Event(self, self._known_as())
+        return Event(self, self.known_as())
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _call(self, stream: NativeStream, call: Callable[[Handle], T], *natives: Native) -> T:
-        """Call the driver with the stream and one or two natives, none of which is released meanwhile."""
-        first = natives[0] if natives else stream
-        second = natives[1] if len(natives) > 1 else first
+    def _call(self, stream: KnownStream, call: Callable[[DriverHandle], T], *lifetimes: Lifetime) -> T:
+        """Call the driver with the stream and one or two objects, none of which is released meanwhile."""
+        first = lifetimes[0] if lifetimes else stream
+        second = lifetimes[1] if len(lifetimes) > 1 else first
         calls, firsts, seconds = stream.calls, first.calls, second.calls
         calls += MARK
         firsts += MARK
@@ -265,49 +267,51 @@ class Stream(Resource):
         try:
             first.check()
             second.check()
-            self._check_open()
+            self.check_open()
             stream.refuse_edge()
             result = call(stream.handle)
-            if natives:
+            if lifetimes:
                 stream.came_along()
             return result
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
-    def _enqueue(self, call: Callable[[Handle], None], *natives: Native, host: HostArray | None = None) -> None:
-        """Enqueue work with one or two natives and perhaps a caller's host memory, which is kept until it is done."""
-        stream = self._known_as()
+    def _enqueue(
+        self, call: Callable[[DriverHandle], None], *lifetimes: Lifetime, host: HostArray | None = None
+    ) -> None:
+        """Enqueue work with one or two objects and perhaps a caller's host memory, which is kept until it is done."""
+        stream = self.known_as()
         if host is None:
-            self._call(stream, call, *natives)
+            self._call(stream, call, *lifetimes)
             return
         stream.drop_kept()
         entry: list[Any] = [None, host]
         calls = stream.calls
         # If the copy keeps the GIL, a wait that is enqueued after the check would never end.
-        shut: list[Any] = stream.device.gate.shut if self._backend.holds_gil else Marks()
+        shut: list[Any] = stream.device.gate.shut if self.driver.holds_gil else Marks()
         calls += MARK  # first: it tells a thread that finds the entry without a point that a call is under way
         shut += MARK
         try:
-            if self._backend.holds_gil:
+            if self.driver.holds_gil:
                 self.check_host_copy(host)
             if stream.captured:  # since the check
                 raise CapturedError(stream)
             stream.kept.append(entry)
-            self._call(stream, call, *natives)
+            self._call(stream, call, *lifetimes)
             entry[0] = stream.point()
         finally:
             del calls[-1], shut[-1]
 
-    def _follow(self, other: NativeStream) -> None:
+    def _follow(self, other: KnownStream) -> None:
         """Order later work behind all earlier work of another native stream, which may be closed."""
-        stream = self._known_as()
+        stream = self.known_as()
         if other is stream:
             return
         gate = stream.device.gate
         if gate.crowded and other.pending():
             relieve(gate)
 
-        def wait_for(event: Handle) -> None:
+        def wait_for(event: DriverHandle) -> None:
             other.refuse_edge()
             graph = other.graph
             if graph is None or stream.graph is not None:
@@ -321,16 +325,16 @@ class Stream(Resource):
                 graph._part(stream)
                 raise
 
-        def follow(event: Handle) -> None:
+        def follow(event: DriverHandle) -> None:
             waits = stream.inherits(other)  # after the record: it covers those that another thread gave `other` before
 
-            def noted(handle: Handle) -> None:  # as `Enqueues._enqueue`
+            def noted(handle: DriverHandle) -> None:  # as `Enqueues._enqueue`
                 try:
                     for wait in waits:
                         stream.note(wait)
                     if waits and gate.shut:
                         gate.let_releases_end()
-                    self._backend.wait_event(handle, event)
+                    self.driver.wait_event(handle, event)
                 finally:
                     for wait in waits:
                         wait.enqueued = True
@@ -339,12 +343,14 @@ class Stream(Resource):
 
         other.with_event(wait_for)
 
+    @inside
     def check_failure(self) -> None:
         """Raise its failure, if it has failed; the first failure stays."""
-        self._failure = self._failure or self._known_as().tell_failure()
+        self._failure = self._failure or self.known_as().tell_failure()
         if self._failure is not None:
             raise again(self._failure)
 
+    @inside
     def check_host_copy(self, host: HostArray) -> None:
         """Refuse a copy of host memory into a graph that may outlive it, or one that would block behind a wait."""
         if self.capturing:
@@ -353,12 +359,12 @@ class Stream(Resource):
                 f"{self.label} is being captured, and each launch of the graph would use the host array, which may be "
                 "gone: copy between buffers in the capture, and to and from the host outside of it.",
             )
-        backend, stream = self._backend, self._known_as()
+        backend, stream = self.driver, self.known_as()
         if (
             host.pageable
             and backend.pageable_copies_block
             and (waits := stream.before())
-            and backend.is_pageable(self._device._native, host.ptr)
+            and backend.is_pageable(self.device.handle, host.ptr)
             # The stream is idle, but a wait is noted: another thread is about to enqueue it.
             and (first := next((one for one in waits if not one.is_idle() or one.pending()), None)) is not None
         ):
@@ -382,18 +388,18 @@ class Event(Sole):
     >>> asyncio.run(frame())
     """
 
-    def __init__(self, stream: Stream, native: NativeStream) -> None:
-        backend = stream._backend
+    def __init__(self, stream: Stream, known: KnownStream) -> None:
+        backend = stream.driver
         self._stream = stream
         self._reached = False
         # A closed stream releases its events when its work is done.
-        self._lifetime = Moment("Event", native, Standing.YIELDS)
-        self._lifetime.create(lambda: native.uncaptured(backend.record, None))
+        self.lifetime = Moment("Event", known, Standing.YIELDS)
+        self.lifetime.create(lambda: known.uncaptured(backend.record, None))
 
     @property
     def done(self) -> bool:
         """Whether the stream reached the event; never blocks. Raises the failure of a stream that failed before it."""
-        return self._ask(self._stream._backend.is_done)
+        return self._ask(self._stream.driver.is_done)
 
     def wait(self, timeout: float | None = None) -> None:
         """Block the calling thread until the stream reaches the event.
@@ -409,16 +415,16 @@ class Event(Sole):
             `timeout` seconds passed.
         """
         limit = check_timeout(timeout)
-        if not self._ask(lambda event: self._stream._backend.wait_done(event, limit)):
-            raise self._stream._known_as().late(f" did not reach the event in {timeout:g} s")
+        if not self._ask(lambda event: self._stream.driver.wait_done(event, limit)):
+            raise self._stream.known_as().late(f" did not reach the event in {timeout:g} s")
 
-    def _ask(self, question: Callable[[Handle], bool]) -> bool:
-        calls = self._lifetime.calls
+    def _ask(self, question: Callable[[DriverHandle], bool]) -> bool:
+        calls = self.lifetime.calls
         calls += MARK
         try:
-            if self._lifetime.state is DEAD:
-                self._lifetime.check()
-            done = self._lifetime.state is not LIVE or question(self._lifetime.handle)
+            if self.lifetime.state is DEAD:
+                self.lifetime.check()
+            done = self.lifetime.state is not LIVE or question(self.lifetime.handle)
         finally:
             del calls[-1]
         if done and not self._reached:
@@ -431,7 +437,7 @@ class Event(Sole):
             yield from asyncio.sleep(_POLL_S).__await__()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
-        lifetime = getattr(self, "_lifetime", None)
+        lifetime = getattr(self, "lifetime", None)
         if lifetime is not None and not _ending():
             dropped.append(lifetime)
 
@@ -489,10 +495,10 @@ def check_stream(device: Device, stream: object) -> Stream:
             "stream",
             f"expected a gpuinterop Stream, got {type(stream).__name__}; use device.wrap_stream(stream).",
         )
-    stream._check_open()
+    stream.check_open()
     stream.check_failure()
-    if stream._device is not device:
+    if stream.device is not device:
         raise InvalidArgumentError(
-            "stream", f"belongs to {stream._device.name}, the object to {device.name}; use a stream of that device."
+            "stream", f"belongs to {stream.device.name}, the object to {device.name}; use a stream of that device."
         )
     return stream

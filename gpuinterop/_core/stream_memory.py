@@ -20,15 +20,15 @@ from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
-from .native import Native, retire
-from .native_stream import NativeStream, Wait
+from .known_stream import KnownStream, Wait
+from .lifetime import Lifetime, retire
 from .ownership import lend
 from .semaphore import ExternalSemaphore, SemaphoreCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..backend import Address, Native as Handle
+    from ..backend import Address, DriverHandle
     from .device import Device
 
 __all__ = ["OwnTimelines", "PinnedWords", "Spare", "spare_words", "stream_words"]
@@ -57,7 +57,7 @@ def stream_words(device: Device) -> StreamMemoryBackend:
         The device does not support `Operation.STREAM_MEMORY_OPS`; the message says why.
     """
     device.capabilities.require(Operation.STREAM_MEMORY_OPS)
-    backend = device._backend
+    backend = device.driver
     assert isinstance(backend, StreamMemoryBackend)  # otherwise the capability is a gap
     return backend
 
@@ -81,12 +81,12 @@ class PinnedWords:
     """Number of words in a page."""
 
     def __init__(self, device: Device) -> None:
-        self._backend = stream_words(device)
+        self.driver = stream_words(device)
         self._memory = mmap.mmap(-1, system.PAGE)
         self._words = [ctypes.c_uint64.from_buffer(self._memory, index * _STRIDE) for index in range(self.COUNT)]
         _pinned[self] = None  # first: if an exception strikes, the page stays mapped for the driver
         try:
-            self._pin, self._address = self._backend.pin(device._native, ctypes.addressof(self._words[0]), system.PAGE)
+            self._pin, self._address = self.driver.pin(device.handle, ctypes.addressof(self._words[0]), system.PAGE)
         except GpuInteropError as error:
             _give_back(error, self._unmap)
             raise
@@ -108,17 +108,17 @@ class PinnedWords:
         system.fence()
         self._words[index].value = value
 
-    def write(self, stream: NativeStream, index: int, value: int) -> None:
+    def write(self, stream: KnownStream, index: int, value: int) -> None:
         """Make the stream store the word (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``)."""
-        self._backend.write_value(stream.handle, self._address + index * _STRIDE, value)
+        self.driver.write_value(stream.handle, self._address + index * _STRIDE, value)
 
-    def wait(self, stream: NativeStream, index: int, value: int) -> None:
+    def wait(self, stream: KnownStream, index: int, value: int) -> None:
         """Make the stream wait for the word (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``)."""
-        self._backend.wait_value(stream.handle, self._address + index * _STRIDE, value)
+        self.driver.wait_value(stream.handle, self._address + index * _STRIDE, value)
 
     def close(self) -> None:
         """Unpin and unmap the page, which streams no longer use. May block as `Backend.releases_block` says."""
-        self._backend.unpin(self._pin)
+        self.driver.unpin(self._pin)
         self._unmap()
 
     def _unmap(self) -> None:
@@ -155,7 +155,7 @@ class Spare(Generic[P]):
     """Pages that were never exported. They are reused, because unpinning one waits for all work of the device."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self.device = device
         self._pages: list[P] = []
 
     def take(self, make: Callable[[], P]) -> P:
@@ -169,9 +169,9 @@ class Spare(Generic[P]):
         """Keep a page."""
         self._pages.append(page)
         if len(self._pages) > SPARE:
-            gate = self._device._gate if self._device._backend.releases_block else None
-            device = self._device._streams
-            surplus = Native("pinned page", operator.methodcaller("close"), gate=gate, device=device)
+            gate = self.device.gate if self.device.driver.releases_block else None
+            device = self.device.streams
+            surplus = Lifetime("pinned page", operator.methodcaller("close"), gate=gate, device=device)
             try:
                 with contextlib.suppress(IndexError):  # others have taken them
                     surplus.create(self._pages.pop)
@@ -187,12 +187,19 @@ def spare_words(device: Device) -> Spare[PinnedWords]:
 class _Own:
     """One of our own timelines as one device uses it."""
 
-    __slots__ = ("_backend", "exported", "fd", "page", "pin", "word")
+    __slots__ = ("driver", "exported", "fd", "page", "pin", "word")
 
     def __init__(
-        self, backend: StreamMemoryBackend, fd: int, page: timeline.Page, pin: Handle, word: Address, *, exported: bool
+        self,
+        backend: StreamMemoryBackend,
+        fd: int,
+        page: timeline.Page,
+        pin: DriverHandle,
+        word: Address,
+        *,
+        exported: bool,
     ) -> None:
-        self._backend = backend
+        self.driver = backend
         self.fd = fd
         self.page = page
         self.pin = pin
@@ -212,17 +219,17 @@ class _Own:
     def anew(self) -> _Own:
         """Reset the page for another semaphore."""
         self.page.reset()
-        return _Own(self._backend, self.fd, self.page, self.pin, self.word, exported=False)
+        return _Own(self.driver, self.fd, self.page, self.pin, self.word, exported=False)
 
     def close(self) -> None:
         """Unpin and unmap the page. If unpinning fails the page stays: the device may still use it."""
-        self._backend.unpin(self.pin)
+        self.driver.unpin(self.pin)
         self.page.close()
         system.unmap(self.page.address, system.PAGE)
         os.close(self.fd)
 
 
-def refuse_capture(stream: NativeStream, label: str) -> None:
+def refuse_capture(stream: KnownStream, label: str) -> None:
     """Refuse a capture: each launch would write and wait for the same value again."""
     if stream.is_capturing():
         raise InvalidArgumentError(
@@ -237,7 +244,7 @@ class WordCalls(SemaphoreCalls):
 
     max_value = MAX_VALUE
 
-    def prepare(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+    def prepare(self, handles: Sequence[DriverHandle]) -> Sequence[DriverHandle]:
         return handles
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
@@ -252,26 +259,26 @@ class OwnTimelines(WordCalls):
     """
 
     def __init__(self, device: Device) -> None:
-        self._device = device
-        self._backend = stream_words(device)
+        self.device = device
+        self.driver = stream_words(device)
         self._spare: Spare[_Own] = Spare(device)
-        self.blocks = device._backend.releases_block
+        self.blocks = device.driver.releases_block
 
     def create(self) -> ExternalSemaphore[Timeline]:
         """A new one, at 0."""
-        semaphore = ExternalSemaphore(self._device, TimelineFd, self, exportable=True)
+        semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True)
         semaphore._create(functools.partial(self._spare.take, self._new))
-        semaphore._lifetime.gate = None  # a page that was not exported is not unpinned
+        semaphore.lifetime.gate = None  # a page that was not exported is not unpinned
         return semaphore
 
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
         """Import one that another process, device or backend made; consumes the handle."""
-        semaphore = ExternalSemaphore(self._device, TimelineFd, self)
+        semaphore = ExternalSemaphore(self.device, TimelineFd, self)
         lend(
             handle,
             lambda lent: semaphore._create(lambda: self._map(lent.fd)),
-            user=f"{self._device.backend} import_semaphore",
-            native=semaphore._lifetime,
+            user=f"{self.device.backend} import_semaphore",
+            lifetime=semaphore.lifetime,
         )
         return semaphore
 
@@ -302,17 +309,17 @@ class OwnTimelines(WordCalls):
             raise HandleError(
                 f"handle: {page.label} stands at {page.value}, but streams compare values below 2**63; make a new one."
             )
-        pin, there = self._backend.pin(self._device._native, address, system.PAGE)
+        pin, there = self.driver.pin(self.device.handle, address, system.PAGE)
         page.give_to_device()
-        return _Own(self._backend, fd, page, pin, there + timeline.VALUE, exported=exported)
+        return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported=exported)
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
-    def wait(self, handle: _Own, stream: NativeStream, value: int, wait: Wait) -> None:
+    def wait(self, handle: _Own, stream: KnownStream, value: int, wait: Wait) -> None:
         refuse_capture(stream, handle.label)
-        self._backend.wait_value(stream.handle, handle.word, value)
+        self.driver.wait_value(stream.handle, handle.word, value)
 
-    def signal(self, batch: Sequence[_Own], stream: NativeStream, values: Sequence[int]) -> None:
+    def signal(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
         refuse_capture(stream, batch[0].label)
         for own, value in zip(batch, values, strict=True):
             if value <= (current := own.page.value):  # it only grows, so at the time of the store it is at least this
@@ -320,7 +327,7 @@ class OwnTimelines(WordCalls):
                     "value", f"{own.label} stands at {current}: a timeline only grows; signal {current + 1} or more."
                 )
         for own, value in zip(batch, values, strict=True):
-            self._backend.write_value(stream.handle, own.word, value)
+            self.driver.write_value(stream.handle, own.word, value)
 
     def looks(self, kind: type) -> Callable[[_Own, int], bool]:
         return lambda handle, value: handle.page.value >= value

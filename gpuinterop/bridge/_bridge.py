@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 from .. import timeline
 from .._arguments import check_timeout, check_type
 from .._core.device import Device, check_device
-from .._core.native import Native
+from .._core.lifetime import Lifetime
 from .._core.ownership import lend
 from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
@@ -46,7 +46,7 @@ from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEn
 from ._watcher import Lane, Watcher
 
 if TYPE_CHECKING:
-    from .._core.native_stream import NativeStream, Streams, Wait
+    from .._core.known_stream import KnownStream, Streams, Wait
 
 K = TypeVar("K")
 
@@ -63,14 +63,14 @@ _ENDPOINTS: Final[Mapping[type[FdHandle], tuple[Callable[[Any], Endpoint], str]]
 class _Calls(WordCalls):
     """The calls of bridged semaphores, in place of a driver's; handles are lanes."""
 
-    def wait(self, handle: Lane, stream: NativeStream, value: int, wait: Wait) -> None:
+    def wait(self, handle: Lane, stream: KnownStream, value: int, wait: Wait) -> None:
         refuse_capture(stream, handle.endpoint.label)
         handle.wait(stream, value, wait)
         # A stream that was let go on during the call, as the calling thread's own can be, must raise here.
         if handle.refusal is not None and (failure := stream.tell_failure()) is not None:
             raise again(failure)
 
-    def signal(self, batch: Sequence[Lane], stream: NativeStream, values: Sequence[int]) -> None:
+    def signal(self, batch: Sequence[Lane], stream: KnownStream, values: Sequence[int]) -> None:
         refuse_capture(stream, batch[0].endpoint.label)
         for lane, value in zip(batch, values, strict=True):
             lane.signal(stream, value)
@@ -109,7 +109,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     def __init__(self, bridge: Bridge, endpoint: Endpoint) -> None:
         handle_type: Any = TimelineFd if endpoint.kind is Timeline else OpaqueFd
         super().__init__(
-            bridge.device, handle_type, _CALLS, parents=(bridge._lifetime,), label=f"bridged {endpoint.label}"
+            bridge.device, handle_type, _CALLS, parents=(bridge.lifetime,), label=f"bridged {endpoint.label}"
         )
         self._parents = (bridge,)
         self._endpoint = endpoint
@@ -137,7 +137,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
             super().close(timeout)
         except ResourceBusyError:
             error = ResourceClosedError(f"{self.label} was closed while a stream still waited for it.")
-            cast(Lane, self._native).cancel(error)
+            cast(Lane, self.handle).cancel(error)
             raise
 
     def host_signal(self, value: int | None = None) -> None:
@@ -162,7 +162,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         super().host_signal(value)
 
 
-class _Watch(Native):
+class _Watch(Lifetime):
     """The watcher of a bridge: it ends after pending work, which it cancels after the grace period."""
 
     __slots__ = ("_watcher", "grace")
@@ -227,12 +227,12 @@ class Bridge(Resource):
         self._device = device
         self._grace = seconds
         self._watcher = Watcher()
-        self._watch = _Watch(self._watcher, seconds, device._streams)
+        self._watch = _Watch(self._watcher, seconds, device.streams)
         super().__init__(self._watch)
-        self._lifetime.open()
+        self.lifetime.open()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_lifetime") and not self.closed and not _ending():
+        if hasattr(self, "lifetime") and not self.closed and not _ending():
             self._watcher.cancel_after(self._grace)  # a thread that waits for a stream does not drain
         super().__del__()
 
@@ -310,8 +310,8 @@ class Bridge(Resource):
         ...     stream.synchronize(timeout=10)
         """
         check_type(handle, Handle, "handle", "a typed handle such as gpuinterop.EventFd(fd)")
-        self._check_open()
-        handle._check_open()
+        self.check_open()
+        handle.check_open()
         kind = type(handle)
         if kind not in (*_ENDPOINTS, OpaqueFd):
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
@@ -381,7 +381,7 @@ class Bridge(Resource):
         label = getattr(endpoint, "label", None)
         if not isinstance(label, str):
             raise InvalidArgumentError("endpoint", f"expected a str as label, for messages, got {label!r}.")
-        self._check_open()
+        self.check_open()
         return self._bridge(endpoint, peer)
 
     def _bridge(self, endpoint: Endpoint, peer: int | None) -> BridgedSemaphore[Any]:
@@ -393,7 +393,7 @@ class Bridge(Resource):
             endpoint._bridged(semaphore)
             with contextlib.suppress(AttributeError):  # it may be a property
                 endpoint.label = semaphore.label
-            cast(Lane, semaphore._native).adopt()
+            cast(Lane, semaphore.handle).adopt()
         except BaseException:
             semaphore.close()
             raise

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .. import system
 from .._arguments import check_int
+from .._core.known_stream import Wait, fail_stream, fail_wait, order
 from .._core.monitor import locked
-from .._core.native_stream import Wait, fail_stream, fail_wait, order
 from .._core.stream_memory import PinnedWords, Spare
 from ..errors import (
     GpuInteropError,
@@ -41,7 +41,7 @@ from ..handles import Timeline
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.native_stream import NativeStream
+    from .._core.known_stream import KnownStream
     from ._endpoints import Endpoint
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class _Signal:
 
     __slots__ = ("number", "serial", "stream", "value")
 
-    def __init__(self, value: int, number: int, stream: NativeStream) -> None:
+    def __init__(self, value: int, number: int, stream: KnownStream) -> None:
         self.value = value
         self.number = number
         """The count that the stream stores."""
@@ -88,7 +88,7 @@ class _Out:
 
     __slots__ = ("index", "key", "pending", "written")
 
-    def __init__(self, index: int, key: NativeStream) -> None:
+    def __init__(self, index: int, key: KnownStream) -> None:
         self.index = index
         self.key = key
         self.written = 0
@@ -131,7 +131,7 @@ class Lane:
         """The last value stored in `arrived`."""
         self._numbers = itertools.count(1)  # numbers a binary semaphore's waits
         self._unclaimed: deque[None] = deque()  # signals taken for waits that then could not be enqueued
-        self._outs: dict[NativeStream, _Out] = {}
+        self._outs: dict[KnownStream, _Out] = {}
         self._forwarded = 0
         self._enqueuing = threading.RLock()
         self._peer_number = peer
@@ -161,7 +161,7 @@ class Lane:
             raise ResourceClosedError("the bridge was closed meanwhile; make a new one.")
         self._adopted = True
 
-    def wait(self, stream: NativeStream, value: int, wait: Wait) -> None:
+    def wait(self, stream: KnownStream, value: int, wait: Wait) -> None:
         """Enqueue a wait."""
         self._check()
         pending = self._note(value, wait)  # first: the calling thread's own stream blocks in the next call
@@ -194,7 +194,7 @@ class Lane:
         """Whether `arrived` has the value, so that streams that wait for it go on."""
         return self._passed >= value
 
-    def signal(self, stream: NativeStream, value: int) -> None:
+    def signal(self, stream: KnownStream, value: int) -> None:
         """Enqueue a signal."""
         self._check()
         system.under(self._enqueuing, self._signal, stream, value)
@@ -202,7 +202,7 @@ class Lane:
         if self.failed:  # since the check above
             system.under(self.lock, self._drop_signals, limit=_LOCK_LIMIT_S)
 
-    def _signal(self, stream: NativeStream, value: int) -> None:
+    def _signal(self, stream: KnownStream, value: int) -> None:
         """Enqueue the next count of the stream's word, in the order in which the stream writes it."""
         out = self._out(stream)
         out.written += 1  # in this order: Ctrl-C in between only skips a number
@@ -297,7 +297,7 @@ class Lane:
             raise again(self.refusal)
         self.watcher.start()  # a failure to start must show here, before a stream waits
 
-    def _out(self, key: NativeStream) -> _Out:
+    def _out(self, key: KnownStream) -> _Out:
         out = self._outs.get(key)
         if out is None:
             taken = {entry.index for entry in self._outs.values()}

@@ -446,7 +446,7 @@ class Team(Sole):
 
         def look() -> list[int]:
             check_type(multicast, MulticastObject, "multicast", "a MulticastObject")
-            multicast._check_open()
+            multicast.check_open()
             return [multicast.size, multicast.device_count, len(multicast.devices)]
 
         step = f"{call}: ready"

@@ -501,15 +501,15 @@ class MemfdExporter(Exporter):
         return Capabilities(map(_capability, DOMAIN), owner=self.device)
 
     def create_memory(self, size: int) -> MemfdMemory:
-        self._check_open()
+        self.check_open()
         return MemfdMemory(self, size)
 
     def import_memory(self, handle: AllocationHandle, size: int) -> MemfdMemory:
-        self._check_open()
+        self.check_open()
         return MemfdMemory(self, size, check_type(handle, VmmFd, "handle", "a VmmFd"))
 
     def create_semaphore(self, kind: type, *, exportable: bool = True) -> MemfdSemaphore:
-        self._check_open()
+        self.check_open()
         return MemfdSemaphore(self, kind)
 
     def submit(
@@ -566,7 +566,7 @@ class MemfdExporter(Exporter):
     # -- for its objects ---------------------------------------------------------------------------------------
 
     def _enqueue(self, run: Callable[[_Pending], None], objects: Sequence[Any], waits_for: Sequence[Any]) -> _Pending:
-        self._check_open()
+        self.check_open()
         pending = _Pending(run, objects, waits_for)
         with self._lock:
             self._pending = [entry for entry in self._pending if not entry._finished.is_set()]
@@ -601,7 +601,7 @@ class MemfdExporter(Exporter):
         with contextlib.suppress(ValueError):
             self._children.remove(child)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise ResourceClosedError("the memfd exporter was closed.")
 

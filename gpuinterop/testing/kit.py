@@ -163,7 +163,7 @@ class Kit(Participants):
     def _known_failure(item: pytest.Item, backend: str) -> str:
         """What the driver does that makes a test fail; empty where nothing does."""
         assert isinstance(item, pytest.Function)
-        return registry.get_backend(backend)._native.known_failures.get(item.function.__qualname__, "")
+        return registry.get_backend(backend).driver.known_failures.get(item.function.__qualname__, "")
 
     def _hangs_for_ever(self, item: pytest.Item) -> bool:
         """Whether pytest-timeout is there, and nothing has given it seconds: for a suite's own test, no option."""

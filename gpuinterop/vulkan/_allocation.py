@@ -53,22 +53,22 @@ class ImportedBuffer(Shared, BufferTransfer):
         super().__init__(vk)
         self._foreign = c.QUEUE_FAMILY_EXTERNAL
         self._ended = False
-        self._native: Bound = native
+        self.vulkan_object: Bound = native
         self.allocation = allocation
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
-        native = getattr(self, "_native", None)
+        native = getattr(self, "vulkan_object", None)
         if native is not None and not native.closed and not self._ended and not _ending():
             warnings.warn("an ImportedBuffer was dropped without close()", LeakedResourceWarning, stacklevel=2)
 
     @property
     def vk_memory(self) -> Any:
         """The VkDeviceMemory. Raises `ResourceClosedError` after `close`."""
-        self._check_open()
-        return self._native.memory
+        self.check_open()
+        return self.vulkan_object.memory
 
-    def _check_open(self) -> None:
-        if self._ended or self._native.closed:
+    def check_open(self) -> None:
+        if self._ended or self.vulkan_object.closed:
             raise ResourceClosedError("the imported buffer was closed.")
 
     @property
@@ -84,7 +84,7 @@ class ImportedBuffer(Shared, BufferTransfer):
     def close(self, timeout: float | None = None) -> None:
         """Destroy the VkBuffer and its memory; the allocation stays. Idempotent. Vulkan must be done with them."""
         check_timeout(timeout)
-        self._native.close()
+        self.vulkan_object.close()
 
     def _end_use(self) -> None:
         self._ended = True

@@ -46,17 +46,17 @@ class BufferTransfer(NotAnArray):
     _as_array = "numpy.asarray(shared.view(shape, dtype))"
 
     _vk: VulkanContext
-    _native: Bound
+    vulkan_object: Bound
     _foreign: int
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         raise NotImplementedError
 
     @property
     def vk_buffer(self) -> Any:
         """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
-        self._check_open()
-        return self._native.handle
+        self.check_open()
+        return self.vulkan_object.handle
 
     def release(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record: Vulkan gives the buffer away. Required after Vulkan's use and before the signal.
@@ -118,7 +118,7 @@ class BufferTransfer(NotAnArray):
     def _transfer(self, cmd: Any, source: tuple[int, int, int], target: tuple[int, int, int]) -> None:
         commands = command_buffer(self._vk, cmd, source, target)
         what = buffer_barrier(self._vk, self.vk_buffer, source, target)
-        self._native.call("vkCmdPipelineBarrier", commands, *what)
+        self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
 
 
 class SharedBuffer(PairedMemory, BufferTransfer):

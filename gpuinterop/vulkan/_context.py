@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from weakref import ref
 
 from .. import system
-from .._arguments import MAX_32, Sole, check_int, check_timeout, check_type
-from .._core import native as lifetime
+from .._arguments import MAX_32, Sole, check_int, check_timeout, check_type, inside
+from .._core import lifetime
 from .._core.drain import drain
+from .._core.lifetime import LIVE, retire
 from .._core.monitor import locked, refuse_reentry
-from .._core.native import LIVE, retire
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, warn_leak
 from ..handles import DeviceIdentity
@@ -24,7 +24,7 @@ from ._query import PhysicalDevice
 if TYPE_CHECKING:
     from .._core.resource import Resource
 
-__all__ = ["Native", "VulkanContext", "Watched", "check_context"]
+__all__ = ["VulkanContext", "VulkanObject", "Watched", "check_context"]
 
 T = TypeVar("T")
 
@@ -33,15 +33,15 @@ _GRACE_S = 1.0
 a signal that the exception has prevented never ends."""
 
 
-class Native(lifetime.Native):
+class VulkanObject(lifetime.Lifetime):
     """Vulkan objects that were made to be shared. They stand on the context, which holds them.
 
     A finalizer must not destroy them, because a queue may still use them. The compute side may still use its import,
     which keeps the payload on every driver (docs/howto/vulkan-buffer.md).
     """
 
-    def __init__(self, vk: VulkanContext, noun: str, keeps: Sequence[Native] = ()) -> None:
-        parents = (vk._lifetime, *keeps)
+    def __init__(self, vk: VulkanContext, noun: str, keeps: Sequence[VulkanObject] = ()) -> None:
+        parents = (vk.lifetime, *keeps)
         super().__init__(noun, lambda _: self._destroy(), parents=parents, how=lifetime.Standing.HOLDS)
         self._vk = vk
         self._made: list[tuple[str, Any]] = []
@@ -72,7 +72,7 @@ class Native(lifetime.Native):
     def status(self, name: str, *arguments: Any) -> int:
         """Call without a check, even after `close`; 0 if they are destroyed, or left to the VkDevice."""
         vk = self._vk
-        code = vk._lifetime.ask(lambda _: self.ask(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
+        code = vk.lifetime.ask(lambda _: self.ask(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
         return int(code)
 
     def pair(self, other: Resource) -> None:
@@ -98,7 +98,7 @@ class Native(lifetime.Native):
         drain()
 
     def _destroy(self) -> None:
-        self._vk._lifetime.ask(self._destroy_each, None)  # does nothing once the VkDevice may be gone
+        self._vk.lifetime.ask(self._destroy_each, None)  # does nothing once the VkDevice may be gone
 
     def _destroy_each(self, _: Any) -> None:
         vk = self._vk
@@ -107,13 +107,13 @@ class Native(lifetime.Native):
             getattr(vk.functions, name)(vk.device, made, vk.api.ffi.NULL)
 
 
-class _Fence(Native):
+class _Fence(VulkanObject):
     """A fence behind the queue's work when the context is closed. It keeps what that work may use."""
 
     noted_of_closed = True
 
 
-class Watched(Native):
+class Watched(VulkanObject):
     """A Vulkan semaphore that a bridge polls and signals."""
 
 
@@ -183,9 +183,9 @@ class VulkanContext(Sole):
                 )
         self.queue_family_index = queue_family_index
         self._submitting = threading.RLock()  # one thread at a time may use the queue
-        self._fences: list[Native] = []  # behind the queue's work, once `close` was called
-        self._lifetime = lifetime.Native("VulkanContext")
-        self._lifetime.open()
+        self._fences: list[VulkanObject] = []  # behind the queue's work, once `close` was called
+        self.lifetime = lifetime.Lifetime("VulkanContext")
+        self.lifetime.open()
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -236,7 +236,7 @@ class VulkanContext(Sole):
         """
         limit = check_timeout(timeout)
         refuse_reentry()
-        context = self._lifetime
+        context = self.lifetime
         if context.state is lifetime.DEAD:
             return
         ends = None if limit is None else time.monotonic() + limit
@@ -273,13 +273,13 @@ class VulkanContext(Sole):
             fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
             with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
                 fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))  # noqa: B023 - at once
-                self._lifetime.use(lambda _: self._submit(fence))  # noqa: B023
+                self.lifetime.use(lambda _: self._submit(fence))  # noqa: B023
                 return
 
     def _may_be_in_use(self) -> bool:
-        return self.queue is not None and bool(self._lifetime.standing) and self._lifetime.state is LIVE
+        return self.queue is not None and bool(self.lifetime.standing) and self.lifetime.state is LIVE
 
-    def _submit(self, fence: Native) -> None:
+    def _submit(self, fence: VulkanObject) -> None:
         # A queue that refuses submissions belongs to a lost device, and does no more work.
         if fence.status("vkQueueSubmit", self.queue, 0, self.api.ffi.NULL, fence.handle) >= 0:
             self._fences.append(fence)
@@ -291,7 +291,7 @@ class VulkanContext(Sole):
 
     def _is_unused(self) -> bool:
         """End use on the compute side, including objects that another thread shared meanwhile; then check the queue."""
-        if self._lifetime.state is not LIVE:
+        if self.lifetime.state is not LIVE:
             return True
         for native in self._shared():
             native.end_use()
@@ -300,7 +300,7 @@ class VulkanContext(Sole):
 
     def _is_over(self) -> bool:
         """Whether calls to the VkDevice have ended. Shared objects are destroyed once no call or fence is pending."""
-        context = self._lifetime
+        context = self.lifetime
         if context.calls.copy():
             return False
         if context.state is lifetime.RETIRED and self._is_idle():
@@ -310,8 +310,8 @@ class VulkanContext(Sole):
             drain()
         return context.state in lifetime.GONE
 
-    def _shared(self) -> list[Native]:
-        return [native for native in self._lifetime.standing.copy() if isinstance(native, Native)]
+    def _shared(self) -> list[VulkanObject]:
+        return [native for native in self.lifetime.standing.copy() if isinstance(native, VulkanObject)]
 
     def __enter__(self) -> Self:
         self.check_open()
@@ -326,24 +326,29 @@ class VulkanContext(Sole):
 
     # -- for the rest of the package ---------------------------------------------------------------------------------
 
+    @inside
     def call(self, name: str, *arguments: Any) -> int:
         """Call a device function and raise for a negative VkResult; `close` waits for it. Raises after `close`."""
-        return self._lifetime.use(lambda _: check_call(self.functions, name, *arguments))
+        return self.lifetime.use(lambda _: check_call(self.functions, name, *arguments))
 
+    @inside
     def create(self, name: str, kind: str, info: Any) -> Any:
         """Call a ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; return the handle."""
         out = self.api.ffi.new(f"{kind} *")
         self.call(name, self.device, info, self.api.ffi.NULL, out)
         return out[0]
 
+    @inside
     def check_open(self) -> None:
         """Raise after `close`."""
-        self._lifetime.check()
+        self.lifetime.check()
 
+    @inside
     def destroy(self, name: str, handle: Any) -> None:
         """Call a ``vkDestroy*`` or ``vkFreeMemory`` of the usual form, unless the VkDevice may be gone."""
-        self._lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
+        self.lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
 
+    @inside
     def memory_type(self, bits: int, *preferences: int) -> tuple[int, int]:
         """The first memory type of `bits` that has all flags of the earliest preference, else any; and its flags."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
@@ -355,6 +360,7 @@ class VulkanContext(Sole):
                     return index, flags
         raise InvalidArgumentError("memory", f"the device has no memory type among {bits:#x}.")
 
+    @inside
     def family(self) -> int:
         """Queue family for ownership transfers."""
         if self.queue_family_index is None:
@@ -363,13 +369,14 @@ class VulkanContext(Sole):
             )
         return self.queue_family_index
 
+    @inside
     def address(self, handle: Any) -> int:
         """The value of a handle."""
         return self.api.address(handle)
 
 
 @locked
-def _leave(context: lifetime.Native, state: lifetime.State, why: str, left: list[str]) -> None:
+def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, left: list[str]) -> None:
     """Stop calling the VkDevice, and leave the objects that are not destroyed to it: these are never released."""
     if context.state is not state:
         return

@@ -9,7 +9,7 @@ from .._arguments import MAX_64, check_int
 from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
-from ._context import Native, VulkanContext, Watched, check_context
+from ._context import VulkanContext, VulkanObject, Watched, check_context
 from ._export import counter
 
 __all__ = ["TimelineEndpoint"]
@@ -58,7 +58,7 @@ class TimelineEndpoint(Endpoint):
     def __init__(self, vk: VulkanContext, vk_semaphore: Any) -> None:
         self._vk = check_context(vk)
         self._semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
-        self._through: VulkanContext | Native = vk
+        self._through: VulkanContext | VulkanObject = vk
         """The native whose calls keep it alive: the context's, or the one that owns the semaphore."""
         _ = vk.functions.vkGetSemaphoreCounterValue  # raises if the application has not enabled timelines
         self.label = f"Vulkan timeline {vk.address(self._semaphore):#x}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from .._arguments import check_flags, check_nbytes
-from .._core.native import LIVE, MARK
+from .._core.lifetime import LIVE, MARK
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 from ..handles import (
@@ -22,7 +22,7 @@ from ..handles import (
 )
 from . import _api as c
 from ._api import check
-from ._context import Native, VulkanContext, check_context
+from ._context import VulkanContext, VulkanObject, check_context
 from ._query import MEMORY_BITS, ImageSupport, image_type
 
 _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
@@ -48,7 +48,7 @@ def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
     raise ArgumentTypeError("kind", f"expected gpuinterop.handles.Binary or Timeline, got {kind!r}.")
 
 
-class Bound(Native):
+class Bound(VulkanObject):
     """A VkBuffer or a VkImage (its `handle`) with its own memory.
 
     Attributes
@@ -214,7 +214,7 @@ def export_memory(
     return _descriptor(vk, "vkGetMemoryFdKHR", info, kind, origin)
 
 
-def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) -> Native:
+def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) -> VulkanObject:
     """Create a VkSemaphore, the native's `handle`; raise before the driver is called if it cannot be exported."""
     handle_type = semaphore_handle_type(kind)
     new, chain = vk.api.new, vk.api.ffi.NULL
@@ -223,7 +223,7 @@ def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) 
         chain = new("VkExportSemaphoreCreateInfo", handleTypes=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     if kind is Timeline:
         chain = new("VkSemaphoreTypeCreateInfo", pNext=chain, semaphoreType=c.SEMAPHORE_TIMELINE)
-    info, native = new("VkSemaphoreCreateInfo", pNext=chain), Native(vk, "VkSemaphore")
+    info, native = new("VkSemaphoreCreateInfo", pNext=chain), VulkanObject(vk, "VkSemaphore")
     native.make(lambda: native.new("vkCreateSemaphore", "VkSemaphore", info))
     return native
 
@@ -300,17 +300,17 @@ def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
     return semaphore
 
 
-def counter(vk: VulkanContext, through: VulkanContext | Native, semaphore: Any) -> int:
+def counter(vk: VulkanContext, through: VulkanContext | VulkanObject, semaphore: Any) -> int:
     """A timeline's value now, by a call of the context or of the native that owns the semaphore."""
     value = vk.api.ffi.new("uint64_t *")
     through.call("vkGetSemaphoreCounterValue", vk.device, semaphore, value)
     return int(value[0])
 
 
-def counter_reader(vk: VulkanContext, native: Native) -> Callable[[], int]:
+def counter_reader(vk: VulkanContext, native: VulkanObject) -> Callable[[], int]:
     """A function that reads a timeline's value, for a loop: what is the same each time is made once."""
     function, device, semaphore = vk.functions.vkGetSemaphoreCounterValue, vk.device, native.handle
-    value, context = vk.api.ffi.new("uint64_t *"), vk._lifetime
+    value, context = vk.api.ffi.new("uint64_t *"), vk.lifetime
 
     def read() -> int:
         calls, contexts = native.calls, context.calls

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import system
 from .._arguments import check_flags, check_sequence, check_timeout
-from .._core.native import LIVE, MARK
+from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Cell, Operation, Scope
 from ..errors import (
@@ -177,7 +177,7 @@ class SharedHandoff(Shared, Handoff):
         Handoff.__init__(self, to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
         self._forth = to_compute
         self._back = to_graphics or to_compute
-        self._natives = vk._lifetime, self._back._native, self._forth._native
+        self._natives = vk.lifetime, self._back.vulkan_object, self._forth.vulkan_object
         self._spare: list[Submission] = []
         """Submissions that no call uses: a call pops one, or makes one, so that two threads never share one."""
         self._bridge = bridge
@@ -299,7 +299,7 @@ class SharedHandoff(Shared, Handoff):
         forths += MARK
         try:
             if context.state is not LIVE or back.state is not LIVE or forth.state is not LIVE:
-                self._check_open()
+                self.check_open()
             try:
                 submission = self._spare.pop()
             except IndexError:
@@ -317,11 +317,11 @@ class SharedHandoff(Shared, Handoff):
         finally:
             del contexts[-1], backs[-1], forths[-1]
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise if the context or one of the semaphores is closed."""
         for one in {self._back, self._forth}:
-            one._check_open()
-            one._native.check()
+            one.check_open()
+            one.vulkan_object.check()
 
     def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
@@ -345,7 +345,7 @@ class SharedHandoff(Shared, Handoff):
             The handoff or the context was closed.
         """
         limit = check_timeout(timeout)
-        self._check_open()  # even if there is nothing to wait for
+        self.check_open()  # even if there is nothing to wait for
         wanted = 2 * self.frame
         if not wanted:
             return
@@ -353,7 +353,7 @@ class SharedHandoff(Shared, Handoff):
             if self._stream is not None and not self._stream.closed:
                 self._stream.record().wait(limit)
             return
-        counter = counter_reader(self._vk, self._forth._native)
+        counter = counter_reader(self._vk, self._forth.vulkan_object)
         if not system.until(lambda: counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
                 f"the compute side did not release frame {self.frame - 1} in {timeout:g} s: expected "

@@ -136,8 +136,8 @@ class SharedImage(PairedMemory, NotAnArray):
     @property
     def vk_image(self) -> Any:
         """The VkImage, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
-        self._check_open()
-        return self._native.handle
+        self.check_open()
+        return self.vulkan_object.handle
 
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
@@ -207,7 +207,7 @@ class SharedImage(PairedMemory, NotAnArray):
         check_int(source[3], "layout", minimum=0, maximum=MAX_32)
         check_int(target[3], "layout", minimum=0, maximum=MAX_32)
         what = image_barrier(self._vk, self.vk_image, self._range, source, target)
-        self._native.call("vkCmdPipelineBarrier", commands, *what)
+        self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
 
 
 class _ImagePlan:

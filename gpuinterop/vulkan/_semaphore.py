@@ -9,7 +9,7 @@ from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError
 from ..handles import Binary, SemaphoreHandle, Timeline
-from ._context import Native, VulkanContext
+from ._context import VulkanContext, VulkanObject
 from ._endpoint import TimelineEndpoint
 from ._export import counter, create_semaphore, export_semaphore, semaphore_handle_type
 from ._shared import Pair, agree, check_device, share
@@ -42,7 +42,7 @@ class SharedSemaphore(Pair, Generic[K]):
     >>> vk.close()  # waits for the queue
     """
 
-    def __init__(self, vk: VulkanContext, native: Native, semaphore: ExternalSemaphore[K], kind: type[K]) -> None:
+    def __init__(self, vk: VulkanContext, native: VulkanObject, semaphore: ExternalSemaphore[K], kind: type[K]) -> None:
         super().__init__(vk, native, semaphore)
         self.semaphore = semaphore
         self.kind = kind
@@ -50,14 +50,14 @@ class SharedSemaphore(Pair, Generic[K]):
     @property
     def vk_semaphore(self) -> Any:
         """The VkSemaphore, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
-        self._check_open()
-        return self._native.handle
+        self.check_open()
+        return self.vulkan_object.handle
 
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
         if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "a binary semaphore has no counter.")
-        return counter(self._vk, self._native, self.vk_semaphore)
+        return counter(self._vk, self.vulkan_object, self.vk_semaphore)
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`. One that is bridged goes when no stream uses it any more."""

@@ -11,7 +11,7 @@ from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
 from . import _api as c
-from ._context import Native, VulkanContext, check_context
+from ._context import VulkanContext, VulkanObject, check_context
 from ._export import Bound
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ class Shared(Sole):
 class Pair(Shared):
     """Vulkan's half and the compute side's half of one object."""
 
-    def __init__(self, vk: VulkanContext, native: Native, other: Resource) -> None:
+    def __init__(self, vk: VulkanContext, native: VulkanObject, other: Resource) -> None:
         super().__init__(vk)
         native.pair(other)
-        self._native = native
+        self.vulkan_object = native
         self._other = other
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
         self._vk.check_open()
         if self._other.closed:
@@ -153,16 +153,16 @@ class Pair(Shared):
         try:
             self._other.close(timeout)
         finally:
-            self._native.close()
+            self.vulkan_object.close()
 
     def _end_use(self) -> None:
-        self._native.end_use()
+        self.vulkan_object.end_use()
 
 
 class PairedMemory(Pair):
     """A VkBuffer or a VkImage whose memory the compute side has imported."""
 
-    _native: Bound
+    vulkan_object: Bound
 
     def __init__(self, vk: VulkanContext, native: Bound, memory: ExternalMemory) -> None:
         super().__init__(vk, native, memory)
@@ -173,18 +173,18 @@ class PairedMemory(Pair):
     @property
     def vk_memory(self) -> Any:
         """The VkDeviceMemory. Raises `ResourceClosedError` after `close`, or the context's."""
-        self._check_open()
-        return self._native.memory
+        self.check_open()
+        return self.vulkan_object.memory
 
     @property
     def allocation_size(self) -> int:
         """``VkMemoryRequirements::size``, in bytes."""
-        return self._native.size
+        return self.vulkan_object.size
 
     @property
     def dedicated(self) -> bool:
         """Whether the allocation is a dedicated one."""
-        return self._native.dedicated
+        return self.vulkan_object.dedicated
 
 
 def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:
@@ -208,7 +208,7 @@ def barrier(vk: VulkanContext, kind: str, source: Sequence[int], target: Sequenc
     )
 
 
-def share(native: Native, take: Callable[[], R], make: Callable[[R], S]) -> S:
+def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -> S:
     """Have the compute side `take` what Vulkan has made, and `make` the pair; if that raises, close both halves."""
     with ExitStack() as undo:
         undo.callback(native.close)

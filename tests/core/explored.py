@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gpuinterop import _core, system
-from gpuinterop._core import gate, monitor, native
+from gpuinterop._core import gate, lifetime, monitor
 from gpuinterop._core.device import Device
+from gpuinterop._core.known_stream import KnownStream
 from gpuinterop._core.memory import Mapping
-from gpuinterop._core.native_stream import NativeStream
 from tests.spare_pages import unpin_spare_pages
 
 from . import explorer
@@ -31,8 +31,8 @@ _QUESTIONS = frozenset({"is_idle", "is_done", "is_capturing"})
 
 
 _REGISTRIES = {
-    "native": ("_alive", "waiting_for_a_look", "endings"),
-    "native_stream": ("pointed",),
+    "lifetime": ("_alive", "waiting_for_a_look", "endings"),
+    "known_stream": ("pointed",),
     "gate": ("waiting", "blocking"),
     "monitor": ("dropped", "lingering"),
 }  # fmt: skip
@@ -49,22 +49,22 @@ def forget() -> None:
 def unsound() -> list[str]:
     """What is wrong when no call is under way."""
     found = [] if not monitor.interrupted() else ["the monitor is held"]
-    for one in native.alive():
+    for one in lifetime.alive():
         if one.gate is not None and list.__len__(one.gate.shut):
             found.append(f"the gate of {one!r} is shut")
         if list.__len__(one.calls):
             found.append(f"{one!r} is marked")
-        if one.state not in (native.LIVE, native.RETIRED, native.LEAKED):
+        if one.state not in (lifetime.LIVE, lifetime.RETIRED, lifetime.LEAKED):
             found.append(f"{one!r} is left so")
-        if isinstance(one, NativeStream) and deque.__len__(one.waits) and one not in gate.waiting:
+        if isinstance(one, KnownStream) and deque.__len__(one.waits) and one not in gate.waiting:
             found.append(f"{one!r} waits, and is not noted")
         for parent in one.parents:
-            if parent.state in native.GONE and parent.state is not native.LEAKED:
+            if parent.state in lifetime.GONE and parent.state is not lifetime.LEAKED:
                 found.append(f"{one!r} stands on {parent!r}")
             how = parent.standing.get(one)
             if how is None:
                 found.append(f"{parent!r} does not know of {one!r}")
-            if how is native.Standing.CHILD and one.state is native.LIVE and parent.state is not native.LIVE:
+            if how is lifetime.Standing.CHILD and one.state is lifetime.LIVE and parent.state is not lifetime.LIVE:
                 found.append(f"{one!r} stands on {parent!r}")
     return found
 
@@ -73,8 +73,8 @@ class Core:
     """Fits the explorer into the core by monkeypatch: nothing in the core knows of it.
 
     What it expects: modules that say ``import threading`` and ``import time``; `monitor._lock`, looked up at each use;
-    `native.Native` with `state`, `calls`, `standing` and `uses`; `memory.Mapping.arrays`; `gate.Gate.shut` and
-    `gate.waiting`; `native_stream.NativeStream.waits`; `monitor.dropped`.
+    `native.Lifetime` with `state`, `calls`, `standing` and `uses`; `memory.Mapping.arrays`; `gate.Gate.shut` and
+    `gate.waiting`; `known_stream.KnownStream.waits`; `monitor.dropped`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +99,18 @@ class Core:
 
     def _watch(self) -> None:
         guarded = explorer.guarded_by(self.holds)
-        self._see(native.Native, "state", holds=self.holds)
-        self._see(native.Native, "standing", holds=self.holds, wrap=guarded, looks=False)
+        self._see(lifetime.Lifetime, "state", holds=self.holds)
+        self._see(lifetime.Lifetime, "standing", holds=self.holds, wrap=guarded, looks=False)
         grows = explorer.guarded_by(self.holds, fixed=False)
-        self._see(native.Native, "uses", holds=self.holds, wrap=grows, looks=False)
-        self._see(native.Native, "calls", wrap=explorer.marks_of, looks=False)
+        self._see(lifetime.Lifetime, "uses", holds=self.holds, wrap=grows, looks=False)
+        self._see(lifetime.Lifetime, "calls", wrap=explorer.marks_of, looks=False)
         self._see(Mapping, "arrays", wrap=explorer.marks_of, looks=False)
         self._see(gate.Gate, "shut", wrap=explorer.marks_of, looks=False)
-        self._see(NativeStream, "waits", wrap=lambda _, value: Queue(value, value.maxlen), looks=False)
+        self._see(KnownStream, "waits", wrap=lambda _, value: Queue(value, value.maxlen), looks=False)
         self._replace(gate.waiting, Notes(gate.waiting))
         self._replace(monitor.dropped, Queue())
-        for name in _REGISTRIES["native"]:
-            self._replace(getattr(native, name), guarded(name, {}))
+        for name in _REGISTRIES["lifetime"]:
+            self._replace(getattr(lifetime, name), guarded(name, {}))
 
     def _see(self, cls: type, name: str, **how: Any) -> None:
         self._patch.setattr(cls, name, Watched(cls, name, **how), raising=False)
@@ -133,7 +133,7 @@ class Core:
             lock.owner, lock.depth = None, 0
         forget()
         for device in self._ended:  # or each schedule would leave its pages
-            device._backend.at = lambda call, place, handles: None  # type: ignore[attr-defined]
+            device.driver.at = lambda call, place, handles: None  # type: ignore[attr-defined]
             unpin_spare_pages(device)
         self._take_over(run, backend)
         self._ended = known = list[Device]()

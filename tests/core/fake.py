@@ -29,9 +29,9 @@ from gpuinterop.backend import (
     ArrayBackend,
     Backend,
     DeviceInfo,
+    DriverHandle,
     GraphBackend,
     MulticastBackend,
-    Native,
     SemaphoreNode,
     StreamMemoryBackend,
 )
@@ -85,7 +85,7 @@ _NUMBERS = {
 class Handle(tuple[str, int]):
     """What the backend calls a thing: its kind and a number; for an adopted stream, its pointer."""
 
-    device: Native = 0
+    device: DriverHandle = 0
     parent: Handle | None = None
 
 
@@ -172,8 +172,8 @@ class FakeBackend(ArrayBackend):
         self._serial = itertools.count(0x1000)  # 0 to 2 are names of default streams
         self._thread = threading.local()
         self._calls_under_way: list[tuple[str, list[Handle]]] = []
-        self.event_streams: dict[Native, Native] = {}
-        self._recorded_on: dict[Native, int] = {}
+        self.event_streams: dict[DriverHandle, DriverHandle] = {}
+        self._recorded_on: dict[DriverHandle, int] = {}
 
     # -- what it refuses --
 
@@ -205,7 +205,7 @@ class FakeBackend(ArrayBackend):
             if stream is not None and call != "destroy_event" and self._is_dead(stream):  # AMD's runtime looks there
                 self.violate(f"{call} of an event whose stream is dead: {stream}")
 
-    def _refuse_unmapped(self, call: str, stream: Native, *addresses: int) -> None:
+    def _refuse_unmapped(self, call: str, stream: DriverHandle, *addresses: int) -> None:
         for address in addresses:
             found = [handle for handle, where, _ in self._mapped if address in where]
             for handle in found:
@@ -222,7 +222,7 @@ class FakeBackend(ArrayBackend):
         self._mapped.append((mapping, range(address, address + len(memory)), memory))
         return mapping, address
 
-    def _new(self, what: str, device: Native = 0, parent: Handle | None = None) -> Handle:
+    def _new(self, what: str, device: DriverHandle = 0, parent: Handle | None = None) -> Handle:
         native = Handle((what, next(self._serial)))
         native.device, native.parent = device if parent is None else parent.device, parent
         self.live.add(native)
@@ -246,11 +246,11 @@ class FakeBackend(ArrayBackend):
         self.live.remove(native)
         self.dead.add(native)
 
-    def _drop(self, native: Native) -> None:
+    def _drop(self, native: DriverHandle) -> None:
         self.calls.append(("destroy", native[0]))
         self._end(native)
 
-    def _use(self, stream: Native, *natives: Native) -> None:
+    def _use(self, stream: DriverHandle, *natives: DriverHandle) -> None:
         for native in natives:
             self.used.setdefault(native, set()).add(self.number(stream))
 
@@ -258,7 +258,7 @@ class FakeBackend(ArrayBackend):
         """The streams whose work with it is not done."""
         return sorted(self.used.pop(native, set()) & self.blocked)
 
-    def number(self, stream: Native) -> int:
+    def number(self, stream: DriverHandle) -> int:
         """The stream's pointer; of 2, which names a stream of each thread's own, another number for each."""
         pointer = int(stream[1])
         return -threading.get_ident() if pointer == 2 else pointer
@@ -277,110 +277,112 @@ class FakeBackend(ArrayBackend):
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
         return ()
 
-    def open_device(self, ordinal: int) -> Native:
+    def open_device(self, ordinal: int) -> DriverHandle:
         return ordinal
 
-    def create_stream(self, device: Native, *, high_priority: bool = False) -> Native:
+    def create_stream(self, device: DriverHandle, *, high_priority: bool = False) -> DriverHandle:
         self.calls.append(("create_stream", high_priority))
         return self._new("stream", device)
 
-    def adopt_stream(self, device: Native, pointer: int) -> Native:
+    def adopt_stream(self, device: DriverHandle, pointer: int) -> DriverHandle:
         native = Handle(("adopted", pointer))
         native.device = device
         return native
 
-    def stream_pointer(self, stream: Native) -> int:
+    def stream_pointer(self, stream: DriverHandle) -> int:
         return int(stream[1])
 
-    def stream_key(self, stream: Native) -> int:
+    def stream_key(self, stream: DriverHandle) -> int:
         return 0 if stream in (("adopted", 0), ("adopted", 1)) else int(stream[1])
 
-    def destroy_stream(self, stream: Native) -> None:
+    def destroy_stream(self, stream: DriverHandle) -> None:
         self._drop(stream)
 
-    def synchronize(self, stream: Native) -> None:
+    def synchronize(self, stream: DriverHandle) -> None:
         self.calls.append(("synchronize", stream))
         self.on_synchronize()
 
-    def wait_event(self, stream: Native, event: Native) -> None:
+    def wait_event(self, stream: DriverHandle, event: DriverHandle) -> None:
         self.calls.append(("wait_event", stream, self.event_streams[event]))
 
-    def record(self, stream: Native) -> Native:
+    def record(self, stream: DriverHandle) -> DriverHandle:
         self.on_record()
         event = self._new("event", stream.device)
         self.event_streams[event] = stream
         self._recorded_on[event] = self.number(stream)
         return event
 
-    def is_done(self, event: Native) -> bool:
+    def is_done(self, event: DriverHandle) -> bool:
         self.on_is_done()
         return self._recorded_on[event] not in self.blocked
 
-    def destroy_event(self, event: Native) -> None:
+    def destroy_event(self, event: DriverHandle) -> None:
         self._end(event)
         self.event_streams.pop(event, None)
 
-    def copy(self, stream: Native, target: int, source: int, size: int) -> None:
+    def copy(self, stream: DriverHandle, target: int, source: int, size: int) -> None:
         self.calls.append(("copy", stream, size))
         self._refuse_unmapped("copy", stream, target, source)
         ctypes.memmove(target, source, size)
 
-    def fill(self, stream: Native, target: int, byte: int, size: int) -> None:
+    def fill(self, stream: DriverHandle, target: int, byte: int, size: int) -> None:
         self.calls.append(("fill", stream, byte, size))
         self._refuse_unmapped("fill", stream, target)
         ctypes.memset(target, byte, size)
 
-    def import_memory(self, device: Native, handle: MemoryHandle, *, size: int, dedicated: bool) -> Native:
+    def import_memory(self, device: DriverHandle, handle: MemoryHandle, *, size: int, dedicated: bool) -> DriverHandle:
         self.calls.append(("import_memory", type(handle).__name__, size, dedicated))
         if isinstance(handle, FdHandle):
             self.on_import(handle)
         return self._new("memory", device)
 
-    def map_buffer(self, memory: Native, *, size: int) -> tuple[Native, int]:
+    def map_buffer(self, memory: DriverHandle, *, size: int) -> tuple[DriverHandle, int]:
         self.calls.append(("map_buffer", size))
         self.on_map()
         self.memory = ctypes.create_string_buffer(min(size, 1 << 16))
         return self._map(memory, self.memory)
 
-    def unmap_buffer(self, mapping: Native) -> None:
+    def unmap_buffer(self, mapping: DriverHandle) -> None:
         self._drop(mapping)
 
-    def destroy_memory(self, memory: Native) -> None:
+    def destroy_memory(self, memory: DriverHandle) -> None:
         self._drop(memory)
 
-    def import_semaphore(self, device: Native, handle: AnySemaphoreHandle) -> Native:
+    def import_semaphore(self, device: DriverHandle, handle: AnySemaphoreHandle) -> DriverHandle:
         self.calls.append(("import_semaphore", type(handle).__name__))
         if isinstance(handle, FdHandle):
             self.on_import(handle)
         return self._new("semaphore", device)
 
-    def prepare(self, semaphores: Sequence[Native]) -> Native:
+    def prepare(self, semaphores: Sequence[DriverHandle]) -> DriverHandle:
         return tuple(semaphores)
 
-    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+    def signal(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int]) -> None:
         self._use(stream, *batch)
         self.calls.append(("signal", stream, tuple(values)))
 
-    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
         self._use(stream, *batch)
         self.calls.append(("wait", stream, tuple(values), timeout_ms))
 
-    def destroy_semaphore(self, semaphore: Native) -> None:
+    def destroy_semaphore(self, semaphore: DriverHandle) -> None:
         self._drop(semaphore)
 
-    def abandon_semaphore(self, semaphore: Native) -> None:
+    def abandon_semaphore(self, semaphore: DriverHandle) -> None:
         self.calls.append(("abandon", semaphore))
 
-    def map_array(self, memory: Native, layout: ArrayLayout) -> Native:
+    def map_array(self, memory: DriverHandle, layout: ArrayLayout) -> DriverHandle:
         self.calls.append(("map_array", layout))
         return self._new("array", parent=memory)
 
-    def copy_level(self, stream: Native, array: Native, level: int, address: int, size: int, *, to_array: bool) -> None:
+    def copy_level(
+        self, stream: DriverHandle, array: DriverHandle, level: int, address: int, size: int, *, to_array: bool
+    ) -> None:
         self.calls.append(("copy_level", level, size, to_array))
         self._use(stream, array)
         self._refuse_unmapped("copy_level", stream, address)
 
-    def destroy_array(self, array: Native) -> None:
+    def destroy_array(self, array: DriverHandle) -> None:
         self._drop(array)
 
 
@@ -398,38 +400,38 @@ class FakeWords(FakeBackend, StreamMemoryBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pins: dict[Native, int] = {}
+        self.pins: dict[DriverHandle, int] = {}
         self.capturing: set[int] = set()
         self.on_pin: Callable[[], None] = lambda: None
         self.on_unpin: Callable[[int], None] = lambda address: None
 
-    def is_capturing(self, stream: Native) -> bool:
+    def is_capturing(self, stream: DriverHandle) -> bool:
         return stream[1] in self.capturing
 
-    def is_idle(self, stream: Native) -> bool:
+    def is_idle(self, stream: DriverHandle) -> bool:
         return self.number(stream) not in self.blocked
 
-    def pin(self, device: Native, address: int, size: int) -> tuple[Native, int]:
+    def pin(self, device: DriverHandle, address: int, size: int) -> tuple[DriverHandle, int]:
         self.calls.append(("pin", address, size))
         self.on_pin()
         pin = self._new("pin", device)
         self.pins[pin] = address
         return pin, address + self.APART
 
-    def unpin(self, pin: Native) -> None:
+    def unpin(self, pin: DriverHandle) -> None:
         self.on_unpin(self.pins.pop(pin, 0))
         self._drop(pin)
 
-    def write_value(self, stream: Native, word: int, value: int) -> None:
+    def write_value(self, stream: DriverHandle, word: int, value: int) -> None:
         self._use_word("write_value", stream, word)
         self.calls.append(("write_value", stream, word, value))
         ctypes.c_uint64.from_address(word - self.APART).value = value
 
-    def wait_value(self, stream: Native, word: int, value: int) -> None:
+    def wait_value(self, stream: DriverHandle, word: int, value: int) -> None:
         self._use_word("wait_value", stream, word)
         self.calls.append(("wait_value", stream, word, value))
 
-    def _use_word(self, call: str, stream: Native, word: int) -> None:
+    def _use_word(self, call: str, stream: DriverHandle, word: int) -> None:
         assert word >= self.APART, "the process's own address was given to the device"
         for pin, address in list(self.pins.items()):
             if 0 <= word - self.APART - address < 1 << 12:
@@ -455,12 +457,12 @@ class FakeDriver(FakeWords):
         self.on_wait: Callable[[], None] = lambda: None
         self.on_release: Callable[[], None] = lambda: None
         self.looks = 0  # how often whether a stream is idle
-        self.waiting: dict[tuple[Native, int], list[Held]] = {}  # by device and stream
+        self.waiting: dict[tuple[DriverHandle, int], list[Held]] = {}  # by device and stream
         self.values: dict[Handle, int] = {}
         self._later: list[tuple[frozenset[Held], Callable[[], object]]] = []
         self._behind: dict[Handle, frozenset[Held]] = {}  # events
         self._passed: set[Held] = set()
-        self._uses: dict[Native, list[tuple[int, frozenset[Held]]]] = {}
+        self._uses: dict[DriverHandle, list[tuple[int, frozenset[Held]]]] = {}
         self._releasing: list[int] = []  # threads that are in a release
         self.block: Callable[[Callable[[], bool], str], None] = self._block
 
@@ -498,16 +500,16 @@ class FakeDriver(FakeWords):
                     entry[1]()
                     progress = True
 
-    def _pending(self, stream: Native) -> frozenset[Held]:
+    def _pending(self, stream: DriverHandle) -> frozenset[Held]:
         self.settle()
         return frozenset(self.waiting.get((stream.device, self._queue(stream)), ()))
 
-    def _queue(self, stream: Native) -> int:
+    def _queue(self, stream: DriverHandle) -> int:
         """Which native stream it is: 0 and 1 are one."""
         number = self.number(stream)
         return 0 if number == 1 else number
 
-    def _use(self, stream: Native, *natives: Native) -> None:
+    def _use(self, stream: DriverHandle, *natives: DriverHandle) -> None:
         super()._use(stream, *natives)
         for native in natives:
             self._uses.setdefault(native, []).append((self.number(stream), self._pending(stream)))
@@ -516,69 +518,69 @@ class FakeDriver(FakeWords):
         behind = [number for number, held in self._uses.pop(native, ()) if not held <= self._passed]
         return super()._unfinished(native) + behind
 
-    def _hold(self, stream: Native, there: Callable[[], bool]) -> None:
+    def _hold(self, stream: DriverHandle, there: Callable[[], bool]) -> None:
         held = Held(there, self._pending(stream))
         self.waiting.setdefault((stream.device, self._queue(stream)), []).append(held)
         self.settle()
 
-    def _enqueue(self, stream: Native, effect: Callable[[], object]) -> None:
+    def _enqueue(self, stream: DriverHandle, effect: Callable[[], object]) -> None:
         self._later.append((self._pending(stream), effect))
         self.settle()
 
-    def is_idle(self, stream: Native) -> bool:
+    def is_idle(self, stream: DriverHandle) -> bool:
         self.looks += 1
         return self.number(stream) not in self.blocked and not self._pending(stream)
 
-    def record(self, stream: Native) -> Native:
+    def record(self, stream: DriverHandle) -> DriverHandle:
         event = super().record(stream)
         self._behind[event] = self._pending(stream)
         return event
 
-    def is_done(self, event: Native) -> bool:
+    def is_done(self, event: DriverHandle) -> bool:
         self.settle()
         return super().is_done(event) and self._behind[event] <= self._passed
 
-    def synchronize(self, stream: Native) -> None:
+    def synchronize(self, stream: DriverHandle) -> None:
         super().synchronize(stream)
         if self.holds_gil and not self.is_idle(stream):
             self.violate("synchronize blocks, and keeps the GIL")
         number = self.number(stream)
         self.block(lambda: number not in self.blocked and not self._pending(stream), f"synchronize of {stream}")
 
-    def wait_event(self, stream: Native, event: Native) -> None:
+    def wait_event(self, stream: DriverHandle, event: DriverHandle) -> None:
         super().wait_event(stream, event)
         behind = self._behind[event]
         if not behind <= self._passed:
             self._hold(stream, lambda: behind <= self._passed)
 
-    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
         self.on_wait()
         super().wait(batch, stream, values, timeout_ms)
         wanted = list(zip(batch, values, strict=True))
         self._hold(stream, lambda: all(self.values.get(one, 0) >= value for one, value in wanted))
 
-    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+    def signal(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int]) -> None:
         super().signal(batch, stream, values)
         wanted = list(zip(batch, values, strict=True))
         self._enqueue(stream, lambda: self.values.update(wanted))
 
-    def wait_value(self, stream: Native, word: int, value: int) -> None:
+    def wait_value(self, stream: DriverHandle, word: int, value: int) -> None:
         self.on_wait()
         super().wait_value(stream, word, value)
         self._hold(stream, lambda: ctypes.c_uint64.from_address(word - self.APART).value >= value)
 
-    def write_value(self, stream: Native, word: int, value: int) -> None:
+    def write_value(self, stream: DriverHandle, word: int, value: int) -> None:
         self._use_word("write_value", stream, word)
         self.calls.append(("write_value", stream, word, value))
         there = ctypes.c_uint64.from_address(word - self.APART)
         self._enqueue(stream, lambda: setattr(there, "value", value))
 
-    def copy(self, stream: Native, target: int, source: int, size: int) -> None:
+    def copy(self, stream: DriverHandle, target: int, source: int, size: int) -> None:
         self.calls.append(("copy", stream, size))
         self._refuse_unmapped("copy", stream, target, source)
         self._enqueue(stream, lambda: ctypes.memmove(target, source, size))
 
-    def fill(self, stream: Native, target: int, byte: int, size: int) -> None:
+    def fill(self, stream: DriverHandle, target: int, byte: int, size: int) -> None:
         self.calls.append(("fill", stream, byte, size))
         self._refuse_unmapped("fill", stream, target)
         self._enqueue(stream, lambda: ctypes.memset(target, byte, size))
@@ -598,11 +600,11 @@ class FakeDriver(FakeWords):
         if self.releases_block and any(thread != me for thread in self._releasing):
             self.block(lambda: not any(thread != me for thread in self._releasing), call)
 
-    def _waits_of(self, device: Native) -> list[tuple[Native, int]]:
+    def _waits_of(self, device: DriverHandle) -> list[tuple[DriverHandle, int]]:
         self.settle()
         return [key for key in self.waiting if self.releases_block_for_all or key[0] == device]
 
-    def _release(self, native: Native) -> None:
+    def _release(self, native: DriverHandle) -> None:
         self._releasing.append(threading.get_ident())
         try:
             self.on_release()
@@ -614,16 +616,16 @@ class FakeDriver(FakeWords):
         finally:
             self._releasing.remove(threading.get_ident())
 
-    def unmap_buffer(self, mapping: Native) -> None:
+    def unmap_buffer(self, mapping: DriverHandle) -> None:
         self._release(mapping)
 
-    def destroy_semaphore(self, semaphore: Native) -> None:
+    def destroy_semaphore(self, semaphore: DriverHandle) -> None:
         self._release(semaphore)
 
-    def destroy_array(self, array: Native) -> None:
+    def destroy_array(self, array: DriverHandle) -> None:
         self._release(array)
 
-    def unpin(self, pin: Native) -> None:
+    def unpin(self, pin: DriverHandle) -> None:
         self.on_unpin(self.pins.get(pin, 0))
         self._release(pin)
         self.pins.pop(pin, None)
@@ -647,7 +649,7 @@ class FakeMulticast(FakeBackend, MulticastBackend):
         self.strangers: set[tuple[int, int]] = set()  # (device, peer) without access
         self.lies_on: int | None = None  # what `location` says
         self.shareable = True
-        self.bytes: dict[Native, Any] = {}
+        self.bytes: dict[DriverHandle, Any] = {}
 
     def _note(self, call: str, *arguments: Any) -> None:
         self.calls.append((call, *arguments))
@@ -662,19 +664,19 @@ class FakeMulticast(FakeBackend, MulticastBackend):
 
     # -- allocations --
 
-    def granularity(self, device: Native, handle_type: type[AllocationHandle]) -> Granularity:
+    def granularity(self, device: DriverHandle, handle_type: type[AllocationHandle]) -> Granularity:
         return self.ALLOCATIONS
 
-    def allocate(self, device: Native, size: int, handle_type: type[AllocationHandle]) -> Native:
+    def allocate(self, device: DriverHandle, size: int, handle_type: type[AllocationHandle]) -> DriverHandle:
         self._note("allocate", device, size, handle_type)
         native = self._new("allocation", device)
         self.bytes[native] = ctypes.create_string_buffer(size)
         return native
 
-    def export_allocation(self, allocation: Native) -> AllocationHandle:
+    def export_allocation(self, allocation: DriverHandle) -> AllocationHandle:
         return VmmFd.adopt(os.memfd_create("allocation"))
 
-    def import_allocation(self, device: Native, handle: AllocationHandle, *, size: int) -> Native:
+    def import_allocation(self, device: DriverHandle, handle: AllocationHandle, *, size: int) -> DriverHandle:
         self._note("import_allocation", device, size)
         if isinstance(handle, FdHandle):
             self.on_import(handle)
@@ -682,18 +684,18 @@ class FakeMulticast(FakeBackend, MulticastBackend):
         self.bytes[native] = ctypes.create_string_buffer(size)
         return native
 
-    def map_allocation(self, allocation: Native, devices: Sequence[Native]) -> tuple[Native, int]:
+    def map_allocation(self, allocation: DriverHandle, devices: Sequence[DriverHandle]) -> tuple[DriverHandle, int]:
         self._note("map_allocation", allocation, tuple(devices))
         memory = self.bytes.get(allocation)
         return (
             self._map(allocation, memory) if memory is not None else (self._new("mapping", parent=allocation), 1 << 40)
         )
 
-    def unmap_allocation(self, mapping: Native) -> None:
+    def unmap_allocation(self, mapping: DriverHandle) -> None:
         self._note("unmap_allocation", mapping)
         self._end(mapping)
 
-    def release_allocation(self, allocation: Native) -> None:
+    def release_allocation(self, allocation: DriverHandle) -> None:
         self._note("release_allocation", allocation)
         self._end(allocation)
 
@@ -701,7 +703,7 @@ class FakeMulticast(FakeBackend, MulticastBackend):
         self.asked.append(("can_access", ordinal, peer))
         return (ordinal, peer) not in self.strangers
 
-    def location(self, allocation: Native) -> int | None:
+    def location(self, allocation: DriverHandle) -> int | None:
         return self.lies_on
 
     # -- multicast --
@@ -713,43 +715,45 @@ class FakeMulticast(FakeBackend, MulticastBackend):
         return self.GROUPS
 
     def create_multicast(
-        self, device: Native, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
-    ) -> Native:
+        self, device: DriverHandle, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
+    ) -> DriverHandle:
         self._note("create_multicast", device, devices, size, tuple(handle_types))
         return self._new("group", device)
 
-    def export_multicast(self, group: Native, handle_type: type[AllocationHandle]) -> AllocationHandle:
+    def export_multicast(self, group: DriverHandle, handle_type: type[AllocationHandle]) -> AllocationHandle:
         self._note("export_multicast", group, handle_type)
         return VmmFd.adopt(os.memfd_create("group")) if handle_type is VmmFd else FabricHandle(bytes(64))
 
-    def import_multicast(self, device: Native, handle: AllocationHandle, *, devices: int, size: int) -> Native:
+    def import_multicast(
+        self, device: DriverHandle, handle: AllocationHandle, *, devices: int, size: int
+    ) -> DriverHandle:
         self._note("import_multicast", device, devices, size)
         if isinstance(handle, FdHandle):
             self.on_import(handle)
         return self._new("group", device)
 
-    def add_device(self, group: Native, device: Native) -> None:
+    def add_device(self, group: DriverHandle, device: DriverHandle) -> None:
         self._note("add_device", group, device)
 
     def bind_memory(
-        self, group: Native, device: Native, offset: int, allocation: Native, start: int, size: int
+        self, group: DriverHandle, device: DriverHandle, offset: int, allocation: DriverHandle, start: int, size: int
     ) -> None:
         self._note("bind_memory", group, device, offset, allocation, start, size)
 
-    def bind_address(self, group: Native, device: Native, offset: int, address: int, size: int) -> None:
+    def bind_address(self, group: DriverHandle, device: DriverHandle, offset: int, address: int, size: int) -> None:
         self._note("bind_address", group, device, offset, address, size)
 
-    def unbind(self, group: Native, device: Native, offset: int, size: int) -> None:
+    def unbind(self, group: DriverHandle, device: DriverHandle, offset: int, size: int) -> None:
         self._note("unbind", group, device, offset, size)
 
-    def is_shareable(self, device: Native, address: int) -> bool:
+    def is_shareable(self, device: DriverHandle, address: int) -> bool:
         self.asked.append(("is_shareable", device, address))
         return self.shareable
 
-    def multimem_store(self, stream: Native, address: int, value: int, count: int) -> None:
+    def multimem_store(self, stream: DriverHandle, address: int, value: int, count: int) -> None:
         self._note("multimem_store", stream, address, value, count)
 
-    def multimem_add(self, stream: Native, target: int, address: int, count: int) -> None:
+    def multimem_add(self, stream: DriverHandle, target: int, address: int, count: int) -> None:
         self._note("multimem_add", stream, target, address, count)
 
 
@@ -762,46 +766,46 @@ class FakeGraphs(FakeBackend, GraphBackend):
         self.graphs: dict[int, list[SemaphoreNode]] = {}
         self.recorded_in_a_capture = 0
 
-    def is_capturing(self, stream: Native) -> bool:
+    def is_capturing(self, stream: DriverHandle) -> bool:
         return stream[1] in self.captures
 
-    def begin_capture(self, stream: Native) -> None:
+    def begin_capture(self, stream: DriverHandle) -> None:
         self.captures[stream[1]] = []
 
-    def end_capture(self, stream: Native) -> int:
+    def end_capture(self, stream: DriverHandle) -> int:
         graph = self._new("graph")[1]
         self.graphs[graph] = self.captures.pop(stream[1])
         return graph
 
-    def instantiate(self, device: Native, graph: int) -> int:
+    def instantiate(self, device: DriverHandle, graph: int) -> int:
         self.calls.append(("instantiate", graph))
         return self._new("executable")[1]
 
-    def launch(self, executable: int, stream: Native) -> None:
+    def launch(self, executable: int, stream: DriverHandle) -> None:
         self.calls.append(("launch", executable, stream))
 
-    def destroy_graph(self, device: Native, graph: int) -> None:
+    def destroy_graph(self, device: DriverHandle, graph: int) -> None:
         self._drop(("graph", graph))
 
-    def destroy_executable(self, device: Native, executable: int) -> None:
+    def destroy_executable(self, device: DriverHandle, executable: int) -> None:
         self._drop(("executable", executable))
 
-    def semaphore_pointer(self, semaphore: Native) -> int:
+    def semaphore_pointer(self, semaphore: DriverHandle) -> int:
         return int(semaphore[1])
 
     def semaphore_nodes(self, graph: int) -> Sequence[SemaphoreNode]:
         return self.graphs[graph]
 
     def set_node(
-        self, executable: int, node: SemaphoreNode, semaphores: Sequence[Native], values: Sequence[int]
+        self, executable: int, node: SemaphoreNode, semaphores: Sequence[DriverHandle], values: Sequence[int]
     ) -> None:
         self.calls.append(("set_node", executable, node.native, tuple(semaphores), tuple(values)))
 
-    def record(self, stream: Native) -> Native:
+    def record(self, stream: DriverHandle) -> DriverHandle:
         self.recorded_in_a_capture += stream[1] in self.captures
         return super().record(stream)
 
-    def _node(self, batch: Native, stream: Native, values: Sequence[int], *, signals: bool) -> bool:
+    def _node(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], *, signals: bool) -> bool:
         nodes = self.captures.get(stream[1])
         if nodes is not None:
             nodes.append(
@@ -814,11 +818,11 @@ class FakeGraphs(FakeBackend, GraphBackend):
             )
         return nodes is not None
 
-    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+    def signal(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int]) -> None:
         if not self._node(batch, stream, values, signals=True):
             super().signal(batch, stream, values)
 
-    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
         if not self._node(batch, stream, values, signals=False):
             super().wait(batch, stream, values, timeout_ms)
 
@@ -835,35 +839,35 @@ class FakeEverything(FakeDriver, FakeMulticast, FakeGraphs):
         super().__init__()
         self._captured: set[Handle] = set()
 
-    def is_capturing(self, stream: Native) -> bool:
+    def is_capturing(self, stream: DriverHandle) -> bool:
         return stream[1] in self.captures
 
     def _spare_the_capture(self, call: str, captured: bool) -> None:
         if captured:
             self.violate(f"{call} makes a capture invalid")
 
-    def is_idle(self, stream: Native) -> bool:
+    def is_idle(self, stream: DriverHandle) -> bool:
         self._spare_the_capture("is_idle", stream[1] in self.captures)
         return super().is_idle(stream)
 
-    def synchronize(self, stream: Native) -> None:
+    def synchronize(self, stream: DriverHandle) -> None:
         self._spare_the_capture("synchronize", stream[1] in self.captures)
         super().synchronize(stream)
 
-    def record(self, stream: Native) -> Native:
+    def record(self, stream: DriverHandle) -> DriverHandle:
         event = super().record(stream)
         if stream[1] in self.captures:
             self._captured.add(event)
         return event
 
-    def is_done(self, event: Native) -> bool:
+    def is_done(self, event: DriverHandle) -> bool:
         self._spare_the_capture("is_done", event in self._captured)
         return super().is_done(event)
 
-    def signal(self, batch: Native, stream: Native, values: Sequence[int]) -> None:
+    def signal(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int]) -> None:
         (FakeGraphs if stream[1] in self.captures else FakeDriver).signal(self, batch, stream, values)
 
-    def wait(self, batch: Native, stream: Native, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
         (FakeGraphs if stream[1] in self.captures else FakeDriver).wait(self, batch, stream, values, timeout_ms)
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from gpuinterop._core import drain, native, native_stream
+from gpuinterop._core import drain, known_stream, lifetime
 from gpuinterop._core.enqueue import Enqueues
+from gpuinterop._core.known_stream import KnownStream
+from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Buffer, Hold
-from gpuinterop._core.native import Native
-from gpuinterop._core.native_stream import NativeStream
 from gpuinterop._core.resource import Resource
 from gpuinterop._core.stream import Stream
 
@@ -92,60 +92,60 @@ def _last(error: Failed) -> str:
     return found[0][:150]
 
 
-_MAY_BE_ASKED: Any = Native.__dict__["may_be_asked"]
+_MAY_BE_ASKED: Any = Lifetime.__dict__["may_be_asked"]
 _NOTE = (
-    "            native.waits.append(pending)  # as in `NativeStream.note`\n"
-    "            waiting[native] = None  # before the look at the gate: see there\n"
+    "            known.waits.append(pending)  # as in `KnownStream.note`\n"
+    "            waiting[known] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
 MUTANTS: dict[str, Mutant] = {
     "a transition outside of the monitor": Mutant(
-        ((Resource.close, "retire(self._lifetime)", "retire.__wrapped__(self._lifetime)"),),
+        ((Resource.close, "retire(self.lifetime)", "retire.__wrapped__(self.lifetime)"),),
         "ExternalMemory.close & Device.drain",
     ),
     "a use is forgotten": Mutant(
-        ((Buffer._use, "self._mapping.used_on(native, first, first + size)", "pass"),),
+        ((Buffer._use, "self.mapping.used_on(known, first, first + size)", "pass"),),
         "work that lasts beside a close",
     ),
     "a signal's mark comes behind the look": Mutant(
         (
             (Enqueues._enqueue, "    calls += MARK\n", "    was = marked.state\n    calls += MARK\n"),
-            (Enqueues._enqueue, "if native.odd or marked.state is", "if native.odd or was is"),
+            (Enqueues._enqueue, "if known.odd or marked.state is", "if known.odd or was is"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
     ),
     "a question's mark comes behind the look": Mutant(
         (
-            (Native.ask, "calls += MARK\n    try:\n        return question(self.handle) if self.may_be_asked",
+            (Lifetime.ask, "calls += MARK\n    try:\n        return question(self.handle) if self.may_be_asked",
              "asked = self.may_be_asked\n    calls += MARK\n    try:\n        return question(self.handle) if asked"),
         ),
         "Stream.close & Stream.capturing",
     ),
     "a release does not look for calls": Mutant(
         (
-            (drain._claim, "if native.calls.copy():", "if False:"),
-            (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
+            (drain._claim, "if lifetime.calls.copy():", "if False:"),
+            (drain._begin, "lifetime.standing or lifetime.calls.copy()", "lifetime.standing"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
     ),
     "a release looks for calls only when it is claimed": Mutant(
-        ((drain._begin, "native.standing or native.calls.copy()", "native.standing"),),
+        ((drain._begin, "lifetime.standing or lifetime.calls.copy()", "lifetime.standing"),),
         "a stream and what it has used are closed",
     ),
     "a release looks for calls before it enters the monitor": Mutant(
         (
-            (drain._release, "if not _begin", "busy = native.calls.copy()\n    if busy or not _begin"),
-            (drain._begin, "native.standing or native.calls.copy()", "native.standing"),
+            (drain._release, "if not _begin", "busy = lifetime.calls.copy()\n    if busy or not _begin"),
+            (drain._begin, "lifetime.standing or lifetime.calls.copy()", "lifetime.standing"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
     ),
     "a point is taken before the calls are looked for": Mutant(
-        ((drain._claim, "if native.calls.copy():", "if False:"),), "a signal that lasts beside a close"
+        ((drain._claim, "if lifetime.calls.copy():", "if False:"),), "a signal that lasts beside a close"
     ),
     "an event is recorded on what is being released": Mutant(
-        ((NativeStream.with_event, "if not self.may_be_asked:", "if self.state in GONE:"),),
+        ((KnownStream.with_event, "if not self.may_be_asked:", "if self.state in GONE:"),),
         "Stream.close & Buffer.copy_from_host",
     ),
     "a wait looks at the gate, then notes itself": Mutant(
@@ -172,18 +172,18 @@ MUTANTS: dict[str, Mutant] = {
         ((drain._release_at_gate, " or gate.held_by()", ""),), "a wait beside two releases of one drain"
     ),
     "a parent is let go when its child's release begins": Mutant(
-        ((drain._begin, "    native.state = RELEASING\n", "    native.state = RELEASING\n    leave(native)\n"),),
+        ((drain._begin, "    lifetime.state = RELEASING\n", "    lifetime.state = RELEASING\n    leave(lifetime)\n"),),
         "Buffer.close & ExternalMemory.close",
     ),
     "a child that comes up under a closed parent stays": Mutant(
-        ((native._came_up, "if closed and", "if False and"),), "ExternalMemory.close & ExternalMemory.map_buffer"
+        ((lifetime._came_up, "if closed and", "if False and"),), "ExternalMemory.close & ExternalMemory.map_buffer"
     ),
     "a closed child is forgotten where its parent is closed": Mutant(
-        ((native.leave, "if parent.state is RETIRED:", "if parent.state is LIVE:"),),
+        ((lifetime.leave, "if parent.state is RETIRED:", "if parent.state is LIVE:"),),
         "ExternalMemory.close & ExternalMemory.map_buffer",
     ),
     "children are not closed": Mutant(
-        ((native._retire, "if how is Standing.CHILD:\n            _retire(one, native)", "pass"),),
+        ((lifetime._retire, "if how is Standing.CHILD:\n            _retire(one, lifetime)", "pass"),),
         "Buffer.fill, on a stream & ExternalMemory.close",
     ),
     "a wait that is inherited is not noted": Mutant(
@@ -191,17 +191,17 @@ MUTANTS: dict[str, Mutant] = {
         "a chain over two devices",
     ),
     "a note is lost beside the end of another": Mutant(
-        ((native_stream.settle, "waiting[stream] = None", "pass"),), "notes of waits by opcode"
+        ((known_stream.settle, "waiting[stream] = None", "pass"),), "notes of waits by opcode"
     ),
     "a wait has passed before the driver has it": Mutant(
-        ((NativeStream.enqueued, " if wait.enqueued", ""),), "a wait, a question and a release that blocks"
+        ((KnownStream.enqueued, " if wait.enqueued", ""),), "a wait, a question and a release that blocks"
     ),
     "who waits for a point comes behind it": Mutant(
-        ((native_stream._reached, "waiting_for_a_look.update(point.waiters)", "pass"),),
+        ((known_stream._reached, "waiting_for_a_look.update(point.waiters)", "pass"),),
         "a stream closed under work that lasts",
     ),
     "a thread's own default stream is given work, and no event": Mutant(
-        ((Stream._call, "if natives:", "if False:"),), "a thread's own default stream beside a close"
+        ((Stream._call, "if lifetimes:", "if False:"),), "a thread's own default stream beside a close"
     ),
     "a state is looked at twice": Mutant(
         ((_MAY_BE_ASKED.fget, "state is LIVE or state is", "self.state is LIVE or self.state is"),),
@@ -213,21 +213,21 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "kept memory is looked for, then taken": Mutant(
         (
-            (NativeStream.drop_kept, "for entry in self.kept.copy():  #", "while self.kept:  #"),
-            (NativeStream.drop_kept, "point = entry[0]\n", "entry = self.kept[0]\n        point = entry[0]\n"),
+            (KnownStream.drop_kept, "for entry in self.kept.copy():  #", "while self.kept:  #"),
+            (KnownStream.drop_kept, "point = entry[0]\n", "entry = self.kept[0]\n        point = entry[0]\n"),
         ),
         "two threads drop the host memory of copies",
     ),
     "a failure is noted as told, then looked up": Mutant(
         (
-            (NativeStream.tell_failure, "_tell(self)", "(setattr(self, 'told', True), self.failure)[1]"),
+            (KnownStream.tell_failure, "_tell(self)", "(setattr(self, 'told', True), self.failure)[1]"),
         ),
         "who is told of a failure beside one that wraps the stream again",
     ),
     "a blocked release is looked for, then named": Mutant(
         (
-            (Native.what_holds, "(waits := self.gate.blocked.get(self))", "self in self.gate.blocked"),
-            (Native.what_holds, "{waits}", "{self.gate.blocked[self]}"),
+            (Lifetime.what_holds, "(waits := self.gate.blocked.get(self))", "self in self.gate.blocked"),
+            (Lifetime.what_holds, "{waits}", "{self.gate.blocked[self]}"),
         ),
         "what holds a release beside that release",
     ),
@@ -235,21 +235,21 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 drain._take,
-                "callbacks, native.callbacks = native.callbacks, []",
-                "callbacks = native.callbacks",
+                "callbacks, lifetime.callbacks = lifetime.callbacks, []",
+                "callbacks = lifetime.callbacks",
             ),
         ),
         "two threads add callbacks to what is released",
     ),
     "an array's mark comes behind the look": Mutant(
         (
-            (Buffer.hold, "    token = Hold(self)", "    was = self._lifetime.state\n    token = Hold(self)"),
-            (Buffer.hold, "if self._lifetime.state is not", "if was is not"),
+            (Buffer.hold, "    token = Hold(self)", "    was = self.lifetime.state\n    token = Hold(self)"),
+            (Buffer.hold, "if self.lifetime.state is not", "if was is not"),
         ),
         "an array beside a close",
     ),
     "a release does not look for arrays": Mutant(
-        ((drain._claim, " and not native.arrays.copy()", ""),), "an array beside a close"
+        ((drain._claim, " and not lifetime.arrays.copy()", ""),), "an array beside a close"
     ),
     "an array's end comes unseen": Mutant(
         ((Hold.__del__, "if mapping.state is not LIVE:", "if False:"),), "an array's end beside a close"
@@ -262,7 +262,7 @@ MUTANTS: dict[str, Mutant] = {
         "an array beside a close",
     ),
     "a drain does not look again where an array has ended": Mutant(
-        ((native.retire_dropped, "if native.state is RETIRED:", "if False:"),), "an array's end beside a close"
+        ((lifetime.retire_dropped, "if lifetime.state is RETIRED:", "if False:"),), "an array's end beside a close"
     ),
 }  # fmt: skip
 """By what is wrong."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gpuinterop as gi
+from gpuinterop._arguments import is_inside
 from gpuinterop._core.device import Device
 from tests.spare_pages import unpin_spare_pages
 
@@ -220,7 +221,6 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
         ("of another's", True, lambda w: w.wrapped.close()),
     ],
     "Stream.closed": LOOK,
-    "Stream.device": AT_BIRTH,
     "Stream.label": AT_BIRTH,
     "Stream.on_released": [("", True, lambda w: w.stream.on_released(lambda: None))],
     "Stream.ptr": LOOK,
@@ -246,7 +246,6 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
         ("on a stream", False, lambda w: w.buffer.copy_from_host(_TARGET, stream=w.stream)),
     ],
     "Buffer.copy_to_host": [("", False, lambda w: w.shared.copy_to_host(bytearray(16)))],
-    "Buffer.device": AT_BIRTH,
     "Buffer.fill": [("on a stream", False, lambda w: w.buffer.fill(1, stream=w.stream))],
     "Buffer.hold": [("", False, lambda w: w.buffer.hold())],
     "Buffer.label": AT_BIRTH,
@@ -267,7 +266,6 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
         ("timed", True, lambda w: w.memory.close(timeout=LIMIT)),
     ],
     "ExternalMemory.closed": LOOK,
-    "ExternalMemory.device": AT_BIRTH,
     "ExternalMemory.label": AT_BIRTH,
     "ExternalMemory.map_buffer": [("", True, lambda w: w.make(w.memory.map_buffer()))],
     "ExternalMemory.map_mipmapped_array": [
@@ -283,7 +281,6 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
         ("timed", True, lambda w: w.semaphore.close(timeout=LIMIT)),
     ],
     "ExternalSemaphore.closed": LOOK,
-    "ExternalSemaphore.device": AT_BIRTH,
     "ExternalSemaphore.export": [("", False, lambda w: w.own.export().close())],
     "ExternalSemaphore.host_signal": [("", False, lambda w: w.own.host_signal(3))],
     "ExternalSemaphore.host_wait": [("", False, lambda w: w.own.host_wait(0, timeout=1.0))],
@@ -306,7 +303,6 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
     "Allocation.buffer_on": "as `buffer`, which calls it",
     "Allocation.close": [("", True, lambda w: w.allocation.close())],
     "Allocation.closed": LOOK,
-    "Allocation.device": AT_BIRTH,
     "Allocation.devices": AT_BIRTH,
     "Allocation.export": [("", False, lambda w: w.allocation.export().close())],
     "Allocation.label": AT_BIRTH,
@@ -388,13 +384,6 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
 """Of a method: its calls, each with a word for what is special, whether it `Action.ends` something, and how it is made;
 or why it is in no pair."""
 
-HELPERS = {
-    "Stream.call", "Stream.check_failure", "Stream.check_host_copy", "Stream.enqueue", "Stream.fail", "Stream.follow",
-    "Stream.keep_until_done", "Stream.waiting_for", "ExternalSemaphore.check_host_side", "Graph.hold", "Graph.join",
-    "Graph.note",
-}  # fmt: skip
-"""Public by name only: for the rest of the library."""
-
 _PROTOCOLS = {"__dlpack__", "__enter__", "__exit__", "__cuda_stream__", "__await__"}
 
 
@@ -404,7 +393,7 @@ def public_methods() -> Iterator[str]:
         for name, value in inspect.getmembers_static(cls):
             known = name in _PROTOCOLS or not name.startswith("_")
             code = isinstance(value, property | staticmethod | classmethod) or inspect.isfunction(value)
-            if known and (code or not callable(value)) and f"{cls.__name__}.{name}" not in HELPERS:
+            if known and (code or not callable(value)) and not is_inside(value):
                 yield f"{cls.__name__}.{name}"
 
 

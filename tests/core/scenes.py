@@ -9,10 +9,10 @@ from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core import drain
+from gpuinterop._core.known_stream import KnownStream, fail_stream, settle
+from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Hold
-from gpuinterop._core.native import Native
-from gpuinterop._core.native_stream import NativeStream, fail_stream, settle
-from gpuinterop.backend import Native as Handle
+from gpuinterop.backend import DriverHandle
 
 from .explored import Core
 from .explorer import Explored
@@ -23,11 +23,11 @@ from .pairs import LIMIT, Call, World, play
 class Lasting(FakeEverything):
     """What its streams are given lasts until the other side lets it end."""
 
-    def fill(self, stream: Handle, target: int, byte: int, size: int) -> None:
+    def fill(self, stream: DriverHandle, target: int, byte: int, size: int) -> None:
         super().fill(stream, target, byte, size)
         self.blocked.add(self.number(stream))
 
-    def signal(self, batch: Handle, stream: Handle, values: Sequence[int]) -> None:
+    def signal(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int]) -> None:
         super().signal(batch, stream, values)
         self.blocked.add(self.number(stream))
 
@@ -41,7 +41,7 @@ class KeepsGil(FakeEverything):
 
     holds_gil = True
 
-    def copy(self, stream: Handle, target: int, source: int, size: int) -> None:
+    def copy(self, stream: DriverHandle, target: int, source: int, size: int) -> None:
         """Of pageable memory, which blocks until the stream gets there."""
         if pending := self._pending(stream):
             self.violate(f"a copy keeps the GIL, and waits for {pending}")
@@ -110,7 +110,7 @@ def _fill_own(world: World) -> None:
 
 
 def _arrive(world: World) -> None:
-    world.backend.arrive(world.semaphore._native, 9)
+    world.backend.arrive(world.semaphore.handle, 9)
 
 
 def _waited(world: World) -> None:
@@ -124,7 +124,7 @@ def _drop(world: World) -> None:
 
 def _crowded(world: World) -> None:
     """One release is blocked already, and that is too many."""
-    world.device._gate.limit = 0
+    world.device.gate.limit = 0
     _wait(world)
     world.device.import_semaphore(gi.TimelineWin32(handle=8)).close()
 
@@ -132,7 +132,7 @@ def _crowded(world: World) -> None:
 def _frames(world: World) -> None:
     for frame in range(10, 13):
         world.semaphore.wait(world.stream, frame)
-        world.backend.arrive(world.semaphore._native, frame - 1)
+        world.backend.arrive(world.semaphore.handle, frame - 1)
 
 
 def _round(world: World) -> None:
@@ -152,7 +152,7 @@ def _closed_under_a_wait(world: World) -> None:
 
 
 def _name_what_holds(world: World) -> None:
-    assert world.buffer._mapping.what_holds()
+    assert world.buffer.mapping.what_holds()
 
 
 def _pass_and_drain(world: World) -> None:
@@ -161,7 +161,7 @@ def _pass_and_drain(world: World) -> None:
 
 
 def _failed(world: World) -> None:
-    fail_stream(world.wrapped._known_as(), gi.PeerError("gone"))
+    fail_stream(world.wrapped.known_as(), gi.PeerError("gone"))
 
 
 def _is_told(world: World) -> None:
@@ -283,7 +283,7 @@ SCENES: dict[str, Scene] = {
     "a pipeline that is never idle": Scene("semaphore", [_frames, _round], begin=_crowded),
     "two threads drop the host memory of copies": Scene(
         "shared stream", [lambda w: w.stream.synchronize(LIMIT)] * 2, begin=_copy,
-        by_opcode=[NativeStream.drop_kept],
+        by_opcode=[KnownStream.drop_kept],
     ),
     "a look at a closed stream beside one that wraps it again": Scene(
         "shared wrapped", [lambda w: w.make(w.device.wrap_stream(64)), lambda w: w.allocation.close()],
@@ -295,11 +295,11 @@ SCENES: dict[str, Scene] = {
     ),
     "who is told of a failure beside one that wraps the stream again": Scene(
         "wrapped", [_is_told, lambda w: w.make(w.device.wrap_stream(64))], begin=_failed,
-        by_opcode=[NativeStream.tell_failure],
+        by_opcode=[KnownStream.tell_failure],
     ),
     "what holds a release beside that release": Scene(
         "semaphore buffer other", [_name_what_holds, _pass_and_drain], begin=_closed_under_a_wait,
-        by_opcode=[Native.what_holds],
+        by_opcode=[Lifetime.what_holds],
     ),
     "an array beside a close": Scene(
         "buffer", [_use_array, lambda w: w.memory.close()], by_opcode=[Hold.__del__]
@@ -320,6 +320,6 @@ SCENES: dict[str, Scene] = {
     ),
     "notes of waits by opcode": Scene(
         "semaphore", [_wait, lambda w: w.stream.query()],
-        begin=_waited, by_opcode=[NativeStream.note, inspect.unwrap(settle)],
+        begin=_waited, by_opcode=[KnownStream.note, inspect.unwrap(settle)],
     ),
 }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core import memory, registry
 from gpuinterop._core.device import Device
-from gpuinterop._core.native import retire
+from gpuinterop._core.lifetime import retire
 from gpuinterop.backend import AllocationBackend
 from gpuinterop.capabilities import Operation, Scope
 from gpuinterop.handles import HandleOrigin, OriginKind
@@ -97,8 +97,8 @@ def test_peers(team: Team) -> None:
 
 def test_a_backend_without_allocations_has_no_peers() -> None:
     device, _ = fake_device()
-    assert not isinstance(device._backend, AllocationBackend)
-    other = Device(device._backend, device.info, device.capabilities)
+    assert not isinstance(device.driver, AllocationBackend)
+    other = Device(device.driver, device.info, device.capabilities)
     assert device.can_access(device)
     assert not device.can_access(other)
     assert device.peers == []
@@ -124,7 +124,7 @@ def test_access_for_a_list_of_devices(team: Team) -> None:
         assert allocation.devices == (devices[2], devices[0], devices[3])
         assert not called(backend, "map_allocation")
         buffers = [allocation.buffer_on(device) for device in (devices[3], devices[0], devices[2])]
-        assert called(backend, "map_allocation") == [("map_allocation", allocation._native, (2, 0, 3))]
+        assert called(backend, "map_allocation") == [("map_allocation", allocation.handle, (2, 0, 3))]
         assert len({buffer.ptr for buffer in buffers}) == 1
         assert [buffer.device for buffer in buffers] == [devices[3], devices[0], devices[2]]
         assert [buffer.view(4).__dlpack_device__() for buffer in buffers] == [(2, 3), (2, 0), (2, 2)]
@@ -187,12 +187,12 @@ def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -
         devices[1].create_stream() as theirs,
     ):
         allocation.buffer_on(devices[1]).fill(7, stream=theirs)
-        backend.blocked.add(backend.number(theirs._native))
+        backend.blocked.add(backend.number(theirs.handle))
         allocation.buffer.view(4).__dlpack__(stream=40)
-        assert called(backend, "wait_event")[-1] == ("wait_event", ("adopted", 40), theirs._native)
+        assert called(backend, "wait_event")[-1] == ("wait_event", ("adopted", 40), theirs.handle)
         allocation.buffer.copy_to_host(bytearray(1))  # on a stream of ours, behind theirs as well
         users = {call[2] for call in called(backend, "wait_event")[-2:]}
-        assert users == {theirs._native, ("adopted", 40)}  # and behind the library's
+        assert users == {theirs.handle, ("adopted", 40)}  # and behind the library's
 
 
 def test_the_default_streams_of_two_devices_are_two(team: Team) -> None:
@@ -234,7 +234,7 @@ def test_imports_for_a_list_of_devices(team: Team) -> None:
         assert handle.closed
         assert allocation.devices == (devices[1], devices[0])
         assert allocation.buffer_on(devices[0]).ptr == allocation.buffer.ptr
-        assert called(backend, "map_allocation") == [("map_allocation", allocation._native, (1, 0))]
+        assert called(backend, "map_allocation") == [("map_allocation", allocation.handle, (1, 0))]
     assert {question[1:] for question in backend.asked if question[0] == "can_access"} == {(1, 3), (0, 3)}
 
 
@@ -506,8 +506,8 @@ def test_what_is_collected_in_a_transition_is_released_by_the_next_drain(
     drop()
     before = list(backend.calls)
     with pytest.warns(gi.LeakedResourceWarning, match="Allocation"):
-        monkeypatch.setattr(type(kept._lifetime), "ending", lambda _: gc.collect())
-        retire(kept._lifetime)
+        monkeypatch.setattr(type(kept.lifetime), "ending", lambda _: gc.collect())
+        retire(kept.lifetime)
     monkeypatch.undo()
     assert backend.calls == before
     devices[1].drain()

@@ -19,7 +19,7 @@ from typing import Any, Final
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
-from gpuinterop._core.native import count_alive
+from gpuinterop._core.lifetime import count_alive
 from gpuinterop.exporters.memfd import MemfdExporter
 from gpuinterop.handles import HandleOrigin, OriginKind
 

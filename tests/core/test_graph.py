@@ -50,12 +50,12 @@ def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, FakeGraphs]
         graph.launch(stream)
         signal.set(11)
         executable = graph.executable_ptr
-        native = semaphore._native
+        native = semaphore.handle
         assert [call for call in backend.calls if call[0] in ("launch", "set_node")] == [
-            ("launch", executable, stream._native),
+            ("launch", executable, stream.handle),
             ("set_node", executable, ("node", 0), (native,), (3,)),
             ("set_node", executable, ("node", 1), (native,), (4,)),
-            ("launch", executable, stream._native),
+            ("launch", executable, stream.handle),
             ("set_node", executable, ("node", 1), (native,), (11,)),
         ]
         assert signal.values == (11,)
@@ -256,7 +256,7 @@ def test_a_pending_launch_keeps_no_graph(fake: tuple[Device, FakeGraphs]) -> Non
         del graph
         gc.collect()
         assert gone() is None
-        assert stream._known_as().waiting_for()
+        assert stream.known_as().waiting_for()
         backend.blocked.clear()
 
 
@@ -300,7 +300,7 @@ def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tup
 def test_a_released_semaphore_is_no_longer_known(fake: tuple[Device, FakeGraphs]) -> None:
     device, backend = fake
     semaphore = semaphore_of(device)
-    pointer = semaphore._native[1]
+    pointer = semaphore.handle[1]
     backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(pointer,), values=(1,))]
     semaphore.close(timeout=LIMIT)
     with gi.GraphSemaphores(device, 7, 8) as semaphores:

@@ -12,7 +12,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.native import count_alive
+from gpuinterop._core.lifetime import count_alive
 
 from .fake import FakeBackend, fake_device, memory_of, semaphore_of
 

@@ -576,7 +576,7 @@ os.ftruncate(memfd, 4096)
 calls = {
     "map_buffer": (backend, memory.map_buffer),
     "map_allocation": (backend, lambda: allocation.buffer),
-    "open_device": (fresh._backend, lambda: fresh.create_stream()),
+    "open_device": (fresh.driver, lambda: fresh.create_stream()),
     "import_memory": (backend, lambda: device.import_memory(gi.OpaqueFd.adopt(memfd), size=4096)),
     "unmap_buffer": (backend, lambda: (memory.map_buffer(), memory.close())),
     "wait_value": (backend, lambda: semaphore.wait(stream, 1)),

@@ -17,7 +17,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import drain, gate, native
+from gpuinterop._core import drain, gate, lifetime
 from gpuinterop._core.monitor import locked
 
 from .fake import FakeEverything, fake_device
@@ -89,7 +89,7 @@ def test_a_pipeline_that_is_never_idle(instead: str) -> None:
         def render(frame: int) -> None:
             semaphore.wait(stream, frame)
             device.import_semaphore(gi.TimelineWin32(handle=8)).close()
-            backend.arrive(semaphore._native, frame - 2 if frame < 500 else frame)
+            backend.arrive(semaphore.handle, frame - 2 if frame < 500 else frame)
             held.append(backend.count("semaphore"))
 
         exec(
@@ -169,7 +169,7 @@ def test_a_call_as_it_is_written() -> None:
     made = FakeEverything()
     device, _ = fake_device(backend=made)
     semaphore, on = device.import_semaphore(gi.TimelineWin32(handle=8)), device.create_stream()
-    one, two = semaphore._lifetime, on._stream
+    one, two = semaphore.lifetime, on.known
     seen: list[Any] = []
 
     class _Backend:
@@ -179,7 +179,7 @@ def test_a_call_as_it_is_written() -> None:
             seen.append((handles, len(one.calls), len(two.calls)))
 
     names = {
-        "MARK": native.MARK, "LIVE": native.LIVE, "note_use": native.note_use, "native": one, "stream": two,
+        "MARK": lifetime.MARK, "LIVE": lifetime.LIVE, "note_use": lifetime.note_use, "lifetime": one, "stream": two,
         "backend": _Backend,
     }  # fmt: skip
     code = sample("note_use(")

@@ -18,7 +18,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
-from gpuinterop._core.native import RELEASED
+from gpuinterop._core.lifetime import RELEASED
 from gpuinterop._core.resource import Resource
 
 from .fake import FakeBackend, FakeEverything, fake_device, memory_of
@@ -96,8 +96,8 @@ def test_a_wrapper_a_frame_leaves_nothing_behind(fake: tuple[Device, FakeBackend
         for frame in range(1, 200):
             semaphore.wait(device.wrap_stream(64), frame)
             semaphore.signal(device.wrap_stream(64), frame)
-        assert len(semaphore._lifetime.uses) == 1
-        assert len(device._streams.known()) == 1
+        assert len(semaphore.lifetime.uses) == 1
+        assert len(device.streams.known()) == 1
         with pytest.raises(gi.InvalidArgumentError, match="only grows"):
             semaphore.signal(device.wrap_stream(64), 3)
     device.synchronize()
@@ -473,9 +473,9 @@ def test_waits_that_stay_pending_are_not_asked_for_at_each_call() -> None:
             semaphore.wait(stream, value)
             device.drain()
         assert 1 <= backend.count("event") <= 10
-        backend.arrive(semaphore._native, 1100)
+        backend.arrive(semaphore.handle, 1100)
         memory.close(timeout=5)
-        assert not stream._known_as().waits
+        assert not stream.known_as().waits
 
 
 @pytest.mark.filterwarnings("ignore:releasing event .* failed")
@@ -492,7 +492,7 @@ def test_nothing_waits_for_what_can_never_be_released(monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(backend, "destroy_event", fail)
         stream.close()
-    backend.arrive(semaphore._native, 1)
+    backend.arrive(semaphore.handle, 1)
     device.synchronize()
     assert backend.count("stream") == 1
     device.drain(timeout=5)
@@ -516,7 +516,7 @@ def test_closing_from_many_threads_while_streams_come_and_go(fake: tuple[Device,
         for _ in range(300):
             seen: list[bool] = []
             memory = memory_of(device)
-            memory.on_released(lambda seen=seen, memory=memory: seen.append(memory._lifetime.state is RELEASED))  # type: ignore[misc]
+            memory.on_released(lambda seen=seen, memory=memory: seen.append(memory.lifetime.state is RELEASED))  # type: ignore[misc]
             memory.close(timeout=30)
             if seen != [True]:
                 errors.append(AssertionError(seen))
@@ -594,7 +594,7 @@ def test_close_cancels_a_thread_that_waits(host: Device) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not semaphore._lifetime.calls.copy():
+    while not semaphore.lifetime.calls.copy():
         os.sched_yield()
     semaphore.close()
     thread.join(60)

@@ -15,8 +15,8 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop._core.graph import Graph
+from gpuinterop._core.known_stream import CapturedError, KnownStream, Wait, fail_wait
 from gpuinterop._core.memory import Buffer
-from gpuinterop._core.native_stream import CapturedError, NativeStream, Wait, fail_wait
 from gpuinterop.bridge import Bridge, SemaphoreEndpoint
 from gpuinterop.bridge._watcher import _Out, _Signal, _Waiting
 
@@ -91,9 +91,9 @@ def test_a_capture_that_ends_behind_a_look_leaves_a_pending_wait_noted(
     graph = capture.__enter__()
     once_behind(monkeypatch, CapturedError, "__init__", lambda: capture.__exit__(None, None, None))
     memory.close()
-    assert len(stream._known_as().pending()) == 1
+    assert len(stream.known_as().pending()) == 1
     assert backend.count("mapping") == 1
-    backend.arrive(semaphore._native, 1)
+    backend.arrive(semaphore.handle, 1)
     for one in (graph, memory, semaphore, stream):
         one.close(timeout=5)
 
@@ -103,7 +103,7 @@ def test_a_stream_that_is_wrapped_again_under_a_drain_is_waited_for(
 ) -> None:
     device, backend = fake
     first, memory, again = device.wrap_stream(77), memory_of(device), list[gi.Stream]()
-    once_behind(monkeypatch, NativeStream, "streams", lambda: again.append(device.wrap_stream(77)))
+    once_behind(monkeypatch, KnownStream, "streams", lambda: again.append(device.wrap_stream(77)))
     first.close()
     backend.blocked.add(77)
     memory.map_buffer().fill(stream=again[0])
@@ -123,7 +123,7 @@ def test_a_wait_beside_the_end_of_a_capture_is_noted_or_refused(
     capture = stream.capture()
     graph = capture.__enter__()
     threads = once_behind(
-        monkeypatch, Graph, "hold", lambda: capture.__exit__(None, None, None), lambda: stream._known_as().graph is None
+        monkeypatch, Graph, "hold", lambda: capture.__exit__(None, None, None), lambda: stream.known_as().graph is None
     )
     semaphore.wait(stream, 5)
     threads[0].join(20)
@@ -148,7 +148,7 @@ def test_work_beside_the_beginning_of_a_capture_is_held_or_runs(
             began.set()
         graph.close()
 
-    threads = once_behind(monkeypatch, Buffer, "_use", capture, lambda: stream._known_as().captured)
+    threads = once_behind(monkeypatch, Buffer, "_use", capture, lambda: stream.known_as().captured)
     with pytest.raises(CapturedError):
         buffer.fill(stream=stream)
     threads[0].join(20)
@@ -201,19 +201,19 @@ def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind(fake: tuple[D
     """Streams of others may wait for their device's default stream; whether these do, nobody can tell."""
     device, _ = fake
     semaphore = semaphore_of(device)
-    wait = Wait.of(semaphore._lifetime, 1)
+    wait = Wait.of(semaphore.lifetime, 1)
     with device.create_stream() as behind, device.create_stream() as sure:
         first = device.wrap_stream(77)
-        first._known_as().note(wait)
+        first.known_as().note(wait)
         wait.enqueued = True
         behind.wait_stream(device.wrap_stream(88))
         sure.wait_stream(first)
-        assert [len(one._known_as().pending()) for one in (behind, sure)] == [1, 1]
+        assert [len(one.known_as().pending()) for one in (behind, sure)] == [1, 1]
         fail_wait(wait, gi.PeerError("gone"))
         behind.check_failure()
         with pytest.raises(gi.PeerError):
             sure.check_failure()
-        behind.wait_stream(first._device.wrap_stream(88))
+        behind.wait_stream(first.device.wrap_stream(88))
 
 
 def test_a_refused_timeout_leaves_an_allocation_as_it_is(fake: tuple[Device, FakeEverything]) -> None:
@@ -236,12 +236,12 @@ def test_two_threads_that_ask_one_view_for_its_stream_get_one(
     for user in users:
         buffer.fill(stream=user)
     view, theirs = buffer.view(16), list[int]()
-    native = [user._known_as() for user in users]
+    native = [user.known_as() for user in users]
     once_behind(monkeypatch, Device, "create_stream", lambda: theirs.append(view._behind(native)))
     assert [view._behind(native)] == theirs
     device.drain()
     behind = [call[2] for call in backend.calls if call[0] == "wait_event" and call[1][1] == theirs[0]]
-    assert behind == [user._native for user in users] * 2
+    assert behind == [user.handle for user in users] * 2
     assert ("stream", theirs[0]) in backend.live
 
 
@@ -314,8 +314,8 @@ def test_the_watcher_looks_at_signals_that_others_append() -> None:
 
 def test_the_watcher_looks_at_waits_that_others_append(host: Device) -> None:
     with host.create_semaphore(gi.TimelineFd) as own, Bridge(host) as bridge:
-        lane = bridge.from_endpoint(SemaphoreEndpoint(own))._native
-        least, *_ = waits = [_Waiting(value, Wait.of(own._lifetime, value)) for value in (1, 3, 2)]
+        lane = bridge.from_endpoint(SemaphoreEndpoint(own)).handle
+        least, *_ = waits = [_Waiting(value, Wait.of(own.lifetime, value)) for value in (1, 3, 2)]
         lane._waits, lane._ordered = OfSeveralThreads(reversed(waits)), False
         assert lane._next() is least
         lane._waits.clear()

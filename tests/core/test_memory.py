@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import native
+from gpuinterop._core import lifetime
 from gpuinterop._core.device import Device
 
 from .fake import FakeBackend, fake_device, memory_of
@@ -58,14 +58,14 @@ def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes() -> None:
         low, high, whole = memory.map_buffer(0, 16), memory.map_buffer(16, 16), memory.map_buffer()
         low.fill(1, stream=first)
         high.fill(2, stream=second)
-        assert waited_for(lambda: low.copy_to_host(out)) == {first._native}
-        assert waited_for(lambda: high.copy_to_host(out)) == {second._native}
+        assert waited_for(lambda: low.copy_to_host(out)) == {first.handle}
+        assert waited_for(lambda: high.copy_to_host(out)) == {second.handle}
         assert waited_for(lambda: whole.copy_to_host(out, offset=32)) == set()
-        assert waited_for(lambda: whole.copy_to_host(out, offset=8)) == {first._native, second._native}
+        assert waited_for(lambda: whole.copy_to_host(out, offset=8)) == {first.handle, second.handle}
         whole.fill(3, offset=100, size=4, stream=first)  # of one stream all that lies between counts
-        assert waited_for(lambda: whole.copy_to_host(out, offset=48)) == {first._native}
+        assert waited_for(lambda: whole.copy_to_host(out, offset=48)) == {first.handle}
         assert waited_for(lambda: np.from_dlpack(whole.view(32))) == set()  # for the CPU: synchronized
-        assert {call[1] for call in backend.calls if call[0] == "synchronize"} >= {first._native, second._native}
+        assert {call[1] for call in backend.calls if call[0] == "synchronize"} >= {first.handle, second.handle}
 
 
 def test_an_interface_has_one_stream_which_is_behind_all() -> None:
@@ -79,7 +79,7 @@ def test_an_interface_has_one_stream_which_is_behind_all() -> None:
         view = buffer.view(16)
         found = view.__cuda_array_interface__["stream"]
         waits = [call for call in backend.calls if call[0] == "wait_event" and call[1][1] == found]
-        assert {call[2] for call in waits} == {first._native, second._native}
+        assert {call[2] for call in waits} == {first.handle, second.handle}
         with memory_of(device) as other, other.map_buffer() as unrelated:
             unrelated.copy_to_host(np.zeros(16, np.uint8))
             (copied,) = [call for call in backend.calls if call[0] == "copy"]
@@ -266,7 +266,7 @@ def test_a_buffer_waits_for_the_streams_that_used_the_bytes() -> None:
         buffer.fill(1, stream=stream)
         before = len(backend.calls)
         buffer.view(4).__buffer__(0)
-        assert ("synchronize", stream._native) in backend.calls[before:]
+        assert ("synchronize", stream.handle) in backend.calls[before:]
 
 
 @pytest.mark.parametrize("kind", [2, 10])
@@ -350,16 +350,16 @@ def test_arrays_that_come_and_go_do_not_pile_up(kind: int, taken: bool) -> None:
     with memory_of(device) as memory:
         buffer = memory.map_buffer()
         device.drain()
-        before, most = native.count_alive(), 0
+        before, most = lifetime.count_alive(), 0
         for _ in range(1000):
             capsule = buffer.view((4, 4), "float32").__dlpack__(stream=None, max_version=(1, 0))
             if taken:
                 consume(capsule)
             del capsule
-            most = max(most, native.count_alive() - before)
+            most = max(most, lifetime.count_alive() - before)
         assert most <= 2, "one consumer's stream, and what stands for it"
         device.drain()
-        assert native.count_alive() == before
+        assert lifetime.count_alive() == before
 
 
 def consume(capsule: object) -> None:
@@ -418,11 +418,11 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         buffer.fill(7, stream=stream)
         view.__dlpack__(stream=40)
         assert not [call for call in backend.calls if call[0] == "wait_event"]  # that write is done
-        backend.blocked.add(backend.number(stream._native))
+        backend.blocked.add(backend.number(stream.handle))
         taken = []
         for given_, pointer in ((None, default), (40, 40)):
             taken.append(view.__dlpack__(stream=given_))
-            assert backend.calls[-1] == ("wait_event", ("adopted", pointer), stream._native)
+            assert backend.calls[-1] == ("wait_event", ("adopted", pointer), stream.handle)
         before = len(backend.calls)
         view.__dlpack__(stream=-1)
         assert len(backend.calls) == before
@@ -433,7 +433,7 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         # The consumers' streams have had the bytes, too.
         found = view.__cuda_array_interface__["stream"]
         behind = {call[2] for call in backend.calls if call[0] == "wait_event" and call[1][1] == found}
-        assert behind == {stream._native, ("adopted", default), ("adopted", 40)}
+        assert behind == {stream.handle, ("adopted", default), ("adopted", 40)}
         backend.blocked.clear()
 
 
@@ -529,7 +529,7 @@ def test_host_consumers_wait_for_the_last_write() -> None:
         buffer = memory.map_buffer()
         buffer.fill(7, size=4, stream=stream)
         assert np.from_dlpack(buffer.view(4)).tolist() == [7] * 4
-        assert backend.calls[-1] == ("synchronize", stream._native)
+        assert backend.calls[-1] == ("synchronize", stream.handle)
         assert not hasattr(buffer.view(4), "__cuda_array_interface__")
 
 
@@ -572,7 +572,7 @@ def test_a_copy_that_waits_keeps_what_another_thread_closes(host: Device) -> Non
         buffer.fill(3, stream=stream)
         thread = threading.Thread(target=buffer.copy_to_host, args=(data,))
         thread.start()
-        assert system.until(lambda: bool(buffer._mapping.calls), 20)
+        assert system.until(lambda: bool(buffer.mapping.calls), 20)
         allocation.close()
         semaphore.host_signal(1)
         thread.join(20)

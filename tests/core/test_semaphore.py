@@ -52,7 +52,7 @@ def test_a_timeline_does_not_go_back_on_its_stream() -> None:
         for value in (3, 5):
             with pytest.raises(gi.InvalidArgumentError, match="only grows; signal 6"):
                 semaphore.signal(one, value)
-        assert backend.calls[-1] == ("signal", one._native, (5,))
+        assert backend.calls[-1] == ("signal", one.handle, (5,))
         semaphore.signal(two, 3)  # across streams an order may be legal
         with semaphore_of(device, gi.D3D12Fence) as fence:
             fence.signal(one, 5)
@@ -93,7 +93,7 @@ def test_timeouts_reach_the_driver_in_milliseconds() -> None:
     device, backend = fake_device()
     with device.create_stream() as stream, semaphore_of(device, gi.KeyedMutex) as mutex:
         mutex.wait(stream, 7, timeout=1.5)
-        assert backend.calls[-1] == ("wait", stream._native, (7,), 1500)
+        assert backend.calls[-1] == ("wait", stream.handle, (7,), 1500)
         for bad in (-1, "1", float("nan"), 10**400):
             with pytest.raises(gi.InvalidArgumentError, match=r"^timeout:"):
                 mutex.wait(stream, 7, timeout=bad)
@@ -175,7 +175,7 @@ def test_batches_and_their_semaphores_know_what_each_other_signalled(told: list[
             assert grows
             last.update(((stream, one), number) for one, number in zip(members, values, strict=True))
     for one, semaphore in enumerate(semaphores):
-        assert semaphore._last_signalled() == max(last.get((stream, one), 0) for stream in (0, 1))
+        assert semaphore.last_signalled() == max(last.get((stream, one), 0) for stream in (0, 1))
         semaphore.close()
     for each in streams:
         each.close()
@@ -211,7 +211,7 @@ def test_what_a_stream_waits_for_is_named() -> None:
             stream.record().wait(timeout=0)
         backend.blocked.clear()
         stream.synchronize()
-        assert stream._known_as().waiting_for() == ""
+        assert stream.known_as().waiting_for() == ""
 
 
 def test_without_host_semaphores_the_host_calls_are_gaps() -> None:
@@ -246,7 +246,7 @@ def test_eight_threads_each_see_their_own_value() -> None:
         for thread in threads:
             thread.join(60)
         for index, stream in enumerate(streams):
-            mine = [call[2][0] for call in backend.calls if call[0] == "signal" and call[1] == stream._native]
+            mine = [call[2][0] for call in backend.calls if call[0] == "signal" and call[1] == stream.handle]
             assert mine == [index * 1000 + value for value in range(200)]
             stream.close()
 

@@ -10,9 +10,9 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core import drain
-from gpuinterop._core.native import Native as Lifetime, Standing, State, count_alive, retire
-from gpuinterop._core.native_stream import Moment, Wait, fail_stream, fail_wait, order
-from gpuinterop.backend import Native
+from gpuinterop._core.known_stream import Moment, Wait, fail_stream, fail_wait, order
+from gpuinterop._core.lifetime import Lifetime, Standing, State, count_alive, retire
+from gpuinterop.backend import DriverHandle
 
 from .fake import FakeBackend, FakeEverything, fake_device
 
@@ -40,7 +40,7 @@ def test_other_libraries_streams_are_understood_and_kept_alive() -> None:
     for foreign, pointer in ((Torch(), 64), (CuPy(), 80), (Protocol(), 96), (0, 0), (112, 112)):
         stream = device.wrap_stream(foreign)
         assert stream.ptr == pointer
-        assert stream._lifetime.keep in (foreign, None)
+        assert stream.lifetime.keep in (foreign, None)
         stream.close()
     assert not [call for call in backend.calls if call == ("destroy", "stream")]
     with device.create_stream() as ours:
@@ -99,7 +99,7 @@ def test_wait_stream_orders_behind_the_others_work() -> None:
     other_device, _ = fake_device()
     with device.create_stream() as one, device.create_stream() as two, other_device.create_stream() as far:
         one.wait_stream(two)
-        assert backend.calls[-1] == ("wait_event", one._native, two._native)
+        assert backend.calls[-1] == ("wait_event", one.handle, two.handle)
         count = len(backend.calls)
         one.wait_stream(one)
         with pytest.raises(gi.InvalidArgumentError, match="another backend"):
@@ -118,10 +118,10 @@ class Blocking(FakeBackend):
         super().__init__()
         self.on_wait_event: Callable[[], None] = lambda: None
 
-    def is_idle(self, stream: Native) -> bool:
+    def is_idle(self, stream: DriverHandle) -> bool:
         return stream[1] not in self.blocked
 
-    def wait_event(self, stream: Native, event: Native) -> None:
+    def wait_event(self, stream: DriverHandle, event: DriverHandle) -> None:
         super().wait_event(stream, event)
         self.on_wait_event()
 
@@ -173,7 +173,7 @@ def told(call: Callable[[], object]) -> bool:
 def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
     device, _ = fake_device()
     with device.create_stream() as failed, device.create_stream() as other:
-        fail_stream(failed._known_as(), gi.PeerError("gone"))
+        fail_stream(failed.known_as(), gi.PeerError("gone"))
         calls = (
             failed.synchronize,
             failed.query,
@@ -203,7 +203,7 @@ def pending(stream: gi.Stream) -> Wait:
     semaphore = Lifetime("a semaphore", lambda _: None)
     semaphore.state = State.LIVE
     wait = Wait.of(semaphore, 1)
-    stream._known_as().note(wait)
+    stream.known_as().note(wait)
     wait.enqueued = True
     return wait
 
@@ -217,13 +217,13 @@ def test_who_was_ordered_behind_a_wait_fails_with_it() -> None:
         backend.blocked.update({waiting.ptr, behind.ptr})
         for _ in range(1000):
             behind.wait_stream(device.wrap_stream(waiting.ptr))
-        assert [one.origin for one in behind._known_as().waits] == [wait], "it is noted once"
-        first = behind._known_as().waits[0].number
+        assert [one.origin for one in behind.known_as().waits] == [wait], "it is noted once"
+        first = behind.known_as().waits[0].number
         fail_wait(wait, gi.PeerError("gone"))
         assert [told(stream.record) for stream in (waiting, before, behind)] == [True, False, True]
-        assert behind._known_as().is_void(first)
-        assert not behind._known_as().is_void(first - 1), "what it was given before is right"
-        assert not behind._known_as().is_void(next(order)), "and what it is given from now on"
+        assert behind.known_as().is_void(first)
+        assert not behind.known_as().is_void(first - 1), "what it was given before is right"
+        assert not behind.known_as().is_void(next(order)), "and what it is given from now on"
         backend.blocked.clear()
 
 
@@ -233,7 +233,7 @@ def test_what_comes_between_the_look_at_a_stream_and_the_event_is_inherited() ->
         given: list[Wait] = []
         backend.on_record = lambda: given.append(pending(waiting)) if not given else None
         behind.wait_stream(waiting)
-        assert [one.origin for one in behind._known_as().pending()] == given
+        assert [one.origin for one in behind.known_as().pending()] == given
         fail_wait(given[0], gi.PeerError("gone"))
         assert [told(stream.record) for stream in (waiting, behind)] == [True, True]
 
@@ -245,8 +245,8 @@ def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream
         wait = pending(device.wrap_stream(0))
         behind.wait_stream(device.wrap_stream(64))
         aside.wait_stream(ours)
-        assert [one.origin for one in behind._known_as().pending()] == [wait]
-        assert aside._known_as().pending() == []
+        assert [one.origin for one in behind.known_as().pending()] == [wait]
+        assert aside.known_as().pending() == []
 
 
 def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> None:
@@ -265,8 +265,8 @@ def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> Non
         backend.at = at
         behind.wait_stream(first)
         assert not behind.query()
-        assert [str(wait) for wait in behind._known_as().pending()] == [f"{semaphore.label} to reach 1"]
-        backend.arrive(semaphore._native, 1)
+        assert [str(wait) for wait in behind.known_as().pending()] == [f"{semaphore.label} to reach 1"]
+        backend.arrive(semaphore.handle, 1)
         assert behind.query()
         semaphore.close(timeout=5)
 
@@ -286,7 +286,7 @@ def test_a_semaphore_is_not_released_while_it_is_asked_what_it_has_reached() -> 
         wait.reached = look
         backend.blocked.add(waiting.ptr)
         retire(wait.semaphore)
-        held_by = device._gate.held_by()
+        held_by = device.gate.held_by()
         assert (states, held_by) == ([State.RETIRED], "")
         backend.blocked.clear()
         drain.drain()
@@ -297,12 +297,12 @@ def test_an_event_that_is_not_recorded_yet_tells_nothing() -> None:
     """Another thread may be recording one when a time-out looks at all of them; the wait holds releases up still."""
     device, backend = fake_device()
     with device.create_stream() as waiting:
-        wait, native = pending(waiting), waiting._known_as()
+        wait, native = pending(waiting), waiting.known_as()
         backend.blocked.add(waiting.ptr)
         event = Moment("Event", native, Standing.YIELDS)
         native.standing[event] = Standing.YIELDS
         assert wait.semaphore.label in str(native.late(" is not idle"))
-        assert device._gate.held_by() == native.label
+        assert device.gate.held_by() == native.label
         del native.standing[event]
         backend.blocked.clear()
         wait.passed = True
@@ -314,11 +314,11 @@ def test_a_wait_that_is_done_is_nobodys_any_more() -> None:
         wait = pending(waiting)
         backend.blocked.add(waiting.ptr)
         assert not waiting.query()
-        assert str(wait) in waiting._known_as().waiting_for()
+        assert str(wait) in waiting.known_as().waiting_for()
         backend.blocked.clear()
         assert waiting.query()
         behind.wait_stream(waiting)
-        assert not behind._known_as().waits
+        assert not behind.known_as().waits
         fail_wait(wait, gi.PeerError("gone"))
         assert not told(waiting.record)
 
@@ -326,7 +326,7 @@ def test_a_wait_that_is_done_is_nobodys_any_more() -> None:
 def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
     device, backend = fake_device()
     first, other = device.wrap_stream(64), device.wrap_stream(80)
-    fail_stream(first._known_as(), gi.PeerError("gone"))
+    fail_stream(first.known_as(), gi.PeerError("gone"))
     first.close()
     device.drain()
     second = device.wrap_stream(64)
@@ -338,7 +338,7 @@ def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
     assert not told(other.synchronize)
     number = 1 << 20  # what the next stream will be numbered
     stale = device.wrap_stream(number)
-    fail_stream(stale._known_as(), gi.PeerError("of a stream that is gone"))
+    fail_stream(stale.known_as(), gi.PeerError("of a stream that is gone"))
     stale.close()
     device.drain()
     backend._serial = itertools.count(number)
@@ -353,10 +353,10 @@ def test_host_memory_of_an_asynchronous_copy_is_kept_until_it_is_done() -> None:
         buffer = memory.map_buffer()
         backend.blocked.add(stream.ptr)
         buffer.copy_from_host(np.arange(8), stream=stream)
-        assert len(stream._known_as().kept) == 1
+        assert len(stream.known_as().kept) == 1
         backend.blocked.clear()
         stream.synchronize()
-        assert not stream._known_as().kept
+        assert not stream.known_as().kept
     assert device.info.name == "fake"
     assert "fake" in repr(device)
 

@@ -105,13 +105,13 @@ def test_each_word_is_its_own(device: Device, backend: FakeWords, stream: Any) -
     assert words.COUNT == PAGE // 64
     assert [words.load(index) for index in range(words.COUNT)] == [0] * words.COUNT
     for index in range(words.COUNT):
-        words.write(stream._known_as(), index, 1000 + index)
-        words.wait(stream._known_as(), index, 2000 + index)
+        words.write(stream.known_as(), index, 1000 + index)
+        words.wait(stream.known_as(), index, 2000 + index)
     for index in range(words.COUNT):
         # a cache line each, by the device's address; where the process sees it 0 to 7 are the value
         there = address + backend.APART + 64 * index
-        assert ("write_value", stream._native, there, 1000 + index) in backend.calls
-        assert ("wait_value", stream._native, there, 2000 + index) in backend.calls
+        assert ("write_value", stream.handle, there, 1000 + index) in backend.calls
+        assert ("wait_value", stream.handle, there, 2000 + index) in backend.calls
         assert ctypes.c_uint64.from_address(address + 64 * index).value == 1000 + index
     words.store(3, MAX)
     assert ctypes.c_uint64.from_address(address + 192).value == words.load(3) == MAX
@@ -180,10 +180,10 @@ def test_streams_use_the_word_in_the_page(device: Device, backend: FakeWords, st
         made.wait(stream, 9)
         word = address + backend.APART + 16
         assert operations(backend) == [
-            ("write_value", stream._native, word, 5),
-            ("wait_value", stream._native, word, 9),
+            ("write_value", stream.handle, word, 5),
+            ("wait_value", stream.handle, word, 9),
         ]
-        assert stream._known_as().waiting_for().endswith(f"{made.label} to reach 9")
+        assert stream.known_as().waiting_for().endswith(f"{made.label} to reach 9")
 
 
 def test_the_calling_thread(device: Device) -> None:
@@ -283,7 +283,7 @@ def test_no_capture_and_no_timeout(device: Device, backend: FakeWords, stream: A
         assert operations(backend) == []
         assert counter(handle.fd) == 0
         made.signal(stream, 1)  # what was refused left no trace
-        assert stream._known_as().waiting_for() == ""
+        assert stream.known_as().waiting_for() == ""
 
 
 @pytest.mark.parametrize("error", [gi.DriverError("cuStreamWaitValue64", 1, "INVALID", "no"), KeyboardInterrupt()])
@@ -306,7 +306,7 @@ def test_a_wait_that_fails_behind_the_call_is_known(
     with pytest.raises(type(error)):
         gi.SemaphoreBatch(first, second).wait(stream, (1, 2))
     assert len(given) == 2
-    assert "to reach 1" in stream._known_as().waiting_for()
+    assert "to reach 1" in stream.known_as().waiting_for()
     with pytest.raises(type(error)):
         second.wait(stream, 2)
     for semaphore in (first, second):
@@ -469,7 +469,7 @@ class Waiter:
         self._thread = threading.Thread(target=self._run, args=(semaphore, value), daemon=True)
         self._thread.start()
         deadline = time.monotonic() + LIMIT
-        while not semaphore._lifetime.calls and time.monotonic() < deadline:
+        while not semaphore.lifetime.calls and time.monotonic() < deadline:
             os.sched_yield()
 
     def _run(self, semaphore: Any, value: int) -> None:
@@ -515,14 +515,14 @@ def test_close_ends_a_host_wait(device: Device) -> None:
     made.close()
     assert isinstance(waiter.end(), gi.ResourceClosedError)
     device.drain()
-    assert device._backend.count("pin") == 0  # type: ignore[attr-defined]
+    assert device.driver.count("pin") == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("when", ["before the mark", "behind the look"])
 def test_close_as_a_host_wait_begins(device: Device, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Where close() sees no thread, the wait sees that it is closed; behind that look close() sees the thread."""
     made = made_by(device)
-    lifetime = made._lifetime
+    lifetime = made.lifetime
     if when == "before the mark":
 
         class Noted(list[Any]):

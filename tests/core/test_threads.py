@@ -18,7 +18,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core.native import count_alive
+from gpuinterop._core.lifetime import count_alive
 from gpuinterop.exporters import open_exporter
 
 from .bridge.scripted import LIMIT, Scripted
@@ -36,7 +36,7 @@ def left(host: gi.Device) -> tuple[int, int, int]:
 LITTLE_MEMORY = """
 import resource, threading
 import gpuinterop as gi
-from gpuinterop._core.native import count_alive
+from gpuinterop._core.lifetime import count_alive
 device = gi.get_backend("host").device()
 allocation = device.allocate(4096)
 allocation.buffer.fill(0)

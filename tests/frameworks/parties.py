@@ -77,7 +77,7 @@ class HostParty(Party):
         work: Any = self._exporter.submit(wait=[(go, 1)], fill=[fill], signal=[(done, 1)])
 
         def let_it_go() -> None:
-            if system.until(lambda: bool(filled._lifetime.calls.copy()), 2.0):
+            if system.until(lambda: bool(filled.lifetime.calls.copy()), 2.0):
                 go.signal(1)
 
         helper = threading.Thread(target=let_it_go)

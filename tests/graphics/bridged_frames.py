@@ -54,11 +54,11 @@ def device_left(frame: int) -> NDArray[np.uint8]:
 @contextmanager
 def pinned(device: gi.Device, size: int) -> Iterator[NDArray[np.uint8]]:
     """Host memory that the device's copies do not block for."""
-    backend = device._backend
+    backend = device.driver
     assert isinstance(backend, StreamMemoryBackend)
     memory = mmap.mmap(-1, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    pin, _ = backend.pin(device._native, address, size)
+    pin, _ = backend.pin(device.handle, address, size)
     try:
         yield np.frombuffer(memory, np.uint8)
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core.native import LIVE
+from gpuinterop._core.lifetime import LIVE
 from gpuinterop.vulkan._api import NOT_READY
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_a_context_waits_for_what_was_bridged_by_hand(
         gate.wait(stream, 1)
         drawn.signal(stream, 7)
         released: list[int] = []
-        drawn.on_released(lambda: released.append(endpoint._vk is context and context._lifetime.state is LIVE))
+        drawn.on_released(lambda: released.append(endpoint._vk is context and context.lifetime.state is LIVE))
         context.close(timeout=LIMIT)
         assert released == [True]
         look = gi.vulkan.TimelineEndpoint(application.vk, timeline)

@@ -134,7 +134,7 @@ def test_the_exporter_closes_its_images(driver: str) -> None:
     with open_exporter(driver, validation=True) as exporter:
         images = [exporter.create_image(PLAIN) for _ in range(3)]
         _fill(images[1], 4)
-    assert all(image._native.closed for image in images)
+    assert all(image.vulkan_object.closed for image in images)
     assert exporter.validation_messages == []
 
 

@@ -329,7 +329,7 @@ def test_two_threads_close_one_context(program: Program) -> None:
         for thread in closing:
             thread.join(LIMIT)
             assert not thread.is_alive()
-    assert shared._native.closed
+    assert shared.vulkan_object.closed
 
 
 def test_another_threads_fence_is_waited_for(program: Program) -> None:
@@ -347,7 +347,7 @@ def test_another_threads_fence_is_waited_for(program: Program) -> None:
     program.vk.functions.__dict__["vkGetFenceStatus"] = look
     program.vk.close(LIMIT)
     assert len(looks) > 6
-    assert shared._native.closed
+    assert shared.vulkan_object.closed
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -378,7 +378,7 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
     # What the library left is destroyed by the test, and the layer would say so if it had been before.
     vulkan.vkDestroyBuffer(device, objects[0], None)
     vulkan.vkFreeMemory(device, objects[1], None)
-    (fence,) = (native for native in program.vk._lifetime.standing if native.label.startswith("fence"))
+    (fence,) = (native for native in program.vk.lifetime.standing if native.label.startswith("fence"))
     vulkan.vkDestroyFence(device, fence.handle, None)
 
 
@@ -456,7 +456,7 @@ def test_a_lost_device_is_not_waited_for(program: Program, call: str) -> None:
     shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
     program.vk.functions.__dict__[call] = lost
     program.vk.close()
-    assert shared._native.closed
+    assert shared.vulkan_object.closed
 
 
 def test_a_context_without_a_queue_leaves_that_to_the_application(program: Program) -> None:
@@ -478,12 +478,12 @@ def test_closing_one_thing_destroys_vulkans_half_at_once(program: Program) -> No
     array, texels = np.asarray(shared.view(1024, "uint32")), np.asarray(image.view())
     for thing in (shared, image):
         thing.close()
-        assert thing._native.closed
+        assert thing.vulkan_object.closed
         with pytest.raises(gi.ResourceBusyError, match="array"):
             thing.close(timeout=0)
     with pytest.raises(gi.ResourceClosedError):
         shared.view(1)
-    assert not program.vk._lifetime.standing, "each would be kept as long as the context"
+    assert not program.vk.lifetime.standing, "each would be kept as long as the context"
     program.vk.close()
     program.end()
     stays_right(array, mapped)

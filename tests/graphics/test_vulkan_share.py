@@ -65,7 +65,7 @@ def test_one_buffer_on_both_sides(application: Application, device: gi.Device) -
         ):
             np.asarray(shared)
     application.vk.close()
-    assert shared._native.closed
+    assert shared.vulkan_object.closed
     with pytest.raises(gi.ResourceClosedError):
         gi.vulkan.share_buffer(application.vk, device, 4096)
 

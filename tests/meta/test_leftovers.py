@@ -65,11 +65,11 @@ def test_a_descriptor():
 
 
 def test_a_mark(stream):
-    stream._lifetime.calls.append(None)
+    stream.lifetime.calls.append(None)
 
 
 def test_a_gate():
-    device._gate.shut.append(None)
+    device.gate.shut.append(None)
 
 
 def test_a_warning():

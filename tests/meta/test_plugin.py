@@ -243,7 +243,7 @@ def test_a_device_that_shares_with_nobody_fails_once(run_pytest: Callable[..., A
 KNOWN = """
 import gpuinterop as gi
 
-gi.get_backend("host")._native.known_failures = {FAILURES}
+gi.get_backend("host").driver.known_failures = {FAILURES}
 """
 FAILS_IN_ONE = """
 class TestMine:

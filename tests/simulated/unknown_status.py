@@ -25,8 +25,8 @@ from typing import Any, Final
 import numpy as np
 
 import gpuinterop as gi
-from gpuinterop._core.native import RETIRED, alive
-from gpuinterop._core.native_stream import NativeStream
+from gpuinterop._core.known_stream import KnownStream
+from gpuinterop._core.lifetime import RETIRED, alive
 from gpuinterop.backend import INTERFACES
 from gpuinterop.exporters import open_exporter
 from gpuinterop.native_driver import Releases
@@ -116,7 +116,7 @@ class Check:
         self.struck: set[str] = set()
         self.unraisable: list[BaseException] = []
         sys.unraisablehook = lambda hook: self.unraisable.append(hook.exc_value or hook.exc_type())
-        backend: Any = self.device._backend
+        backend: Any = self.device.driver
         driver = backend._driver
         self.api = driver.api
         self.recorder = driver.api = Recorder(self.api)
@@ -142,7 +142,7 @@ class Check:
 
     def table(self) -> None:
         """What the driver is asked for once."""
-        backend: Any = self.device._backend
+        backend: Any = self.device.driver
         type(backend)()
         backend._infos = None
         for info in backend.devices():
@@ -168,7 +168,7 @@ class Check:
             with self.device.wrap_stream(stream.ptr) as other:
                 other.wait_stream(stream)
             stream.query()
-            self.device._backend.synchronize(stream._native)
+            self.device.driver.synchronize(stream.handle)
 
     def other_stream(self) -> None:
         """A stream of the other device, which is refused."""
@@ -217,7 +217,7 @@ class Check:
             buffer.fill(7, stream=stream)
             buffer.copy_from_host(np.zeros(16, np.uint8))
             buffer.copy_to_host(np.zeros(16, np.uint8))
-            self.device._backend.is_pageable(self.device._native, buffer.ptr)
+            self.device.driver.is_pageable(self.device.handle, buffer.ptr)
 
     def peers_memory(self) -> None:
         """What is freed on a device other than 0."""
@@ -240,7 +240,7 @@ class Check:
 
     def fences(self) -> None:
         """Semaphores of Windows, past the table."""
-        backend, device = self.device._backend, self.device._native
+        backend, device = self.device.driver, self.device.handle
         self.simulator.set_platform("windows")
         with ExitStack() as scope:
             scope.callback(self.simulator.set_platform, "linux")
@@ -249,8 +249,8 @@ class Check:
             scope.callback(self.simulator.settle, self.device.ordinal, LIMIT)
             stream = scope.enter_context(self.device.create_stream())
             batch = backend.prepare([native])
-            backend.signal(batch, stream._native, (1,))
-            backend.wait(batch, stream._native, (1,), None)
+            backend.signal(batch, stream.handle, (1,))
+            backend.wait(batch, stream.handle, (1,), None)
             stream.synchronize(LIMIT)
 
     def own_semaphores(self) -> None:
@@ -286,7 +286,7 @@ class Check:
     def multicast(self) -> None:
         team = [self.device, self.peer]
         step = self.device.multicast_granularity(team, 1, gi.VmmFd).minimum
-        backend: Any = self.device._backend
+        backend: Any = self.device.driver
         backend._kernels.clear()  # they are loaded again
         with ExitStack() as scope:
             memory = [scope.enter_context(device.allocate(step)) for device in team]
@@ -295,8 +295,8 @@ class Check:
             group.bind_memory(memory[1]).close(timeout=LIMIT)
             group.bind_memory(memory[1])
             with group.map() as mapping, self.device.create_stream() as stream:
-                backend.multimem_store(stream._native, mapping.ptr, 1, 4)
-                backend.multimem_add(stream._native, memory[0].buffer.ptr, mapping.ptr, 4)
+                backend.multimem_store(stream.handle, mapping.ptr, 1, 4)
+                backend.multimem_add(stream.handle, memory[0].buffer.ptr, mapping.ptr, 4)
                 stream.synchronize(LIMIT)
             with group.export() as handle:
                 try:
@@ -437,7 +437,7 @@ class Check:
     def begin_anew(self) -> None:
         """Let the next step make its streams: it takes those that are kept. No failure may be pending."""
         if self.vendor == "hip":
-            destroy_kept_streams(self.device._backend)
+            destroy_kept_streams(self.device.driver)
 
     def rest(self) -> dict[str, int]:
         """Wait until the devices have done all, and release; what is alive then."""
@@ -449,10 +449,10 @@ class Check:
             device.drain()
             unpin_spare_pages(device)
         if self.vendor == "hip":
-            backend: Any = self.device._backend
+            backend: Any = self.device.driver
             backend._ranges._free.clear()  # else the first has reserved what all others need
         live = self.simulator.live()
-        live["stream"] -= sum(isinstance(one, NativeStream) and one.stays for one in alive() if one.state is RETIRED)
+        live["stream"] -= sum(isinstance(one, KnownStream) and one.stays for one in alive() if one.state is RETIRED)
         if "module" in live:  # those that are loaded stay; each has two functions
             live["module"] = 2 * live["module"] - live.pop("function")
         return live
@@ -462,7 +462,7 @@ class Check:
 
     def named(self) -> set[str]:
         """The functions of the bindings that stand in the backend's source, without their version."""
-        module = sys.modules[type(self.device._backend).__module__]
+        module = sys.modules[type(self.device.driver).__module__]
         rooms = Path(str(module.__file__)).parent.glob("*.py")
         sources = [path.read_text(encoding="utf-8") for path in rooms if path.stem != "yardsticks"]
         names = set(re.findall(r"\b(?:cu|hip)[A-Z]\w+", "".join(sources)))

@@ -164,7 +164,7 @@ def peers(devices: list[gi.Device]) -> list[gi.Device]:
 @pytest.fixture
 def backend() -> Any:
     """What the core calls, whose type is the vendor's own."""
-    return gi.get_backend(VENDOR.name)._native
+    return gi.get_backend(VENDOR.name).driver
 
 
 @pytest.fixture

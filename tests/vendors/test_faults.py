@@ -139,15 +139,15 @@ def test_a_stream_that_has_failed_says_so(simulator: Simulator, device: gi.Devic
 
 def test_every_call_that_fails_is_named(simulator: Simulator, device: gi.Device, memfd: Any) -> None:
     """Whatever call fails, the error has its name, the number, the symbol, and a meaning."""
-    backend = device._backend
+    backend = device.driver
     with memfd.create_memory(4096) as theirs, device.import_memory(theirs.export(), size=4096) as memory:
         buffer, stream = memory.map_buffer(), device.create_stream()
         calls: dict[str, Callable[[], object]] = {
             "StreamCreateWithPriority": device.create_stream,
             "StreamQuery": stream.query,
-            "StreamSynchronize": lambda: backend.synchronize(stream._native),  # the core may ask instead
+            "StreamSynchronize": lambda: backend.synchronize(stream.handle),  # the core may ask instead
             "EventRecord": stream.record,
-            "StreamIsCapturing": lambda: backend.is_capturing(stream._native),
+            "StreamIsCapturing": lambda: backend.is_capturing(stream.handle),
             "MemsetD8Async": lambda: buffer.fill(1, stream=stream),
             "MemCreate": lambda: device.allocate(1),
         }
@@ -171,11 +171,11 @@ def test_a_code_that_the_bindings_do_not_know(simulator: Simulator, device: gi.D
     calls: dict[str, Callable[[], object]] = {
         "StreamCreateWithPriority": device.create_stream,
         "StreamQuery": stream.query,
-        "StreamIsCapturing": lambda: device._backend.is_capturing(stream._native),
+        "StreamIsCapturing": lambda: device.driver.is_capturing(stream.handle),
         "EventQuery": lambda: event.done,
     }
     if VENDOR.name == "hip":
-        destroy_kept_streams(device._backend)
+        destroy_kept_streams(device.driver)
     for name, attempt in calls.items():
         simulator.fail(VENDOR.call(name), code=12345)
         with pytest.raises(gi.DriverError, match="12345") as caught:
@@ -191,7 +191,7 @@ def test_a_release_that_fails_is_a_warning_that_names_it(simulator: Simulator, d
     simulator.fail(call, code=UNKNOWN)
     with pytest.warns(gi.LeakedResourceWarning, match=f"{call} failed with {VENDOR.symbols[UNKNOWN]}"):
         memory.close()
-    device._backend.destroy_memory(memory._native)  # the second time it works
+    device.driver.destroy_memory(memory.handle)  # the second time it works
     theirs.close()
 
 

@@ -81,12 +81,12 @@ class VulkanImage(Staged, ExporterImage):
         self._range = vk.api.new(
             "VkImageSubresourceRange", aspectMask=c.ASPECT_COLOR, levelCount=parameters.levels, layerCount=layers
         )
-        self._native = create_image(
+        self.vulkan_object = create_image(
             vk, plan.support, OpaqueFd, parameters.extent, format=plan.format, flags=plan.flags,
             mipLevels=parameters.levels, arrayLayers=layers, tiling=c.TILING_OPTIMAL, usage=plan.usage,
         )  # fmt: skip
-        self.size = self._native.size
-        self.dedicated = self._native.dedicated
+        self.size = self.vulkan_object.size
+        self.dedicated = self.vulkan_object.dedicated
         exporter._children[self] = None
         try:
             self._hand_over(vk)
@@ -111,7 +111,7 @@ class VulkanImage(Staged, ExporterImage):
 
     def export(self) -> MemoryHandle:
         self._check()
-        return self._native.export()
+        return self.vulkan_object.export()
 
     def write(self, level: int, data: bytes) -> None:
         self._check()
@@ -125,7 +125,9 @@ class VulkanImage(Staged, ExporterImage):
 
             def record(commands: Any) -> None:
                 self._acquire(vk, commands, _TARGET)
-                vk.functions.vkCmdCopyBufferToImage(commands, staging.handle, self._native.handle, _TARGET, 1, region)
+                vk.functions.vkCmdCopyBufferToImage(
+                    commands, staging.handle, self.vulkan_object.handle, _TARGET, 1, region
+                )
                 self._release(vk, commands, _TARGET)
 
             self._copy(record)
@@ -139,7 +141,9 @@ class VulkanImage(Staged, ExporterImage):
 
             def record(commands: Any) -> None:
                 self._acquire(vk, commands, _SOURCE)
-                vk.functions.vkCmdCopyImageToBuffer(commands, self._native.handle, _SOURCE, staging.handle, 1, region)
+                vk.functions.vkCmdCopyImageToBuffer(
+                    commands, self.vulkan_object.handle, _SOURCE, staging.handle, 1, region
+                )
                 self._to_host(commands)
                 self._release(vk, commands, _SOURCE)
 
@@ -147,15 +151,15 @@ class VulkanImage(Staged, ExporterImage):
             return bytes(staging.bytes[:size])
 
     def close(self) -> None:
-        if not self._native.closed and self._exporter._settle(self):
+        if not self.vulkan_object.closed and self._exporter._settle(self):
             self._unstage()
-            self._native.close()
+            self.vulkan_object.close()
         self._exporter._children.pop(self, None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        if self._native.closed:
+        if self.vulkan_object.closed:
             raise ResourceClosedError("the exporter's image was closed.")
 
     def _region(self, level: int) -> Any:
@@ -184,5 +188,5 @@ class VulkanImage(Staged, ExporterImage):
         )
 
     def _barrier(self, commands: Any, source: ImageSide, target: ImageSide) -> None:
-        barrier = image_barrier(self._vk, self._native.handle, self._range, source, target)
+        barrier = image_barrier(self._vk, self.vulkan_object.handle, self._range, source, target)
         self._vk.functions.vkCmdPipelineBarrier(commands, *barrier)

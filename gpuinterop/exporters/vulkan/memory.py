@@ -39,7 +39,7 @@ class VulkanMemory(Staged, ExporterMemory):
         else:
             size = check_nbytes(size)
             native = import_fd(vk, handle, size, BUFFER_USAGE, argument="size", user="VulkanExporter.import_memory()")
-        self._native = native
+        self.vulkan_object = native
         self.size = native.size
         self.dedicated = native.dedicated
         self._shaders: dict[str, Shader] = {}
@@ -58,13 +58,13 @@ class VulkanMemory(Staged, ExporterMemory):
     @property
     def vk_buffer(self) -> Any:
         """The VkBuffer."""
-        return self._native.handle
+        return self.vulkan_object.handle
 
     def export(self) -> MemoryHandle:
         self._check()
         if self._imported:
             raise InvalidArgumentError("memory", "was imported; export it where it was allocated.")
-        return self._native.export()
+        return self.vulkan_object.export()
 
     def write(self, offset: int, data: bytes) -> None:
         self._check(offset, len(data))
@@ -117,7 +117,7 @@ class VulkanMemory(Staged, ExporterMemory):
         return self._shaders[name]
 
     def _check(self, offset: int = 0, size: int = 0) -> None:
-        if self._native.closed:
+        if self.vulkan_object.closed:
             raise ResourceClosedError("the exporter's memory was closed.")
         if offset < 0 or size < 0 or offset + size > self.size:
             raise InvalidArgumentError(
@@ -125,10 +125,10 @@ class VulkanMemory(Staged, ExporterMemory):
             )
 
     def close(self) -> None:
-        if not self._native.closed and self._exporter._settle(self):
+        if not self.vulkan_object.closed and self._exporter._settle(self):
             self._bytes = None
             self._unstage()
             while self._shaders:
                 self._shaders.popitem()[1].close()
-            self._native.close()
+            self.vulkan_object.close()
         self._exporter._children.pop(self, None)

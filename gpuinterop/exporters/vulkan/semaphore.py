@@ -26,7 +26,7 @@ class VulkanSemaphore(ExporterSemaphore):
         self._exporter = exporter
         self.kind = kind
         vk = exporter._open()
-        self._native = create_semaphore(vk, kind, exportable=exportable)
+        self.vulkan_object = create_semaphore(vk, kind, exportable=exportable)
         self._payload: FdHandle | None = None
         self._unheard: list[Pending] = []
         """Waits on the queue whose caller ran out of time: each takes a signal, and is whose wait comes next."""
@@ -36,9 +36,9 @@ class VulkanSemaphore(ExporterSemaphore):
         try:
             # Exported once, while nothing waits: on SwiftShader vkGetSemaphoreFdKHR blocks as long as a queue waits
             # for the semaphore. Duplicates of the descriptor are the same payload.
-            self._payload = export_semaphore(vk, self._native.handle, kind)
+            self._payload = export_semaphore(vk, self.vulkan_object.handle, kind)
         except BaseException:
-            self._native.close()
+            self.vulkan_object.close()
             raise
         exporter._children[self] = None
 
@@ -50,9 +50,9 @@ class VulkanSemaphore(ExporterSemaphore):
         return cast(AnySemaphoreHandle, self._payload.duplicate())
 
     def _handle(self) -> Any:
-        if self._native.closed:
+        if self.vulkan_object.closed:
             raise ResourceClosedError("the exporter's semaphore was closed.")
-        return self._native.handle
+        return self.vulkan_object.handle
 
     def signal(self, value: int = 0) -> None:
         self._handle()
@@ -99,12 +99,12 @@ class VulkanSemaphore(ExporterSemaphore):
 
     def counter(self) -> int:
         """A timeline's value now."""
-        return counter(self._exporter._vk, self._native, self._handle())
+        return counter(self._exporter._vk, self.vulkan_object, self._handle())
 
     def _host_signal(self, value: int) -> None:
         vk = self._exporter._vk
         info = vk.api.new("VkSemaphoreSignalInfo", semaphore=self._handle(), value=value)
-        self._native.call("vkSignalSemaphore", vk.device, info)
+        self.vulkan_object.call("vkSignalSemaphore", vk.device, info)
 
     def _rescue(self) -> None:
         assert self._payload is not None  # binary ones are always exported
@@ -120,8 +120,8 @@ class VulkanSemaphore(ExporterSemaphore):
 
     def close(self) -> None:
         exporter = self._exporter
-        if not self._native.closed and exporter._settle(self):
-            self._native.close()
+        if not self.vulkan_object.closed and exporter._settle(self):
+            self.vulkan_object.close()
         if self._payload is not None:
             self._payload.close()
         exporter._children.pop(self, None)

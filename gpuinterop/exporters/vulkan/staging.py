@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..._arguments import Sole
 from ...errors import DriverError
 from ...vulkan import _api as c
-from ...vulkan._context import Native, VulkanContext
+from ...vulkan._context import VulkanContext, VulkanObject
 
 if TYPE_CHECKING:
     from .exporter import VulkanExporter
@@ -27,7 +27,7 @@ def map_memory(vk: VulkanContext, memory: Any, size: int) -> Any:
     return vk.api.ffi.buffer(address[0], size)
 
 
-class Staging(Native):
+class Staging(VulkanObject):
     """A VkBuffer (its `handle`) in host memory that the queue can copy from and to."""
 
     bytes: Any
@@ -69,7 +69,7 @@ class Staged(Sole):
         return self._staging
 
     def _unstage(self) -> None:
-        staging, self._staging = self._staging, None  # first, as in Native.close()
+        staging, self._staging = self._staging, None  # first, as in VulkanObject.close()
         if staging is not None:
             staging.close()
 

@@ -184,7 +184,7 @@ class ArraySuite(Suite):
         theirs.write(0, data)
         target, source = np.zeros(len(data), np.uint8), np.zeros(len(data), np.uint8)
         gate.block(stream)
-        if bench.device._backend.pageable_copies_block:
+        if bench.device.driver.pageable_copies_block:
             raises(ResourceBusyError, lambda: ours.level(0).copy_to_host(target, stream=stream))
             raises(ResourceBusyError, lambda: ours.level(0).copy_from_host(source, stream=stream))
         else:
@@ -193,7 +193,7 @@ class ArraySuite(Suite):
         assert not target.any()
         gate.open()
         stream.synchronize(LIMIT)
-        assert target.tobytes() == (bytes(len(data)) if bench.device._backend.pageable_copies_block else data)
+        assert target.tobytes() == (bytes(len(data)) if bench.device.driver.pageable_copies_block else data)
         assert not differ(theirs.read(0), data)
 
     @requires(BUFFERS)
@@ -263,7 +263,7 @@ class ArraySuite(Suite):
             ("usage", ArgumentTypeError, {"usage": 2}),
         )
         with monkeypatch.context() as patch:
-            patch.setattr(memory, "_backend", NotToBeCalled(memory._backend))
+            patch.setattr(memory, "driver", NotToBeCalled(memory.driver))
             for argument, error, wrong in cases:
                 arguments = good | wrong
                 raises(error, lambda arguments=arguments: memory.map_mipmapped_array(**arguments), argument=argument)

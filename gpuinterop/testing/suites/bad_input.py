@@ -145,7 +145,7 @@ class BadMemorySuite(Suite):
             assert isinstance(handle, OpaqueFd)
             before = os.fstat(handle.fd)
             with monkeypatch.context() as patch:
-                patch.setattr(bench.device, "_backend", NotToBeCalled(bench.device._backend))
+                patch.setattr(bench.device, "driver", NotToBeCalled(bench.device.driver))
                 for size in (0, -1, theirs.size + 1, theirs.size * 2, 1 << 62, 1 << 63, 1 << 64):
                     raises(
                         InvalidArgumentError,

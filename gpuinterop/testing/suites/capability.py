@@ -12,9 +12,9 @@ import pytest
 
 from ..._core import registry
 from ..._core.device import Device
+from ..._core.lifetime import revive
 from ..._core.memory import ExternalMemory
 from ..._core.multicast import create_multicast, import_multicast
-from ..._core.native import revive
 from ..._core.semaphore import DriverSemaphores, ExternalSemaphore
 from ..._core.stream import Stream
 from ..._core.stream_memory import PinnedWords
@@ -107,8 +107,8 @@ class CapabilitySuite(Suite):
 
     def test_gap_is_refused(self, device: Device, gap: Cell, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
         """A declared gap raises `UnsupportedError` that carries it: no driver called, nothing consumed."""
-        forbidden = NotToBeCalled(device._backend, nothing=("prepare", "semaphore_pointer"))
-        monkeypatch.setattr(device, "_backend", forbidden)
+        forbidden = NotToBeCalled(device.driver, nothing=("prepare", "semaphore_pointer"))
+        monkeypatch.setattr(device, "driver", forbidden)
         attempt = _Attempt(device, gap, stream)
         before = os.fstat(attempt.fd) if attempt.fd is not None else None
         try:
@@ -258,13 +258,13 @@ class _Attempt:
     def _memory(self) -> ExternalMemory:
         kind: Any = self._cell.handle_type
         memory = ExternalMemory(self._device, kind, size=4096, dedicated=False)
-        revive(memory._lifetime)
-        memory._lifetime.release, memory._warns = None, False
+        revive(memory.lifetime)
+        memory.lifetime.release, memory._warns = None, False
         return memory
 
     def _semaphore(self) -> ExternalSemaphore[Any]:
         kind: Any = self._cell.handle_type
         semaphore: ExternalSemaphore[Any] = ExternalSemaphore(self._device, kind, DriverSemaphores(self._device))
-        revive(semaphore._lifetime)
-        semaphore._lifetime.release, semaphore._warns = None, False
+        revive(semaphore.lifetime)
+        semaphore.lifetime.release, semaphore._warns = None, False
         return semaphore

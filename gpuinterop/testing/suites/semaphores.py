@@ -553,7 +553,7 @@ class CreatedSemaphoreSuite(Suite):
         exported: Any = allocation.export()
         peer.import_allocation(exported, allocation.size)
         peer.import_semaphore(made.export())
-        backend: Any = device._backend
+        backend: Any = device.driver
         frames, size = 8, 4096
         for frame in range(frames):
             base = 3 * frame + 1
@@ -564,7 +564,7 @@ class CreatedSemaphoreSuite(Suite):
             made.wait(stream, base + 2)
             for part in range(2):  # the end of either half, to look at when all is over
                 target = seen.buffer.ptr + (2 * frame + part) * size
-                backend.copy(stream._native, target, buffer.ptr + (part + 1) * half - size, size)
+                backend.copy(stream.handle, target, buffer.ptr + (part + 1) * half - size, size)
             made.signal(stream, base + 3)
         assert held(stream)
         assert not peer.idle(GRACE)
@@ -643,7 +643,7 @@ class CreatedSemaphoreSuite(Suite):
         waiter = threading.Thread(target=wait, daemon=True)
         waiter.start()
         deadline = time.monotonic() + LIMIT
-        while not made._lifetime.calls.copy() and time.monotonic() < deadline:
+        while not made.lifetime.calls.copy() and time.monotonic() < deadline:
             os.sched_yield()
         made.close()
         waiter.join(LIMIT)

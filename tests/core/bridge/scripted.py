@@ -13,7 +13,7 @@ from typing import Any
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop._core.stream_memory import spare_words
-from gpuinterop.backend import Native
+from gpuinterop.backend import DriverHandle
 from gpuinterop.bridge import Endpoint, _watcher
 from gpuinterop.handles import Timeline
 from gpuinterop.system import PAGE
@@ -65,20 +65,20 @@ class WordsBackend(FakeWords):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits: list[tuple[Native, int, int]] = []
+        self.waits: list[tuple[DriverHandle, int, int]] = []
         """Stream, the process's own address, value."""
-        self.pending: list[tuple[Native, int, int]] = []
+        self.pending: list[tuple[DriverHandle, int, int]] = []
         """Those that may not have passed."""
-        self.writes: list[tuple[Native, int, int]] = []
+        self.writes: list[tuple[DriverHandle, int, int]] = []
         self.before_wait: Script = lambda: None
         self.before_write: Script = lambda: None
 
-    def write_value(self, stream: Native, word: int, value: int) -> None:
+    def write_value(self, stream: DriverHandle, word: int, value: int) -> None:
         self.before_write()
         self._use_word("write_value", stream, word)
         self.writes.append((stream, word - self.APART, value))
 
-    def wait_value(self, stream: Native, word: int, value: int) -> None:
+    def wait_value(self, stream: DriverHandle, word: int, value: int) -> None:
         self.before_wait()
         super().wait_value(stream, word, value)
         self.waits.append((stream, word - self.APART, value))
@@ -94,10 +94,10 @@ class WordsBackend(FakeWords):
         self.pending = [it for it in self.pending if ctypes.c_uint64.from_address(it[1]).value < it[2]]
         return bool(self.pending)
 
-    def is_idle(self, stream: Native) -> bool:
+    def is_idle(self, stream: DriverHandle) -> bool:
         return not self.is_waiting() or all(it[0] != stream for it in self.pending)
 
-    def is_done(self, event: Native) -> bool:
+    def is_done(self, event: DriverHandle) -> bool:
         return self.is_idle(self.event_streams[event])
 
     def run_writes(self) -> None:
@@ -122,7 +122,7 @@ def blocked(stream: gi.Stream) -> bool:
 
 
 def lane_of(semaphore: Any) -> _watcher.Lane:
-    lane = semaphore._native
+    lane = semaphore.handle
     assert isinstance(lane, _watcher.Lane)
     return lane
 

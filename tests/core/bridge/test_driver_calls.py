@@ -49,7 +49,7 @@ class Noting:
 
 @pytest.fixture
 def noting(host: Device) -> tuple[Device, Noting]:
-    backend = Noting(host._backend)
+    backend = Noting(host.driver)
     backend._backend.open_device(0)
     return Device(backend, host.info, host.capabilities), backend  # type: ignore[arg-type]
 

@@ -140,7 +140,7 @@ def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: semaphore._lifetime.calls)
+    until(lambda: semaphore.lifetime.calls)
     semaphore.close()
     thread.join(LIMIT)
     assert [type(error) for error in caught] == [gi.ResourceClosedError]

@@ -10,7 +10,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.native_stream import NativeStream
+from gpuinterop._core.known_stream import KnownStream
 from gpuinterop.bridge import Bridge
 from gpuinterop.handles import Binary
 
@@ -30,7 +30,7 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitSta
     last.wait_stream(behind)
     second.signal(last, 8)
     broken.on_wait = fails
-    until(lambda: last._known_as().failure is not None)
+    until(lambda: last.known_as().failure is not None)
     for stream in (waiting, behind, last):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
@@ -42,7 +42,7 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitSta
 
 def test_another_devices_stream_fails_with_what_it_was_ordered_behind(host: Device, scope: ExitStack) -> None:
     """An allocation's devices work on the same bytes, each ordered behind the other."""
-    peer = Device(host._backend, host.info, host.capabilities)
+    peer = Device(host.driver, host.info, host.capabilities)
     bridge = scope.enter_context(Bridge(host))
     broken = Scripted()
     semaphore = scope.enter_context(bridge.from_endpoint(broken))
@@ -51,7 +51,7 @@ def test_another_devices_stream_fails_with_what_it_was_ordered_behind(host: Devi
     theirs.wait_stream(waiting)
     last.wait_stream(theirs)
     broken.on_wait = fails
-    until(lambda: last._known_as().failure is not None)
+    until(lambda: last.known_as().failure is not None)
     for stream in (waiting, theirs, last):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
@@ -74,7 +74,7 @@ def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
     broken.on_wait = fails
     until(lambda: lane_of(first).failed)
     for stream in (waiting, theirs, last):
-        until(lambda stream=stream: stream._known_as().failure is not None)
+        until(lambda stream=stream: stream.known_as().failure is not None)
     backend.run_writes()
     second.signal(scope.enter_context(peer.create_stream()), 8)
     backend.run_writes()
@@ -93,13 +93,13 @@ def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
     first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
     waiting, behind, other = (scope.enter_context(device.create_stream()) for _ in range(3))
     first.wait(waiting, 1)
-    note = NativeStream.note
+    note = KnownStream.note
 
     def fail() -> None:
         broken.on_wait = fails
         until(lambda: lane_of(first).failed)
 
-    def noted(stream: NativeStream, wait: Any) -> None:
+    def noted(stream: KnownStream, wait: Any) -> None:
         if when == "before":
             fail()
         note(stream, wait)
@@ -107,7 +107,7 @@ def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
             fail()
 
     with monkeypatch.context() as patch:
-        patch.setattr(NativeStream, "note", noted)
+        patch.setattr(KnownStream, "note", noted)
         with pytest.raises(gi.DriverError, match="the test says so"):
             behind.wait_stream(waiting)
     for stream in (waiting, behind):
@@ -185,7 +185,7 @@ def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend
     second.signal(two, 2)
     healthy = scope.enter_context(device.create_stream())
     broken.on_wait = fails
-    until(lambda: two._known_as().failure is not None)
+    until(lambda: two.known_as().failure is not None)
     backend.run_writes()
     until(lambda: told.told)
     calls: list[Script] = [lambda: two.synchronize(LIMIT), lambda: second.signal(two, 3), lambda: second.wait(two, 3)]
@@ -213,7 +213,7 @@ def test_void_signals_of_two_bridges(words: tuple[Device, WordsBackend], scope: 
     first.wait(stream, 1)
     second.signal(stream)
     broken.on_wait = fails
-    until(lambda: stream._known_as().failure is not None)
+    until(lambda: stream.known_as().failure is not None)
     backend.run_writes()
     second.signal(other)
     backend.run_writes()

@@ -39,7 +39,7 @@ def late(semaphore: Any, stream: gi.Stream) -> list[str]:
         problem(lambda: stream.synchronize(0.01), gi.SemaphoreTimeoutError),
         problem(lambda: stream.record().wait(0.01), gi.SemaphoreTimeoutError),
         problem(lambda: stream.device.synchronize(0.01), gi.SemaphoreTimeoutError),
-        problem(lambda: semaphore.host_wait(*[9] * semaphore._takes_value, timeout=0.01), gi.SemaphoreTimeoutError),
+        problem(lambda: semaphore.host_wait(*[9] * semaphore.takes_value, timeout=0.01), gi.SemaphoreTimeoutError),
     ]
     assert all("signal it here: by host_signal" in message for message in said[:3])
     return said
@@ -47,7 +47,7 @@ def late(semaphore: Any, stream: gi.Stream) -> list[str]:
 
 def closed(semaphore: Any, stream: gi.Stream) -> list[str]:
     """What is said of one that is closed while a stream waits for it."""
-    value = [9] * semaphore._takes_value
+    value = [9] * semaphore.takes_value
     busy = problem(lambda: semaphore.close(timeout=0.01), gi.ResourceBusyError)
     assert "it may be waiting for" in busy
     return [busy, *(problem(call, gi.ResourceClosedError) for call in (
@@ -62,7 +62,7 @@ def test_one_of_the_host(host: Device, scope: ExitStack, kind: Any) -> None:
     made: Any = host.create_semaphore(kind)
     semaphore: Any = host.import_semaphore(made.export())
     stream, other = (scope.enter_context(host.create_stream()) for _ in range(2))
-    values = [9] * semaphore._takes_value
+    values = [9] * semaphore.takes_value
     check(
         semaphore,
         problem(semaphore.export),
@@ -141,7 +141,7 @@ def test_one_that_is_bridged(host: Device, scope: ExitStack, of: str) -> None:
     if of == "timeline":
         semaphore.host_signal(3)
         check(semaphore, problem(lambda: semaphore.host_signal(2), gi.DriverError))
-    semaphore.wait(stream, *[9] * semaphore._takes_value)
+    semaphore.wait(stream, *[9] * semaphore.takes_value)
     check(semaphore, *late(semaphore, stream), *closed(semaphore, stream))
     check(semaphore, problem(lambda: stream.synchronize(LIMIT), gi.ResourceClosedError))
     end(semaphore)
@@ -151,7 +151,7 @@ def test_one_that_is_bridged(host: Device, scope: ExitStack, of: str) -> None:
         semaphore = scope.enter_context(bridge.from_endpoint(broken))
         semaphore.wait(other, 1)
         check(semaphore, problem(lambda: other.synchronize(LIMIT), gi.PeerError))
-        until(lambda: not semaphore._native.busy)
+        until(lambda: not semaphore.handle.busy)
 
 
 def test_an_endpoint_that_keeps_its_label(host: Device, scope: ExitStack) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpuinterop._core.device import Device
 from gpuinterop._core.stream_memory import SPARE
-from gpuinterop.backend import Native
+from gpuinterop.backend import DriverHandle
 from gpuinterop.bridge import Bridge
 
 from ..fake import fake_device
@@ -20,7 +20,7 @@ class Blocking(WordsBackend):
 
     releases_block = True
 
-    def unpin(self, pin: Native) -> None:
+    def unpin(self, pin: DriverHandle) -> None:
         assert not self.is_waiting(), "it would block"
         super().unpin(pin)
 

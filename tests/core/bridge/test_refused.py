@@ -13,7 +13,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.native import retire
+from gpuinterop._core.lifetime import retire
 from gpuinterop._core.semaphore import ExternalSemaphore
 from gpuinterop.bridge import Bridge, Endpoint, _watcher
 from gpuinterop.handles import Binary, Timeline
@@ -156,7 +156,7 @@ def test_ctrl_c_ahead_of_the_write_miscounts_nothing(words: tuple[Device, WordsB
     endpoint = Scripted(Binary)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
-    out = lane_of(semaphore)._out(stream._known_as())
+    out = lane_of(semaphore)._out(stream.known_as())
     out.written += 1  # Ctrl-C between this and what follows it
     for _ in range(3):
         semaphore.signal(stream)
@@ -302,7 +302,7 @@ def test_closed_while_it_is_being_constructed(
         if when == "made":
             create(self, make)
         for bridge in bridges:
-            retire(bridge._lifetime)  # as in its close(); the drain is still to come
+            retire(bridge.lifetime)  # as in its close(); the drain is still to come
         if when != "made":
             create(self, make)
 

@@ -25,11 +25,11 @@ def test_binding_memory(team: Team) -> None:
         whole = multicast.bind_memory(small)
         part = multicast.bind_memory(large, 2 * STEP, start=STEP, size=3 * STEP)
         rest = multicast.bind_memory(large, 5 * STEP, start=SIZE)
-        group = multicast._native
+        group = multicast.handle
         assert [call for call in backend.calls if call[0] == "bind_memory"] == [
-            ("bind_memory", group, 1, 0, small._native, 0, 4 * STEP),
-            ("bind_memory", group, 0, 2 * STEP, large._native, STEP, 3 * STEP),
-            ("bind_memory", group, 0, 5 * STEP, large._native, SIZE, 3 * STEP),
+            ("bind_memory", group, 1, 0, small.handle, 0, 4 * STEP),
+            ("bind_memory", group, 0, 2 * STEP, large.handle, STEP, 3 * STEP),
+            ("bind_memory", group, 0, 5 * STEP, large.handle, SIZE, 3 * STEP),
         ]
         assert multicast.bindings == (whole, part, rest)
         assert (part.device, part.offset, part.size, part.memory) == (devices[0], 2 * STEP, 3 * STEP, large)
@@ -125,7 +125,7 @@ def test_binding_an_address(team: Team) -> None:
     ):
         by_number = multicast.bind_address(devices[1], 1 << 33, STEP, 2 * STEP)
         by_buffer = multicast.bind_address(devices[0], allocation.buffer, 3 * STEP, STEP)
-        group = multicast._native
+        group = multicast.handle
         assert [call for call in backend.calls if call[0] == "bind_address"] == [
             ("bind_address", group, 1, 2 * STEP, 1 << 33, STEP),
             ("bind_address", group, 0, STEP, allocation.buffer.ptr, 3 * STEP),
@@ -233,7 +233,7 @@ def test_an_unbind_equals_its_bind(team: Team) -> None:
             )  # fmt: skip
         multicast.unbind(devices[0], 2 * STEP, 2 * STEP)
         assert binding.closed
-        assert backend.calls[-1] == ("unbind", multicast._native, 0, 2 * STEP, 2 * STEP)
+        assert backend.calls[-1] == ("unbind", multicast.handle, 0, 2 * STEP, 2 * STEP)
         assert [one.device for one in multicast.bindings] == [devices[1]]
         refused(backend, lambda: multicast.unbind(devices[0], 2 * STEP, 2 * STEP), "offset", "bytes of a binding")
         multicast.bind_memory(first, 2 * STEP, size=STEP)  # free again
@@ -325,7 +325,7 @@ def test_what_is_retired_goes_before_the_driver_is_asked_for_more(team: Team, ca
     backend.calls.clear()
     made = calls[call]()
     assert names(backend)[:3] == ["unmap_allocation", "release_allocation", call]
-    assert backend.calls[1][1] == old._native
+    assert backend.calls[1][1] == old.handle
     close_all(made, multicast, allocation, stream)
 
 
@@ -341,4 +341,4 @@ def test_bytes_that_could_not_be_unbound_stay_taken(team: Team) -> None:
     for parent in (multicast, allocation):  # the driver may still use both
         with pytest.raises(gi.ResourceBusyError, match=r"MulticastBinding #\d+ is closed, and could not be released"):
             parent.close(timeout=0)
-    assert backend.live == {multicast._native, allocation._native}
+    assert backend.live == {multicast.handle, allocation.handle}

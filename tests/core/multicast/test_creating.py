@@ -175,7 +175,7 @@ def test_it_can_be_turned_off(pattern: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.setenv("GPUINTEROP_DISABLE", pattern)
     device = gi.device(1)
-    backend = device._backend
+    backend = device.driver
     assert isinstance(backend, Willing)
     for call in (
         lambda: gi.create_multicast(2, SIZE),

@@ -49,7 +49,7 @@ def test_releases_come_in_order(done_after: int, mapped_first: bool, unmapped_be
     multicast.close()
     multicast.close(timeout=LIMIT)
     assert releases(backend) == ["unmap", "unbind", "unbind", "release"]
-    assert backend.calls[-1] == ("release_allocation", multicast._lifetime.handle)
+    assert backend.calls[-1] == ("release_allocation", multicast.lifetime.handle)
     close_all(mapping, *memory, stream)
     assert not backend.live
 
@@ -127,7 +127,7 @@ def test_bound_memory_stays_until_it_is_unbound(team: Team) -> None:
     backend.blocked.clear()
     allocation.close(timeout=LIMIT)
     assert releases(backend) == ["unbind", "release"]
-    assert backend.calls[-1] == ("release_allocation", allocation._native)
+    assert backend.calls[-1] == ("release_allocation", allocation.handle)
     close_all(multicast, stream)
     assert not backend.live
 
@@ -276,13 +276,13 @@ def test_many_rounds_leave_nothing(team: Team) -> None:
     del mapping, binding
     assert len(multicast._bound) == 1  # the last one, which the next bind forgets
     assert not multicast._bindings
-    assert not multicast._lifetime.standing
-    assert not allocation._lifetime.standing
+    assert not multicast.lifetime.standing
+    assert not allocation.lifetime.standing
     for _ in range(50):
         with devices[0].allocate(SIZE) as memory:  # which closes the binding
             multicast.bind_memory(memory, size=STEP)
     assert len(multicast._bound) == len(multicast._bindings) == 1
-    assert not multicast._lifetime.standing
+    assert not multicast.lifetime.standing
     close_all(multicast, allocation)
     assert not backend.live
 

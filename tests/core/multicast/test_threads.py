@@ -162,7 +162,7 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(team: Team, closing: 
         multicast.bind_memory(other, STEP, size=STEP, assume_all_added=True)
         multicast.export().close()
         {"multicast": multicast, "allocation": allocation}[closing].close()
-        thing = multicast._native if closing == "multicast" else allocation._native
+        thing = multicast.handle if closing == "multicast" else allocation.handle
         assert ("release_allocation", thing) not in backend.calls
     finally:
         go_on.set()
@@ -170,7 +170,7 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(team: Team, closing: 
     assert not thread.is_alive()
     assert len(errors) == 1
     close_all(multicast, allocation, other)
-    unbound = backend.calls.index(("unbind", multicast._native, 0, 0, STEP))
+    unbound = backend.calls.index(("unbind", multicast.handle, 0, 0, STEP))
     assert unbound < backend.calls.index(("release_allocation", thing))
     assert not backend.live
 

@@ -273,7 +273,7 @@ def die() -> None:
 def wrap(call: str, when: str) -> None:
     """Die before or after a call of the backend, or of the delivery of handles."""
     owners: dict[str, Any] = {"post": team, "take": delivery.Inbox, "map": gi.MulticastObject}
-    owner = owners.get(call, type(gi.get_backend("cuda").devices()[0]._backend))
+    owner = owners.get(call, type(gi.get_backend("cuda").devices()[0].driver))
     real = getattr(owner, call)
 
     def wrapped(*arguments: Any, **named: Any) -> Any:

@@ -56,7 +56,7 @@ def test_what_another_process_has_on_another_gpu_goes_into_its_vulkan(
 def test_a_gpu_that_is_hidden_from_the_importer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver then says -2 of where the memory is (measured); nobody is refused for it, as a mapping works."""
     device = gi.get_backend("cuda").device(0)
-    backend = device._backend
+    backend = device.driver
     assert isinstance(backend, CudaBackend)
     call = backend._driver.call
 
@@ -68,9 +68,9 @@ def test_a_gpu_that_is_hidden_from_the_importer(monkeypatch: pytest.MonkeyPatch)
         return found
 
     with device.allocate(1) as allocation:
-        assert backend.location(allocation._native) == 0
+        assert backend.location(allocation.handle) == 0
         monkeypatch.setitem(vars(backend._driver), "call", hidden)
-        assert backend.location(allocation._native) is None
+        assert backend.location(allocation.handle) is None
         with device.import_allocation(exported(allocation, known=False), allocation.size) as again:
             again.buffer.fill(9)
             assert content(allocation.buffer, 1) == b"\x09"

@@ -158,7 +158,7 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
     from cuda.bindings import driver as cuda
 
     given: dict[str, Any] = {}
-    backend: Any = device._backend
+    backend: Any = device.driver
 
     def noted(call: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def note(*arguments: Any) -> Any:
@@ -357,7 +357,7 @@ def test_a_driver_that_enqueues_nothing(
     simulator.fail(call, code=719)
     with pytest.raises(gi.DriverError, match=call):
         getattr(made, enqueue)(stream, 1)
-    assert stream._known_as().waiting_for() == ""
+    assert stream.known_as().waiting_for() == ""
     assert counter.value == 0
     made.signal(stream, 1)
     made.wait(stream, 1)

@@ -32,7 +32,7 @@ def test_what_was_made_is_handed_out_where_the_call_behind_it_fails(
 
     reported: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda hook: reported.append(str(hook.exc_value)))
-    _ = device._native  # its context is made, and stays
+    _ = device.handle  # its context is made, and stays
     before = simulator.live()
     makes: list[Callable[[], Any]] = [device.create_stream, lambda: device.allocate(1)]
     for make in makes:
@@ -55,7 +55,7 @@ def test_a_graph_with_a_node_of_a_newer_type(
     simulator: Simulator, device: gi.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It neither signals nor waits: those are known."""
-    backend: Any = device._backend
+    backend: Any = device.driver
     api = backend._driver.api
 
     class Newer:

@@ -18,5 +18,5 @@ def hip(bindings: Any) -> Any:
 @pytest.fixture
 def holds() -> dict[str, bool]:
     """What AMD's runtime does in the version under test, of what it does in some."""
-    found: dict[str, bool] = gi.get_backend("hip")._native._driver.facts.holds  # type: ignore[attr-defined]
+    found: dict[str, bool] = gi.get_backend("hip").driver._driver.facts.holds  # type: ignore[attr-defined]
     return found

@@ -36,7 +36,7 @@ def test_a_runtime_that_names_the_importer(
     theirs = scope.enter_context(
         second.import_allocation(exported(ours, known=False), ours.size, access=[first])  # who needs no access
     )
-    assert _backend().location(theirs._native) is None
+    assert _backend().location(theirs.handle) is None
     theirs.buffer_on(first).fill(6)
     assert content(ours.buffer, 1) == content(theirs.buffer, 1) == b"\x06"
 
@@ -58,7 +58,7 @@ def test_granularity_is_asked_with_the_device_current(
 
 
 def _backend() -> HipBackend:
-    native = gi.get_backend("hip")._native
+    native = gi.get_backend("hip").driver
     assert isinstance(native, HipBackend)
     return native
 
@@ -68,16 +68,16 @@ def test_a_runtime_that_does_not_tell_where_memory_is(monkeypatch: pytest.Monkey
     backend = _backend()
     driver = backend._driver
     with gi.get_backend("hip").device().allocate(1) as allocation:
-        assert backend.location(allocation._native) == 0
+        assert backend.location(allocation.handle) == 0
         count = driver.call
         monkeypatch.setitem(
             vars(driver), "call", lambda name, *rest: 0 if name == "hipGetDeviceCount" else count(name, *rest)
         )
-        assert backend.location(allocation._native) is None
+        assert backend.location(allocation.handle) is None
         monkeypatch.undo()
         has, telling = driver.has, "hipMemGetAllocationPropertiesFromHandle"
         monkeypatch.setitem(vars(driver), "has", lambda name: name != telling and has(name))
-        assert backend.location(allocation._native) is None
+        assert backend.location(allocation.handle) is None
 
 
 def test_no_multicast(simulator: Simulator) -> None:

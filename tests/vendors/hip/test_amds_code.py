@@ -61,8 +61,8 @@ def test_an_address_range_is_reserved_once(simulator: Simulator, device: gi.Devi
 @pytest.mark.parametrize("whose", ["ours", "another library's"])
 def test_an_event_goes_before_its_stream(device: gi.Device, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """AMD's runtime reads the stream of an event that it is asked for (hip_event.cpp:439, 461; ROCm/clr #157)."""
-    backend: Any = device._backend
-    theirs = backend.create_stream(device._native)
+    backend: Any = device.driver
+    theirs = backend.create_stream(device.handle)
     there: set[Any] = set()
     left: list[int] = []
 
@@ -118,7 +118,7 @@ def peer() -> gi.Device:
 @pytest.mark.timeout(60)
 def test_the_work_of_a_device_is_waited_for_before_its_memory_goes(peer: gi.Device, scope: ExitStack) -> None:
     """``hipFree`` of an import waits for device 0, whichever has imported it; this work only HIP knows of."""
-    if peer._backend.holds_gil:
+    if peer.driver.holds_gil:
         pytest.skip("a call of this binding that blocks holds all threads")
     hip = Runtime("libamdhip64.so")
     exporter = scope.enter_context(open_party("memfd", peer))
@@ -256,13 +256,13 @@ def test_the_least_granularity(device: gi.Device) -> None:
 
 def test_a_map_that_has_failed_is_not_unmapped(device: gi.Device) -> None:
     """``hipMemMap`` says success of it, and to unmap what is not mapped ends the process (hip_vm.cpp:252, 353)."""
-    backend: Any = device._backend
+    backend: Any = device.driver
     with device.allocate(1) as allocation:
-        too_large = copy.copy(allocation._native)
+        too_large = copy.copy(allocation.handle)
         too_large.size *= 2
         for _ in range(3):
             with pytest.raises(gi.DriverError) as caught:
-                backend.map_allocation(too_large, [device._native])
+                backend.map_allocation(too_large, [device.handle])
             assert caught.value.call == "hipMemSetAccess"
         allocation.buffer.fill(1)
         assert allocation.buffer.view(1).nbytes == 1

@@ -37,7 +37,7 @@ WINDOWS_MEMORY: set[type[Any]] = {
 
 @pytest.fixture
 def driver() -> Driver:
-    native = gi.get_backend("hip")._native
+    native = gi.get_backend("hip").driver
     assert isinstance(native, HipBackend)
     return native._driver
 
@@ -228,7 +228,7 @@ def test_the_device_is_matched_by_its_bus() -> None:
     device = gi.get_backend("hip").device()
     assert device.uuid is None
     assert device.pci_bus_id is not None
-    assert gi.get_backend("hip")._native is device._backend
+    assert gi.get_backend("hip").driver is device.driver
     found = gi.DeviceIdentity(name="as Vulkan sees it", uuid=bytes(range(16)), pci_bus_id=device.pci_bus_id)
     assert device.identity.pci_bus_id == found.pci_bus_id
     assert "PCI bus id" in device.info.note

@@ -41,7 +41,7 @@ def test_out_of_memory_is_said_where_it_is_meant(simulator: Simulator, device: g
 def test_a_range_that_stays_mapped_is_not_used_again(
     simulator: Simulator, device: gi.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend: Any = device._backend
+    backend: Any = device.driver
     ranges, size, taken = backend._ranges, 50 << 20, list[int]()
     take = ranges.take
 
@@ -64,7 +64,7 @@ def test_a_range_that_stays_mapped_is_not_used_again(
     assert len(set(taken)) == 2
     assert ctypes.CDLL("libamdhip64.so").hipMemUnmap(ctypes.c_void_p(taken[0]), ctypes.c_size_t(size)) == 0
     allocation.close()  # it stays, for the driver may still have it mapped
-    allocation._native.release()
+    allocation.handle.release()
 
 
 @pytest.mark.parametrize("call", ["hipHostRegister", "hipHostGetDevicePointer"])
@@ -88,7 +88,7 @@ def test_no_error_of_ours_is_left_for_others(simulator: Simulator, device: gi.De
     assert not stream.query()  # hipErrorNotReady
     with open(os.devnull) as file, pytest.raises(gi.DriverError):
         device.import_memory(gi.OpaqueFd(file.fileno()), size=4096)
-    assert device._backend.is_pageable(device._native, id(stream))  # no address of HIP's: hipErrorInvalidValue
+    assert device.driver.is_pageable(device.handle, id(stream))  # no address of HIP's: hipErrorInvalidValue
     assert int(hip.hipPeekAtLastError()[0]) == 0
     word.host_signal(1)
     stream.synchronize(LIMIT)

@@ -254,12 +254,12 @@ def test_pinned_pages_are_given_back(simulator: Simulator, device: gi.Device) ->
 
 def test_words_at_their_edges(device: gi.Device) -> None:
     """Through the interface itself: what is stored is there for the CPU, and a wait ends with the CPU's store."""
-    backend: Any = device._backend
+    backend: Any = device.driver
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     word = ctypes.c_uint64.from_buffer(memory)
     host = ctypes.addressof(word)
-    pin, there = backend.pin(device._native, host, mmap.PAGESIZE)
-    stream = backend.create_stream(device._native)
+    pin, there = backend.pin(device.handle, host, mmap.PAGESIZE)
+    stream = backend.create_stream(device.handle)
     for value in (1, 2**31, 2**32 + 7, 2**63 - 1):
         backend.write_value(stream, there, value)
         backend.synchronize(stream)

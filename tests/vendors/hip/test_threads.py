@@ -63,7 +63,7 @@ def test_a_default_stream_waits_for_the_others(scope: ExitStack, device: gi.Devi
     numbers = (0, blocking) if waits == "the default stream" else (blocking, 0)
     first, second = (scope.enter_context(device.wrap_stream(number)) for number in numbers)
     semaphore.wait(first, 1)
-    with pytest.raises(gi.ResourceBusyError, match=first._known_as().label):
+    with pytest.raises(gi.ResourceBusyError, match=first.known_as().label):
         buffer.copy_to_host(np.zeros(32, np.uint8), stream=second)
     semaphore.host_signal(1)
     first.synchronize(LIMIT)
@@ -73,7 +73,7 @@ def test_a_default_stream_waits_for_the_others(scope: ExitStack, device: gi.Devi
 
 def test_holding_the_gil_is_as_the_bindings_are(simulator: Simulator, hip: Any) -> None:
     """Not as their version says: a call of theirs that blocks lets another thread run, or does not."""
-    backend = gi.get_backend("hip")._native
+    backend = gi.get_backend("hip").driver
     ticks = [0]
     stop = threading.Event()
 
@@ -138,7 +138,7 @@ OBJECTS = textwrap.dedent(
 
             return call
 
-    backend = gi.get_backend("hip")._native
+    backend = gi.get_backend("hip").driver
     recorder = backend._driver.api = Recorder(backend._driver.api)
     backend._driver.library = Recorder(backend._driver.library)
     devices = gi.get_backend("hip").devices()
@@ -195,12 +195,12 @@ OBJECTS = textwrap.dedent(
                 # Host memory, and a word of it.
                 page = mmap.mmap(-1, 4096)
                 address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-                pin, there = backend.pin(device._native, address, 4096)
+                pin, there = backend.pin(device.handle, address, 4096)
                 assert lies_on(there) == device.ordinal
-                backend.write_value(backend.adopt_stream(device._native, stream.ptr), there, 7)
+                backend.write_value(backend.adopt_stream(device.handle, stream.ptr), there, 7)
                 stream.synchronize(20)
                 assert page[:8] == (7).to_bytes(8, "little")
-                assert backend.is_idle(backend.adopt_stream(device._native, stream.ptr))
+                assert backend.is_idle(backend.adopt_stream(device.handle, stream.ptr))
                 backend.unpin(pin)
             buffer.close()
             memory.close(timeout=20)
@@ -230,7 +230,7 @@ OBJECTS = textwrap.dedent(
 
         for aside in (False, True):
             try:
-                device._native.run(struck, aside=aside)
+                device.handle.run(struck, aside=aside)
             except KeyError:
                 pass
             assert current() != device.ordinal

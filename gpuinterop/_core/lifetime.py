@@ -1,9 +1,9 @@
-"""Natives: the driver's objects, and what the release of each has to wait for.
+"""Lifetimes: the objects of drivers, and what the release of each has to wait for.
 
-Invariants of this module and of those that stand on it (`native_stream`, `gate`, `drain`):
+Invariants of this module and of those that stand on it (`known_stream`, `gate`, `drain`):
 
 1. A call never uses a released handle, and a handle is never released while a call with it is under way.
-2. A native is released only when it has no marks, nothing stands on it, and all its uses have passed.
+2. An object is released only when it has no marks, nothing stands on it, and all its uses have passed.
 3. A release that blocks the device runs only while no known wait is pending (`gate`).
 4. A pipeline that is never idle still releases.
 5. Work is ordered behind all earlier work on the same bytes.
@@ -13,12 +13,12 @@ Invariants of this module and of those that stand on it (`native_stream`, `gate`
 8. Objects made before a fork are dead in the child.
 9. The exit takes two seconds in all; from then on finalizers do nothing.
 
-A call takes no lock. It marks every native that it uses, then looks at their states, then calls::
+A call takes no lock. It marks every object that it uses, then looks at their states, then calls::
 
-    calls = native.calls
+    calls = lifetime.calls
     calls += MARK
     try:
-        if native.state is not LIVE: ...
+        if lifetime.state is not LIVE: ...
         ...
     finally:
         del calls[-1]
@@ -46,7 +46,7 @@ from .monitor import after_fork, dropped, locked
 
 if TYPE_CHECKING:
     from .gate import Gate
-    from .native_stream import NativeStream, Point, Streams
+    from .known_stream import KnownStream, Point, Streams
 
 T = TypeVar("T")
 
@@ -72,25 +72,25 @@ GONE: Final = frozenset({RELEASED, LEAKED, DEAD})
 
 
 class Standing(Enum):
-    """What happens to a native when one that it stands on is closed."""
+    """What happens to an object when one that it stands on is closed."""
 
     CHILD = "it is closed as well"
-    HOLDS = "it keeps the native"
-    YIELDS = "it goes when the native may be released"
+    HOLDS = "it keeps the object"
+    YIELDS = "it goes when the object may be released"
 
 
 _serials = itertools.count(1)
-_alive: dict[Native, None] = {}
+_alive: dict[Lifetime, None] = {}
 
-waiting_for_a_look: dict[Native, None] = {}
-"""Retired natives that may be ready for release."""
-endings: dict[Native, object] = {}
-"""Released natives whose callbacks the next drain runs, outside the monitor; and what each has kept, which it drops."""
-struck: list[Native] = []
-"""Natives that an exception struck while they were made or released; nothing tells how far the driver got."""
+waiting_for_a_look: dict[Lifetime, None] = {}
+"""Retired objects that may be ready for release."""
+endings: dict[Lifetime, object] = {}
+"""Released objects whose callbacks the next drain runs, outside the monitor; and what each has kept, which it drops."""
+struck: list[Lifetime] = []
+"""Objects that an exception struck while they were made or released; nothing tells how far the driver got."""
 
 
-class Native(Sole):
+class Lifetime(Sole):
     """One driver object, or an object of this library in its place.
 
     Parameters
@@ -99,8 +99,8 @@ class Native(Sole):
         Name in messages.
     release : callable, optional
         Called with the handle, once.
-    parents : sequence of Native
-        Natives that it stands on; they are released later.
+    parents : sequence of Lifetime
+        Objects that it stands on; they are released later.
     how : Standing
         How it stands on them.
     gate : Gate, optional
@@ -121,14 +121,14 @@ class Native(Sole):
     looks: Callable[[Any, int], bool] | None = None
     """Tells whether a semaphore's handle has a value; None if only the driver knows, and for what is not one."""
     noted_of_closed: ClassVar[bool] = False
-    """Whether it may be made of a native that is closed but not yet released."""
+    """Whether it may be made of an object that is closed but not yet released."""
 
     def __init__(
         self,
         noun: str,
         release: Callable[[Any], None] | None = None,
         *,
-        parents: Sequence[Native] = (),
+        parents: Sequence[Lifetime] = (),
         how: Standing = Standing.CHILD,
         gate: Gate | None = None,
         keep: object = None,
@@ -145,8 +145,8 @@ class Native(Sole):
         """Whether it is closed with the last of its children."""
         self.state = BORN
         self.calls: list[Any] = Marks()
-        self.standing: dict[Native, Standing] = {}
-        self.uses: dict[NativeStream, Any] = {}
+        self.standing: dict[Lifetime, Standing] = {}
+        self.uses: dict[KnownStream, Any] = {}
         """How each stream used it: the bytes, or the last value signalled."""
         self.untracked: Sequence[Any] = ()
         """Devices (`Streams`) whose streams may all use it, because its address was handed out."""
@@ -178,7 +178,7 @@ class Native(Sole):
         return made
 
     def open(self) -> None:
-        """Open a native that needs no native call."""
+        """Open an object that needs no native call."""
         _open(self)
 
     @property
@@ -231,7 +231,7 @@ class Native(Sole):
         mine = self.device is device or device in self.untracked
         return mine or any(parent.is_of(device) for parent in self.parents)
 
-    def streams(self) -> list[NativeStream]:
+    def streams(self) -> list[KnownStream]:
         """Streams whose work the release waits for."""
         used = self.uses.copy()
         if not self.untracked:
@@ -240,7 +240,7 @@ class Native(Sole):
 
     @property
     def stays(self) -> bool:
-        """Whether it is never released, because a native on it could not be."""
+        """Whether it is never released, because an object on it could not be."""
         return any(one.state is LEAKED or one.stays for one in self.standing.copy())
 
     def what_holds(self) -> str:
@@ -280,79 +280,79 @@ class Native(Sole):
         return f"<{self.label} {self.state.value}>"
 
 
-def _enter(native: Native) -> None:
-    for parent in native.parents:
-        if parent.state is not LIVE and not (native.noted_of_closed and parent.state is RETIRED):
+def _enter(lifetime: Lifetime) -> None:
+    for parent in lifetime.parents:
+        if parent.state is not LIVE and not (lifetime.noted_of_closed and parent.state is RETIRED):
             parent.check()
-    for parent in native.parents:
-        parent.standing[native] = native.how
-    _alive[native] = None
+    for parent in lifetime.parents:
+        parent.standing[lifetime] = lifetime.how
+    _alive[lifetime] = None
 
 
 _begin = locked(_enter)
 
 
 @locked
-def _open(native: Native) -> None:
-    _enter(native)
-    native.state = LIVE
+def _open(lifetime: Lifetime) -> None:
+    _enter(lifetime)
+    lifetime.state = LIVE
 
 
 @locked
-def _came_up(native: Native, made: Any) -> None:
-    if native.state is BORN:  # else it is the parent process's
-        native.handle = made
-        native.state = LIVE
-    closed = any(parent.state is not LIVE for parent in native.parents)
-    if closed and not native.noted_of_closed:
-        _retire(native, None)
+def _came_up(lifetime: Lifetime, made: Any) -> None:
+    if lifetime.state is BORN:  # else it is the parent process's
+        lifetime.handle = made
+        lifetime.state = LIVE
+    closed = any(parent.state is not LIVE for parent in lifetime.parents)
+    if closed and not lifetime.noted_of_closed:
+        _retire(lifetime, None)
 
 
 @locked
-def _failed(native: Native, error: BaseException) -> None:
-    """End a native that the caller does not get."""
-    if native.state is BORN:
+def _failed(lifetime: Lifetime, error: BaseException) -> None:
+    """End an object that the caller does not get."""
+    if lifetime.state is BORN:
         if (release := left_to_core(error)) is not None:  # it is made after all, and released as what is closed
-            native.handle, native.release = release, operator.call
-            native.state = LIVE
+            lifetime.handle, lifetime.release = release, operator.call
+            lifetime.state = LIVE
         elif isinstance(error, GpuInteropError):  # the driver has said that it made nothing
-            native.release = native.gate = None
-            native.behind = []
-            native.state = LIVE
+            lifetime.release = lifetime.gate = None
+            lifetime.behind = []
+            lifetime.state = LIVE
         else:
-            strike(native, "made")
-    _retire(native, None)
+            strike(lifetime, "made")
+    _retire(lifetime, None)
 
 
-def strike(native: Native, what: str) -> None:
-    """Give up a native that an exception struck while it was made or released. Called under the monitor."""
-    native.problem = f"an exception struck while it was {what}"
-    struck.append(native)
-    native.state = LEAKED  # its parents stay: the driver may have it
+def strike(lifetime: Lifetime, what: str) -> None:
+    """Give up an object that an exception struck while it was made or released. Called under the monitor."""
+    lifetime.problem = f"an exception struck while it was {what}"
+    struck.append(lifetime)
+    lifetime.state = LEAKED  # its parents stay: the driver may have it
 
 
 @locked
-def retire(native: Native) -> None:
-    """End use of it, of its children, and of natives that close with their last child."""
-    _retire(native, None)
+def retire(lifetime: Lifetime) -> None:
+    """End use of it, of its children, and of objects that close with their last child."""
+    _retire(lifetime, None)
 
 
-def _retire(native: Native, under: Native | None) -> None:
+def _retire(lifetime: Lifetime, under: Lifetime | None) -> None:
     """Retire it, and, unless that is `under`, which is being retired, a parent that ends with it."""
-    if native.state is not LIVE:
+    if lifetime.state is not LIVE:
         return
-    native.ending()
-    for one, how in list(native.standing.items()):
+    lifetime.ending()
+    for one, how in list(lifetime.standing.items()):
         if how is Standing.CHILD:
-            _retire(one, native)
-    waiting_for_a_look[native] = None
-    native.state = RETIRED
-    if native.is_bare and not native.calls.copy():  # it needs no drain
-        leave(native)
-        native.state = RELEASED
-    if native.how is not Standing.CHILD:
+            _retire(one, lifetime)
+    waiting_for_a_look[lifetime] = None
+    lifetime.state = RETIRED
+    if lifetime.is_bare and not lifetime.calls.copy():  # it needs no drain
+        leave(lifetime)
+        lifetime.state = RELEASED
+    if lifetime.how is not Standing.CHILD:
         return
-    for parent in native.parents:
+    for parent in lifetime.parents:
         if parent is under or not parent.ends_with_children:
             continue
         if not any(
@@ -362,80 +362,80 @@ def _retire(native: Native, under: Native | None) -> None:
 
 
 @locked
-def add_callback(native: Native, callback: Callable[[], None]) -> None:
-    """Call `callback` when the native is released."""
-    native.callbacks.append(callback)
-    if native.state in GONE:
-        endings.setdefault(native)
+def add_callback(lifetime: Lifetime, callback: Callable[[], None]) -> None:
+    """Call `callback` when the object is released."""
+    lifetime.callbacks.append(callback)
+    if lifetime.state in GONE:
+        endings.setdefault(lifetime)
 
 
 @locked
-def revive(native: Native) -> bool:
-    """Reopen a native that has no driver object of its own; False if it is too late."""
-    if native.state in (RELEASING, LEAKED, DEAD):
+def revive(lifetime: Lifetime) -> bool:
+    """Reopen an object that has no driver object of its own; False if it is too late."""
+    if lifetime.state in (RELEASING, LEAKED, DEAD):
         return False
-    native.behind = None
-    _alive[native] = None
-    native.state = LIVE
+    lifetime.behind = None
+    _alive[lifetime] = None
+    lifetime.state = LIVE
     return True
 
 
 @locked
 def retire_dropped() -> None:
-    """Retire the natives that finalizers queued, and look again at those that are: their last array may be gone."""
+    """Retire the objects that finalizers queued, and look again at those that are: their last array may be gone."""
     while dropped:
-        native = dropped.popleft()
-        _retire(native, None)
-        if native.state is RETIRED:
-            waiting_for_a_look[native] = None
+        lifetime = dropped.popleft()
+        _retire(lifetime, None)
+        if lifetime.state is RETIRED:
+            waiting_for_a_look[lifetime] = None
 
 
-def leave(native: Native) -> None:
+def leave(lifetime: Lifetime) -> None:
     """Note that it is released, so that its parents may be. Called under the monitor."""
-    _alive.pop(native, None)
-    for parent in native.parents:
-        parent.standing.pop(native, None)
+    _alive.pop(lifetime, None)
+    for parent in lifetime.parents:
+        parent.standing.pop(lifetime, None)
         if parent.state is RETIRED:
             waiting_for_a_look[parent] = None
 
 
 @locked
-def hold(native: Native, user: Native) -> None:
-    """Keep an open native until its user is released, as a graph keeps what its work uses."""
-    if user not in native.standing:
-        native.check()
-        user.parents = (*user.parents, native)
-        native.standing[user] = Standing.HOLDS
+def hold(lifetime: Lifetime, user: Lifetime) -> None:
+    """Keep an open object until its user is released, as a graph keeps what its work uses."""
+    if user not in lifetime.standing:
+        lifetime.check()
+        user.parents = (*user.parents, lifetime)
+        lifetime.standing[user] = Standing.HOLDS
 
 
 @locked
-def note_use(native: Native, stream: NativeStream, value: Any) -> None:
+def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
     """Note that a stream's work uses it. Forget streams that are gone."""
-    if stream not in native.uses:
-        for known in [known for known in native.uses if known.forgotten]:
-            del native.uses[known]
-    native.uses[stream] = value
+    if stream not in lifetime.uses:
+        for known in [known for known in lifetime.uses if known.forgotten]:
+            del lifetime.uses[known]
+    lifetime.uses[stream] = value
 
 
 @locked
-def forget_use(native: Native, stream: NativeStream) -> None:
+def forget_use(lifetime: Lifetime, stream: KnownStream) -> None:
     """Note that a stream has finished all its work with it."""
-    native.uses.pop(stream, None)
+    lifetime.uses.pop(stream, None)
 
 
 def count_alive() -> int:
-    """Count the natives that are not released."""
+    """Count the objects that are not released."""
     return len(_alive)
 
 
-def alive() -> list[Native]:
-    """All natives that are not released."""
+def alive() -> list[Lifetime]:
+    """All objects that are not released."""
     return list(_alive)
 
 
 @after_fork
 def _forked() -> None:
-    for native in _alive:
-        native.state = DEAD
+    for lifetime in _alive:
+        lifetime.state = DEAD
     for shared in (_alive, waiting_for_a_look, endings, struck):
         shared.clear()

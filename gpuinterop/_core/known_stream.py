@@ -1,4 +1,4 @@
-"""Native streams: the pending work, the failure and the capture of each.
+"""Lifetime streams: the pending work, the failure and the capture of each.
 
 Wrappers come and go, but `Streams` knows each native stream once: all its wrappers share its waits, its failure and its
 capture.
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again, report
 from .gate import Gate, waiting
+from .lifetime import GONE, LIVE, MARK, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
 from .monitor import after_fork, locked
-from .native import GONE, LIVE, MARK, RELEASING, RETIRED, Native, Standing, retire, revive, waiting_for_a_look
 
 if TYPE_CHECKING:
-    from ..backend import Backend, Native as Handle
+    from ..backend import Backend, DriverHandle
     from .graph import Graph
 
 T = TypeVar("T")
@@ -33,14 +33,14 @@ _REMEMBERED: Final = 256  # closed native streams that are remembered
 order = itertools.count(1)
 """Numbers enqueued work, to tell later which work was behind a wait that failed."""
 
-pointed: dict[NativeStream, None] = {}
+pointed: dict[KnownStream, None] = {}
 """Streams with points that may not be reached."""
 
 
 class CapturedError(InvalidArgumentError):
     """The stream's work goes into a graph; the driver would refuse the call too, and abandon the capture."""
 
-    def __init__(self, stream: NativeStream) -> None:
+    def __init__(self, stream: KnownStream) -> None:
         super().__init__("stream", f"{stream.label} is being captured: its work runs when the graph is launched.")
 
 
@@ -49,14 +49,14 @@ class Wait:
 
     Attributes
     ----------
-    semaphore : Native
+    semaphore : Lifetime
     value : int or None
     ms : int or None
         Milliseconds after which the stream fails, where the driver has a time limit.
     number : int
         When the stream was ordered behind it; 0 for a driver's own, which cannot be let go on.
     reached : callable or None
-        Tells whether the wait passes by itself, where the semaphore cannot tell (`Native.looks`).
+        Tells whether the wait passes by itself, where the semaphore cannot tell (`Lifetime.looks`).
     enqueued : bool
         Whether the driver has it.
     covered : bool
@@ -68,7 +68,7 @@ class Wait:
         Why the signal will not come; the waiting streams were let go on.
     """
 
-    semaphore: Native
+    semaphore: Lifetime
     value: int | None = None
     ms: int | None = None
     number = 0
@@ -81,7 +81,7 @@ class Wait:
     _origin: Wait | None = None
 
     @classmethod
-    def of(cls, semaphore: Native, value: int | None = None) -> Wait:
+    def of(cls, semaphore: Lifetime, value: int | None = None) -> Wait:
         """Make one. `ExternalSemaphore.wait` does it in line: a call costs as much as all else."""
         wait = cls()
         wait.semaphore = semaphore
@@ -105,7 +105,7 @@ class Wait:
         """Whether it passes without a further signal. `reached` must not be called once the semaphore is released."""
         return self.passed or self.semaphore.ask(self._is_signalled, True)
 
-    def _is_signalled(self, handle: Handle) -> bool:
+    def _is_signalled(self, handle: DriverHandle) -> bool:
         if self.reached is not None:
             return self.reached()
         looks = self.semaphore.looks
@@ -123,11 +123,11 @@ class Waits(Wait):
 
     Attributes
     ----------
-    semaphores : sequence of Native
+    semaphores : sequence of Lifetime
     values : sequence of int or None
     """
 
-    semaphores: Sequence[Native]
+    semaphores: Sequence[Lifetime]
     values: Sequence[int | None]
 
     def is_there(self) -> bool:
@@ -152,7 +152,7 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
 
 
 @locked
-def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> None:
+def _fail_behind(stream: KnownStream, wait: Wait, error: GpuInteropError) -> None:
     first = next((one.number for one in stream.waits.copy() if one.origin is wait and not one.implied), None)
     if first is not None:
         stream.fail(error)
@@ -160,17 +160,17 @@ def _fail_behind(stream: NativeStream, wait: Wait, error: GpuInteropError) -> No
 
 
 @locked
-def fail_stream(stream: NativeStream, error: GpuInteropError) -> None:
+def fail_stream(stream: KnownStream, error: GpuInteropError) -> None:
     """Fail a stream whose work has had no effect."""
     stream.fail(error)
 
 
-class Moment(Native):
+class Moment(Lifetime):
     """An event behind everything that a stream was given before it."""
 
     __slots__ = ("covers",)
 
-    def __init__(self, noun: str, stream: NativeStream, how: Standing) -> None:
+    def __init__(self, noun: str, stream: KnownStream, how: Standing) -> None:
         # On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream.
         super().__init__(noun, stream.backend.destroy_event, parents=(stream,), how=how, keep=stream.keep)
         self.covers = [wait for wait in stream.enqueued() if not wait.covered]
@@ -182,11 +182,11 @@ class Point(Moment):
     __slots__ = ("stream", "waiters")
     noted_of_closed = True  # the end of a closed stream is a point
 
-    def __init__(self, stream: NativeStream) -> None:
+    def __init__(self, stream: KnownStream) -> None:
         super().__init__("event", stream, Standing.HOLDS)
         self.stream = stream
-        self.waiters: dict[Native, None] = {}
-        """Natives that a drain looks at again once it is reached."""
+        self.waiters: dict[Lifetime, None] = {}
+        """Objects that a drain looks at again once it is reached."""
 
     def is_reached(self) -> bool:
         """Ask the driver; never blocks."""
@@ -227,7 +227,7 @@ def _reached(point: Point) -> None:
 
 
 @locked
-def _note_anew(stream: NativeStream, wait: Wait) -> None:
+def _note_anew(stream: KnownStream, wait: Wait) -> None:
     """Note an inherited wait again: the stream may have passed the first event it stood behind, but not this one."""
     twin = next((one for one in stream.waits.copy() if one.origin is wait.origin), None)
     wait.number = next(order) if twin is None else twin.number
@@ -239,7 +239,7 @@ def _note_anew(stream: NativeStream, wait: Wait) -> None:
 
 
 @locked
-def settle(stream: NativeStream, passed: list[Wait]) -> None:
+def settle(stream: KnownStream, passed: list[Wait]) -> None:
     """Note that waits have passed."""
     for wait in passed:
         wait.passed = True
@@ -253,7 +253,7 @@ def settle(stream: NativeStream, passed: list[Wait]) -> None:
             waiting[stream] = None
 
 
-class NativeStream(Native):
+class KnownStream(Lifetime):
     """One native stream of a device. Made by `Streams`.
 
     Attributes
@@ -305,7 +305,7 @@ class NativeStream(Native):
         """Whether it can no longer be found."""
         return self.state in GONE and not self.device.remembers(self)
 
-    def streams(self) -> list[NativeStream]:
+    def streams(self) -> list[KnownStream]:
         """Its own release waits for its end."""
         return [self] if self.owned else []
 
@@ -313,7 +313,7 @@ class NativeStream(Native):
         """Set `odd` anew. Under the monitor, after each change of what it stands for."""
         self.odd = self.captured or self.failure is not None or self.thread is not None
 
-    def _let_go(self, handle: Handle) -> None:
+    def _let_go(self, handle: DriverHandle) -> None:
         if self.owned:
             self.backend.destroy_stream(handle)
         self.kept.clear()
@@ -331,7 +331,7 @@ class NativeStream(Native):
         if (failure := wait.origin.failure) is not None:  # `fail_wait` may have missed the stream
             _fail_behind(self, wait.origin, failure)
 
-    def before(self) -> list[NativeStream]:
+    def before(self) -> list[KnownStream]:
         """Streams whose waits it may stand behind: itself; for other libraries' streams also the default stream."""
         return [
             one
@@ -343,7 +343,7 @@ class NativeStream(Native):
         """The waits that may be pending."""
         return [wait for wait in self.waits.copy() if not wait.passed]
 
-    def inherits(self, other: NativeStream) -> list[Wait]:
+    def inherits(self, other: KnownStream) -> list[Wait]:
         """The waits that it will stand behind once it is ordered behind `other`, except its own."""
         own = set(self.waits.copy())
         found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
@@ -354,7 +354,7 @@ class NativeStream(Native):
         """The waits that newly enqueued work stands behind."""
         return [wait for wait in self.waits.copy() if wait.enqueued]
 
-    def stuck_behind(self, *seen: NativeStream) -> Wait | None:
+    def stuck_behind(self, *seen: KnownStream) -> Wait | None:
         """A wait that it cannot pass until this process signals: no other one could, and no stream will."""
         seen = (*seen, self)
         for wait in (one.origin for one in self.pending()):
@@ -400,7 +400,7 @@ class NativeStream(Native):
         if self.captured and self.graph is None:
             raise CapturedError(self)
 
-    def uncaptured(self, call: Callable[[Handle], T], gone: T) -> T:
+    def uncaptured(self, call: Callable[[DriverHandle], T], gone: T) -> T:
         """Ask as `ask`, but raise `CapturedError` if its work goes into a graph; hold our captures up meanwhile."""
         calls = self.calls
         calls += MARK  # before the look: see `graph.capture`
@@ -432,7 +432,7 @@ class NativeStream(Native):
         """Whether it is idle; for another thread's own default stream, by its points, even after the thread ended."""
         return not self.points if self.elsewhere else self.is_idle()
 
-    def with_event(self, use: Callable[[Handle], T]) -> T | None:
+    def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
         """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
         if self.elsewhere:
             return None if (last := self.last_point()) is None else last.ask(use, None)
@@ -561,14 +561,14 @@ class NativeStream(Native):
 
 
 @locked
-def _tell(stream: NativeStream) -> GpuInteropError | None:
+def _tell(stream: KnownStream) -> GpuInteropError | None:
     """Note that the caller will raise the failure: in one step, for a new wrapper forgets a failure that was told."""
     stream.told = stream.failure is not None
     return stream.failure
 
 
 @locked
-def _drop(stream: NativeStream, entry: list[Any]) -> None:
+def _drop(stream: KnownStream, entry: list[Any]) -> None:
     if stream.kept and stream.kept[0] is entry:  # else another thread has dropped it
         del stream.kept[0]
 
@@ -593,21 +593,21 @@ class Streams:
     def __init__(self, backend: Backend, gate: Gate) -> None:
         self.backend = backend
         self.gate = gate
-        self.table: dict[Hashable, NativeStream] = {}
+        self.table: dict[Hashable, KnownStream] = {}
         self.limit = _REMEMBERED
         gate.devices.append(self)
 
-    def known(self) -> list[NativeStream]:
+    def known(self) -> list[KnownStream]:
         """Streams that may have work."""
         return [stream for stream in self.table.copy().values() if stream.state not in GONE]
 
-    def remembers(self, stream: NativeStream) -> bool:
+    def remembers(self, stream: KnownStream) -> bool:
         """Whether a new wrapper may find it."""
         return self.table.get(stream.key) is stream
 
-    def create(self, call: Callable[[], Handle]) -> NativeStream:
+    def create(self, call: Callable[[], DriverHandle]) -> KnownStream:
         """Make a stream of ours with `call`."""
-        stream = NativeStream(self, owned=True)
+        stream = KnownStream(self, owned=True)
         handle = stream.create(call)
         try:
             _name(stream, self.backend.stream_key(handle), self.backend.stream_pointer(handle))
@@ -616,17 +616,17 @@ class Streams:
             raise
         return stream
 
-    def adopt(self, handle: Handle, keep: object) -> tuple[NativeStream, Native]:
-        """Return the native of another library's stream, and a wrapper that keeps it open."""
-        wrapper = Native("Stream", keep=keep)
+    def adopt(self, handle: DriverHandle, keep: object) -> tuple[KnownStream, Lifetime]:
+        """Return what is known of another library's stream, and a wrapper that keeps it open."""
+        wrapper = Lifetime("Stream", keep=keep)
         return self._find(handle, wrapper), wrapper
 
-    def of_this_thread(self, handle: Handle) -> NativeStream:
+    def of_this_thread(self, handle: DriverHandle) -> KnownStream:
         """The calling thread's own default stream."""
         found = self.table.get((_PER_THREAD, id(_here.me)))
         return found if found is not None and found.state is LIVE and not found.elsewhere else self._find(handle, None)
 
-    def _find(self, handle: Handle, wrapper: Native | None) -> NativeStream:
+    def _find(self, handle: DriverHandle, wrapper: Lifetime | None) -> KnownStream:
         pointer = self.backend.stream_pointer(handle)
         thread = _here.me if pointer == _PER_THREAD else None
         key: Hashable = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
@@ -636,7 +636,7 @@ class Streams:
 
 
 @locked
-def _name(stream: NativeStream, key: Hashable, pointer: int) -> None:
+def _name(stream: KnownStream, key: Hashable, pointer: int) -> None:
     stream.key, stream.pointer = (key, None), pointer
     stream.device.table[stream.key] = stream
     _forget(stream.device)
@@ -644,8 +644,8 @@ def _name(stream: NativeStream, key: Hashable, pointer: int) -> None:
 
 @locked
 def _intern(
-    device: Streams, key: Hashable, pointer: int, handle: Handle, wrapper: Native | None, thread: _Me | None
-) -> NativeStream:
+    device: Streams, key: Hashable, pointer: int, handle: DriverHandle, wrapper: Lifetime | None, thread: _Me | None
+) -> KnownStream:
     stream = device.table.get(key)
     if stream is not None and stream.owned and stream.state in (RETIRED, RELEASING):
         stream.check()
@@ -657,7 +657,7 @@ def _intern(
     ):
         if stream is not None:
             retire(stream)  # of a thread that has ended: another has its number now
-        stream = NativeStream(device, owned=False)
+        stream = KnownStream(device, owned=False)
         stream.key, stream.pointer, stream.handle = key, pointer, handle
         if thread is not None:
             stream.thread = weakref.ref(thread)
