@@ -36,7 +36,7 @@ from multiprocessing import context, reduction
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from . import system
-from ._arguments import Sole, check_int, check_type
+from ._arguments import Sole, check_int, check_type, inside
 from .errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, LeakedResourceWarning
 
 __all__ = [
@@ -283,6 +283,7 @@ class Handle(Sole):
             if kind is None:  # else the exception in flight says more
                 raise
 
+    @inside
     def check_open(self) -> None:
         if self._state is _State.OPEN:
             return
@@ -342,7 +343,7 @@ class FdHandle(Handle):
         super().__init__(origin=origin)
         self._fd = fd
         self._number = [fd]  # the thread that pops it owns it; a list gives it to one thread only
-        self._calls: list[int] = []  # threads that use it now: each notes itself, checks that it is open, then uses it
+        self.calls: list[int] = []  # threads that use it now: each notes itself, checks that it is open, then uses it
         self._trusted: bool | None = None
         if trusted is not None:
             self.trusted = trusted
@@ -445,29 +446,32 @@ class FdHandle(Handle):
         if not self._owned:
             self._number.clear()
             return
-        if (error := self._settle()) is not None:
+        if (error := self.settle()) is not None:
             raise HandleError(
                 f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
                 f"({error.strerror}); was it closed elsewhere? detach() hands it over."
             ) from error
 
-    def _lent(self, fd: int) -> Self:
+    @inside
+    def lent(self, fd: int) -> Self:
         """A handle like this one with a duplicate of its number, which it does not own."""
         twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _state=_State.OPEN, _owned=False, _fd=fd, _number=[fd], _calls=[])
+        twin.__dict__.update(self.__dict__, _state=_State.OPEN, _owned=False, _fd=fd, _number=[fd], calls=[])
         return twin
 
-    def _use(self, call: Callable[[int], T]) -> T:
+    @inside
+    def use(self, call: Callable[[int], T]) -> T:
         """Pass the number to `call`; the descriptor stays open until it returns."""
-        calls, mark = self._calls, (threading.get_ident(),)
+        calls, mark = self.calls, (threading.get_ident(),)
         calls += mark
         try:
             return call(self.fd)
         finally:
             calls.remove(mark[0])
-            self._settle()
+            self.settle()
 
-    def _settle(self) -> OSError | None:
+    @inside
+    def settle(self) -> OSError | None:
         """Close the number of a finished handle once; return the system's error if it was not open.
 
         If a call still uses the number, that call closes it at its end.
@@ -490,7 +494,7 @@ class FdHandle(Handle):
 
     def _threads(self) -> set[int]:
         """Threads that use the number now; a forked child does not count the parent's."""
-        calls = self._calls.copy()
+        calls = self.calls.copy()
         return set(calls).intersection(sys._current_frames()) if calls else set()
 
     def detach(self) -> int:
@@ -509,7 +513,7 @@ class FdHandle(Handle):
         >>> os.close(number)
         """
         self.check_open()
-        if threading.get_ident() in self._calls.copy():
+        if threading.get_ident() in self.calls.copy():
             raise HandleError(
                 f"handle: this signal handler struck inside a call that imports or duplicates this "
                 f"{type(self).__name__}; detach it after that call."
@@ -539,7 +543,7 @@ class FdHandle(Handle):
         ...     second.close()
         """
         try:
-            twin = self._use(lambda fd: self.adopt_duplicate(fd, origin=self.origin))
+            twin = self.use(lambda fd: self.adopt_duplicate(fd, origin=self.origin))
         except DriverError as error:
             raise HandleError(f"fd: {self._fd} cannot be duplicated ({error}); was it closed elsewhere?") from error
         twin._trusted = self._trusted
@@ -550,7 +554,7 @@ class FdHandle(Handle):
             return
         dropped = self._state is _State.OPEN
         self._state = _State.CLOSED
-        if self._settle() is None and dropped:  # else the interpreter or the user has closed it already
+        if self.settle() is None and dropped:  # else the interpreter or the user has closed it already
             warnings.warn(
                 f"{type(self).__name__}(fd={self._fd}) was dropped without close(), detach() or an import",
                 LeakedResourceWarning,
@@ -571,7 +575,7 @@ def use_all(handles: Sequence[FdHandle], call: Callable[[Sequence[int]], T], num
     """
     if not handles:
         return call(numbers)
-    return handles[0]._use(lambda fd: use_all(handles[1:], call, (*numbers, fd)))
+    return handles[0].use(lambda fd: use_all(handles[1:], call, (*numbers, fd)))
 
 
 class Win32Handle(Handle):
@@ -1228,7 +1232,7 @@ def _reduce_fd(handle: FdHandle) -> Any:
             "which pickles later? Pass it as an argument of the Process, or through a Pipe."
         )
     origin = handle.origin.untrusted() if handle.origin else None
-    return _rebuild_fd, (type(handle), handle._use(_pass), origin)
+    return _rebuild_fd, (type(handle), handle.use(_pass), origin)
 
 
 _passed: list[weakref.finalize[Any, Any]] = []

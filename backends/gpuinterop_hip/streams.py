@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 _numbers = itertools.count()
 
 
-class _Native(Made):
-    """A native stream of the runtime."""
+class _HipStream(Made):
+    """A stream of the runtime."""
 
     __slots__ = ()
     back = "hipStreamDestroy"
@@ -41,7 +41,7 @@ class _Native(Made):
         return self.device.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
 
 
-Kept = list[tuple[int, _Native]]
+Kept = list[tuple[int, _HipStream]]
 """Our closed streams, by device and priority, kept for reuse; each with its number.
 
 In a call on a default stream, AMD's runtime reads streams that another thread is destroying, and crashes
@@ -50,35 +50,35 @@ In a call on a default stream, AMD's runtime reads streams that another thread i
 
 
 class Stream(Made):
-    """A stream of one device, created here or adopted. A created one takes its native from `Kept`, and returns it."""
+    """A stream of one device, created here or adopted. A created one takes a stream of the runtime from `Kept`, and returns it."""
 
-    __slots__ = ("_kept", "_native", "pointer", "relative")
+    __slots__ = ("_kept", "_taken", "pointer", "relative")
 
     def __init__(self, gpu: Gpu, kept: Kept | None = None) -> None:
         super().__init__(gpu)
         self._kept: Kept = [] if kept is None else kept
-        self._native: tuple[int, _Native] | None = None
+        self._taken: tuple[int, _HipStream] | None = None
 
     def take(self, priority: int) -> None:
         """Take the oldest kept stream: the runtime spreads streams over its hardware queues in order of creation."""
         self._kept.sort(reverse=True)
         try:
-            self._native = self._kept.pop()
+            self._taken = self._kept.pop()
         except IndexError:
-            native = _Native(self.device)
-            native.make("hipStreamCreateWithPriority", _NON_BLOCKING, priority)
-            self._native = next(_numbers), native
-        self.know(self._native[1].handle)
+            made = _HipStream(self.device)
+            made.make("hipStreamCreateWithPriority", _NON_BLOCKING, priority)
+            self._taken = next(_numbers), made
+        self.know(self._taken[1].handle)
 
     def free(self) -> None:
-        """Keep its native for reuse, or destroy it."""
-        if (kept := self._native) is None:
+        """Keep the runtime's stream for reuse, or destroy it."""
+        if (kept := self._taken) is None:
             return
         if kept[1].is_whole():
             self._kept.append(kept)
         else:
             kept[1].free()
-        self._native = None
+        self._taken = None
 
     def know(self, pointer: int) -> None:
         self.pointer = pointer

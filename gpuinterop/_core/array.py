@@ -180,9 +180,9 @@ class ArrayLevel(NotAnArray):
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)
 
     def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
-        start = buffer._range(offset, self.nbytes, "offset")
+        start = buffer.range_of(offset, self.nbytes, "offset")
         check_stream(self._array.device, stream)
-        self._enqueue(buffer._address + start, stream, buffer, start, to_array=to_array)
+        self._enqueue(buffer.address + start, stream, buffer, start, to_array=to_array)
 
     def _enqueue(
         self, address: int, stream: Stream, buffer: Buffer | None = None, start: int = 0, *, to_array: bool,
@@ -197,8 +197,8 @@ class ArrayLevel(NotAnArray):
             elif known not in array.lifetime.uses:
                 note_use(array.lifetime, known, None)
             if buffer is not None:
-                buffer._use(stream, start, self.nbytes)
-            stream._enqueue(
+                buffer.use_on(stream, start, self.nbytes)
+            stream.enqueue(
                 lambda handle: array.driver.copy_level(
                     handle, array.handle, self.index, address, self.nbytes, to_array=to_array
                 ),
@@ -223,7 +223,7 @@ def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> Mipmappe
     if layout.layers < 0 or (layout.usage & ArrayUsage.CUBEMAP and layout.layers % 6):
         raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layout.layers}.")
     least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * layout.texel.nbytes
-    memory._check_range(layout.offset, 1, "the memory")
+    memory.check_range(layout.offset, 1, "the memory")
     if layout.offset + least > memory.size:
         raise InvalidArgumentError(
             "extent", f"level 0 alone needs {least} bytes from offset {layout.offset}; the memory has {memory.size}."

@@ -128,10 +128,11 @@ class Device(Sole):
                 f"expected a device of this process, got {self.name} of its parent: no driver survives a fork; "
                 "start processes by spawn or forkserver, or use the device in the child alone."
             )
-        handle: DriverHandle = self._once("handle", lambda: self.driver.open_device(self.info.ordinal))
+        handle: DriverHandle = self.once("handle", lambda: self.driver.open_device(self.info.ordinal))
         return handle
 
-    def _once(self, what: str, make: Callable[[], T]) -> T:
+    @inside
+    def once(self, what: str, make: Callable[[], T]) -> T:
         """Make something on first use; when two threads make it, the first one's stays."""
         found: T = self._opened[what] if what in self._opened else self._opened.setdefault(what, make())
         return found
@@ -265,7 +266,7 @@ class Device(Sole):
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
         count = check_nbytes(size)
-        self._check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
+        self.check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
         check_size(handle, count)
         whole = _dedicated(handle, dedicated)
         make_room()
@@ -307,16 +308,16 @@ class Device(Sole):
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         kind = type(handle)
-        if isinstance(handle, TimelineFd) and self._makes_timelines and handle._use(timeline.is_ours):
+        if isinstance(handle, TimelineFd) and self._makes_timelines and handle.use(timeline.is_ours):
             return cast("ExternalSemaphore[K]", self._import_own(handle))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
-        self._check_origin(handle, (origin_kind(handle.kind),))
+        self.check_origin(handle, (origin_kind(handle.kind),))
         drain()
         semaphore = ExternalSemaphore(self, kind, self._driver, keepalive=getattr(handle, "keepalive", None))
         device, backend = self.handle, self.driver
         lend(
             handle,
-            lambda lent: semaphore._create(lambda: backend.import_semaphore(device, lent)),
+            lambda lent: semaphore.make(lambda: backend.import_semaphore(device, lent)),
             user=f"{self.backend} import_semaphore",
             lifetime=semaphore.lifetime,
         )
@@ -360,7 +361,7 @@ class Device(Sole):
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
         count = check_nbytes(size)
         # A peer may map another GPU's allocation, so only the kind is checked here.
-        self._check_origin(handle, (OriginKind.ALLOCATION,), same_device=False)
+        self.check_origin(handle, (OriginKind.ALLOCATION,), same_device=False)
         check_size(handle, count)
         members = self._with(access)
         backend = self._allocations()
@@ -546,7 +547,7 @@ class Device(Sole):
         if isinstance(backend, HostSemaphoreBackend) and not (handle_type is TimelineFd and self._makes_timelines):
             semaphore = ExternalSemaphore(self, handle_type, self._driver, exportable=True)
             handle = self.handle
-            semaphore._create(lambda: backend.create_semaphore(handle, handle_type))
+            semaphore.make(lambda: backend.create_semaphore(handle, handle_type))
             return semaphore
         if handle_type is not TimelineFd:
             raise ArgumentTypeError("handle_type", f"{self.backend} creates timelines (TimelineFd) only.")
@@ -694,7 +695,9 @@ class Device(Sole):
             if not (lifetime.state is RETIRED and lifetime.is_of(self.streams)):
                 continue
             if not (wait_for(lifetime, left) or lifetime.stays):
-                raise ResourceBusyError(f"{lifetime.label} is still in use after {timeout:g} s: {lifetime.what_holds()}.")
+                raise ResourceBusyError(
+                    f"{lifetime.label} is still in use after {timeout:g} s: {lifetime.what_holds()}."
+                )
         tell_struck()
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -702,7 +705,8 @@ class Device(Sole):
     def _wrap(self, handle: DriverHandle, keep: object) -> Stream:
         return Stream(self, *self.streams.adopt(handle, keep))
 
-    def _consumer(self, pointer: int) -> Stream:
+    @inside
+    def consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
         key: Hashable = pointer
         handle: Any = None
@@ -722,8 +726,9 @@ class Device(Sole):
         self._consumers[key] = weakref.ref(stream)
         return stream
 
+    @inside
     @contextmanager
-    def _copy_stream(self) -> Generator[Stream]:
+    def copy_stream(self) -> Generator[Stream]:
         """A stream of ours for a copy without a `stream=` argument.
 
         Each copy under way has its own, so that no copy waits behind another. A failed stream is not used again.
@@ -751,9 +756,10 @@ class Device(Sole):
 
     @property
     def _driver(self) -> DriverSemaphores:
-        return self._once("semaphores", lambda: DriverSemaphores(self))
+        return self.once("semaphores", lambda: DriverSemaphores(self))
 
-    def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
+    @inside
+    def know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember an import: a graph's nodes name semaphores by number."""
         if isinstance(self.driver, GraphBackend) and semaphore.handle is not None:
             self._semaphores[self.driver.semaphore_pointer(semaphore.handle)] = semaphore
@@ -773,12 +779,12 @@ class Device(Sole):
 
     def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-        self._check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # its page is host memory
+        self.check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # its page is host memory
         drain()
         return self._own_timelines().load(handle)
 
     def _own_timelines(self) -> OwnTimelines:
-        return self._once("timelines", lambda: OwnTimelines(self))
+        return self.once("timelines", lambda: OwnTimelines(self))
 
     def _with(self, access: Sequence[Device]) -> list[Device]:
         """Itself and those of `access`, each once."""
@@ -801,7 +807,8 @@ class Device(Sole):
         if isinstance(handle, Win32Handle) and handle.name is not None:
             self.capabilities.require((Operation.IMPORT_BY_NAME, type(handle)))
 
-    def _check_origin(self, handle: Handle, kinds: Iterable[OriginKind], *, same_device: bool = True) -> None:
+    @inside
+    def check_origin(self, handle: Handle, kinds: Iterable[OriginKind], *, same_device: bool = True) -> None:
         """Refuse what drivers swallow, as far as the origin shows it."""
         origin = handle.origin
         if origin is None:

@@ -369,12 +369,14 @@ class Graph(Resource, Enqueues):
         """Keep an object that captured work uses."""
         hold(lifetime, self.lifetime)
 
-    def _note(self, mapping: Mapping, start: int, end: int) -> None:
+    @inside
+    def note(self, mapping: Mapping, start: int, end: int) -> None:
         """Note bytes that each launch will use."""
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
-    def _enter(self, known: KnownStream) -> None:
+    @inside
+    def enter(self, known: KnownStream) -> None:
         """Capture the stream's work from the next call on. Other calls stop querying it: a query ends the capture.
 
         Waits for calls that checked before and are under way, up to a limit: one may be in `Stream.synchronize`.
@@ -390,23 +392,26 @@ class Graph(Resource, Enqueues):
         known.captured = True
         known.note_odd()
 
+    @inside
     @locked
-    def _join(self, known: KnownStream) -> None:
+    def join(self, known: KnownStream) -> None:
         """Note the stream's new work as the graph's until the capture ends."""
         if known in self._joined:
             known.graph = self
 
+    @inside
     @locked
-    def _part(self, known: KnownStream) -> None:
-        """Undo `_join`: the call that would have brought the stream into the capture failed."""
+    def part(self, known: KnownStream) -> None:
+        """Undo `join`: the call that would have brought the stream into the capture failed."""
         if known in self._joined:
             self._joined.remove(known)
             known.graph = None
             known.captured = False
             known.note_odd()
 
+    @inside
     @locked
-    def _end(self) -> None:
+    def end(self) -> None:
         """End the capture."""
         for known in self._joined:
             known.graph = None
@@ -414,13 +419,15 @@ class Graph(Resource, Enqueues):
             known.note_odd()
         self._joined.clear()
 
-    def _leave(self) -> None:
-        """Refuse new work until the capture has ended; waits as `_enter` does."""
-        for known in self._joined.copy():  # another thread's `_part` may take one off the list
+    @inside
+    def leave(self) -> None:
+        """Refuse new work until the capture has ended; waits as `enter` does."""
+        for known in self._joined.copy():  # another thread's `part` may take one off the list
             known.graph = None
         system.until(lambda: not any(known.calls.copy() for known in self._joined.copy()), _PATIENCE_S)
 
-    def _finish(self, stream: Stream, known: KnownStream) -> None:
+    @inside
+    def finish(self, stream: Stream, known: KnownStream) -> None:
         device, backend = self.device.handle, self.driver
         graph = Lifetime("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self.lifetime,))
         graph.create(lambda: known.use(backend.end_capture))
@@ -463,22 +470,22 @@ def capture(stream: Stream) -> Iterator[Graph]:
     known = stream.known_as()
     graph = Graph(device, backend)
     try:
-        graph._enter(known)
+        graph.enter(known)
         try:
             known.use(backend.begin_capture)
-            graph._join(known)
+            graph.join(known)
             yield graph
-            graph._leave()
-            graph._finish(stream, known)
+            graph.leave()
+            graph.finish(stream, known)
         except BaseException:
-            graph._leave()
+            graph.leave()
             _abort(backend, device, known)
             raise
     except BaseException:
         graph.close()
         raise
     finally:
-        graph._end()
+        graph.end()
 
 
 def _abort(backend: GraphBackend, device: Device, known: KnownStream) -> None:

@@ -246,7 +246,7 @@ class View:
         self._buffer = buffer
         self._layout = layout
         self._dtype = layout.dtype
-        self._pointer = buffer._address + offset
+        self._pointer = buffer.address + offset
         self._token: object = None
         self.shape = layout.shape
         self.strides = layout.strides
@@ -354,16 +354,16 @@ class View:
             return None
         buffer = self._buffer
         if device_type == _CPU:
-            buffer._wait_for_users()
+            buffer.wait_for_users()
             return None
         if stream is None:
             stream = 0 if device_type == _ROCM else 1
-        consumer = buffer.device._consumer(stream)
-        if not buffer._is_used_by(consumer):  # by no other: the most frequent case
-            for user in buffer._users(consumer):
+        consumer = buffer.device.consumer(stream)
+        if not buffer.is_used_by(consumer):  # by no other: the most frequent case
+            for user in buffer.users(consumer):
                 if user.elsewhere or not user.uncaptured(buffer.driver.is_idle, True):
-                    consumer._follow(user)
-            buffer._use(consumer, 0, buffer._size)
+                    consumer.follow(user)
+            buffer.use_on(consumer, 0, buffer._size)
         return consumer
 
     def _described(self, address: int) -> dict[str, Any]:
@@ -391,7 +391,7 @@ class View:
         self._buffer.check_open()
         self._token = token
         interface = self._described(self._pointer)
-        if users := self._buffer._users(None):
+        if users := self._buffer.users(None):
             interface["stream"] = self._behind(users) or 1
         return interface
 
@@ -405,7 +405,7 @@ class View:
             fresh._warns = False
             meeting = self.__dict__.setdefault("_meeting", fresh)  # the first thread's stays
         for user in users:
-            meeting._follow(user)
+            meeting.follow(user)
         return meeting.ptr
 
     def __buffer__(self, flags: int) -> memoryview:
@@ -449,7 +449,7 @@ class View:
             ) from None
         array = self._array(self._pointer)
         array.base.hold = self._buffer.hold()
-        self._buffer._wait_for_users()  # CPU consumers have no streams
+        self._buffer.wait_for_users()  # CPU consumers have no streams
         array = array.view(own)
         return np.asarray(array, dtype) if copy is None else np.array(array, dtype, copy=copy)
 

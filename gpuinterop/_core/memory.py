@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from .. import system
-from .._arguments import NotAnArray, check_int, check_nbytes
+from .._arguments import NotAnArray, check_int, check_nbytes, inside
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
@@ -118,7 +118,8 @@ class Sized(Resource, NotAnArray):
         """Size in bytes."""
         return self._size
 
-    def _check_range(self, start: int, size: int, name: str, argument: str = "size") -> None:
+    @inside
+    def check_range(self, start: int, size: int, name: str, argument: str = "size") -> None:
         if start + min(size, 1) > self._size:  # the first byte is outside already
             raise InvalidArgumentError("offset", f"expected one in {name}, which has {self._size} bytes; got {start}.")
         if start + size > self._size:
@@ -244,7 +245,7 @@ class Buffer(Sized):
         super().__init__(Lifetime("Buffer", parents=(mapping,)), owner, device=device, size=size)
         self.mapping = mapping
         self.driver = device.driver
-        self._address = mapping.address + offset
+        self.address = mapping.address + offset
         self._offset = offset
         self.lifetime.open()
 
@@ -253,7 +254,7 @@ class Buffer(Sized):
         """Address of the first byte on the device."""
         self.check_open()
         self.mapping.expose()
-        return self._address
+        return self.address
 
     @property
     def offset(self) -> int:
@@ -304,18 +305,18 @@ class Buffer(Sized):
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
-            self._check_range(start, min(high - low, 1), "the buffer")
+            self.check_range(start, min(high - low, 1), "the buffer")
             raise InvalidArgumentError(
                 "shape",
                 f"{list(layout.shape)} of {layout.dtype.name} with strides {list(layout.strides)} covers bytes "
                 f"{low} to {high}; the buffer has {self._size}.",
             )
-        if beyond := (self._address + start) % layout.dtype.alignment:
+        if beyond := (self.address + start) % layout.dtype.alignment:
             step = layout.dtype.alignment
             raise InvalidArgumentError(
                 "offset",
                 f"expected an address that is a multiple of {step}, for {layout.dtype.name}; got "
-                f"{self._address + start:#x}, that of byte {start} of the buffer; pass {start + step - beyond}, or "
+                f"{self.address + start:#x}, that of byte {start} of the buffer; pass {start + step - beyond}, or "
                 "view bytes.",
             )
         return View(self, layout, start)
@@ -429,15 +430,15 @@ class Buffer(Sized):
         value = check_int(byte, "byte", minimum=0, maximum=255)
         start = check_nbytes(offset, "offset", minimum=0)
         count = max(self._size - start, 1) if size is None else check_nbytes(size)
-        self._range(start, count, "size")
-        self._on(stream, start, count, lambda handle: self.driver.fill(handle, self._address + start, value, count))
+        self.range_of(start, count, "size")
+        self._on(stream, start, count, lambda handle: self.driver.fill(handle, self.address + start, value, count))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
         array = HostArray(host, argument=argument, writable=to_host)
-        start = self._range(offset, array.nbytes, argument)
-        here = self._address + start
+        start = self.range_of(offset, array.nbytes, argument)
+        here = self.address + start
         target, source = (array.ptr, here) if to_host else (here, array.ptr)
         self._on(
             stream,
@@ -447,22 +448,25 @@ class Buffer(Sized):
             array=array,
         )
 
-    def _range(self, offset: int, size: int, argument: str) -> int:
+    @inside
+    def range_of(self, offset: int, size: int, argument: str) -> int:
         self.check_open()
         start = check_nbytes(offset, "offset", minimum=0)
-        self._check_range(start, size, "the buffer", argument)
+        self.check_range(start, size, "the buffer", argument)
         return start
 
-    def _use(self, stream: Stream, start: int, size: int) -> None:
+    @inside
+    def use_on(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
         known, first = stream.known_as(), self._offset + start
         if (graph := known.graph) is not None:  # its launches use them
             graph.hold(self.mapping)
-            graph._note(self.mapping, first, first + size)
+            graph.note(self.mapping, first, first + size)
         else:
             self.mapping.used_on(known, first, first + size)
 
-    def _is_used_by(self, stream: Stream) -> bool:
+    @inside
+    def is_used_by(self, stream: Stream) -> bool:
         """Whether all its bytes are noted as a stream's, and no other stream has used the mapping."""
         known, uses = stream.known_as(), self.mapping.uses.copy()
         hull = uses.get(known)
@@ -470,13 +474,15 @@ class Buffer(Sized):
             return False
         return bool(hull[0] <= self._offset and self._offset + self._size <= hull[1])
 
-    def _users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[KnownStream]:
+    @inside
+    def users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[KnownStream]:
         first = self._offset + start
         return self.mapping.users(first, first + (self._size if size is None else size), user)
 
-    def _wait_for_users(self, start: int = 0, size: int | None = None) -> None:
+    @inside
+    def wait_for_users(self, start: int = 0, size: int | None = None) -> None:
         """Block until every stream that used the bytes has finished that work."""
-        for user in self._users(None, start, size):
+        for user in self.users(None, start, size):
             user.synchronize(None)
             if (failure := user.tell_failure()) is not None:
                 raise again(failure)
@@ -493,8 +499,8 @@ class Buffer(Sized):
             calls = stream.known_as().calls
             calls += MARK  # our captures cannot begin or end between the check and the call
             try:
-                self._use(stream, start, size)
-                stream._enqueue(enqueue, self.lifetime, self.mapping, host=array)
+                self.use_on(stream, start, size)
+                stream.enqueue(enqueue, self.lifetime, self.mapping, host=array)
             finally:
                 del calls[-1]
             return
@@ -502,21 +508,21 @@ class Buffer(Sized):
             here = self.driver.adopt_stream(self.device.handle, 0)
 
             def copy(_: DriverHandle) -> None:
-                self._wait_for_users(start, size)
+                self.wait_for_users(start, size)
                 enqueue(here)
                 self.driver.synchronize(here)
 
             self.lifetime.use(lambda _: self.mapping.use(copy))
             drain()
             return
-        with self.device._copy_stream() as copier:
-            users = self._users(copier, start, size)
+        with self.device.copy_stream() as copier:
+            users = self.users(copier, start, size)
             for user in users:
-                copier._follow(user)
+                copier.follow(user)
             if array is not None and users:
                 copier.check_host_copy(array)
-            self._use(copier, start, size)  # another thread may close it, and what is below may fail
-            copier._enqueue(enqueue, self.lifetime, self.mapping, host=array)
+            self.use_on(copier, start, size)  # another thread may close it, and what is below may fail
+            copier.enqueue(enqueue, self.lifetime, self.mapping, host=array)
             copier.synchronize()
             forget_use(self.mapping, copier.known_as())
 
@@ -607,7 +613,7 @@ class ExternalMemory(Mappable):
         self.check_open()
         start = check_nbytes(offset, "offset", minimum=0)
         count = max(self._size - start, 1) if size is None else check_nbytes(size)
-        self._check_range(start, count, "the memory")
+        self.check_range(start, count, "the memory")
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self.device)
 

@@ -133,7 +133,7 @@ def import_multicast(
     kind = type(handle)
     team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
-    leader._check_origin(handle, (OriginKind.MULTICAST,), same_device=False)
+    leader.check_origin(handle, (OriginKind.MULTICAST,), same_device=False)
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     multicast = MulticastObject(team, size, (kind,), ((Operation.IMPORT_MULTICAST, kind),), exportable=False)
@@ -451,8 +451,8 @@ class MulticastObject(Sized):
         at = self._offset(offset, "offset", self._size)
         first = self._offset(start, "start", allocation.size)
         count = min(self._size - at, allocation.size - first) if size is None else size
-        bound = self._range(device, at, count)
-        allocation._check_range(first, bound.size, "the allocation")
+        bound = self._range_of(device, at, count)
+        allocation.check_range(first, bound.size, "the allocation")
         handle = device.handle
         return self._bind(
             bound,
@@ -514,7 +514,7 @@ class MulticastObject(Sized):
         buffer = address if isinstance(address, Buffer) else None
         number = buffer.ptr if buffer is not None else check_nbytes(address, "address")
         at = self._offset(offset, "offset", self._size)
-        bound = self._range(device, at, size)
+        bound = self._range_of(device, at, size)
         if buffer is None:
             self._check_added(device, "device")
             self._multiple(number, "address")
@@ -720,9 +720,9 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(argument, f"{offset} is outside: expected less than {end} bytes.")
         return offset
 
-    def _range(self, device: Device, offset: int, size: int) -> _Range:
+    def _range_of(self, device: Device, offset: int, size: int) -> _Range:
         count = self._multiple(check_nbytes(size), "size")
-        self._check_range(offset, count, self.label)
+        self.check_range(offset, count, self.label)
         return _Range(device, offset, count)
 
     def _bind(

@@ -73,16 +73,16 @@ def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | N
     try:
         return system.under(_import_lock, _lend, handle, call, user, lifetime)
     finally:
-        handle._settle()
+        handle.settle()
 
 
 def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, lifetime: Lifetime | None) -> T:
-    calls, mark = handle._calls, (threading.get_ident(),)
+    calls, mark = handle.calls, (threading.get_ident(),)
     calls += mark
     try:
         lent = _duplicate(handle.fd)
         try:
-            result = call(handle._lent(lent))
+            result = call(handle.lent(lent))
         except GpuInteropError:
             if lifetime is None or lifetime.handle is None:
                 _take_back(handle._fd, lent)
@@ -170,7 +170,7 @@ def check_size(handle: Handle, size: int) -> None:
     known = [("the exporter", said)]
     if isinstance(handle, FdHandle) and (said is None or origin is None or not origin.trusted):
         with contextlib.suppress(OSError):  # no /proc, or an object that cannot seek: the driver must check
-            known.append(("the system", handle._use(object_size)))
+            known.append(("the system", handle.use(object_size)))
     for who, limit in known:
         if limit is not None and size > limit:
             raise InvalidArgumentError(

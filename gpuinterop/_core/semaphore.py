@@ -136,7 +136,7 @@ class DriverSemaphores(SemaphoreCalls):
         self.driver = self.direct = backend
         self._on_host = cast(HostSemaphoreBackend, backend)  # where `host_gap` is None
         self.blocks = backend.releases_block
-        self.know = device._know  # type: ignore[method-assign]
+        self.know = device.know  # type: ignore[method-assign]
 
     def prepare(self, handles: Sequence[DriverHandle]) -> Any:
         return self.driver.prepare(handles)
@@ -256,7 +256,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             for gap in (self._cannot_wait, self._cannot_signal)
         )
 
-    def _create(self, call: Callable[[], DriverHandle]) -> None:
+    @inside
+    def make(self, call: Callable[[], DriverHandle]) -> None:
         """Make or import it."""
         try:
             handle = self.lifetime.create(call)

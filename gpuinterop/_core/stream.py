@@ -232,7 +232,7 @@ class Stream(Resource):
             )
         other.check_failure()
         self.check_failure()
-        self._follow(other.known_as())
+        self.follow(other.known_as())
         other.check_failure()  # it may have failed since the check above, before we stood behind it
 
     def record(self) -> Event:
@@ -276,7 +276,8 @@ class Stream(Resource):
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
-    def _enqueue(
+    @inside
+    def enqueue(
         self, call: Callable[[DriverHandle], None], *lifetimes: Lifetime, host: HostArray | None = None
     ) -> None:
         """Enqueue work with one or two objects and perhaps a caller's host memory, which is kept until it is done."""
@@ -302,7 +303,8 @@ class Stream(Resource):
         finally:
             del calls[-1], shut[-1]
 
-    def _follow(self, other: KnownStream) -> None:
+    @inside
+    def follow(self, other: KnownStream) -> None:
         """Order later work behind all earlier work of another native stream, which may be closed."""
         stream = self.known_as()
         if other is stream:
@@ -318,11 +320,11 @@ class Stream(Resource):
                 follow(event)
                 return
             try:
-                graph._enter(stream)
-                graph._join(stream)
+                graph.enter(stream)
+                graph.join(stream)
                 follow(event)
             except BaseException:
-                graph._part(stream)
+                graph.part(stream)
                 raise
 
         def follow(event: DriverHandle) -> None:

@@ -181,7 +181,7 @@ class Spare(Generic[P]):
 
 def spare_words(device: Device) -> Spare[PinnedWords]:
     """The spare pages of a device."""
-    return device._once("spare words", lambda: Spare[PinnedWords](device))
+    return device.once("spare words", lambda: Spare[PinnedWords](device))
 
 
 class _Own:
@@ -267,7 +267,7 @@ class OwnTimelines(WordCalls):
     def create(self) -> ExternalSemaphore[Timeline]:
         """A new one, at 0."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True)
-        semaphore._create(functools.partial(self._spare.take, self._new))
+        semaphore.make(functools.partial(self._spare.take, self._new))
         semaphore.lifetime.gate = None  # a page that was not exported is not unpinned
         return semaphore
 
@@ -276,7 +276,7 @@ class OwnTimelines(WordCalls):
         semaphore = ExternalSemaphore(self.device, TimelineFd, self)
         lend(
             handle,
-            lambda lent: semaphore._create(lambda: self._map(lent.fd)),
+            lambda lent: semaphore.make(lambda: self._map(lent.fd)),
             user=f"{self.device.backend} import_semaphore",
             lifetime=semaphore.lifetime,
         )

@@ -318,7 +318,7 @@ class Bridge(Resource):
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
         if not (found := _capability(cast(type[FdHandle], kind), self._device)):
             raise UnsupportedError(found, context=f"a bridge of {self._device.name}")
-        if isinstance(handle, TimelineFd) and not handle._use(timeline.is_ours):
+        if isinstance(handle, TimelineFd) and not handle.use(timeline.is_ours):
             raise HandleError(
                 "handle: the CPU cannot wait for a driver's timeline semaphore through its descriptor. If a Vulkan "
                 "device of this process made it, use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
@@ -388,7 +388,7 @@ class Bridge(Resource):
         """Bridge it; the semaphore then closes the endpoint. After an error the caller still owns it."""
         self._watcher.check()
         semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint)
-        semaphore._create(lambda: self._new_lane(endpoint, peer))
+        semaphore.make(lambda: self._new_lane(endpoint, peer))
         try:
             endpoint._bridged(semaphore)
             with contextlib.suppress(AttributeError):  # it may be a property

@@ -173,7 +173,7 @@ class OwnTimelineEndpoint(Endpoint):
     kind = Timeline
 
     def __init__(self, handle: TimelineFd) -> None:
-        self._address = handle._use(_map_timeline)
+        self._address = handle.use(_map_timeline)
         try:
             self._fd = handle.detach()
         except BaseException:
@@ -239,7 +239,7 @@ class EventFdEndpoint(Endpoint):
     kind = Binary
 
     def __init__(self, handle: EventFd) -> None:
-        handle._use(lambda fd: _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes"))
+        handle.use(lambda fd: _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes"))
         self._fd = handle.detach()
         self._credits = 0
         """Signals that were read, but not yet taken by a wait."""
@@ -320,7 +320,7 @@ class SyncFdEndpoint(Endpoint):
     _FILE_INFO: ClassVar[_Call] = ("SYNC_IOC_FILE_INFO", 0xC0383E04)
 
     def __init__(self, handle: SyncFd) -> None:
-        handle._use(lambda fd: _check_link(fd, "anon_inode:sync_file", "a sync file"))
+        handle.use(lambda fd: _check_link(fd, "anon_inode:sync_file", "a sync file"))
         self._fd = handle.detach()
         self._signalled = False
         self.label = f"sync file {self._fd}"
@@ -428,7 +428,7 @@ class SyncobjEndpoint(Endpoint):
     _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
 
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
-        self._node, self._handle = handle._use(lambda fd: self._open(fd, node))
+        self._node, self._handle = handle.use(lambda fd: self._open(fd, node))
         try:
             self._fd = handle.detach()
         except BaseException:

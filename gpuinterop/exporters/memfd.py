@@ -193,7 +193,7 @@ class _Object:
     """A mapped memfd, unmapped after its last use. It owns `fd` from the moment that it is made."""
 
     def __init__(self, libc: _Libc, fd: int, size: int) -> None:
-        self._libc = libc
+        self.libc = libc
         self.fd = fd
         self._address = libc.map(fd, size)
         self.size = size
@@ -228,7 +228,7 @@ class _Object:
             gone = self._idle.wait_for(lambda: self._users == 0, _PATIENCE)
         os.close(self.fd)
         if gone:
-            self._libc.unmap(self._address, self.size)
+            self.libc.unmap(self._address, self.size)
         return gone
 
 
@@ -281,13 +281,13 @@ class MemfdMemory(ExporterMemory):
 
     def __init__(self, exporter: MemfdExporter, size: int, handle: VmmFd | None = None) -> None:
         size = check_nbytes(size)
-        self._exporter = exporter
+        self.exporter = exporter
         self._imported = handle is not None
         if handle is None:
             self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
             fd = _memfd("gpuinterop.exporter.memory", self.size)
             try:
-                self._object = _Object(exporter._libc, fd, self.size)
+                self.object = _Object(exporter.libc, fd, self.size)
             except BaseException:
                 os.close(fd)
                 raise
@@ -302,43 +302,43 @@ class MemfdMemory(ExporterMemory):
                     raise HandleError(f"handle: this exporter takes memfds ({error.strerror}).") from None
                 if os.fstat(lent.fd).st_size < size:
                     raise InvalidArgumentError("size", f"{size} is beyond the object.")
-                return _Object(exporter._libc, lent.fd, size)
+                return _Object(exporter.libc, lent.fd, size)
 
-            self._object = lend(handle, take, user="MemfdExporter.import_memory()")
-        exporter._children.append(self)
+            self.object = lend(handle, take, user="MemfdExporter.import_memory()")
+        exporter.children.append(self)
 
     def export(self) -> MemoryHandle:
         if self._imported:
             raise InvalidArgumentError("memory", "was imported; export it where it was allocated.")
         origin = HandleOrigin(
             kind=OriginKind.MEMORY,
-            device=self._exporter.identity,
+            device=self.exporter.identity,
             size=self.size,
             dedicated=self.dedicated,
             trusted=True,
         )
-        return OpaqueFd.adopt(self._object.duplicate(), origin=origin)
+        return OpaqueFd.adopt(self.object.duplicate(), origin=origin)
 
     def write(self, offset: int, data: bytes) -> None:
-        self._check(offset, len(data))
-        with self._object.in_use() as address:
+        self.check(offset, len(data))
+        with self.object.in_use() as address:
             ctypes.memmove(address + offset, data, len(data))
 
     def read(self, offset: int, size: int) -> bytes:
-        self._check(offset, size)
-        with self._object.in_use() as address:
+        self.check(offset, size)
+        with self.object.in_use() as address:
             return ctypes.string_at(address + offset, size)
 
-    def _check(self, offset: int, size: int) -> None:
+    def check(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
             raise InvalidArgumentError(
                 "offset", f"bytes {offset} to {offset + size} do not lie in {self.size} bytes of memory."
             )
 
     def close(self) -> None:
-        self._exporter._settle(self)
-        self._object.close()
-        self._exporter._forget(self)
+        self.exporter.settle(self)
+        self.object.close()
+        self.exporter.forget(self)
 
 
 class MemfdSemaphore(ExporterSemaphore):
@@ -349,16 +349,16 @@ class MemfdSemaphore(ExporterSemaphore):
             raise ArgumentTypeError("kind", f"expected Binary or Timeline, got {kind!r}.")
         self.kind = kind
         self._order = threading.Lock()
-        self._exporter = exporter
-        self._libc = libc = exporter._libc
+        self.exporter = exporter
+        self.libc = libc = exporter.libc
         name = "gpuinterop.exporter.binary" if kind is Binary else "gpuinterop.exporter.timeline"
         fd = _memfd(name, mmap.PAGESIZE)
         try:
-            self._object = _Object(libc, fd, mmap.PAGESIZE)
+            self.object = _Object(libc, fd, mmap.PAGESIZE)
         except BaseException:
             os.close(fd)
             raise
-        with self._object.in_use() as page:
+        with self.object.in_use() as page:
             if kind is Binary:
                 libc.init_mutex(page)
                 libc.init_cond(page + libc.mutex_size)
@@ -368,30 +368,30 @@ class MemfdSemaphore(ExporterSemaphore):
             else:
                 ctypes.c_uint32.from_address(page + 8).value = 2  # version
                 ctypes.memmove(page, exporter._magic, 8)
-        exporter._children.append(self)
+        exporter.children.append(self)
 
     def export(self) -> AnySemaphoreHandle:
-        device = self._exporter.identity
+        device = self.exporter.identity
         if self.kind is Binary:
             origin = HandleOrigin(kind=OriginKind.BINARY, device=device, trusted=True)
-            return OpaqueFd.adopt(self._object.duplicate(), origin=origin)
+            return OpaqueFd.adopt(self.object.duplicate(), origin=origin)
         origin = HandleOrigin(kind=OriginKind.TIMELINE, device=device, trusted=True)
-        return TimelineFd.adopt(self._object.duplicate(), origin=origin)
+        return TimelineFd.adopt(self.object.duplicate(), origin=origin)
 
     def signal(self, value: int = 0) -> None:
-        with self._object.in_use() as page:
+        with self.object.in_use() as page:
             if self.kind is Binary:
-                with self._libc.locked(page):
+                with self.libc.locked(page):
                     self._flag(page).value = 1
-                    self._libc.broadcast(page + self._libc.mutex_size)
+                    self.libc.broadcast(page + self.libc.mutex_size)
                 return
             counter, sequence = self._counter(page), ctypes.c_uint32.from_address(page + 12)
-            with _alone(self._object.fd):
+            with _alone(self.object.fd):
                 if value <= counter.value:
                     raise InvalidArgumentError("value", f"the timeline stands at {counter.value}; {value} is no more.")
                 counter.value = value
                 sequence.value += 1
-            self._libc.futex_wake(page + 12)
+            self.libc.futex_wake(page + 12)
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
         try:
@@ -400,7 +400,7 @@ class MemfdSemaphore(ExporterSemaphore):
             raise ResourceClosedError("the exporter's object was closed during the wait.") from None
 
     def _wait(self, value: int, deadline: float | None, cancelled: Callable[[], bool]) -> bool:
-        with self._object.in_use() as page:
+        with self.object.in_use() as page:
             pause = 20e-6
             while True:
                 sequence = ctypes.c_uint32.from_address(page + 12).value  # before the value, or a wake is missed
@@ -409,10 +409,10 @@ class MemfdSemaphore(ExporterSemaphore):
                 left = _SLICE if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     return False
-                if self._object.closed or cancelled():
+                if self.object.closed or cancelled():
                     raise _Cancelled
                 if self.kind is Timeline:
-                    self._libc.futex_wait(page + 12, sequence, min(left, _SLICE))
+                    self.libc.futex_wait(page + 12, sequence, min(left, _SLICE))
                     continue
                 # Looked at, not slept on: a process that is killed inside pthread_cond_timedwait leaves its mark in
                 # the condition, over which the peer's next broadcast stumbles.
@@ -429,16 +429,16 @@ class MemfdSemaphore(ExporterSemaphore):
             return True
         if not self._flag(page).value:
             return False
-        with self._libc.locked(page):
+        with self.libc.locked(page):
             taken = bool(self._flag(page).value)
             self._flag(page).value = 0
         return taken
 
     def _references(self, page: int) -> ctypes.c_int32:
-        return ctypes.c_int32.from_address(page + self._libc.mutex_size + _COND_SIZE)
+        return ctypes.c_int32.from_address(page + self.libc.mutex_size + _COND_SIZE)
 
     def _flag(self, page: int) -> ctypes.c_uint8:
-        return ctypes.c_uint8.from_address(page + self._libc.mutex_size + _COND_SIZE + 4)
+        return ctypes.c_uint8.from_address(page + self.libc.mutex_size + _COND_SIZE + 4)
 
     @staticmethod
     def _counter(page: int) -> ctypes.c_uint64:
@@ -446,24 +446,24 @@ class MemfdSemaphore(ExporterSemaphore):
 
     def hold_lock(self) -> None:
         """Take the object's lock and keep it. For tests of what happens when a process dies inside it."""
-        with self._object.in_use() as page:
+        with self.object.in_use() as page:
             if self.kind is Binary:
-                self._libc._c.pthread_mutex_lock(page)
+                self.libc._c.pthread_mutex_lock(page)
             else:
-                self._held = _alone(self._object.fd)
+                self._held = _alone(self.object.fd)
                 self._held.__enter__()
 
     def close(self) -> None:
-        self._exporter._settle(self)
-        if self.kind is Binary and not self._object.closed:
+        self.exporter.settle(self)
+        if self.kind is Binary and not self.object.closed:
             with (
                 contextlib.suppress(PeerError),
-                self._object.in_use() as page,
-                self._libc.locked(page),
+                self.object.in_use() as page,
+                self.libc.locked(page),
             ):
                 self._references(page).value -= 1
-        self._object.close()
-        self._exporter._forget(self)
+        self.object.close()
+        self.exporter.forget(self)
 
 
 class MemfdExporter(Exporter):
@@ -485,11 +485,11 @@ class MemfdExporter(Exporter):
     device = "CPU"
 
     def __init__(self, *, identity: DeviceIdentity | None = None) -> None:
-        self._libc = _Libc()
+        self.libc = _Libc()
         self.driver = f"memfd {platform.release().partition('-')[0]}"
         self.identity = identity or DeviceIdentity(name="CPU (memfd exporter)", is_cpu=True)
         self._magic = _OURS if identity is None else _A_DRIVER_S
-        self._children: list[Any] = []
+        self.children: list[Any] = []
         self._pending: list[_Pending] = []
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
@@ -528,7 +528,7 @@ class MemfdExporter(Exporter):
                 raise InvalidArgumentError(
                     "fill", f"offset and size are multiples of 4, not {item.offset}, {item.size}."
                 )
-            self._own(item.memory, MemfdMemory)._check(item.offset, item.size)
+            self._own(item.memory, MemfdMemory).check(item.offset, item.size)
         kernels = [
             (self._own(kernel.memory, MemfdMemory), _imported(kernel.program("function")), kernel.arguments)
             for kernel in run
@@ -538,12 +538,12 @@ class MemfdExporter(Exporter):
             for semaphore, value in waits:
                 semaphore._wait(value, None, pending.cancelled.is_set)
             for item in fills:
-                with item.memory._object.in_use() as address:
+                with item.memory.object.in_use() as address:
                     data = (item.word & 0xFFFFFFFF).to_bytes(4, sys.byteorder) * (item.size // 4)
                     ctypes.memmove(address + item.offset, data, item.size)
             for memory, function, arguments in kernels:
                 with (
-                    memory._object.in_use() as address,
+                    memory.object.in_use() as address,
                     memoryview((ctypes.c_char * memory.size).from_address(address)).cast("B") as view,
                 ):
                     function(view, *arguments)
@@ -557,7 +557,7 @@ class MemfdExporter(Exporter):
     def close(self) -> None:
         if self._closed:
             return
-        for child in list(reversed(self._children)):
+        for child in list(reversed(self.children)):
             child.close()
         self._closed = True
         self._queue.put(None)
@@ -584,7 +584,7 @@ class MemfdExporter(Exporter):
         while (pending := self._queue.get()) is not None:
             pending.execute()
 
-    def _settle(self, closing: Any) -> None:
+    def settle(self, closing: Any) -> None:
         """Cancel what waits for `closing`, and wait for what else uses it, before it goes."""
         with self._lock:
             users = [entry for entry in self._pending if closing in entry.objects]
@@ -597,16 +597,16 @@ class MemfdExporter(Exporter):
                     entry.cancelled.set()
             users[-1].settled(_PATIENCE)
 
-    def _forget(self, child: Any) -> None:
+    def forget(self, child: Any) -> None:
         with contextlib.suppress(ValueError):
-            self._children.remove(child)
+            self.children.remove(child)
 
     def check_open(self) -> None:
         if self._closed:
             raise ResourceClosedError("the memfd exporter was closed.")
 
     def _own(self, thing: Any, kind: type[Any]) -> Any:
-        if not isinstance(thing, kind) or thing._exporter is not self:
+        if not isinstance(thing, kind) or thing.exporter is not self:
             raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
         return thing
 

@@ -136,7 +136,7 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     agree(vk, device, (Operation.EXPORT_ALLOCATION,), (allocation.handle_type,))
     if allocation.handle_type is not VmmFd:
         raise InvalidArgumentError("allocation", f"expected one for VmmFd, got {allocation.handle_type.__name__}.")
-    if vk._physical.is_lavapipe:
+    if vk.physical.is_lavapipe:
         return ImportedBuffer(vk, allocation, _import_pointer(vk, allocation, usage))
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
     with allocation.export() as handle:
@@ -185,7 +185,7 @@ def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> Bo
     if not allocation.device.identity.is_cpu:
         gap = vk.capabilities.of((Operation.IMPORT_ALLOCATION, VmmFd))
         raise UnsupportedError(gap, context=vk.identity.name)
-    limits = vk._physical._extended("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
+    limits = vk.physical.extended("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
     step = int(limits.minImportedHostPointerAlignment)
     address = allocation.buffer.ptr
     if address % step or allocation.size % step:

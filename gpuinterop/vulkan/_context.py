@@ -172,13 +172,13 @@ class VulkanContext(Sole):
         self.queue = None if queue is None else self.api.handle("VkQueue", queue, "queue")
         self.instance_functions = self.api.instance_functions(self.instance)
         self.functions = self.api.device_functions(self.instance_functions, self.device)
-        self._physical = PhysicalDevice(self.api, self.instance_functions, self.physical_device)
+        self.physical = PhysicalDevice(self.api, self.instance_functions, self.physical_device)
         if queue_family_index is not None:
             queue_family_index = check_int(queue_family_index, "queue_family_index", minimum=0, maximum=MAX_32)
-            if queue_family_index >= (count := len(self._physical.queue_families)):
+            if queue_family_index >= (count := len(self.physical.queue_families)):
                 raise InvalidArgumentError(
                     "queue_family_index",
-                    f"expected one of 0 to {count - 1}, got {queue_family_index}: {self._physical.name} has {count}; "
+                    f"expected one of 0 to {count - 1}, got {queue_family_index}: {self.physical.name} has {count}; "
                     "pass the family of the queue.",
                 )
         self.queue_family_index = queue_family_index
@@ -191,19 +191,19 @@ class VulkanContext(Sole):
     def identity(self) -> DeviceIdentity:
         """Identity of the physical device (:func:`gpuinterop.vulkan.identity`)."""
         self.check_open()
-        return self._physical.identity
+        return self.physical.identity
 
     @property
     def capabilities(self) -> Capabilities:
         """Capabilities of its driver (:func:`gpuinterop.vulkan.capabilities`)."""
         self.check_open()
-        return self._physical.capabilities
+        return self.physical.capabilities
 
     @property
     def is_cpu(self) -> bool:
         """Whether it is a software device."""
         self.check_open()
-        return self._physical.is_cpu
+        return self.physical.is_cpu
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Close all objects that were shared or bridged through it, and destroy Vulkan's half. Idempotent.

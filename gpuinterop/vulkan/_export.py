@@ -110,7 +110,7 @@ def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[Me
     """Create a buffer whose memory can be exported, after checking that the driver can export it."""
     size = check_nbytes(size)
     usage = check_flags(usage, "usage")
-    features = vk._physical.buffer_features(handle_type, usage)
+    features = vk.physical.buffer_features(handle_type, usage)
     require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
     external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=MEMORY_BITS[handle_type])
     info = vk.api.new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)

@@ -196,7 +196,7 @@ class SharedHandoff(Shared, Handoff):
         index = self._vk.queue_family_index
         if index is None:
             return None
-        flags, _ = self._vk._physical.queue_families[index]
+        flags, _ = self._vk.physical.queue_families[index]
         kinds = c.QUEUE_TRANSFER | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE
         return QueueFamily(index=index, flags=flags, transfer_only=flags & kinds == c.QUEUE_TRANSFER)
 
@@ -478,7 +478,7 @@ def _gap(vk: VulkanContext, device: Device, mode: str) -> UnsupportedError | Non
             agree(vk, device, _OPERATIONS, [_MODES[mode]])
         else:
             device.capabilities.require(Operation.STREAM_MEMORY_OPS)
-            if not vk._physical.has_timelines:
+            if not vk.physical.has_timelines:
                 raise UnsupportedError(_NO_TIMELINES, context=vk.identity.name)
     except UnsupportedError as error:
         return error

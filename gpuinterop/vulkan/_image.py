@@ -246,7 +246,7 @@ class _ImagePlan:
 
     def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> Bound:
         """Make it."""
-        support = vk._physical.image_support(handle_type, self.format, self.tiling, self.usage)
+        support = vk.physical.image_support(handle_type, self.format, self.tiling, self.usage)
         require_exportable(vk, support.features, self.mapping, handle_type)
         self._check_limits(vk, support)
         return create_image(

@@ -80,7 +80,7 @@ class PhysicalDevice:
     @classmethod
     def of(cls, physical_device: Any, instance: Any = None, get_instance_proc_addr: Any = None) -> PhysicalDevice:
         """Make it from a VulkanContext, or from a handle with or without its instance."""
-        found = getattr(physical_device, "_physical", None)
+        found = getattr(physical_device, "physical", None)
         if isinstance(found, PhysicalDevice):
             physical_device.check_open()
             return found
@@ -109,7 +109,7 @@ class PhysicalDevice:
         self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
         return properties
 
-    def _extended(self, kind: str) -> Any:
+    def extended(self, kind: str) -> Any:
         """Query a properties struct of an extension."""
         extended = self.api.new(kind)
         properties = self.api.new("VkPhysicalDeviceProperties2", pNext=extended)
@@ -130,7 +130,7 @@ class PhysicalDevice:
     def _driver(self) -> Any:
         if self.api_version < (1, 2) and "VK_KHR_driver_properties" not in self.extensions:
             return None
-        return self._extended("VkPhysicalDeviceDriverProperties")
+        return self.extended("VkPhysicalDeviceDriverProperties")
 
     @cached_property
     def driver_name(self) -> str:
@@ -152,11 +152,11 @@ class PhysicalDevice:
     @cached_property
     def identity(self) -> DeviceIdentity:
         """Identity with every identifier that the driver reports."""
-        ids = self._extended("VkPhysicalDeviceIDProperties")
+        ids = self.extended("VkPhysicalDeviceIDProperties")
         uuid, driver_uuid = bytes(ids.deviceUUID), bytes(ids.driverUUID)
         pci = None
         if "VK_EXT_pci_bus_info" in self.extensions:
-            bus = self._extended("VkPhysicalDevicePCIBusInfoPropertiesEXT")
+            bus = self.extended("VkPhysicalDevicePCIBusInfoPropertiesEXT")
             pci = f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction:x}"
         return DeviceIdentity(
             name=self.name,

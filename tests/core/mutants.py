@@ -106,7 +106,7 @@ MUTANTS: dict[str, Mutant] = {
         "ExternalMemory.close & Device.drain",
     ),
     "a use is forgotten": Mutant(
-        ((Buffer._use, "self.mapping.used_on(known, first, first + size)", "pass"),),
+        ((Buffer.use_on, "self.mapping.used_on(known, first, first + size)", "pass"),),
         "work that lasts beside a close",
     ),
     "a signal's mark comes behind the look": Mutant(
@@ -187,7 +187,7 @@ MUTANTS: dict[str, Mutant] = {
         "Buffer.fill, on a stream & ExternalMemory.close",
     ),
     "a wait that is inherited is not noted": Mutant(
-        ((Stream._follow, "stream.inherits(other)", "[]"),),
+        ((Stream.follow, "stream.inherits(other)", "[]"),),
         "a chain over two devices",
     ),
     "a note is lost beside the end of another": Mutant(

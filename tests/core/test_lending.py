@@ -283,7 +283,7 @@ def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_waits_for_no_import_of_its_parents_threads(fd: int) -> None:
     handle = gi.OpaqueFd(fd)
-    handle._calls.append(1)  # the number of a thread that the child does not have
+    handle.calls.append(1)  # the number of a thread that the child does not have
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(BaseException):

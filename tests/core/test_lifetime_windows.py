@@ -148,7 +148,7 @@ def test_work_beside_the_beginning_of_a_capture_is_held_or_runs(
             began.set()
         graph.close()
 
-    threads = once_behind(monkeypatch, Buffer, "_use", capture, lambda: stream.known_as().captured)
+    threads = once_behind(monkeypatch, Buffer, "use_on", capture, lambda: stream.known_as().captured)
     with pytest.raises(CapturedError):
         buffer.fill(stream=stream)
     threads[0].join(20)

@@ -71,15 +71,15 @@ class VulkanSide:
 
     def __init__(self, exporter: VulkanExporter, memory: VulkanMemory, timeline: VulkanSemaphore) -> None:
         self._exporter = exporter
-        self._vk = exporter._vk
+        self.vk = exporter.vk
         self._memory = memory
         self._timeline = timeline
-        self._found = Staging(self._vk, SIZE * IN_FLIGHT)
+        self._found = Staging(self.vk, SIZE * IN_FLIGHT)
         self._work: dict[int, Any] = {}
 
     def submit(self, frame: int, *, last: bool = False) -> None:
         """Enqueue; the `last` one only looks."""
-        vk, buffer = self._vk, self._memory.vk_buffer
+        vk, buffer = self.vk, self._memory.vk_buffer
         new, null = vk.api.new, vk.api.ffi.NULL
         to = (frame % IN_FLIGHT) * SIZE
         access = c.ACCESS_TRANSFER_READ | c.ACCESS_TRANSFER_WRITE
@@ -89,7 +89,7 @@ class VulkanSide:
             vk.functions.vkCmdPipelineBarrier(commands, c.STAGE_TRANSFER, stage, 0, 1, between, 0, null, 0, null)
 
         def record(commands: Any) -> None:
-            with self._memory._taken(commands, c.STAGE_TRANSFER, access):
+            with self._memory.taken(commands, c.STAGE_TRANSFER, access):
                 region = new("VkBufferCopy", srcOffset=0, dstOffset=to, size=SIZE)
                 vk.functions.vkCmdCopyBuffer(commands, buffer, self._found.handle, 1, region)
                 if not last:
@@ -100,7 +100,7 @@ class VulkanSide:
         waits = [(self._timeline, 2 * frame)] if frame else []
         signals = [] if last else [(self._timeline, 2 * frame + 1)]
         uses = (self._memory,)
-        self._work[frame] = self._exporter._submit(waits, record, signals, uses=uses)
+        self._work[frame] = self._exporter.submit_to_queue(waits, record, signals, uses=uses)
 
     def found(self, frame: int) -> NDArray[np.uint8]:
         """What the device's frame before has left, once Vulkan has copied it."""
@@ -145,9 +145,9 @@ def run_frames(exporter: VulkanExporter, device: gi.Device, frames: int = FRAMES
             for resource in (memory, buffer, bridge, semaphore):
                 undo.callback(resource.close, timeout=LIMIT)
             undo.callback(side.close)
-            undo.callback(exporter._settle)
+            undo.callback(exporter.settle)
             undo.callback(stream.synchronize, LIMIT)
-            undo.callback(timeline._force, 2 * frames + 2)  # neither side is left waiting
+            undo.callback(timeline.force, 2 * frames + 2)  # neither side is left waiting
             for frame in range(frames):
                 if frame >= IN_FLIGHT:  # the slots are needed again
                     compare(frame - IN_FLIGHT)

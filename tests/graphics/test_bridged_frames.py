@@ -27,7 +27,7 @@ _BACKEND = os.environ.get("GPUINTEROP_TEST_BRIDGE_BACKEND")
 @pytest.fixture
 def bridging(exporter: VulkanExporter) -> gi.Device:
     """A device whose streams write and wait for words."""
-    device = gi.get_backend(_BACKEND).device() if _BACKEND else match(exporter._vk)
+    device = gi.get_backend(_BACKEND).device() if _BACKEND else match(exporter.vk)
     if not device.capabilities.supports(gi.Operation.STREAM_MEMORY_OPS):
         pytest.skip(device.capabilities.of(gi.Operation.STREAM_MEMORY_OPS).reason)
     return device

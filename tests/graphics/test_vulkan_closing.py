@@ -20,7 +20,7 @@ class Functions:
     """The device's functions. When one of them is about to be called, another thread closes the context."""
 
     def __init__(self, vk: gi.vulkan.VulkanContext, wanted: str) -> None:
-        self._vk = vk
+        self.vk = vk
         self._real: Any = vk.functions
         self._wanted = wanted
         self.thread: threading.Thread | None = None
@@ -28,7 +28,7 @@ class Functions:
         self.late: list[str] = []
 
     def _close(self) -> None:
-        self._vk.close(LIMIT)
+        self.vk.close(LIMIT)
         self.gone = True  # the application destroys its VkDevice
 
     def __getattr__(self, name: str) -> Any:

@@ -36,7 +36,7 @@ def writing(driver: str, request: pytest.FixtureRequest) -> Iterator[VulkanExpor
 def test_the_validation_layer_speaks_when_it_should(driver: str) -> None:
     """Silence proves something only if the layer is there at all."""
     with open_exporter(driver, validation=True) as exporter:
-        vk = exporter._vk
+        vk = exporter.vk
         buffer = vk.create(
             "vkCreateBuffer", "VkBuffer", vk.api.new("VkBufferCreateInfo", size=4, usage=0)
         )  # usage must not be 0
@@ -154,9 +154,9 @@ def test_a_wait_that_ran_out_of_time_keeps_its_place(
         assert work.done(30)
         assert memory.read(0, 4) == b"\1\0\0\0"
         assert not semaphore.wait(timeout=0.02)
-        (left,) = semaphore._unheard
+        (left,) = semaphore.unheard
         events: list[object] = []
-        done, release = left.done, left._release
+        done, release = left.done, left.release
 
         def watched_done(timeout: float = 0.0) -> bool:
             events.append(timeout)
@@ -167,21 +167,21 @@ def test_a_wait_that_ran_out_of_time_keeps_its_place(
             release()
 
         monkeypatch.setattr(left, "done", watched_done)
-        monkeypatch.setattr(left, "_release", watched_release)
+        monkeypatch.setattr(left, "release", watched_release)
     assert events[:2] == [0.0, "release"]  # the close has taken the wait over, and did not wait for a signal first
     assert left.done()
 
 
 def interrupt(exporter: VulkanExporter, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Ctrl-C right after a native call has returned: that is where Python delivers it."""
-    real = getattr(exporter._vk.functions, name)
+    real = getattr(exporter.vk.functions, name)
 
     def interrupted(*arguments: Any) -> int:
         monkeypatch.undo()
         real(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(exporter._vk.functions.__dict__, name, interrupted)
+    monkeypatch.setitem(exporter.vk.functions.__dict__, name, interrupted)
 
 
 def test_an_interrupted_submission_keeps_what_it_uses(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_an_interrupted_submission_keeps_what_it_uses(driver: str, monkeypatch: 
             exporter.submit(wait=[(held, 1)], fill=fill)
         monkeypatch.setattr("gpuinterop.exporters.vulkan.exporter._PATIENCE", 0.2)  # how long its close waits
         (pending,) = exporter._pending
-        assert pending._fence not in exporter._fences
+        assert pending.fence not in exporter._fences
         assert not pending.done(0.02)
         held.signal(1)
         assert pending.done(30)
@@ -212,12 +212,12 @@ def test_a_failed_submission_takes_nothing(signalling: VulkanExporter, monkeypat
         gone.close()
         assert not semaphore.wait(timeout=0.02)
         before = list(signalling._pending)
-        monkeypatch.setitem(signalling._vk.functions.__dict__, "vkQueueSubmit", lambda *_: -1)
+        monkeypatch.setitem(signalling.vk.functions.__dict__, "vkQueueSubmit", lambda *_: -1)
         with pytest.raises(gi.OutOfMemoryError, match="vkQueueSubmit"):
             signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
         monkeypatch.undo()
         assert signalling._pending == before
-        signalling._vk.functions.__dict__.pop("vkQueueSubmit", None)
+        signalling.vk.functions.__dict__.pop("vkQueueSubmit", None)
         with pytest.raises(gi.ResourceClosedError):
             signalling.submit(wait=[(semaphore, 0)], signal=[(gone, 0)])
         assert len(signalling._fences) == 1
@@ -226,7 +226,7 @@ def test_a_failed_submission_takes_nothing(signalling: VulkanExporter, monkeypat
 
 
 def test_a_gpus_memory_is_staged_also_where_the_host_sees_it(exporter: VulkanExporter) -> None:
-    exporter._physical.__dict__["is_cpu"] = False
+    exporter.physical.__dict__["is_cpu"] = False
     with exporter.create_memory(4096) as memory:
         memory.write(0, b"abcd")
         assert memory.read(0, 4) == b"abcd"
@@ -235,13 +235,13 @@ def test_a_gpus_memory_is_staged_also_where_the_host_sees_it(exporter: VulkanExp
 
 def test_work_is_recorded_under_the_lock(exporter: VulkanExporter) -> None:
     """Recording uses the command pool, which other threads submit from."""
-    real, held = exporter._vk.functions.vkCmdDispatch, []
+    real, held = exporter.vk.functions.vkCmdDispatch, []
 
     def watched(*arguments: Any) -> None:
         held.append(exporter._lock.locked())
         real(*arguments)
 
-    exporter._vk.functions.__dict__["vkCmdDispatch"] = watched
+    exporter.vk.functions.__dict__["vkCmdDispatch"] = watched
     Producer(exporter, SMALL, None).close()
     assert held == [True]
 

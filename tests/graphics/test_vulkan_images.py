@@ -148,7 +148,7 @@ def test_a_failed_first_transition_leaves_nothing(exporter: VulkanExporter, monk
         patch.setattr(VulkanImage, "_hand_over", interrupted)
         with pytest.raises(KeyboardInterrupt):
             exporter.create_image(PLAIN)
-    assert not exporter._children
+    assert not exporter.children
     assert descriptors() == before
 
 

@@ -69,7 +69,7 @@ class Recorder:
 
     def __init__(self, vk: Any, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.seen: list[tuple[int, Any]] = []
-        self._vk = vk
+        self.vk = vk
         table = vk.functions.__dict__
         for name in names:
             real = getattr(vk.functions, name)
@@ -80,15 +80,15 @@ class Recorder:
         def watched(*arguments: Any) -> Any:
             if name == "vkQueueSubmit":
                 assert arguments[2].commandBufferCount == 1
-                self.seen.append((self._vk.address(arguments[2].pCommandBuffers[0]), name))
+                self.seen.append((self.vk.address(arguments[2].pCommandBuffers[0]), name))
             else:
-                self.seen.append((self._vk.address(arguments[0]), name))
+                self.seen.append((self.vk.address(arguments[0]), name))
             return real(*arguments)
 
         return watched
 
     def _barrier(self, commands: Any, source: int, target: int, flags: int, *counted: Any) -> None:
-        null = self._vk.api.ffi.NULL
+        null = self.vk.api.ffi.NULL
         memory, memories, buffer, buffers, image, images = counted
         assert flags == 0
         assert memory + buffer + image == 1  # all that is expected here
@@ -102,13 +102,13 @@ class Recorder:
             what = stages, access
         else:
             families = barrier.srcQueueFamilyIndex, barrier.dstQueueFamilyIndex
-            handle = self._vk.address(barrier.buffer if buffer else barrier.image)
+            handle = self.vk.address(barrier.buffer if buffer else barrier.image)
             what = Transfer(handle, families, stages, access, range=(barrier.offset, barrier.size) if buffer else ())
             if image:
                 part, layouts = barrier.subresourceRange, (barrier.oldLayout, barrier.newLayout)
                 whole = part.aspectMask, part.baseMipLevel, part.levelCount, part.baseArrayLayer, part.layerCount
                 what = replace(what, layouts=layouts, range=whole)
-        self.seen.append((self._vk.address(commands), what))
+        self.seen.append((self.vk.address(commands), what))
 
     def take(self) -> list[tuple[int, Any]]:
         """What came since the last call."""
@@ -142,7 +142,7 @@ def recorder(context: gi.vulkan.VulkanContext, monkeypatch: pytest.MonkeyPatch) 
 
 def check_buffer(shared: Any, recorder: Recorder, other: int) -> None:
     """Both transfers of a buffer, by default and as asked for."""
-    handle = recorder._vk.address(shared.vk_buffer)
+    handle = recorder.vk.address(shared.vk_buffer)
     assert handle
     shared.release(COMMANDS)
     assert recorder.one() == released(handle, ALL, MEMORY_READ_WRITE, to=other)
@@ -156,7 +156,7 @@ def check_buffer(shared: Any, recorder: Recorder, other: int) -> None:
 
 def check_image(shared: Any, recorder: Recorder, other: int, levels: int = 1, layers: int = 1) -> None:
     """Both transfers of an image, by default and as asked for."""
-    handle = recorder._vk.address(shared.vk_image)
+    handle = recorder.vk.address(shared.vk_image)
     assert handle
     whole = COLOUR, 0, levels, 0, layers
     layouts = GENERAL, GENERAL
@@ -236,14 +236,14 @@ def test_an_images_handle_type_decides_the_other_family(
 def staged(driver: str) -> Iterator[VulkanExporter]:
     """Every access of it takes the queue, as on a GPU."""
     with open_exporter(driver, validation=False, staged=True) as exporter:
-        exporter._vk.queue_family_index = FAMILY  # its command pool exists, and keeps its own
+        exporter.vk.queue_family_index = FAMILY  # its command pool exists, and keeps its own
         yield exporter
 
 
 @pytest.fixture
 def watched(staged: VulkanExporter, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     names = "vkCmdFillBuffer", "vkCmdCopyBuffer", "vkCmdDispatch", "vkQueueSubmit"
-    return Recorder(staged._vk, monkeypatch, *names)
+    return Recorder(staged.vk, monkeypatch, *names)
 
 
 def in_one(entries: list[tuple[int, Any]]) -> list[Any]:
@@ -265,7 +265,7 @@ def copied(handle: int) -> list[Any]:
 
 def test_the_exporters_memory(staged: VulkanExporter, watched: Recorder) -> None:
     with staged.create_memory(4096) as memory:
-        handle = staged._vk.address(memory.vk_buffer)
+        handle = staged.vk.address(memory.vk_buffer)
         assert watched.take() == []
         memory.write(8, b"abcd")
         assert in_one(watched.take()) == copied(handle)
@@ -279,7 +279,7 @@ def test_the_exporters_fills(staged: VulkanExporter, watched: Recorder) -> None:
         assert staged.submit(fill=fills).done(30)
         expected: list[Any] = []
         for memory in (first, second):
-            handle = staged._vk.address(memory.vk_buffer)
+            handle = staged.vk.address(memory.vk_buffer)
             expected += [
                 acquired(handle, TRANSFER, TRANSFER_WRITE),
                 "vkCmdFillBuffer",
@@ -291,7 +291,7 @@ def test_the_exporters_fills(staged: VulkanExporter, watched: Recorder) -> None:
 def test_the_exporters_kernels(staged: VulkanExporter, watched: Recorder) -> None:
     with Producer(staged, WaveParameters(width=8, height=8), None) as producer:
         memory: Any = producer.memory
-        handle = staged._vk.address(memory.vk_buffer)
+        handle = staged.vk.address(memory.vk_buffer)
         cleared, stepped = (
             watched.take()[:5],
             [

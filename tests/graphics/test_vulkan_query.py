@@ -163,13 +163,13 @@ def test_a_run_on_this_driver_promotes_its_cells(exporter: VulkanExporter, monke
     run = VerifiedRun(
         date="2026-11-21",
         platform=sys.platform,
-        device=exporter._physical.driver_name,
+        device=exporter.physical.driver_name,
         versions={},
         cells=frozenset({cell}),
     )
     for runs, support in (([run], Support.SUPPORTED), ([replace(run, device="another")], Support.UNVERIFIED)):
         monkeypatch.setattr(_query, "recorded", lambda file, runs=runs: runs)
-        assert gi.vulkan.capabilities(exporter._physical.handle).of(cell).support is support
+        assert gi.vulkan.capabilities(exporter.physical.handle).of(cell).support is support
 
 
 def test_required_extensions_before_an_instance() -> None:

@@ -348,11 +348,11 @@ def test_a_handoff_names_the_reason_of_every_mode(
         for other in possible:
             assert f"\n  {other}: works here; pass allow={(mode, other)}." in str(caught.value)
         assert f"\n  bridged: works here; pass allow=('{mode}', 'bridged')." in str(caught.value)
-    monkeypatch.setattr(application.vk._physical, "has_timelines", False)
+    monkeypatch.setattr(application.vk.physical, "has_timelines", False)
     with pytest.raises(gi.UnsupportedError, match=r"\n  bridged: wait_semaphore:timeline_fd is unsupported") as caught:
         gi.vulkan.share_handoff(application.vk, device, allow=("bridged",))
     assert "has no timeline semaphores" in str(caught.value)
-    monkeypatch.setattr(application.vk._physical, "has_timelines", True)
+    monkeypatch.setattr(application.vk.physical, "has_timelines", True)
     off = Capabilities(disable(device.capabilities.values(), "stream_memory_ops", lambda _: ()), owner=device.name)
     monkeypatch.setattr(device, "capabilities", off)
     with pytest.raises(gi.UnsupportedError, match=r"\n  bridged: stream_memory_ops is disabled"):

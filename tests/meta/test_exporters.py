@@ -311,7 +311,7 @@ def test_many_waits_hold_up_no_other_command() -> None:
 def under_way(semaphore: ExporterSemaphore) -> bool:
     """Whether a wait is going on: here by its use of the page, elsewhere by the answer that is missing."""
     if isinstance(semaphore, MemfdSemaphore):
-        return bool(semaphore._object._users)
+        return bool(semaphore.object._users)
     assert isinstance(semaphore, ProcessSemaphore)
     return bool(semaphore._remote.child._waiting)
 

@@ -48,27 +48,27 @@ _PATIENCE = 5.0
 class Pending(Submission):
     """Work on a queue, with the fence that tells its end."""
 
-    _exporter: VulkanExporter
-    _fence: Any
+    exporter: VulkanExporter
+    fence: Any
     _waits: Sequence[tuple[VulkanSemaphore, int]]
     _signals: Sequence[tuple[VulkanSemaphore, int]]
-    _uses: frozenset[object]
-    _commands: Any
+    uses: frozenset[object]
+    commands: Any
     _finished: bool = False
     _waiters: int = 0
-    _sent: bool = False  # whether the queue may have it
+    sent: bool = False  # whether the queue may have it
 
     def done(self, timeout: float = 0.0) -> bool:
-        exporter = self._exporter
+        exporter = self.exporter
         with exporter._lock:
             if self._finished:
                 return True
             if exporter._closed:
                 raise ResourceClosedError("the Vulkan exporter was closed.")
             self._waiters += 1  # the fence is not used again while a waiter has it
-        vk = exporter._vk
+        vk = exporter.vk
         try:
-            fences = vk.api.array("VkFence", [self._fence])
+            fences = vk.api.array("VkFence", [self.fence])
             nanoseconds = max(0, min(int(timeout * 1e9), 2**63))
             code = vk.functions.vkWaitForFences(vk.device, 1, fences, 1, nanoseconds)
         finally:
@@ -84,13 +84,13 @@ class Pending(Submission):
 
     def close(self) -> None:
         """Wait for the work. What waits for a signal that never comes stays with the exporter until it closes."""
-        if not self._finished and not self._exporter._closed:
+        if not self._finished and not self.exporter._closed:
             self.done(_PATIENCE)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Signal what the work waits for."""
         for semaphore, value in self._waits:
-            semaphore._force(value)
+            semaphore.force(value)
 
 
 class VulkanExporter(Exporter):
@@ -149,10 +149,10 @@ class VulkanExporter(Exporter):
                 ) from error
             self._instance = instance
             self.validation_messages = instance.validation_messages
-            self._physical = physical = choose(instance.physical_devices(), driver, device_index)
+            self.physical = physical = choose(instance.physical_devices(), driver, device_index)
             self._device = Device(instance, physical)
             undo.callback(self._device.close)
-            self._vk = vk = self._device.vk
+            self.vk = vk = self._device.vk
             info = vk.api.new("VkCommandPoolCreateInfo", flags=0x2, queueFamilyIndex=vk.family())  # resettable
             self._pool = vk.create("vkCreateCommandPool", "VkCommandPool", info)
             undo.pop_all()
@@ -164,7 +164,7 @@ class VulkanExporter(Exporter):
         self._lock = threading.Lock()  # of the queue, the command pool, and the lists below
         self._pending: list[Pending] = []
         self._fences: list[Any] = []
-        self._children: dict[Any, None] = {}  # in the order of their making; what is dropped unclosed lives here
+        self.children: dict[Any, None] = {}  # in the order of their making; what is dropped unclosed lives here
         self._rescuer: _Rescuer | None = None
         self._stuck = False
         self._closed = False
@@ -173,9 +173,9 @@ class VulkanExporter(Exporter):
 
     @cached_property
     def capabilities(self) -> Capabilities:  # asked for each test
-        table = self._physical.capabilities
+        table = self.physical.capabilities
         cell = Cell(Operation.EXPORT_ALLOCATION, VmmFd)
-        if self._physical.is_lavapipe:
+        if self.physical.is_lavapipe:
             # What the table offers there takes the allocation's address, and a handle has none.
             reason = "lavapipe's memory fds have a header of its own: a handle alone cannot be imported."
             gap = cell.gap(Scope.DRIVER, reason, "gpuinterop.vulkan.import_allocation")
@@ -195,7 +195,7 @@ class VulkanExporter(Exporter):
         return VulkanMemory(self, size, handle)
 
     def image_gap(self, parameters: ImageParameters) -> str:
-        return image_gap(self._open(), parameters)
+        return image_gap(self.open(), parameters)
 
     def create_image(self, parameters: ImageParameters) -> VulkanImage:
         return VulkanImage(self, parameters)
@@ -216,35 +216,35 @@ class VulkanExporter(Exporter):
                 raise InvalidArgumentError(
                     "fill", f"offset and size are multiples of 4, not {item.offset} and {item.size}."
                 )
-            self._own(item.memory, VulkanMemory)._check(item.offset, item.size)
+            self._own(item.memory, VulkanMemory).check(item.offset, item.size)
         for kernel in run:
-            self._own(kernel.memory, VulkanMemory)._check()
+            self._own(kernel.memory, VulkanMemory).check()
         waits = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in wait]
         signals = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in signal]
         with self._lock:
-            shaders = [kernel.memory._shader(kernel.program("shader")) for kernel in run]
+            shaders = [kernel.memory.shader(kernel.program("shader")) for kernel in run]
 
         def record(commands: Any) -> None:
             for item in fill:
-                with item.memory._taken(commands, c.STAGE_TRANSFER, c.ACCESS_TRANSFER_WRITE):
-                    self._vk.functions.vkCmdFillBuffer(
+                with item.memory.taken(commands, c.STAGE_TRANSFER, c.ACCESS_TRANSFER_WRITE):
+                    self.vk.functions.vkCmdFillBuffer(
                         commands, item.memory.vk_buffer, item.offset, item.size, item.word
                     )
             for kernel, shader in zip(run, shaders, strict=True):
-                with kernel.memory._taken(commands, STAGE, ACCESS):
+                with kernel.memory.taken(commands, STAGE, ACCESS):
                     shader.record(commands, kernel.groups, kernel.arguments)
 
         memories = [item.memory for item in fill] + [kernel.memory for kernel in run]
-        return self._submit(waits, record if memories else None, signals, uses=memories)
+        return self.submit_to_queue(waits, record if memories else None, signals, uses=memories)
 
     def close(self) -> None:
         if self._closed:
             return
-        for child in reversed(list(self._children)):
+        for child in reversed(list(self.children)):
             child.close()
-        if self._settle():
+        if self.settle():
             self._closed = True
-            vk = self._vk
+            vk = self.vk
             for fence in self._fences:
                 vk.destroy("vkDestroyFence", fence)
             vk.destroy("vkDestroyCommandPool", self._pool)
@@ -256,19 +256,19 @@ class VulkanExporter(Exporter):
 
     # -- for its objects ----------------------------------------------------------------------------------------------
 
-    def _open(self) -> VulkanContext:
+    def open(self) -> VulkanContext:
         if self._closed:
             raise ResourceClosedError("the Vulkan exporter was closed.")
-        return self._vk
+        return self.vk
 
     def _own(self, thing: Any, kind: type[Any]) -> Any:
         if not isinstance(thing, kind):
             raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
-        if thing._exporter is not self:  # a driver that is given another device's objects crashes
+        if thing.exporter is not self:  # a driver that is given another device's objects crashes
             raise ArgumentTypeError("submit", f"takes objects of this exporter, not a {kind.__name__} of another.")
         return thing
 
-    def _submit(
+    def submit_to_queue(
         self,
         waits: Sequence[tuple[VulkanSemaphore, int]],
         record: Callable[[Any], None] | None,
@@ -282,7 +282,7 @@ class VulkanExporter(Exporter):
         try:
             for semaphore, value in waits:
                 # A wait that is on the queue already holds back what is submitted after it, as this one would.
-                if earlier := semaphore._adopt():
+                if earlier := semaphore.adopt():
                     adopted.append((semaphore, earlier))
                 else:
                     left.append((semaphore, value))
@@ -290,7 +290,7 @@ class VulkanExporter(Exporter):
             return self._enqueue(left, record, signals, used, queue)
         except BaseException:
             for semaphore, earlier in adopted:
-                semaphore._unheard.insert(0, earlier)
+                semaphore.unheard.insert(0, earlier)
             raise
 
     def _enqueue(
@@ -301,7 +301,7 @@ class VulkanExporter(Exporter):
         uses: frozenset[object],
         queue: Any,
     ) -> Pending:
-        vk = self._open()
+        vk = self.open()
         self._reap()
         commands = None
         with self._lock:
@@ -316,27 +316,27 @@ class VulkanExporter(Exporter):
                     self._free(commands)
                     raise
             what = VulkanSubmit(
-                wait_semaphores=[semaphore._handle() for semaphore, _ in waits],
+                wait_semaphores=[semaphore.vk_handle() for semaphore, _ in waits],
                 wait_values=[value for _, value in waits],
                 wait_stages=[c.STAGE_ALL_COMMANDS] * len(waits),
-                signal_semaphores=[semaphore._handle() for semaphore, _ in signals],
+                signal_semaphores=[semaphore.vk_handle() for semaphore, _ in signals],
                 signal_values=[value for _, value in signals],
             )
             timeline = any(semaphore.kind is Timeline for semaphore, _ in (*waits, *signals))
             info = _submit_info(vk.api, what, [] if commands is None else [commands], timeline=timeline)
-            fence = self._fence()
+            fence = self.fence()
             pending = Pending(self, fence, tuple(waits), tuple(signals), uses, commands)
             submit, target = vk.functions.vkQueueSubmit, vk.queue if queue is None else queue
             try:
                 # Ctrl-C raises between two steps of Python, also right after the call has returned. So the work is on
-                # the list before, and `_sent` in the step before: what may be on the queue keeps its fence, its
+                # the list before, and `sent` in the step before: what may be on the queue keeps its fence, its
                 # commands and its semaphores until the fence says so.
                 self._pending.append(pending)
-                pending._sent = True
+                pending.sent = True
                 code = submit(target, 1, info, fence)
                 check("vkQueueSubmit", code)
             except BaseException as error:
-                if not pending._sent or isinstance(error, DriverError):
+                if not pending.sent or isinstance(error, DriverError):
                     self._take_back(pending)
                 raise
         return pending
@@ -345,11 +345,11 @@ class VulkanExporter(Exporter):
         """What never got onto the queue."""
         if pending in self._pending:
             self._pending.remove(pending)
-        self._fences.append(pending._fence)
-        self._free(pending._commands)
+        self._fences.append(pending.fence)
+        self._free(pending.commands)
 
-    def _fence(self) -> Any:
-        vk = self._vk
+    def fence(self) -> Any:
+        vk = self.vk
         if not self._fences:
             return vk.create("vkCreateFence", "VkFence", vk.api.new("VkFenceCreateInfo"))
         fence = self._fences.pop()
@@ -357,14 +357,14 @@ class VulkanExporter(Exporter):
         return fence
 
     def _allocate(self) -> Any:
-        vk = self._vk
+        vk = self.vk
         info = vk.api.new("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
         out = vk.api.ffi.new("VkCommandBuffer *")
         vk.call("vkAllocateCommandBuffers", vk.device, info, out)
         return out[0]
 
     def _free(self, commands: Any) -> None:
-        vk = self._vk
+        vk = self.vk
         if commands is not None:
             vk.functions.vkFreeCommandBuffers(vk.device, self._pool, 1, vk.api.array("VkCommandBuffer", [commands]))
 
@@ -374,8 +374,8 @@ class VulkanExporter(Exporter):
             pending._finished = True
             if pending in self._pending and not pending._waiters:
                 self._pending.remove(pending)
-                self._fences.append(pending._fence)
-                self._free(pending._commands)
+                self._fences.append(pending.fence)
+                self._free(pending.commands)
 
     def _reap(self) -> None:
         """Take back what finished work held, whether or not a caller asked for its end."""
@@ -388,11 +388,11 @@ class VulkanExporter(Exporter):
         self._reap()
         return bool(self._pending)
 
-    def _rescue(self, payload: FdHandle) -> None:
+    def rescue(self, payload: FdHandle) -> None:
         """Signal a binary semaphore from a second device, past whatever this device's queue is held up by."""
         with self._lock:
             if self._rescuer is None:
-                self._rescuer = _Rescuer(self._instance, self._physical)
+                self._rescuer = _Rescuer(self._instance, self.physical)
             self._rescuer.signal(payload)
 
     def _abort(self, *semaphores: VulkanSemaphore) -> bool:
@@ -403,7 +403,7 @@ class VulkanExporter(Exporter):
             try:
                 # The signal may be on its way after all; a second one would be left over.
                 if not pending.done(0.0):
-                    pending._release()
+                    pending.release()
                     if not pending.done(_PATIENCE) and not self._unblock(pending):
                         return False
             except DriverError:  # a lost device has no pending work
@@ -414,14 +414,14 @@ class VulkanExporter(Exporter):
         """A queue runs in order: release all that waits up to `stuck`."""
         for pending in list(self._pending):
             if not pending.done(0.0):
-                pending._release()
+                pending.release()
                 if not pending.done(_PATIENCE):
                     return False
             if pending is stuck:
                 break
         return True
 
-    def _settle(self, *things: VulkanMemory | VulkanImage | VulkanSemaphore) -> bool:
+    def settle(self, *things: VulkanMemory | VulkanImage | VulkanSemaphore) -> bool:
         """Wait for the work that uses `things` (none: for all), and release what will wait for ever.
 
         False: nothing may be destroyed. Work that waits for a semaphore among `things` is released at once: the
@@ -432,7 +432,7 @@ class VulkanExporter(Exporter):
         if not self._abort(*(thing for thing in things if isinstance(thing, VulkanSemaphore))):
             return self._give_up()
         for pending in list(self._pending):
-            if things and pending._uses.isdisjoint(things):
+            if things and pending.uses.isdisjoint(things):
                 continue
             try:
                 if not pending.done(_PATIENCE) and not self._unblock(pending):

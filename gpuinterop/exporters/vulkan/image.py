@@ -41,8 +41,8 @@ def _plan(vk: VulkanContext, p: ImageParameters) -> _Plan:
     number = getattr(vk.api.module, f"VK_FORMAT_{p.format.removeprefix('VK_FORMAT_')}")
     flags = _CUBE_COMPATIBLE if p.cube else 0
     for usage in (IMAGE_USAGE, IMAGE_USAGE & ~c.IMAGE_STORAGE) if p.usage is None else (p.usage,):
-        support = vk._physical.image_support(OpaqueFd, number, c.TILING_OPTIMAL, usage, image_type(p.extent), flags)
-        plan = _Plan(number, flags, usage, support, _gap(vk._physical.name, p, support))
+        support = vk.physical.image_support(OpaqueFd, number, c.TILING_OPTIMAL, usage, image_type(p.extent), flags)
+        plan = _Plan(number, flags, usage, support, _gap(vk.physical.name, p, support))
         if not plan.gap:
             break
     return plan
@@ -71,7 +71,7 @@ class VulkanImage(Staged, ExporterImage):
     def __init__(self, exporter: VulkanExporter, parameters: ImageParameters) -> None:
         super().__init__(exporter)
         self.parameters = parameters
-        self._vk = vk = exporter._open()
+        self.vk = vk = exporter.open()
         exporter.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))
         plan = _plan(vk, parameters)
         if plan.gap:
@@ -87,7 +87,7 @@ class VulkanImage(Staged, ExporterImage):
         )  # fmt: skip
         self.size = self.vulkan_object.size
         self.dedicated = self.vulkan_object.dedicated
-        exporter._children[self] = None
+        exporter.children[self] = None
         try:
             self._hand_over(vk)
         except BaseException:
@@ -103,22 +103,22 @@ class VulkanImage(Staged, ExporterImage):
                 (_TOP_OF_PIPE, 0, _IGNORED, _UNDEFINED),
                 (c.STAGE_TRANSFER, TRANSFERS, _IGNORED, _TARGET),
             )
-            self._release(vk, commands, _TARGET)
+            self.release(vk, commands, _TARGET)
 
         self._copy(record)
 
     # -- the interface ------------------------------------------------------------------------------------------------
 
     def export(self) -> MemoryHandle:
-        self._check()
+        self.check()
         return self.vulkan_object.export()
 
     def write(self, level: int, data: bytes) -> None:
-        self._check()
+        self.check()
         size = self.parameters.level_bytes(level)
         if len(data) != size:
             raise InvalidArgumentError("data", f"has {len(data)} bytes, level {level} has {size}.")
-        region, vk = self._region(level), self._vk
+        region, vk = self._region(level), self.vk
         with self._lock:
             staging = self._stage(size)
             staging.bytes[:size] = data
@@ -128,14 +128,14 @@ class VulkanImage(Staged, ExporterImage):
                 vk.functions.vkCmdCopyBufferToImage(
                     commands, staging.handle, self.vulkan_object.handle, _TARGET, 1, region
                 )
-                self._release(vk, commands, _TARGET)
+                self.release(vk, commands, _TARGET)
 
             self._copy(record)
 
     def read(self, level: int) -> bytes:
-        self._check()
+        self.check()
         size = self.parameters.level_bytes(level)
-        region, vk = self._region(level), self._vk
+        region, vk = self._region(level), self.vk
         with self._lock:
             staging = self._stage(size)
 
@@ -145,26 +145,26 @@ class VulkanImage(Staged, ExporterImage):
                     commands, self.vulkan_object.handle, _SOURCE, staging.handle, 1, region
                 )
                 self._to_host(commands)
-                self._release(vk, commands, _SOURCE)
+                self.release(vk, commands, _SOURCE)
 
             self._copy(record)
             return bytes(staging.bytes[:size])
 
     def close(self) -> None:
-        if not self.vulkan_object.closed and self._exporter._settle(self):
+        if not self.vulkan_object.closed and self.exporter.settle(self):
             self._unstage()
             self.vulkan_object.close()
-        self._exporter._children.pop(self, None)
+        self.exporter.children.pop(self, None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self.vulkan_object.closed:
             raise ResourceClosedError("the exporter's image was closed.")
 
     def _region(self, level: int) -> Any:
         """A whole level, all its layers, tightly packed in the buffer."""
-        region = self._vk.api.new("VkBufferImageCopy")
+        region = self.vk.api.new("VkBufferImageCopy")
         region.imageSubresource.aspectMask = c.ASPECT_COLOR
         region.imageSubresource.mipLevel = level
         region.imageSubresource.layerCount = max(1, self.parameters.layers)
@@ -180,7 +180,7 @@ class VulkanImage(Staged, ExporterImage):
             (c.STAGE_TRANSFER, TRANSFERS, vk.family(), layout),
         )
 
-    def _release(self, vk: VulkanContext, commands: Any, layout: int) -> None:
+    def release(self, vk: VulkanContext, commands: Any, layout: int) -> None:
         self._barrier(
             commands,
             (c.STAGE_TRANSFER, TRANSFERS, vk.family(), layout),
@@ -188,5 +188,5 @@ class VulkanImage(Staged, ExporterImage):
         )
 
     def _barrier(self, commands: Any, source: ImageSide, target: ImageSide) -> None:
-        barrier = image_barrier(self._vk, self.vulkan_object.handle, self._range, source, target)
-        self._vk.functions.vkCmdPipelineBarrier(commands, *barrier)
+        barrier = image_barrier(self.vk, self.vulkan_object.handle, self._range, source, target)
+        self.vk.functions.vkCmdPipelineBarrier(commands, *barrier)

@@ -32,7 +32,7 @@ class VulkanMemory(Staged, ExporterMemory):
 
     def __init__(self, exporter: VulkanExporter, size: int, handle: AllocationHandle | None = None) -> None:
         super().__init__(exporter)
-        vk = exporter._open()
+        vk = exporter.open()
         self._imported = handle is not None
         if handle is None:
             native = create_buffer(vk, size, BUFFER_USAGE)
@@ -50,7 +50,7 @@ class VulkanMemory(Staged, ExporterMemory):
             # reads is what makes the bytes certain.
             if vk.is_cpu and native.flags & host == host and not exporter._staged:
                 self._bytes = map_memory(vk, native.memory, self.size)
-            exporter._children[self] = None
+            exporter.children[self] = None
         except BaseException:
             native.close()
             raise
@@ -61,13 +61,13 @@ class VulkanMemory(Staged, ExporterMemory):
         return self.vulkan_object.handle
 
     def export(self) -> MemoryHandle:
-        self._check()
+        self.check()
         if self._imported:
             raise InvalidArgumentError("memory", "was imported; export it where it was allocated.")
         return self.vulkan_object.export()
 
     def write(self, offset: int, data: bytes) -> None:
-        self._check(offset, len(data))
+        self.check(offset, len(data))
         if not data:
             return
         if self._bytes is not None:
@@ -79,7 +79,7 @@ class VulkanMemory(Staged, ExporterMemory):
             self._copy_bytes(staging.handle, self.vk_buffer, 0, offset, len(data))
 
     def read(self, offset: int, size: int) -> bytes:
-        self._check(offset, size)
+        self.check(offset, size)
         if not size:
             return b""
         if self._bytes is not None:
@@ -90,33 +90,33 @@ class VulkanMemory(Staged, ExporterMemory):
             return bytes(staging.bytes[:size])
 
     def _copy_bytes(self, source: Any, target: Any, source_offset: int, target_offset: int, size: int) -> None:
-        vk = self._exporter._vk
+        vk = self.exporter.vk
         region = vk.api.new("VkBufferCopy", srcOffset=source_offset, dstOffset=target_offset, size=size)
 
         def record(commands: Any) -> None:
-            with self._taken(commands, c.STAGE_TRANSFER, TRANSFERS):
+            with self.taken(commands, c.STAGE_TRANSFER, TRANSFERS):
                 vk.functions.vkCmdCopyBuffer(commands, source, target, 1, region)
                 self._to_host(commands)
 
         self._copy(record)
 
     @contextmanager
-    def _taken(self, commands: Any, stage: int, access: int) -> Iterator[None]:
+    def taken(self, commands: Any, stage: int, access: int) -> Iterator[None]:
         """Record in between what needs ownership: it is taken back from the other side, and given away again."""
-        vk, buffer = self._exporter._vk, self.vk_buffer
+        vk, buffer = self.exporter.vk, self.vk_buffer
         here, barrier = (stage, access, vk.family()), vk.functions.vkCmdPipelineBarrier
         # The source stage joins the semaphore's wait.
         barrier(commands, *buffer_barrier(vk, buffer, (stage, 0, c.QUEUE_FAMILY_EXTERNAL), here))
         yield
         barrier(commands, *buffer_barrier(vk, buffer, here, (c.STAGE_BOTTOM_OF_PIPE, 0, c.QUEUE_FAMILY_EXTERNAL)))
 
-    def _shader(self, name: str) -> Shader:
+    def shader(self, name: str) -> Shader:
         """A shader over this memory, made once; under the exporter's lock."""
         if name not in self._shaders:
-            self._shaders[name] = Shader(self._exporter._vk, name, self.vk_buffer)
+            self._shaders[name] = Shader(self.exporter.vk, name, self.vk_buffer)
         return self._shaders[name]
 
-    def _check(self, offset: int = 0, size: int = 0) -> None:
+    def check(self, offset: int = 0, size: int = 0) -> None:
         if self.vulkan_object.closed:
             raise ResourceClosedError("the exporter's memory was closed.")
         if offset < 0 or size < 0 or offset + size > self.size:
@@ -125,10 +125,10 @@ class VulkanMemory(Staged, ExporterMemory):
             )
 
     def close(self) -> None:
-        if not self.vulkan_object.closed and self._exporter._settle(self):
+        if not self.vulkan_object.closed and self.exporter.settle(self):
             self._bytes = None
             self._unstage()
             while self._shaders:
                 self._shaders.popitem()[1].close()
             self.vulkan_object.close()
-        self._exporter._children.pop(self, None)
+        self.exporter.children.pop(self, None)

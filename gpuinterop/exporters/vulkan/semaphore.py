@@ -23,15 +23,15 @@ class VulkanSemaphore(ExporterSemaphore):
     """A semaphore that can be exported; or, with ``exportable=False``, one for this device and its host alone."""
 
     def __init__(self, exporter: VulkanExporter, kind: type, *, exportable: bool = True) -> None:
-        self._exporter = exporter
+        self.exporter = exporter
         self.kind = kind
-        vk = exporter._open()
+        vk = exporter.open()
         self.vulkan_object = create_semaphore(vk, kind, exportable=exportable)
         self._payload: FdHandle | None = None
-        self._unheard: list[Pending] = []
+        self.unheard: list[Pending] = []
         """Waits on the queue whose caller ran out of time: each takes a signal, and is whose wait comes next."""
         if not exportable:
-            exporter._children[self] = None
+            exporter.children[self] = None
             return
         try:
             # Exported once, while nothing waits: on SwiftShader vkGetSemaphoreFdKHR blocks as long as a queue waits
@@ -40,29 +40,29 @@ class VulkanSemaphore(ExporterSemaphore):
         except BaseException:
             self.vulkan_object.close()
             raise
-        exporter._children[self] = None
+        exporter.children[self] = None
 
     def export(self) -> AnySemaphoreHandle:
-        self._handle()
+        self.vk_handle()
         if self._payload is None:
-            self._exporter.capabilities.require((Operation.IMPORT_SEMAPHORE, semaphore_handle_type(self.kind)))
+            self.exporter.capabilities.require((Operation.IMPORT_SEMAPHORE, semaphore_handle_type(self.kind)))
             raise InvalidArgumentError("semaphore", "was made for this device alone.")
         return cast(AnySemaphoreHandle, self._payload.duplicate())
 
-    def _handle(self) -> Any:
+    def vk_handle(self) -> Any:
         if self.vulkan_object.closed:
             raise ResourceClosedError("the exporter's semaphore was closed.")
         return self.vulkan_object.handle
 
     def signal(self, value: int = 0) -> None:
-        self._handle()
+        self.vk_handle()
         if self.kind is Timeline:
             self._host_signal(value)
-        elif self._exporter._busy():
+        elif self.exporter._busy():
             # A queue runs in order: behind a wait for this very signal it would never be reached.
-            self._rescue()
+            self.rescue()
         else:
-            self._exporter._submit((), None, ((self, 0),))
+            self.exporter.submit_to_queue((), None, ((self, 0),))
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
         """Wait as :meth:`ExporterSemaphore.wait` does, with one difference.
@@ -72,56 +72,56 @@ class VulkanSemaphore(ExporterSemaphore):
         later stays behind it, also what has nothing to do with this semaphore, since a queue runs in order; reads and
         writes of memory pass it where the family has a second queue, which SwiftShader's has not.
         """
-        self._handle()
+        self.vk_handle()
         if self.kind is Binary:
-            pending = self._adopt() or self._exporter._submit(((self, 0),), None, ())
+            pending = self.adopt() or self.exporter.submit_to_queue(((self, 0),), None, ())
             finished = False
             try:
                 finished = pending.done(timeout)
             finally:
                 if not finished:
-                    self._unheard.append(pending)
+                    self.unheard.append(pending)
             return finished
         # The counter is polled: vkWaitSemaphores sleeps in steps of 10 ms on NVIDIA.
         return system.until(lambda: self.counter() >= value, timeout)
 
-    def _adopt(self) -> Pending | None:
+    def adopt(self) -> Pending | None:
         """Take over a wait whose caller ran out of time."""
         try:
-            return self._unheard.pop(0)
+            return self.unheard.pop(0)
         except IndexError:
             return None
 
     def endpoint(self) -> Endpoint:
         if self.kind is Binary:
             raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host.")
-        return TimelineEndpoint(self._exporter._open(), self._handle())
+        return TimelineEndpoint(self.exporter.open(), self.vk_handle())
 
     def counter(self) -> int:
         """A timeline's value now."""
-        return counter(self._exporter._vk, self.vulkan_object, self._handle())
+        return counter(self.exporter.vk, self.vulkan_object, self.vk_handle())
 
     def _host_signal(self, value: int) -> None:
-        vk = self._exporter._vk
-        info = vk.api.new("VkSemaphoreSignalInfo", semaphore=self._handle(), value=value)
+        vk = self.exporter.vk
+        info = vk.api.new("VkSemaphoreSignalInfo", semaphore=self.vk_handle(), value=value)
         self.vulkan_object.call("vkSignalSemaphore", vk.device, info)
 
-    def _rescue(self) -> None:
+    def rescue(self) -> None:
         assert self._payload is not None  # binary ones are always exported
-        self._exporter._rescue(self._payload)
+        self.exporter.rescue(self._payload)
 
-    def _force(self, value: int) -> None:
+    def force(self, value: int) -> None:
         """Give a pending wait the signal that will never come."""
-        self._handle()
+        self.vk_handle()
         if self.kind is Binary:
-            self._rescue()
+            self.rescue()
         elif self.counter() < value:
             self._host_signal(value)
 
     def close(self) -> None:
-        exporter = self._exporter
-        if not self.vulkan_object.closed and exporter._settle(self):
+        exporter = self.exporter
+        if not self.vulkan_object.closed and exporter.settle(self):
             self.vulkan_object.close()
         if self._payload is not None:
             self._payload.close()
-        exporter._children.pop(self, None)
+        exporter.children.pop(self, None)

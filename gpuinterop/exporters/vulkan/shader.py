@@ -38,7 +38,7 @@ class Shader(Sole):
             code = (files(package) / file).read_bytes()
         except (ImportError, OSError) as error:
             raise InvalidArgumentError("shader", f"expected one to read here, got {name!r}: {error}.") from error
-        self._vk = vk
+        self.vk = vk
         with ExitStack() as undo:
             self._create(vk, code, buffer, undo)
             self._undo = undo.pop_all()
@@ -91,7 +91,7 @@ class Shader(Sole):
 
     def record(self, commands: Any, groups: Sequence[int], arguments: Sequence[int | float]) -> None:
         """Record a dispatch."""
-        functions, ffi = self._vk.functions, self._vk.api.ffi
+        functions, ffi = self.vk.functions, self.vk.api.ffi
         types = "".join("f" if isinstance(argument, float) else "I" for argument in arguments)
         constants = struct.pack(f"={types}", *arguments).ljust(_CONSTANTS, b"\0")
         functions.vkCmdBindPipeline(commands, 1, self._pipeline)

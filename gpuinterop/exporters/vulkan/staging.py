@@ -54,10 +54,10 @@ class Staging(VulkanObject):
 class Staged(Sole):
     """What is written and read through a staging buffer, which is kept: an interrupted copy may still be at work."""
 
-    _exporter: VulkanExporter
+    exporter: VulkanExporter
 
     def __init__(self, exporter: VulkanExporter) -> None:
-        self._exporter = exporter
+        self.exporter = exporter
         self._lock = threading.Lock()
         self._staging: Staging | None = None
 
@@ -65,7 +65,7 @@ class Staged(Sole):
         """A staging buffer of `size` bytes or more."""
         if self._staging is None or self._staging.size < size:
             self._unstage()
-            self._staging = Staging(self._exporter._vk, size)
+            self._staging = Staging(self.exporter.vk, size)
         return self._staging
 
     def _unstage(self) -> None:
@@ -75,7 +75,7 @@ class Staged(Sole):
 
     def _to_host(self, commands: Any) -> None:
         """Record: the host sees what the copy has written."""
-        vk = self._exporter._vk
+        vk = self.exporter.vk
         barrier = vk.api.new("VkMemoryBarrier", srcAccessMask=c.ACCESS_TRANSFER_WRITE, dstAccessMask=c.ACCESS_HOST_READ)
         null = vk.api.ffi.NULL
         vk.functions.vkCmdPipelineBarrier(commands, c.STAGE_TRANSFER, c.STAGE_HOST, 0, 1, barrier, 0, null, 0, null)
@@ -83,6 +83,6 @@ class Staged(Sole):
     def _copy(self, record: Callable[[Any], None]) -> None:
         """Do what `record` records, and wait for it."""
         # Not on the queue that waits for semaphores, where there is another: an oracle must not wait behind them.
-        pending = self._exporter._submit((), record, (), uses=(self,), queue=self._exporter._device.queues[-1])
+        pending = self.exporter.submit_to_queue((), record, (), uses=(self,), queue=self.exporter._device.queues[-1])
         if not pending.done(_LIMIT):
             raise DriverError("vkWaitForFences", c.TIMEOUT, c.result_name(c.TIMEOUT), f"a copy took over {_LIMIT:g} s")

@@ -295,7 +295,7 @@ def test_closed_while_it_is_being_constructed(
     """Another thread closes the bridge between two lines of the constructor: nothing is enqueued on what is gone."""
     device, backend = words
     stream = scope.enter_context(device.create_stream())
-    create = ExternalSemaphore._create
+    create = ExternalSemaphore.make
     bridges: list[Bridge] = []
 
     def interrupted(self: Any, make: Any) -> None:
@@ -306,7 +306,7 @@ def test_closed_while_it_is_being_constructed(
         if when != "made":
             create(self, make)
 
-    monkeypatch.setattr(ExternalSemaphore, "_create", interrupted)
+    monkeypatch.setattr(ExternalSemaphore, "make", interrupted)
     for use in ("wait", "signal"):
         bridges[:] = [Bridge(device)]
         endpoint = Scripted()
