@@ -86,7 +86,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceIdentity:
-    """What identifies a physical device across APIs.
+    """Identity of a physical device across APIs.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class DeviceIdentity:
         return bool(found) and all(found)
 
     def _agreements(self, other: DeviceIdentity) -> list[bool]:
-        """Whether they agree, for each identifier that both have."""
+        """Return for each identifier that both devices have whether the two are equal."""
         if self.is_cpu or other.is_cpu:
             return [self.is_cpu and other.is_cpu]
         pairs = ((self.pci_bus_id, other.pci_bus_id), (self.uuid, other.uuid), (self.luid, other.luid))
@@ -159,7 +159,7 @@ class DeviceIdentity:
 
 
 class OriginKind(Enum):
-    """What kind of object a handle was exported from.
+    """Kind of object that a handle was exported from.
 
     Examples
     --------
@@ -232,7 +232,7 @@ _NO_FD = 2**31  # the first number beyond a C int, and so beyond descriptors
 
 
 class Handle(Sole):
-    """Base of all handles. Construct the types of :func:`handle_types`, which tell the driver what the handle is.
+    """Base of all handles. Construct a type of :func:`handle_types`, which tells the driver what the handle is.
 
     Examples
     --------
@@ -482,7 +482,7 @@ class FdHandle(Handle):
             try:
                 (os.close if at_once else system.close)(self._number.pop())
             except IndexError:
-                pass  # it is closed, or another thread has it
+                pass  # the number is closed, or another thread's
             except OSError as error:
                 return error
         return None
@@ -603,6 +603,13 @@ class Win32Handle(Handle):
     <D3D12Heap handle=0x1a4>
     >>> gi.D3D12Heap(name="renderer/heap 3")
     <D3D12Heap name='renderer/heap 3'>
+
+    Outside of Windows every import of such a handle is refused:
+
+    >>> device.import_memory(gi.D3D12Heap(handle=0x1A4), size=65536)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: import_memory:d3d12_heap is unsupported on ...
     """
 
     nameable: ClassVar[bool] = True
@@ -839,7 +846,7 @@ class DmaBufFd(FdHandle, MemoryHandle):
 
     Examples
     --------
-    The host backend refuses it:
+    The host backend refuses the import:
 
     >>> device.import_memory(gi.DmaBufFd(fd), size=65536)
     Traceback (most recent call last):
@@ -917,12 +924,7 @@ class OpaqueWin32(Win32Handle, MemoryHandle, SemaphoreHandle[Binary], Allocation
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_memory(gi.OpaqueWin32(handle=0x1A4), size=65536)  # of vkGetMemoryWin32HandleKHR
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_memory:opaque_win32 is unsupported on ...
+    >>> memory = gi.OpaqueWin32(handle=0x1A4)  # of vkGetMemoryWin32HandleKHR
     """
 
     type_name = "opaque_win32"
@@ -934,13 +936,7 @@ class OpaqueWin32Kmt(KmtHandle, MemoryHandle, SemaphoreHandle[Binary], Allocatio
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
     >>> handle = gi.OpaqueWin32Kmt(handle=0x40000002, keepalive=buffer)
-    >>> device.import_memory(handle, size=65536)
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_memory:opaque_win32_kmt is unsupported on ...
     """
 
     type_name = "opaque_win32_kmt"
@@ -952,12 +948,7 @@ class TimelineWin32(Win32Handle, SemaphoreHandle[Timeline]):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_semaphore(gi.TimelineWin32(name="renderer/timeline"))
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_semaphore:timeline_win32 is unsupported on ...
+    >>> timeline = gi.TimelineWin32(name="renderer/timeline")
     """
 
     type_name = "timeline_win32"
@@ -969,12 +960,7 @@ class D3D12Heap(Win32Handle, MemoryHandle):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_memory(gi.D3D12Heap(handle=0x1A4), size=1 << 20)  # of ID3D12Device::CreateSharedHandle
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_memory:d3d12_heap is unsupported on ...
+    >>> heap = gi.D3D12Heap(handle=0x1A4)  # of ID3D12Device::CreateSharedHandle
     """
 
     type_name = "d3d12_heap"
@@ -985,12 +971,7 @@ class D3D12Resource(Win32Handle, MemoryHandle):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_memory(gi.D3D12Resource(name="renderer/colour"), size=1 << 20)
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_memory:d3d12_resource is unsupported on ...
+    >>> texture = gi.D3D12Resource(name="renderer/colour")
     """
 
     type_name = "d3d12_resource"
@@ -1001,12 +982,7 @@ class D3D12Fence(Win32Handle, SemaphoreHandle[Fence]):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_semaphore(gi.D3D12Fence(handle=0x1A8))  # of ID3D12Device::CreateSharedHandle
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_semaphore:d3d12_fence is unsupported on ...
+    >>> fence = gi.D3D12Fence(handle=0x1A8)  # of ID3D12Device::CreateSharedHandle
     """
 
     type_name = "d3d12_fence"
@@ -1018,12 +994,7 @@ class D3D11Resource(Win32Handle, MemoryHandle):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_memory(gi.D3D11Resource(handle=0x1AC), size=1 << 20)  # of IDXGIResource1::CreateSharedHandle
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_memory:d3d11_resource is unsupported on ...
+    >>> texture = gi.D3D11Resource(handle=0x1AC)  # of IDXGIResource1::CreateSharedHandle
     """
 
     type_name = "d3d11_resource"
@@ -1034,14 +1005,8 @@ class D3D11ResourceKmt(KmtHandle, MemoryHandle):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
     >>> texture = object()  # the application's ID3D11Texture2D
     >>> handle = gi.D3D11ResourceKmt(handle=0x40000002, keepalive=texture)  # of IDXGIResource::GetSharedHandle
-    >>> device.import_memory(handle, size=1 << 20)
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_memory:d3d11_resource_kmt is unsupported on ...
     """
 
     type_name = "d3d11_resource_kmt"
@@ -1052,12 +1017,7 @@ class D3D11Fence(Win32Handle, SemaphoreHandle[Fence]):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_semaphore(gi.D3D11Fence(handle=0x1B0))  # of ID3D11Fence::CreateSharedHandle
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_semaphore:d3d11_fence is unsupported on ...
+    >>> fence = gi.D3D11Fence(handle=0x1B0)  # of ID3D11Fence::CreateSharedHandle
     """
 
     type_name = "d3d11_fence"
@@ -1069,12 +1029,7 @@ class KeyedMutex(Win32Handle, SemaphoreHandle[Keyed]):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
-    >>> device.import_semaphore(gi.KeyedMutex(handle=0x1AC))  # the handle of the shared resource
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_semaphore:keyed_mutex is unsupported on ...
+    >>> mutex = gi.KeyedMutex(handle=0x1AC)  # the handle of the shared resource
     """
 
     type_name = "keyed_mutex"
@@ -1086,13 +1041,8 @@ class KeyedMutexKmt(KmtHandle, SemaphoreHandle[Keyed]):
 
     Examples
     --------
-    Outside of Windows the import is refused:
-
     >>> texture = object()  # the application's ID3D11Texture2D
-    >>> device.import_semaphore(gi.KeyedMutexKmt(handle=0x40000002, keepalive=texture))
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_semaphore:keyed_mutex_kmt is unsupported on ...
+    >>> mutex = gi.KeyedMutexKmt(handle=0x40000002, keepalive=texture)
     """
 
     type_name = "keyed_mutex_kmt"
@@ -1104,12 +1054,7 @@ class NvSciBuf(PointerHandle, MemoryHandle):
 
     Examples
     --------
-    The host backend refuses it:
-
-    >>> device.import_memory(gi.NvSciBuf(0x7F0000), size=65536)  # the address of the NvSciBufObj
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_memory:nvscibuf is unsupported on ...
+    >>> memory = gi.NvSciBuf(0x7F0000)  # the address of the NvSciBufObj
     """
 
     type_name = "nvscibuf"
@@ -1120,12 +1065,7 @@ class NvSciSync(PointerHandle, SemaphoreHandle[SciSync]):
 
     Examples
     --------
-    The host backend refuses it:
-
-    >>> device.import_semaphore(gi.NvSciSync(0x7F0000))  # the address of the NvSciSyncObj
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.UnsupportedError: import_semaphore:nvscisync is unsupported on ...
+    >>> semaphore = gi.NvSciSync(0x7F0000)  # the address of the NvSciSyncObj
     """
 
     type_name = "nvscisync"
@@ -1236,7 +1176,7 @@ def _reduce_fd(handle: FdHandle) -> Any:
 
 
 _passed: list[weakref.finalize[Any, Any]] = []
-"""What closes the duplicates for processes that may still be starting."""
+"""Finalizers that close the duplicates for processes that may still be starting."""
 
 
 def _pass(fd: int) -> Any:
@@ -1252,7 +1192,7 @@ def _close_passed() -> None:
     """Close the duplicates of processes that have started, or never will."""
     for close in _passed.copy():
         alive = close.peek()
-        if alive is None or getattr(alive[0], "finalizer", None):  # set once it has passed the numbers
+        if alive is None or getattr(alive[0], "finalizer", None):  # set once `start` has passed the numbers
             close()
             with suppress(ValueError):  # another thread has removed it
                 _passed.remove(close)
