@@ -179,7 +179,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib import metadata  # it takes longer than all of `import gpuinterop`
+        from importlib import metadata  # this import takes longer than all of `import gpuinterop`
 
         try:
             return metadata.version(__name__)

@@ -18,7 +18,7 @@ MAX_SIZE: Final = 2**63 - 1
 
 
 class Sole:
-    """What owns something, or is the only one of its kind: the end of a copy would end what the first still uses."""
+    """Base of owners, and of all that must not be copied: the end of a copy would end what the first still uses."""
 
     __slots__ = ()
     _instead: ClassVar[str] = "use the object itself; another process makes its own."

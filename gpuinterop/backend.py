@@ -214,7 +214,7 @@ class Backend(ABC):
     """Whether those releases also wait for work of other devices, as HIP's ``hipFree`` does for that of device 0."""
 
     unknown_version: str = ""
-    """What is said of a driver whose version no run has shown, where the backend goes by the version; empty for others.
+    """Remark on a driver whose version no run has shown, where the backend goes by the version; empty for others.
     `gpuinterop info` and the header of a run of the kit print it, and nothing is recorded of such a run."""
 
     known_failures: Mapping[str, str] = MappingProxyType({})

@@ -98,7 +98,7 @@ class Support(Enum):
 
 
 class Scope(Enum):
-    """What a gap depends on: another version or model of it may support the operation.
+    """What a gap depends on: another version or model may support the operation.
 
     Examples
     --------
@@ -495,11 +495,11 @@ class Rule:
                 raise TypeError(f"{name} of the rule that says {self.reason!r} is not a list")
 
     def holds(self, facts: Mapping[str, object]) -> bool:
-        """Whether all its facts hold."""
+        """Whether all facts of the rule hold."""
         return all(bool(facts[fact.removeprefix("not ")]) is not fact.startswith("not ") for fact in self.when)
 
     def says(self, cell: Cell, facts: Mapping[str, object]) -> Capability:
-        """What it says of a cell: a gap of its scope, or else that the cell is usable."""
+        """Capability of a cell by this rule: a gap, or usable, in the rule's scope."""
         reason, reference, workaround = (
             text.format_map(facts) for text in (self.reason, self.reference, self.workaround)
         )

@@ -252,7 +252,7 @@ class Handoff(Sole):
         """Derive the frame from a timeline's value, and set whose turn it is."""
         frame, submitted = divmod(stands, 2)
         if submitted and self._tracks_submits and self._to_compute._promised == stands:
-            self._turn = _ACQUIRE  # it was submitted here, and never released
+            self._turn = _ACQUIRE  # the frame was submitted here, never released
         elif submitted and (self._tracks_submits or self._to_compute.last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",

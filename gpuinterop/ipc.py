@@ -286,7 +286,7 @@ def _check_connection(connection: object) -> None:
         return
     try:  # the kernel, for `socket.fromfd` believes what it is told
         family, kind = (found.getsockopt(socket.SOL_SOCKET, what) for what in (socket.SO_DOMAIN, socket.SO_TYPE))
-    except OSError:  # it is closed, as the call that follows says
+    except OSError:  # a closed socket, as the next call says
         return
     if (family, kind) != (socket.AF_UNIX, socket.SOCK_STREAM):
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What backends share whose driver is a library of functions that return a status.
+"""Parts shared by backends whose driver is a library of functions that return a status.
 
 Objects are made and released; a device is made current; descriptors take handles. A backend may use this module, and
 need not: the contract is `gpuinterop.backend`.
@@ -96,7 +96,7 @@ class NativeDevice(ABC):
         return found
 
     def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Have `work` make it on this device; undo it if anything raises."""
+        """Have `work` make the object on this device; undo it if anything raises."""
         try:
             self.run(work, aside=aside)
             return made
@@ -125,16 +125,16 @@ class Made(ABC):
         self.made = False
 
     def create(self, name: str, *arguments: Any) -> Self:
-        """Make it, with this call alone."""
+        """Make the object, with this call alone."""
         self.device.create(self, partial(self.make, name, *arguments))
         return self
 
     @abstractmethod
     def make(self, name: str, *arguments: Any) -> None:
-        """Make it on the device, with a call that returns the handle."""
+        """Make the object on the device, with a call that returns its handle."""
 
     def free(self) -> Any:
-        """Release it on the device; return what the call returns. A release that failed may be repeated."""
+        """Release the object on the device; return the call's result. A failed release may be repeated."""
         if not self.made:
             return None
         result = self.device.driver.free(self.back, self.handle, *self.more)
@@ -142,7 +142,7 @@ class Made(ABC):
         return result
 
     def release(self) -> None:
-        """`free` it, with any device current."""
+        """Call `free`, with any device current."""
         self.device.run(self.free)
 
     def fail(self, error: BaseException) -> None:
@@ -153,7 +153,7 @@ class Made(ABC):
             self.undo()
 
     def take_back(self) -> None:
-        """`release` it, made whole or in part."""
+        """Call `release`, also for an object made in part."""
         self.release()
 
     def undo(self) -> None:
@@ -167,7 +167,7 @@ class Made(ABC):
 def describe(union: Any, handle: Handle, pointer_arm: str = "") -> object:
     """Set a handle in the union of a driver's descriptor; return the object to keep alive until the call.
 
-    It sets exactly one member: they share their bytes.
+    Exactly one member is set: the members share their bytes.
     """
     if isinstance(handle, FdHandle):
         union.fd = handle.fd

@@ -37,7 +37,7 @@ SLICE: Final = 0.05
 EXIT_S: Final = 2.0
 """Seconds that the exit of the interpreter may take for all waits together."""
 _EXIT_DRAIN_S: Final = 1.0
-"""Seconds of those that are reserved for the core's drain, which comes last."""
+"""Seconds of `EXIT_S` that are reserved for the core's drain, which comes last."""
 _exit_began: list[float] = []
 
 SPIN_S: Final = 60e-6 if (os.cpu_count() or 1) > 1 else 0.0
@@ -170,7 +170,7 @@ class Thread:
     """A thread of this library, made by `start_thread`."""
 
     def __init__(self) -> None:
-        self._begun = _thread.allocate_lock()  # held until it has begun, the other until it has ended
+        self._begun = _thread.allocate_lock()  # held until the thread has begun, the other to its end
         self._running = _thread.allocate_lock()
         self._begun.acquire()
         self._running.acquire()
@@ -184,7 +184,7 @@ class Thread:
         return ended
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the thread has not ended."""
         return self._running.locked()
 
     def _run(self, work: Callable[[], object], stop: Callable[[], object] | None) -> None:
@@ -401,12 +401,12 @@ def _closes_at_once(fd: int) -> bool:
     try:
         os.get_inheritable(fd)  # F_GETFD
     except OSError:
-        return True  # it is not open, and os.close raises that
+        return True  # an fd that is not open: os.close says so
     return seals(fd) is not None or _is_kernels(fd)
 
 
 def _is_kernels(fd: int) -> bool:
-    """Whether it is an eventfd, a pipe, a socket or similar: their links, unlike files', do not begin with a slash."""
+    """Whether `fd` is an eventfd, a pipe, a socket or similar: such links, unlike files', begin with no slash."""
     try:
         return not os.readlink(f"/proc/self/fd/{fd}").startswith("/")
     except OSError:
@@ -420,7 +420,7 @@ def _close_aside(fd: int) -> Thread | None:
 
     try:
         return _start(work, None)  # also at the exit, which a file's server must not hold up
-    except DriverError:  # it cannot be started
+    except DriverError:  # no thread can be started
         work()
         return None
 

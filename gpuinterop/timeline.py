@@ -96,7 +96,7 @@ def initialise(address: int, value: int = 0) -> None:
 
 
 def create() -> tuple[int, int]:
-    """Create one; return its descriptor and the address of its mapping, both owned by the caller."""
+    """Create a timeline; return its descriptor and its mapping's address, both owned by the caller."""
     return system.create_page(NAME, initialise)
 
 
@@ -166,7 +166,7 @@ class Page(Sole):
         """Makes all waiting threads look again."""
 
     def close(self) -> None:
-        """Close what it has opened. No thread uses it any more."""
+        """Close the lock's open files. No thread uses the timeline any more."""
         while self._kept:
             os.close(self._kept.pop())
 
@@ -179,7 +179,7 @@ class Page(Sole):
         return self._value.value
 
     def reset(self) -> None:
-        """Set it back to 0; other processes and devices must not have it."""
+        """Set the counter to 0; other processes and devices must not have it."""
         self._value.value = 0
 
     def give_to_device(self) -> None:
@@ -219,7 +219,7 @@ class Page(Sole):
         finally:
             fcntl.flock(own, fcntl.LOCK_UN)  # first: peers wait for it
             self._kept.append(own)
-            if forks != _forks:  # a child has the description, too: if this process dies with the lock, it is kept
+            if forks != _forks:  # a child shares the description: the lock would outlive this process there
                 self.close()
 
     def _open(self) -> int:

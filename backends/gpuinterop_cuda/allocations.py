@@ -33,10 +33,10 @@ class Mappable(Made):
         super().__init__(context)
         self.size = size
         self.alignment = alignment
-        """The alignment of its address; 0 leaves that to the driver."""
+        """The address's alignment; 0 leaves that to the driver."""
 
     def load(self, handle: AllocationHandle) -> Self:
-        """``cuMemImportFromShareableHandle`` makes it. The driver does not close the descriptor, so `load` does."""
+        """``cuMemImportFromShareableHandle``. The driver does not close the descriptor, so `load` does."""
         driver = self.device.driver
         kind = native_handle_type(driver, type(handle))
         shared, _keep = _shared(driver, handle)

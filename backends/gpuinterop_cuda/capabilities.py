@@ -1,4 +1,4 @@
-"""Facts of a device, from which `capabilities.toml` derives its capabilities. It does not create a context."""
+"""Facts of a device, from which `capabilities.toml` derives its capabilities. No context is created."""
 
 from __future__ import annotations
 

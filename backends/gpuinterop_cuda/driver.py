@@ -115,7 +115,7 @@ class Driver(NativeDriver):
     def run(self, context: int, aside: bool, work: Callable[..., _T], arguments: Iterable[Any]) -> _T:
         """Call `work` with a context current, or, for 0, with the present one, then restore that.
 
-        If it is current already, as it is where torch or CuPy runs, there is nothing to push or to pop.
+        If that context is current already, as where torch or CuPy runs, there is nothing to push or to pop.
 
         With `aside`, calls do not invalidate another thread's capture in global mode, which is torch's default: any
         thread's event query would (``cuThreadExchangeStreamCaptureMode``). Pass it for calls unrelated to a capture.
@@ -170,7 +170,7 @@ class Made(native_driver.Made):
         self.made = True
 
     def add(self, name: str, *arguments: Any) -> None:
-        """Make it with a call that returns only its status; the handle is the call's first argument."""
+        """Make the object with a call that returns only a status; the call's first argument is the handle."""
         self.device.driver.call(name, *arguments)
         self.handle = arguments[0]
         self.made = True

@@ -51,7 +51,7 @@ class _Node:
     def __init__(self, node: Any, timeouts: Sequence[int]) -> None:
         self.argument = at(int(node))
         self.timeouts = timeouts
-        """Those of the semaphores, in milliseconds, as they were captured; empty for signals."""
+        """Timeouts of the semaphores, in milliseconds, as captured; empty for signals."""
         self.batch: Batch | None = None
         self.executable: tuple[int, Any] = (0, None)
         """The graph's executable, and the same for ctypes."""

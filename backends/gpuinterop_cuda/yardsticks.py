@@ -1,7 +1,7 @@
 """The same work by cuda-python alone, for ``gpuinterop bench``.
 
-It is what a program without gpuinterop does at its fastest: structs are made once, and no status is looked at. What
-fails would be fast, so a signal and a wait of all semaphores are made and checked before they are measured.
+A program without gpuinterop does this at its fastest: it makes structs once, and looks at no status. What fails would
+be fast, so a signal and a wait of all semaphores are made and checked before they are measured.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Timelines:
         return desc
 
     def _reused(self, function: Any, params: Any) -> Callable[[int], object]:
-        """How to call for the first one, with a struct that is made once."""
+        """Make a call for the first semaphore, with one struct for all calls."""
         handles, reused, stream, fence = self._handles[:1], [params], self._stream, params.params.fence
 
         def once(value: int) -> object:
@@ -112,7 +112,7 @@ class Timelines:
         return once
 
     def _at_once(self, function: Any, params: list[Any]) -> Callable[[Sequence[int]], Any]:
-        """How to call for all at once, with structs that are made once."""
+        """Make a call for all semaphores, with the same structs each time."""
         handles, count, stream = self._handles, len(self._handles), self._stream
         fences = [one.params.fence for one in params]
 
@@ -124,7 +124,7 @@ class Timelines:
         return at_once
 
     def _anew(self, function: Any, new: Callable[[], Any]) -> Callable[[int], object]:
-        """How to call for the first one, with a new struct each time."""
+        """Make a call for the first semaphore, with a new struct each time."""
         handles, stream = self._handles[:1], self._stream
 
         def once(value: int) -> object:

@@ -31,7 +31,7 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
     pageable_copies_block: ClassVar[bool] = True
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
     releases_block: ClassVar[bool] = True
-    releases_hold_gil = False  # they are called by ctypes
+    releases_hold_gil = False  # ctypes releases the GIL
     releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, not the one that imported the memory
     map_allocation_blocks: ClassVar[bool] = True  # hipMemMap and hipMemUnmap go through the null stream
 

@@ -1,4 +1,4 @@
-"""Facts of a device, from which `capabilities.toml` derives its capabilities. It leaves the current device."""
+"""Facts of a device, from which `capabilities.toml` derives its capabilities. The current device stays."""
 
 from __future__ import annotations
 

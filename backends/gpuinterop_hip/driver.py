@@ -73,7 +73,7 @@ class Driver(NativeDriver):
         number = int(code)
         symbol, text = self._describe(number)
         meaning = MEANINGS.get((call, number)) or GENERAL.get(number) or text
-        out_of_memory = number == OUT_OF_MEMORY and call != "hipImportExternalMemory"  # there it does not mean memory
+        out_of_memory = number == OUT_OF_MEMORY and call != "hipImportExternalMemory"  # the import lacks no memory
         kind = OutOfMemoryError if out_of_memory else DriverError
         return kind(call, number, symbol, meaning)
 
@@ -101,7 +101,7 @@ class Driver(NativeDriver):
     def forget_error(self) -> None:
         """Clear this thread's last error, which was reported.
 
-        torch and others query it after their own launches, and would take it for theirs.
+        torch and others query that error after their own launches, and would take ours for theirs.
         """
         self.returned("hipGetLastError")
 
@@ -216,14 +216,14 @@ class Made(native_driver.Made):
     handle: int
 
     def make(self, name: str, *arguments: Any) -> None:
-        """Make it on the device with a call that writes the handle to the address in its first argument."""
+        """Make the object on the device with a call that writes the handle to its first argument's address."""
         place = ctypes.c_void_p()
         self.device.driver.direct(name, ctypes.byref(place), *arguments)
         self.handle = place.value or 0
         self.made = True
 
     def add(self, name: str, handle: int, *arguments: Any) -> None:
-        """Make it as `make` does, with a call that takes the handle."""
+        """Make the object as `make` does, with a call that takes the handle."""
         self.device.driver.direct(name, ctypes.c_void_p(handle), *arguments)
         self.handle = handle
         self.made = True
@@ -294,7 +294,7 @@ def _root(library: str) -> str:
 
 
 def install(requirement: str) -> str:
-    """How to install hip-python on this system."""
+    """Advice to install hip-python on this system."""
     if platform.system() == "Linux" and platform.machine() == "x86_64":
         return f"pip install '{requirement}'"
     return "PyPI has hip-python for Linux on x86-64 only: install AMD's own package of it for this system"

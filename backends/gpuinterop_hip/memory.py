@@ -31,7 +31,7 @@ class MappedBuffer(Made):
 
 
 class _Byte(MappedBuffer):
-    """What is freed to wait for a device: where that may be waited for, it may be undone too."""
+    """A byte that is freed to wait for its device: an undo may wait as well, and is not left to the core."""
 
     __slots__ = ()
     blocks = False

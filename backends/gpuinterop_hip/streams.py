@@ -34,10 +34,10 @@ class _HipStream(Made):
     back = "hipStreamDestroy"
 
     def is_whole(self) -> bool:
-        """Whether it can be reused: it has not failed, and does not have an open capture."""
+        """Whether the stream can be reused: it has not failed, and has no open capture."""
         if not self.made:
             return False
-        # Its work is done, but the first query may only discover that, and report it the second time.
+        # The work is done, but the first query may only discover that, and report it the second time.
         return self.device.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
 
 
@@ -71,8 +71,8 @@ class Stream(Made):
         self.know(self._taken[1].handle)
 
     def free(self) -> None:
-        """Keep the runtime's stream for reuse, or destroy it."""
-        if (kept := self._taken) is None:
+        """Keep the native for reuse, or destroy it."""
+        if (kept := self._native) is None:
             return
         if kept[1].is_whole():
             self._kept.append(kept)
@@ -113,8 +113,8 @@ class Streams(Room):
     def adopt_stream(self, device: Gpu, pointer: int) -> Stream:
         """Wrap a stream; ``hipStreamGetDevice`` tells whether it is one, of this runtime and device.
 
-        It comes first: ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 die of any other pointer. A capture does
-        not mind it (clr: hip_stream.cpp).
+        That call comes first: ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 die of any other pointer. A
+        capture does not mind it (clr: hip_stream.cpp).
         """
         self._driver.check_runtime()
         if pointer == _PER_THREAD:

@@ -1,8 +1,8 @@
 """The same work by hip-python alone, for ``gpuinterop bench``.
 
-It is what a program without gpuinterop does at its fastest: structs are made once, and no status is looked at. What
-fails would be fast, so each call is made and checked once before it is measured. HIP has no semaphores on Linux, so
-there are no yardsticks for them.
+A program without gpuinterop does this at its fastest: it makes structs once, and looks at no status. What fails would
+be fast, so each call is made and checked once before it is measured. HIP has no semaphores on Linux, so there are no
+yardsticks for them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Yardsticks:
         return write, wait
 
     def memory(self, size: int) -> Callable[[int], None]:
-        """How to import, map and close a memory of `size` bytes, of which there is a file descriptor.
+        """Make a call that imports, maps and closes a memory of `size` bytes from its file descriptor.
 
         HIP leaves the descriptor open, so `memory` needs no duplicate of it.
         """

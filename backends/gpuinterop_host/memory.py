@@ -55,11 +55,11 @@ class Object:
 
     @property
     def fixed(self) -> bool:
-        """Whether it can neither shrink nor grow."""
+        """Whether the memfd can neither shrink nor grow."""
         return self.seals & _FIXED == _FIXED
 
     def secure(self) -> None:
-        """Make sure that it does not shrink from now on. Called after all other checks."""
+        """Seal the memfd against shrinking. Called after all other checks."""
         if not self.seals & (system.SEAL_SHRINK | system.SEAL_SEAL):
             try:
                 fcntl.fcntl(self.fd, system.F_ADD_SEALS, system.SEAL_SHRINK)

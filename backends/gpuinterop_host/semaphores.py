@@ -86,7 +86,7 @@ class Semaphore(memory.Owned, ABC):
 
     @abstractmethod
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
-        """Block until it is signalled; False if ``time.monotonic()`` reached `deadline`."""
+        """Block until the semaphore is signalled; False if ``time.monotonic()`` reached `deadline`."""
 
     @abstractmethod
     def describe(self, value: int) -> str:
@@ -104,7 +104,7 @@ class Semaphore(memory.Owned, ABC):
         self._stop(closed=False)
 
     def close(self) -> None:
-        """End use. Unmap the page at once, or let the last thread that uses it unmap it."""
+        """End use. Unmap the page at once, or let its last user unmap it."""
         self._stop(closed=True)
 
     def _stop(self, *, closed: bool) -> None:
@@ -119,9 +119,9 @@ class Semaphore(memory.Owned, ABC):
         self._release_if_last()
 
     def _use(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work` with the page mapped: a user notes itself and then checks, a closer marks it and then checks.
+        """Call `work` with the page mapped: a user notes itself, then checks; a closer marks the page, then checks.
 
-        It needs no lock, which could be left held after a fork, or be held by a finalizer's own thread.
+        A lock could be left held after a fork, or be held by a finalizer's own thread.
         """
         users, thread = self._users, threading.get_ident()
         users += (thread,)
@@ -422,7 +422,7 @@ class Semaphores(HostSemaphoreBackend):
         semaphore.close()
 
     def abandon_semaphore(self, semaphore: Semaphore) -> None:
-        """Cancel its pending waits; their streams fail."""
+        """Cancel the semaphore's pending waits; their streams fail."""
         semaphore.abandon()
 
     def create_semaphore(self, device: Device, handle_type: type[AnySemaphoreHandle]) -> Semaphore:

@@ -223,7 +223,7 @@ class CallingThread:
         system.check_exit()
 
     def destroy(self) -> None:
-        """Do nothing: it is not owned."""
+        """Do nothing: the thread is the caller's."""
 
 
 AnyStream: TypeAlias = Stream | CallingThread

@@ -238,7 +238,7 @@ class Bridge(Resource):
 
     @property
     def device(self) -> Device:
-        """Device whose streams use its semaphores."""
+        """Device whose streams use the bridge's semaphores."""
         return self._device
 
     @staticmethod
@@ -385,13 +385,13 @@ class Bridge(Resource):
         return self._bridge(endpoint, peer)
 
     def _bridge(self, endpoint: Endpoint, peer: int | None) -> BridgedSemaphore[Any]:
-        """Bridge it; the semaphore then closes the endpoint. After an error the caller still owns it."""
+        """Bridge the endpoint; the semaphore then closes it. After an error the caller still owns it."""
         self._watcher.check()
         semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint)
         semaphore.make(lambda: self._new_lane(endpoint, peer))
         try:
             endpoint._bridged(semaphore)
-            with contextlib.suppress(AttributeError):  # it may be a property
+            with contextlib.suppress(AttributeError):  # `label` may be a property
                 endpoint.label = semaphore.label
             cast(Lane, semaphore.handle).adopt()
         except BaseException:

@@ -92,10 +92,10 @@ class Endpoint(Sole, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release its resources. Called once, after the streams' last use; never while a call is stuck in it."""
+        """Release the endpoint's resources. Called once, after the streams' last use; never while a call is stuck."""
 
     def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
-        """Note the semaphore that uses it until that is released; an exception refuses the use."""
+        """Note the semaphore that uses the endpoint, until its release; an exception refuses the use."""
 
 
 class SemaphoreEndpoint(Endpoint):
@@ -138,7 +138,7 @@ class SemaphoreEndpoint(Endpoint):
         self._semaphore.host_signal(*self._value(value))
 
     def close(self) -> None:
-        """Do nothing: the caller owns it."""
+        """Do nothing: the caller owns the semaphore."""
 
     def _value(self, value: int) -> tuple[int, ...]:
         return (value,) if self.kind is Timeline else ()

@@ -61,7 +61,7 @@ class _Waiting(NamedTuple):
     """A wait that is enqueued or about to be."""
 
     value: int
-    """The value to store for it."""
+    """The value to store."""
     wait: Wait
 
 
@@ -79,7 +79,7 @@ class _Signal:
 
     @property
     def is_void(self) -> bool:
-        """Whether it was enqueued after a wait that failed: it is not forwarded."""
+        """Whether the signal was enqueued after a wait that failed: it is not forwarded."""
         return self.stream.is_void(self.serial)
 
 
@@ -118,7 +118,7 @@ class Lane:
         self.endpoint = endpoint
         self.lock = threading.RLock()
         self.refusal: GpuInteropError | None = None
-        """Why it refuses calls: it was cancelled, or has failed. Unless it has failed, signals are still forwarded."""
+        """Why the lane refuses calls: it was cancelled, or failed. If it was cancelled, signals are still forwarded."""
         self.failed = False
         self.closed = False
         self._stuck = False
@@ -143,7 +143,7 @@ class Lane:
         self._opened = False
 
     def open(self, device: Device) -> None:
-        """Allocate its words and its peer's pidfd, which `end` releases."""
+        """Allocate the lane's words and the peer's pidfd, which `end` releases."""
         if self._peer_number is not None:
             self._peer = open_peer(self._peer_number)
         self.words = self._spare.take(functools.partial(PinnedWords, device))
@@ -207,7 +207,7 @@ class Lane:
         out = self._out(stream)
         out.written += 1  # in this order: Ctrl-C in between only skips a number
         pending = _Signal(value, out.written, stream)
-        if (failure := stream.tell_failure()) is not None:  # it failed before the numbering, so `is_void` misses it
+        if (failure := stream.tell_failure()) is not None:  # failed before the numbering: `is_void` misses this
             raise again(failure)
         out.pending.append(pending)
         self.watcher.poke()  # Ctrl-C may strike after the call
@@ -237,7 +237,7 @@ class Lane:
             if self._peer is not None and now - checked >= _PEER_CHECK_S:
                 checked = now
                 if gone := ended(self._peer):
-                    continue  # it may have signalled before it died
+                    continue  # the peer may have signalled before it died
             if now >= deadline:
                 return False
             if pause := min(next(pauses), deadline - now):
@@ -409,7 +409,7 @@ class Lane:
         if self._peer is None or not self._waits or now - self._peer_checked < _PEER_CHECK_S:
             return
         self._peer_checked = now
-        if ended(self._peer) and not self._arrive():  # it may have signalled before it died
+        if ended(self._peer) and not self._arrive():  # the peer may have signalled before it died
             raise self._peer_died()
 
     def _peer_died(self) -> PeerError:
@@ -452,7 +452,7 @@ def _taken(entries: deque[T]) -> Iterator[T]:
 
 
 def _has_any(entries: deque[T]) -> bool:
-    """Whether it has entries. Indexing has one order with the appends of other threads; without the GIL `bool` has not.
+    """Whether there are entries. Indexing has one order with other threads' appends; without the GIL `bool` has not.
 
     So either `Watcher._sleep` sees an append, or `Watcher.poke`, which follows the append, sees that the thread sleeps.
     """
@@ -597,7 +597,7 @@ class Watcher:
         self._sleeping = True
         try:
             if self._stopping or (idle and any(lane.busy for lane in list(self._lanes))):
-                return True  # it came before `poke` could wake us
+                return True  # the entry came before `poke` could wake us
             self._wake.get(timeout=None if seconds is None else min(seconds, _LONGEST_SLEEP_S))
         except queue.Empty:
             return False

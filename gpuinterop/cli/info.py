@@ -24,7 +24,7 @@ __all__ = ["Findings", "add_arguments", "collect", "command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``gpuinterop info``."""
+    """Arguments of ``gpuinterop info``."""
     parser.add_argument("--json", action="store_true", help="print everything as JSON, and nothing else")
     parser.add_argument("--all", action="store_true", help="show every cell of every table, one a line")
 
@@ -48,7 +48,7 @@ def command(given: argparse.Namespace) -> int:
 
 
 class Findings:
-    """What is here.
+    """Facts of this machine.
 
     Attributes
     ----------

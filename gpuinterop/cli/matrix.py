@@ -29,7 +29,7 @@ _LEGEND: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``gpuinterop matrix``."""
+    """Arguments of ``gpuinterop matrix``."""
     parser.add_argument(
         "reports", nargs="*", metavar="REPORT", type=Path, help="files of pytest --gpuinterop-json=FILE"
     )
@@ -101,7 +101,7 @@ class _Row:
     name: str = ""
     problem: str = ""
     why: Sequence[str] = ()
-    """Why it is red, where no failed test says so."""
+    """Why the row is red, where no failed test says so."""
     cells: dict[Cell, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

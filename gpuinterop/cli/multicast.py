@@ -61,7 +61,7 @@ _CAUSES: Final = {
 
 @dataclass(slots=True)
 class Step:
-    """What became of a step: ``right``, ``wrong``, ``hung``, or ``died``, with its process."""
+    """Outcome of a step: ``right``, ``wrong``, ``hung``, or ``died``, with its process."""
 
     step: str
     outcome: str = ""
@@ -82,7 +82,7 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``gpuinterop selftest multicast``."""
+    """Arguments of ``gpuinterop selftest multicast``."""
     add_record_arguments(parser, "was shown")
     parser.add_argument(
         "--devices", metavar="0,1,...", type=_ordinals, help="two or more ordinals; by default all that say they can"

@@ -23,7 +23,7 @@ def recorded_runs() -> dict[str, list[VerifiedRun]]:
     """Every recorded run, by the backend's name, or as the Vulkan drivers'."""
     runs = {"Vulkan driver": read_verified(EXPORTERS)}
     for entry_point in entry_points(group=GROUP):
-        with suppress(BackendUnavailableError):  # where it has no place for a record, it has none
+        with suppress(BackendUnavailableError):  # a backend without a place for a record
             runs[entry_point.name] = read_verified(verified_file(entry_point.name))
     return runs
 

@@ -22,7 +22,7 @@ __all__ = ["add_arguments", "command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is not among these goes to pytest."""
+    """Add our arguments; all others go to pytest."""
     add_record_arguments(parser, "passed")
 
 

@@ -35,7 +35,7 @@ _MARKS = {Support.SUPPORTED: "[green]✓[/green]", Support.UNVERIFIED: "[yellow]
 
 
 class _Console(Console):
-    """One whose marks are ASCII where its output has no Unicode; rich does the same with its boxes."""
+    """Console whose marks are ASCII where its output has no Unicode; rich does the same with boxes."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         if not self.encoding.startswith("utf"):
@@ -146,7 +146,7 @@ def _matrix(table: Capabilities, usable: Sequence[Capability]) -> Table:
 
 
 def _gaps(gaps: Iterable[Capability]) -> RenderableType:
-    """What cannot be, a reason at a time; what belongs to another system comes last, and in short."""
+    """List gaps by their reason; those of another system come last, and in short."""
     by_reason: dict[tuple[bool, str], tuple[dict[str, list[str]], str]] = {}
     for gap in gaps:
         handle_type = gap.handle_type.type_name if gap.handle_type else ""

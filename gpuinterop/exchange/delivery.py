@@ -26,7 +26,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def host() -> str:
-    """What ranks have in common between which descriptors can go: a running kernel, and its names of sockets."""
+    """Kernel that runs, and its namespace of sockets: descriptors can go between ranks that have both in common."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"

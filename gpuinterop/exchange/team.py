@@ -467,7 +467,7 @@ class Team(Sole):
                 return binding
             time.sleep(pause)
         binding = self._try(call, bind, last=True)
-        assert binding is not None  # else it has raised
+        assert binding is not None  # else `_try` has raised
         return binding
 
     def _try(self, call: str, bind: Callable[[], MulticastBinding], *, last: bool) -> MulticastBinding | None:

@@ -30,7 +30,7 @@ if sys.platform != "win32":
     import fcntl
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What says that this process, or the system, is short of something: neither the path nor the others are to blame."""
+"""Errors of a process or system that is short of something: neither the path nor the others are to blame."""
 
 _LIMIT: Final = 1 << 26
 """Bytes of the longest payload that is sent, or taken from a peer."""
@@ -205,7 +205,7 @@ class _Peer:
         return frame
 
     def wanted(self, number: int) -> int:
-        """The events to wait for. What is still to be read of a dead peer was read when its end was."""
+        """The events to wait for. All that a dead peer sent was read with its end."""
         if self.gone:
             return 0
         wants = 0 if number in self._frames else selectors.EVENT_READ
@@ -215,12 +215,12 @@ class _Peer:
         try:
             if events & selectors.EVENT_READ:
                 self._read()
-            if self._outgoing:  # else it has ended, or has all
+            if self._outgoing:  # else the peer has ended, or has all
                 del self._outgoing[: self.socket.send(self._outgoing)]
         except BlockingIOError:
             pass
         except ConnectionError:
-            # It takes nothing any more; what it has sent before may still be there.
+            # The peer takes nothing any more; what it sent before may still be there.
             self._outgoing.clear()
             with contextlib.suppress(OSError):
                 while not self.gone:
@@ -279,7 +279,7 @@ class _Hello(NamedTuple):
 
     @classmethod
     def receive(cls, connection: socket.socket, deadline: float) -> _Hello | None:
-        """The other's; None where it ends before it has sent it."""
+        """The peer's hello; None if the peer ends before."""
         connection.settimeout(_left(deadline))
         try:
             data = connection.recv(_HELLO.size)
@@ -296,7 +296,7 @@ class _Hello(NamedTuple):
         return cls(*fields)
 
     def stranger(self, other: _Hello) -> str | None:
-        """Why the other is of another team; None where it is of this one."""
+        """Why `other` is of another team; None if it is of this one."""
         if other.job != self.job:
             return "is of another job than this rank"
         if 0 not in (self.rank, other.rank) and other.token != self.token:
@@ -438,7 +438,7 @@ def _connect(path: str, peer: int, mine: _Hello, deadline: float) -> tuple[socke
         except BaseException:
             connection.close()
             raise
-        connection.close()  # it is not there yet, or has gone
+        connection.close()  # the peer is not there yet, or has gone
         time.sleep(min(next(pauses), _left(deadline)))
 
 

@@ -1,6 +1,6 @@
-"""What ranks tell each other in a vote, and what follows from it.
+"""Messages of ranks in a vote, and what follows from them.
 
-Messages are JSON: nothing in them runs, and an error that they name is looked up among our own.
+Messages are JSON: nothing in them runs, and an error that one names is looked up among our own.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class _ExporterEndpoint(Endpoint):
         self._semaphore.signal(value)
 
     def close(self) -> None:
-        """It is the exporter's."""
+        """Do nothing: the exporter owns the semaphore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +336,7 @@ class Exporter(_Closing):
 
     @property
     def endpoint_gap(self) -> str:
-        """Why its timelines have no `endpoint`; empty where they have one."""
+        """Why the timelines have no `endpoint`; empty where they have one."""
         return ""
 
     def import_memory(self, handle: AllocationHandle, size: int) -> ExporterMemory:

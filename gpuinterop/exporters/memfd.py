@@ -563,7 +563,7 @@ class MemfdExporter(Exporter):
         self._queue.put(None)
         self._thread.join(_PATIENCE)
 
-    # -- for its objects ---------------------------------------------------------------------------------------
+    # -- for the objects ---------------------------------------------------------------------------------------
 
     def _enqueue(self, run: Callable[[_Pending], None], objects: Sequence[Any], waits_for: Sequence[Any]) -> _Pending:
         self.check_open()
@@ -575,7 +575,7 @@ class MemfdExporter(Exporter):
         return pending
 
     def _end(self) -> None:
-        """Give up what it does, because the interpreter exits."""
+        """Give up pending work, because the interpreter exits."""
         for entry in self._pending:
             entry.cancelled.set()
         self._queue.put(None)

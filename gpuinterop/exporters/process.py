@@ -353,7 +353,7 @@ class _Child:
             try:
                 self.call("shutdown", timeout=_REPLY_LIMIT)
                 ending = True
-            except PeerError:  # it is gone, or does not answer: no use to wait for its end
+            except PeerError:  # a process that does not answer: its end may not come
                 pass
             except GpuInteropError:  # of the exporter's close
                 ending = True
@@ -446,7 +446,7 @@ class ProcessImage(ExporterImage):
 
 
 def _endpoint(handle: AnySemaphoreHandle) -> Endpoint:
-    """Give it to a bridge here: only our own timelines say in their descriptor how they are waited for."""
+    """Make an endpoint of a handle: only our own timelines' descriptors say how they are waited for."""
     assert isinstance(handle, TimelineFd)
     try:
         return OwnTimelineEndpoint(handle)
@@ -538,7 +538,7 @@ class ProcessExporter(Exporter):
         if inner not in ("memfd", "vulkan"):
             raise InvalidArgumentError("inner", f"expected memfd or vulkan, got {inner!r}.")
         self.inner = inner
-        self._ours = inner == "memfd" and identity is None  # its timelines are our own, which every process can see
+        self._ours = inner == "memfd" and identity is None  # our own timelines, which every process can see
         if identity is not None:
             options["identity"] = _describe_identity(identity)
         self._child = _Child(inner, options)
@@ -700,7 +700,7 @@ class _Server:
     def _call_import_memory(self, data: bytes, handles: list[FdHandle], size: int) -> _Reply:
         with contextlib.ExitStack() as left:
             for handle in handles:
-                left.callback(handle.close)  # of one that was taken over: does nothing
+                left.callback(handle.close)  # does nothing to a handle that was taken over
             allocation: Any = handles[0]
             memory = self.exporter.import_memory(allocation, size)
         return {"object": self._keep(memory), "size": memory.size, "dedicated": memory.dedicated}, b"", []

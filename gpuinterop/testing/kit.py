@@ -267,7 +267,7 @@ class Kit(Participants):
         }
 
     def _stands_in(self, backend: str) -> str:
-        """What is in the place of a backend's hardware; empty for hardware."""
+        """Name what stands in for a backend's hardware; empty for hardware."""
         return "simulated" if self.is_simulated(backend) else self._stand_in(backend)
 
     def close(self) -> None:

@@ -203,7 +203,7 @@ class Life:
 
     def _start(self) -> str:
         self._peer = BackendPeer(self.devices[-1], reply_limit=None)
-        if not self._peer.idle(_CLOSE):  # it answers: it has its device
+        if not self._peer.idle(_CLOSE):  # an answer: the process has its device
             raise Wrong(f"a fresh stream of {self.devices[-1]!r} has something to do.")
         return f"process {self._peer.process.pid} has {self.devices[-1]!r}"
 

@@ -42,4 +42,4 @@ def multimem_add(
 
 
 def _backend(stream: Stream) -> MulticastBackend:
-    return cast(MulticastBackend, stream.device.driver)  # its capabilities were asked for
+    return cast(MulticastBackend, stream.device.driver)  # the caller asked for the capabilities

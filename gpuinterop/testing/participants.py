@@ -87,7 +87,7 @@ class ExporterSpec:
 
 
 class Participants:
-    """Those of one run, as its options and the machine have them."""
+    """Participants of a run, as its options and the machine have them."""
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.getoption
@@ -130,7 +130,7 @@ class Participants:
         try:
             double = self._stand_in(backend)
             return f"it ran on {double}" if double else registry.get_backend(backend).unknown_version
-        except Exception:  # it does not load, which its own tests say
+        except Exception:  # a backend that does not load: its own tests say so
             return ""
 
     @staticmethod
@@ -158,7 +158,7 @@ class Participants:
         return found or [DeviceSpec(name, problem=f"the backend {name!r} has no device", fails=required)]
 
     def lacking(self, *, parties: bool = True) -> list[str]:
-        """What fails a run, whichever of the suites it has: what it requires and has not, and wrong names.
+        """Problems that fail a run, whatever its suites: wrong names, and what it requires and has not.
 
         A run without a test of the kit needs no `parties`.
         """
@@ -235,7 +235,7 @@ class Participants:
         return self._exporters[spec]
 
     def missing_exporters(self, spec: DeviceSpec) -> list[str]:
-        """Those that are required, and that the device has not."""
+        """Required exporters that the device has not."""
         there = [one for one in self.exporters(spec) if not one.problem]
         return [wanted for wanted in self._exporters_required if not any(one.fits(wanted) for one in there)]
 

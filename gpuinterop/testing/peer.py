@@ -159,7 +159,7 @@ class BackendPeer:
             raise PeerError(f"the second process of the test did not answer {name!r} (status {self.process.poll()}).")
         if "error" in received[0]:
             kind = getattr(errors, received[0]["error"], PeerError)
-            raise errors._rebuild(kind, (received[0]["text"],), {})  # its __init__ may want more than the text
+            raise errors._rebuild(kind, (received[0]["text"],), {})  # `__init__` may want more than the text
         return received
 
 
@@ -258,7 +258,7 @@ class _Server:
 
 def _main() -> None:
     parent, connection, backend, ordinal = sys.argv[1:]
-    die_with(int(parent))  # else it would stay, as long as it hangs in a driver
+    die_with(int(parent))  # else a process that hangs in a driver would stay
     wire = _Wire(socket.socket(fileno=int(connection)))
     server = _Server(registry.get_backend(backend).device(int(ordinal)))
     while (received := wire.receive()) is not None:

@@ -186,7 +186,7 @@ def gpuinterop_exporter(_gpuinterop_party: Any, request: pytest.FixtureRequest) 
 
 @pytest.fixture
 def _gpuinterop_party(gpuinterop_device: Device, request: pytest.FixtureRequest) -> Any:
-    """How to open the party, for tests that open one of their own."""
+    """Parameters of the party, for tests that open another."""
     return _param(request)
 
 

@@ -22,7 +22,7 @@ _HEADER = """\
 
 
 def of_suites(cells: Iterable[Cell]) -> set[Cell]:
-    """Those that a run of the suites can show. Multicast it runs on stand-ins alone, which prove nothing.
+    """Cells that a run of the suites can show. It runs multicast on stand-ins alone, which prove nothing.
 
     On hardware `gpuinterop selftest multicast` shows it, when a user asks for that: a run of its own.
     """

@@ -68,7 +68,7 @@ class Result:
     seconds: float = 0.0
 
     def hear(self, report: pytest.TestReport) -> None:
-        """Take one of its three reports: set-up, call, tear-down. One that failed counts, whatever comes after."""
+        """Take one of the test's reports: set-up, call, tear-down. A failed one counts, whatever comes after."""
         said = _ours(report)
         self.device, self.party, self.driver = (said.get(name, "") for name in (DEVICE, PARTY, DRIVER))
         self.cells = said.get(CELLS, "").split()
@@ -111,7 +111,7 @@ def _without(name: str, device: str, party: str) -> str:
 
 
 def reason_of(report: Any) -> str:
-    """Why it failed or was skipped, in a line."""
+    """Why a test failed or was skipped, in a line."""
     found = report.longrepr
     crash = getattr(found, "reprcrash", None)
     text = found[2] if isinstance(found, tuple) else crash.message if crash else found
@@ -121,7 +121,7 @@ def reason_of(report: Any) -> str:
 
 
 class Results:
-    """Those of a run so far, by the test's id."""
+    """Results of a run so far, by the test's id."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, Result] = {}
@@ -139,7 +139,7 @@ class Results:
         self.by_id[report.nodeid] = Result(report.nodeid, report.nodeid, outcome=outcome, reason=reason)
 
     def of(self, *devices: str) -> list[Result]:
-        """Those of these devices."""
+        """Results of these devices."""
         return [result for result in self.by_id.values() if result.device in devices]
 
 
@@ -181,12 +181,12 @@ class Document:
         self._open = ""
         self._written: set[str] = set()
         self.problem = ""
-        """Why it could not be written further: the disk is full, for example. The tests go on."""
+        """Why the file could not be written further: the disk is full, for example. The tests go on."""
         self._write(json.dumps({"format": FORMAT, **header})[:-1] + ', "tests": [')
 
     def begin(self, name: str) -> None:
         """Say which test runs now. Where several do at a time, `add` alone is called."""
-        if name in self._written:  # it runs twice, and counts once: see `Result.hear`
+        if name in self._written:  # a test that runs twice counts once: see `Result.hear`
             return
         self._open = json.dumps({"id": name})[:-1]
         self._write(f"{self._separator}\n{self._open}")

@@ -61,6 +61,6 @@ def _name(path: str) -> str:
 def _exports(path: str, symbol: str) -> bool:
     try:
         library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOLOAD", 0) | ctypes.DEFAULT_MODE)
-    except OSError:  # it is not loaded, or cannot be loaded
+    except OSError:  # the library is not loaded, or cannot be
         return False
     return hasattr(library, symbol)

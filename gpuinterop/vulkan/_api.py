@@ -325,7 +325,7 @@ class Api:
         return self.array("char *", [self.ffi.new("char[]", name.encode()) for name in names])
 
     def listed(self, kind: str, functions: Functions, call: str, *arguments: Any) -> Iterator[Any]:
-        """Enumerate structs or handles, with a call for their number and a second one for themselves."""
+        """Enumerate structs or handles: one call tells the number, the next gives them."""
         count = self.ffi.new("uint32_t *")
         check_call(functions, call, *arguments, count, self.ffi.NULL)
         found = self.ffi.new(f"{kind}[]", count[0])

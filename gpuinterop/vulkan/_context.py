@@ -48,11 +48,11 @@ class VulkanObject(lifetime.Lifetime):
         self._other: ref[Resource] | None = None
 
     def make(self, call: Callable[[], T]) -> T:
-        """Have `call` make them with `new`. If it raises, or the context was closed meanwhile, they are destroyed."""
+        """Have `call` make the objects with `new`; destroy them if it raises, or the context was closed meanwhile."""
         return cast(T, self.create(lambda: self.whole(call)))
 
     def whole(self, call: Callable[[], T]) -> T:
-        """Make them, or some of them; if that raises, destroy them."""
+        """Have `call` make objects; if it raises, destroy those made."""
         try:
             return call()
         except GpuInteropError:
@@ -60,17 +60,17 @@ class VulkanObject(lifetime.Lifetime):
             raise
 
     def new(self, call: str, kind: str, info: Any) -> Any:
-        """Create one of them, as `VulkanContext.create` does."""
+        """Create an object, as `VulkanContext.create` does."""
         made = self._vk.create(call, kind, info)
         self._made.append((call.replace("Create", "Destroy").replace("Allocate", "Free"), made))
         return made
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Call a function with one of them, as `VulkanContext.call` does."""
+        """Call a function with an object, as `VulkanContext.call` does."""
         return self.use(lambda _: self._vk.call(name, *arguments))
 
     def status(self, name: str, *arguments: Any) -> int:
-        """Call without a check, even after `close`; 0 if they are destroyed, or left to the VkDevice."""
+        """Call without a check, even after `close`; 0 if the objects are destroyed, or left to the VkDevice."""
         vk = self._vk
         code = vk.lifetime.ask(lambda _: self.ask(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
         return int(code)
@@ -93,7 +93,7 @@ class VulkanObject(lifetime.Lifetime):
         return self.state is not LIVE
 
     def close(self) -> None:
-        """Destroy them. Idempotent. Vulkan's own work with them must be done."""
+        """Destroy the objects. Idempotent. Vulkan's own work with them must be done."""
         retire(self)
         drain()
 
@@ -195,13 +195,13 @@ class VulkanContext(Sole):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of its driver (:func:`gpuinterop.vulkan.capabilities`)."""
+        """Capabilities of the driver (:func:`gpuinterop.vulkan.capabilities`)."""
         self.check_open()
         return self.physical.capabilities
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a software device."""
+        """Whether the device is software."""
         self.check_open()
         return self.physical.is_cpu
 

@@ -434,7 +434,7 @@ def share_handoff(
     with ExitStack() as undo:
         if mode == "binary":
             to_compute = share_semaphore(vk, device, Binary)
-            undo.callback(to_compute.close)  # not its block, which leaves Vulkan's half to the context
+            undo.callback(to_compute.close)  # not a `with` block, which leaves Vulkan's half to the context
             to_graphics = share_semaphore(vk, device, Binary)
             undo.callback(to_graphics.close)
             handoff = SharedHandoff(vk, to_compute, to_graphics)

@@ -245,7 +245,6 @@ class _ImagePlan:
         )
 
     def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> Bound:
-        """Make it."""
         support = vk.physical.image_support(handle_type, self.format, self.tiling, self.usage)
         require_exportable(vk, support.features, self.mapping, handle_type)
         self._check_limits(vk, support)
@@ -255,7 +254,7 @@ class _ImagePlan:
         )  # fmt: skip
 
     def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
-        """What is over a limit some drivers make all the same, and fail later."""
+        """Refuse what is over a limit: some drivers make it all the same, and fail later."""
         most = f"{vk.identity.name} shares {self.name} images of this tiling and usage with"
         if self.extent[0] > support.extent[0] or self.extent[1] > support.extent[1]:
             raise InvalidArgumentError(

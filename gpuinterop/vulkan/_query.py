@@ -79,8 +79,8 @@ class PhysicalDevice:
 
     @classmethod
     def of(cls, physical_device: Any, instance: Any = None, get_instance_proc_addr: Any = None) -> PhysicalDevice:
-        """Make it from a VulkanContext, or from a handle with or without its instance."""
-        found = getattr(physical_device, "physical", None)
+        """Query a VulkanContext, or a handle with or without its instance."""
+        found = getattr(physical_device, "_physical", None)
         if isinstance(found, PhysicalDevice):
             physical_device.check_open()
             return found
@@ -123,7 +123,7 @@ class PhysicalDevice:
 
     @cached_property
     def is_cpu(self) -> bool:
-        """Whether it is a software device."""
+        """Whether the device is software."""
         return bool(self._properties.properties.deviceType == c.DEVICE_TYPE_CPU)
 
     @cached_property
@@ -146,7 +146,7 @@ class PhysicalDevice:
 
     @cached_property
     def is_lavapipe(self) -> bool:
-        """Whether it is lavapipe, whose memory fds begin with a header that no property reports."""
+        """Whether the driver is lavapipe, whose memory fds begin with a header that no property reports."""
         return bool(self._driver and self._driver.driverID == c.DRIVER_ID_MESA_LLVMPIPE)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What everything that is shared has in common: the choice of a handle type, both sides' end, barriers' arguments."""
+"""Common parts of all shared objects: the choice of a handle type, both sides' end, barriers' arguments."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory],
     """Import the memory that Vulkan has made, and `make` the pair."""
 
     def take() -> ExternalMemory:
-        with native.export() as handle:  # closes it unless the import has consumed it
+        with native.export() as handle:  # closes the handle unless it was consumed
             return device.import_memory(handle, size=native.size, dedicated=native.dedicated)
 
     return share(native, take, make)

@@ -784,7 +784,7 @@ FORKED_WAIT = (
 semaphore = backend.create_semaphore(device, {kind})
 thread = threading.Thread(target=backend.host_wait, args=(semaphore, 1, None))
 thread.start()
-while not semaphore._users:
+while not semaphore.users:
     pass
 print(in_child(semaphore))
 backend.host_signal(semaphore, 1)

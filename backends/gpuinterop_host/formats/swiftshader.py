@@ -90,7 +90,7 @@ class Mutex:
 
     @property
     def held(self) -> bool:
-        """Whether it is held now; does not lock it."""
+        """Whether a thread holds the mutex now."""
         return self._word.value != 0
 
     @property

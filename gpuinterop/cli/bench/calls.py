@@ -1,4 +1,4 @@
-"""What single calls cost: signals, waits, batches, imports, views; and what threads and other objects add."""
+"""Cost of single calls: signals, waits, batches, imports, views; and what threads and other objects add."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _signals(pair: _Pair) -> Contender:
 def _at_once(contenders: Sequence[Contender]) -> Contender:
     def run(count: int) -> None:
         with ThreadPoolExecutor(len(contenders)) as pool:
-            for _ in pool.map(lambda one: one(count // len(contenders)), contenders):  # raises what one has raised
+            for _ in pool.map(lambda one: one(count // len(contenders)), contenders):  # raises the first error
                 pass
 
     return run
@@ -200,7 +200,7 @@ def imports(bench: Bench) -> Iterator[Figure]:
                     memory = device.import_memory(mine, size=size)
                 buffer = memory.map_buffer()
                 memory.close()
-                del buffer  # not before it was closed, with the memory
+                del buffer  # not before the memory has closed the buffer
 
         contenders: dict[str, Contender] = {OURS: ours}
         if bench.by_hand is not None:
@@ -270,4 +270,4 @@ PARTS: Final = {
     "import + map + close": imports,
     "views": views,
 }
-"""What measures the figures, by name."""
+"""Functions that measure the figures."""

@@ -46,7 +46,7 @@ class Spread:
 
 @dataclass(slots=True)
 class Figure:
-    """What something costs here, and beside it what it costs by other means.
+    """Cost of a call, frame or batch here, and beside it by other means.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ _PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS, **processes.PARTS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``gpuinterop bench``."""
+    """Arguments of ``gpuinterop bench``."""
     parser.add_argument("--backend", metavar="NAME", help="by default the one that gpuinterop chooses here")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
     parser.add_argument(

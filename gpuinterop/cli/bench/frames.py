@@ -270,7 +270,7 @@ class _ByHand:
     def __init__(self, rig: _Rig, scope: ExitStack, commands: Sequence[Any]) -> None:
         bench, api, vk = rig.bench, rig.api, rig.vk
         self.stream, self._floor = bench.by_hand.stream(), bench.in_c
-        # It uses Vulkan's half alone.
+        # The pair's Vulkan half alone is used.
         self._shared = scope.enter_context(share_semaphore(vk, bench.device, Timeline))
         semaphore = self._shared.vk_semaphore
         info = api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
@@ -343,4 +343,4 @@ PARTS: Final = {
     "frames on a transfer queue": on_transfer_queue,
     "frames on a compute queue": on_compute_queue,
 }
-"""What measures the figures, by name."""
+"""Functions that measure the figures."""

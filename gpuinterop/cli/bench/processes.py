@@ -195,7 +195,7 @@ class _Game:
     def _begin(self, name: str, count: int) -> range:
         first = self._next.get(name, 1)
         self._next[name] = first + count
-        with suppress(BrokenPipeError):  # then it does not answer either
+        with suppress(BrokenPipeError):  # then the process does not answer either
             os.write(self._to, f"{first} {count} {name}\n".encode())  # unbuffered: nothing is left to be flushed
         self.expect("go")
         return range(first, first + count)
@@ -247,7 +247,7 @@ def main() -> None:
 
 
 PARTS: Final = {"wakes between two processes": wakes, "import of the package": imports}
-"""What measures the figures, by name."""
+"""Functions that measure the figures."""
 
 if __name__ == "__main__":
     main()

@@ -29,7 +29,7 @@ DAMPING = 0.9955
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``gpuinterop demo``."""
+    """Arguments of ``gpuinterop demo``."""
     parser.add_argument(
         "--backend", metavar="NAME", help="the compute side; by default the one that matches the exporter"
     )

@@ -110,7 +110,7 @@ class Producer:
 
     def abort(self) -> None:
         """Release whatever waits for a signal that will never come; nothing can be submitted any more."""
-        for semaphore in (self.back, self.forth):  # the one that frames wait for comes first: it releases them
+        for semaphore in (self.back, self.forth):  # frames wait for `back`: its end releases them
             if semaphore is not None:
                 semaphore.close()
 

@@ -157,7 +157,7 @@ def _missing(exporter: Exporter, device: Device, handle_type: type[Handle]) -> C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveRun:
-    """What came of a run.
+    """Result of a run.
 
     Attributes
     ----------
@@ -490,7 +490,7 @@ class _Run:
         elif back is not None:
             back.signal(self.stream)
         else:
-            # Without its wait the exporter's next frame has signalled 2 k + 3 already.
+            # Without the wait the exporter's next frame has signalled 2 k + 3 already.
             forth.signal(self.stream, 2 * frame + (4 if self.sabotage is Sabotage.EXPORTER_WAIT else 2))
 
     def _by_host(self, frame: int) -> None:

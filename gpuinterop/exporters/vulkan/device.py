@@ -53,7 +53,7 @@ class Device(Sole):
         out = ffi.new("VkDevice *")
         check_call(instance.functions, "vkCreateDevice", physical.handle, info, ffi.NULL, out)
         self.vk = _Context(instance.handle, physical.handle, out[0], queue_family_index=family)
-        self.vk.physical = physical  # what it was asked already need not be asked again
+        self.vk.physical = physical  # `physical` has asked the driver already
         queue = ffi.new("VkQueue *")
         self.queues = []
         for index in range(queues):

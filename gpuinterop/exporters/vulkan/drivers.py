@@ -203,7 +203,7 @@ def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | N
         index = check_int(index, "device_index")
     matching = devices
     if driver is not None:
-        # "lavapipe" is its common name; it calls itself llvmpipe.
+        # The driver known as "lavapipe" calls itself llvmpipe.
         wanted = check_type(driver, str, "driver", "a str").lower().replace("lavapipe", "llvmpipe")
         matching = [d for d in devices if wanted in f"{d.name}\n{d.driver_name}".lower()]
     elif index is None:

@@ -254,7 +254,7 @@ class VulkanExporter(Exporter):
                 self._instance.close()
         self._closed = True
 
-    # -- for its objects ----------------------------------------------------------------------------------------------
+    # -- for the objects ----------------------------------------------------------------------------------------------
 
     def open(self) -> VulkanContext:
         if self._closed:
@@ -342,7 +342,7 @@ class VulkanExporter(Exporter):
         return pending
 
     def _take_back(self, pending: Pending) -> None:
-        """What never got onto the queue."""
+        """Take back what never got onto the queue."""
         if pending in self._pending:
             self._pending.remove(pending)
         self._fences.append(pending.fence)

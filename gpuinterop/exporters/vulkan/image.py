@@ -49,7 +49,7 @@ def _plan(vk: VulkanContext, p: ImageParameters) -> _Plan:
 
 
 def _gap(name: str, p: ImageParameters, support: ImageSupport) -> str:
-    """What speaks against the image."""
+    """Why the image cannot be shared; empty if it can."""
     if not support.features & c.MEMORY_EXPORTABLE:
         return f"{name} does not export such images of {p.format}."
     most = (*support.extent, support.levels, support.layers)
@@ -91,7 +91,7 @@ class VulkanImage(Staged, ExporterImage):
         try:
             self._hand_over(vk)
         except BaseException:
-            self.close()  # it may be on the queue already
+            self.close()  # the image may be on the queue already
             raise
 
     def _hand_over(self, vk: VulkanContext) -> None:

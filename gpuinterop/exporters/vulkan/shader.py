@@ -100,5 +100,5 @@ class Shader(Sole):
         functions.vkCmdDispatch(commands, *groups)
 
     def close(self) -> None:
-        """Destroy it; no queue may be at work with it."""
+        """Destroy the shader; no queue may be at work with it."""
         self._undo.close()

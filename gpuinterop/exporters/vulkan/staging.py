@@ -52,7 +52,7 @@ class Staging(VulkanObject):
 
 
 class Staged(Sole):
-    """What is written and read through a staging buffer, which is kept: an interrupted copy may still be at work."""
+    """Memory read and written through a staging buffer, which is kept: an interrupted copy may still be at work."""
 
     exporter: VulkanExporter
 

@@ -1,4 +1,4 @@
-"""What bad input gets: an error of ours, naming argument and fix, before anything is consumed or enqueued."""
+"""Bad input gets an error of ours, naming argument and fix, before anything is consumed or enqueued."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SIZE = 1 << 16
 
 
 class BadArgumentSuite(Suite):
-    """What needs no shared object: bare numbers, wrong types, unknown names."""
+    """Tests without a shared object: bare numbers, wrong types, unknown names."""
 
     def test_bare_int(self, device: Device) -> None:
         """A bare int is refused; the message shows how it is wrapped. The descriptor is untouched."""

@@ -74,7 +74,7 @@ class Suite:
 
     @pytest.fixture
     def exporter_spec(self, _gpuinterop_party: Any) -> Any:
-        """How to open the independent party, for tests that want one of their own."""
+        """Specification of the independent party, for tests that open another."""
         return _gpuinterop_party
 
     @pytest.fixture

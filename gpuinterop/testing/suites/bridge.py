@@ -167,7 +167,7 @@ class BridgeSuite(Suite):
         """Bridged semaphores of the exporter's."""
         return BridgedBench(device, exporter, scope)
 
-    # -- what it takes ---------------------------------------------------------------------------------------------
+    # -- what a bridge takes ---------------------------------------------------------------------------------------
 
     def test_table(self, device: Device) -> None:
         """The bridge's own table gives a reason and a reference for every type, and a way out for every gap."""
@@ -249,7 +249,7 @@ class BridgeSuite(Suite):
             assert select.select([mine], [], [], LIMIT)[0], "the signal did not arrive"
             assert os.read(mine, 8) == struct.pack("=Q", 1)
 
-    # -- what it does ----------------------------------------------------------------------------------------------
+    # -- what a bridge does ----------------------------------------------------------------------------------------
 
     def test_streams_wait_out_of_order(self, bridged: BridgedBench) -> None:
         """A wait for less, enqueued later on another stream, is not held up by one for more."""
@@ -389,7 +389,7 @@ class BridgeSuite(Suite):
 
 
 def _until(condition: Any) -> None:
-    """Look until it holds."""
+    """Look until the condition holds."""
     deadline = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < deadline

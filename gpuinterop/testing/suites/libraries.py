@@ -27,7 +27,7 @@ class Library(ABC):
     """An array library."""
 
     interface_is_ordered = True
-    """Whether it waits for the stream that the array interface names."""
+    """Whether the library waits for the stream that the array interface names."""
 
     @abstractmethod
     def from_dlpack(self, view: Any) -> Any:
@@ -98,7 +98,7 @@ class _CuPy(Library):
             return bytes(self._cupy.asnumpy(array).tobytes())
 
     def set(self, array: Any, index: Any, value: int) -> None:
-        with self._cupy.cuda.Device(self._ordinal):  # its kernels run on the current device, whose ever the array is
+        with self._cupy.cuda.Device(self._ordinal):  # CuPy's kernels run on the current device
             array[index] = value
 
     def finish(self) -> None:
@@ -106,7 +106,7 @@ class _CuPy(Library):
 
 
 def libraries(device: Device, *, simulated: bool) -> list[Library]:
-    """Those that are installed and can address the device's memory; skips where there is none."""
+    """Installed libraries that can address the device's memory; skips where there is none."""
     if device.info.array_interface == "__array_interface__":
         return [_NumPy()]
     if simulated:

@@ -208,7 +208,7 @@ class LifetimeSuite(Suite):
         gate.block(stream)
         raises(ResourceBusyError, lambda: gate.ours.close(timeout=0.0))
         gate.open()  # where the driver cannot cancel a wait, this ends it
-        with contextlib.suppress(ResourceClosedError):  # where it can, the stream has failed with that
+        with contextlib.suppress(ResourceClosedError):  # where the driver can, the stream has failed
             stream.synchronize(LIMIT)
         stream.close()
 
@@ -222,7 +222,7 @@ class LifetimeSuite(Suite):
         assert theirs.read(0, 8) == b"\x1d" * 8
 
     def test_dropped_without_close(self, bench: Bench) -> None:
-        """What is dropped without `close` warns, and is released all the same."""
+        """An object that is dropped without `close` warns, and is released all the same."""
         theirs, memory = bench.memory()
         makers: dict[str, Any] = {
             "ExternalMemory": lambda: bench.device.import_memory(theirs.export(), size=theirs.size),

@@ -28,7 +28,7 @@ IMPORT = (Operation.IMPORT_MULTICAST, VmmFd)
 
 @requires(CREATE, (Operation.EXPORT_ALLOCATION, VmmFd))
 class MulticastSuite(Suite):
-    """What is stored to one address is in the memory of every device, and the rules that keep drivers from blocking."""
+    """A store to one address is in the memory of every device, and the rules that keep drivers from blocking."""
 
     @pytest.fixture(autouse=True)
     def team(self, device: Device) -> list[Device]:
@@ -48,7 +48,7 @@ class MulticastSuite(Suite):
         sizes = [team[0].multicast_granularity(team, 1, VmmFd).minimum]
         return max(sizes + [one.allocation_granularity(VmmFd).minimum for one in team])
 
-    # -- making one --------------------------------------------------------------------------------------------------
+    # -- creation ----------------------------------------------------------------------------------------------------
 
     def test_granularity(self, team: list[Device]) -> None:
         """Both are positive, the recommended one is a multiple of the minimum; by devices as by their number."""
@@ -59,7 +59,7 @@ class MulticastSuite(Suite):
         assert found == team[0].multicast_granularity(len(team), 1 << 20, (VmmFd,))
 
     def test_create(self, team: list[Device], step: int) -> None:
-        """It says what it is; with the devices given, all are added at once."""
+        """A multicast object says what it is; with the devices given, all are added at once."""
         with create_multicast(team, 2 * step, VmmFd) as made:
             assert made.size == 2 * step
             assert made.device_count == len(team)
@@ -103,7 +103,7 @@ class MulticastSuite(Suite):
             with team[1].allocate(step) as other:
                 raises(InvalidArgumentError, lambda: made.bind_memory(other), argument="allocation")
 
-    # -- what it is for ----------------------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------------------------
 
     def test_a_store_reaches_all(self, team: list[Device], step: int, scope: ExitStack) -> None:
         """What any device stores is in the memory of every device, and nothing else of it is touched."""

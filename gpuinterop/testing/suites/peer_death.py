@@ -19,7 +19,7 @@ from .base import KINDS, LIMIT, Bench, Suite, args, raises, read
 
 
 def in_another_process(spec: object) -> bool:
-    """Only there can it die alone."""
+    """Only in another process can an exporter die alone."""
     return bool(getattr(spec, "process", False))
 
 
@@ -37,7 +37,7 @@ class PeerDeathSuite(Suite):
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
     def test_memory_stays(self, doomed: Bench) -> None:
-        """What was imported stays, with its bytes, and is released as always."""
+        """Imported memory stays, with its bytes, and is released as always."""
         theirs, buffer = doomed.buffer()
         theirs.write(0, b"last words")
         _kill(doomed)

@@ -381,7 +381,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_export_and_import(self, device: Any, scope: Any, kind: type, made: Any) -> None:
-        """What is exported here can be imported here, and is the same semaphore."""
+        """A semaphore exported here can be imported here, and is the same semaphore."""
         handle = made.export()
         assert isinstance(handle, HANDLE_TYPES[kind])
         assert handle.origin is not None
@@ -496,7 +496,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_made_in_another_process(self, device: Device, stream: Any, scope: Any, kind: type) -> None:
-        """One that another process has made is imported here, and outlives that process."""
+        """A semaphore made in another process is imported here, and outlives that process."""
         with BackendPeer(device) as peer:
             ours: Any = scope.enter_context(
                 device.import_semaphore(peer.create_semaphore(HANDLE_TYPES[kind].type_name))

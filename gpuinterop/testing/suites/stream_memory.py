@@ -97,7 +97,7 @@ class StreamWordsSuite(Suite):
 
     @pytest.fixture
     def streams(self, device: Device, scope: ExitStack) -> list[Stream]:
-        """Two; they are closed after the page."""
+        """Two streams, which are closed after the page."""
         return [new_stream(device, scope) for _ in range(2)]
 
     @pytest.fixture
@@ -221,7 +221,7 @@ class StreamWordsSuite(Suite):
 
     @requires(*MEMORY)
     def test_work_comes_behind_the_wait(self, bench: Bench, page: Page, streams: list[Stream]) -> None:
-        """What was written before the word was stored is what the stream reads behind its wait."""
+        """Bytes written before the word was stored are what the stream reads behind its wait."""
         memory, buffer = bench.buffer(4096)
         stream = streams[0]
         backend: Any = bench.device.driver

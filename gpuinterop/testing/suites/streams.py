@@ -143,7 +143,7 @@ class StreamWorkSuite(Suite):
         assert asyncio.run(asyncio.wait_for(body(), LIMIT)) == ["open", "done"]
 
     def test_wait_stream(self, bench: Bench) -> None:
-        """What follows `wait_stream` comes after what the other stream was given before it, and only that."""
+        """Work behind `wait_stream` comes after what the other stream was given before it, and only that."""
         theirs, ours = bench.buffer()
         gate, first, second = Gate(bench), bench.stream(), bench.stream()
         gate.block(first)
@@ -199,7 +199,7 @@ class StreamWorkSuite(Suite):
         del capsules
 
     def test_consumers_stream_is_behind_all(self, bench: Bench) -> None:
-        """It waits for every stream that used the buffer, not for the latest alone."""
+        """The consumer's stream waits for every stream that used the buffer, not for the latest alone."""
         theirs, ours = bench.buffer()
         if bench.device.info.dlpack[0] == 1:
             skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
