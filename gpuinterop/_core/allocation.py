@@ -93,7 +93,7 @@ class Allocation(Mappable):
         ...     allocation.buffer_on(second).fill(7, stream=stream)  # a stream of the second device
         ...     stream.synchronize(timeout=10)
         """
-        from .device import check_device  # it stands on this module
+        from .device import check_device  # `device` stands on this module
 
         check_device(device, "device")
         if device not in self._devices:
@@ -146,7 +146,7 @@ class Allocation(Mappable):
             super().close(timeout)
         finally:
             if self.closed:
-                self._buffers.clear()  # they hold the allocation, and a cycle lives until the next collection
+                self._buffers.clear()  # buffers hold the allocation: a cycle lives until the next collection
 
     # -- inside ------------------------------------------------------------------------------------------------
 
