@@ -137,7 +137,7 @@ class Device(Sole):
         found: T = self._opened[what] if what in self._opened else self._opened.setdefault(what, make())
         return found
 
-    # -- what it is --------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------
 
     @property
     def backend(self) -> str:
@@ -504,7 +504,7 @@ class Device(Sole):
         >>> size
         4194304
         """
-        from .multicast import granularity  # it stands on this module
+        from .multicast import granularity  # `multicast` stands on this module
 
         return granularity(self, devices, size, handle_types)
 
@@ -653,7 +653,7 @@ class Device(Sole):
                     problem = stream.late(f"{closed} is not idle after {timeout:g} s")
                 elif (failure := stream.tell_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))
-            except CapturedError:  # its work runs when the graph is launched
+            except CapturedError:  # such work runs when the graph is launched
                 continue
             except GpuInteropError as error:
                 problem = error
@@ -710,11 +710,11 @@ class Device(Sole):
         """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
         key: Hashable = pointer
         handle: Any = None
-        if pointer != _LEGACY:  # that one is always the same; other numbers may come again as other streams'
+        if pointer != _LEGACY:  # other numbers may come again as other streams'
             handle = self.driver.adopt_stream(self.handle, pointer)
             key = self.driver.stream_key(handle)
         if (found := self._consumers.get(key)) is not None and (stream := found()) is not None:
-            known = stream.known  # None: it is each thread's own
+            known = stream.known  # None: each thread's own
             if known is not None and known.failure is None and not stream.closed:
                 return stream
         if handle is None:
@@ -779,7 +779,7 @@ class Device(Sole):
 
     def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-        self.check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # its page is host memory
+        self.check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # the page is host memory
         drain()
         return self._own_timelines().load(handle)
 
@@ -787,7 +787,7 @@ class Device(Sole):
         return self.once("timelines", lambda: OwnTimelines(self))
 
     def _with(self, access: Sequence[Device]) -> list[Device]:
-        """Itself and those of `access`, each once."""
+        """The device and those of `access`, each once."""
         return list(dict.fromkeys([self, *check_devices(access, "access", self.driver)]))
 
     def _ordinal_of(self, handle: Handle) -> int | None:
