@@ -1,9 +1,9 @@
 """Draining: releases whatever was closed and is no longer in use.
 
-Import, create, allocate, close, synchronize and drain do it. One thread releases one object; threads do not wait for
+Import, create, allocate, close, synchronize and drain release. One thread releases one object; threads do not wait for
 each other's drains. A retired object is in exactly one place, which hands it on: in `waiting_for_a_look`, with a thread
 that looks at it, behind a point, at the gate, or under what stands on it, also an array. (A drain after the end of an
-array may find the mapping in another place already. It then looks once more than it needs to.)
+array may find the mapping in another place already, and then looks once too often.)
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _MANY_DROPPED: Final = 256
 BACKLOG: Final = 256
 """Points of a stream that may not be reached, above which a call that makes memory waits."""
 BACKLOG_S: Final = 0.1
-"""Seconds for which it does: the stream may wait for what this library does not know."""
+"""Seconds for such a wait: the stream may wait for what this library does not know."""
 _exiting = False
 
 
 class _Here(threading.local):
-    """What this thread is about."""
+    """State of the calling thread."""
 
     def __init__(self) -> None:
         self.calling_back: list[None] = Marks()
-        """A mark while it runs callbacks."""
+        """A mark while the thread runs callbacks."""
 
 
 _here: Final = _Here()
@@ -107,7 +107,7 @@ def _drain() -> None:
 
 
 def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
-    """Drain until it is released and its callbacks have run; False if `timeout` passed, or if it never will be."""
+    """Drain until `lifetime` is released and its callbacks have run; False after `timeout`, or if it never will be."""
 
     def over() -> bool:
         drain()
@@ -119,7 +119,7 @@ def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
 
 
 def tidy() -> None:
-    """Retire dropped objects in calls that make something and do not drain, so that they do not pile up."""
+    """Retire dropped objects in calls that make something and do not drain: dropped objects would pile up."""
     if len(dropped) > _MANY_DROPPED:
         drain()
 
@@ -210,7 +210,7 @@ def _put_back(lifetime: Lifetime) -> None:
 
 
 def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None], held_by: dict[Gate, str]) -> bool:
-    """Release it, or leave it where it waits; return whether anything has moved."""
+    """Release an object, or leave it where it waits; return whether anything has moved."""
     behind = lifetime.behind
     if behind is None and (streams := lifetime.streams()):
         try:
@@ -233,11 +233,11 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None], held_by:
 
 def _end_of(stream: KnownStream) -> Point | None:
     """A point behind all of the stream's work; None if that is done."""
-    if stream.behind is not None:  # it is closed, and its end is known
+    if stream.behind is not None:  # a closed stream's end is known
         return next((point for point in stream.behind if point.state is LIVE), None)
     if stream.state in GONE or stream.is_idle():
         return None
-    if stream.elsewhere:  # it has one behind each call
+    if stream.elsewhere:  # a point stands behind each call
         return stream.last_point()
     return stream.point()
 
@@ -245,7 +245,7 @@ def _end_of(stream: KnownStream) -> Point | None:
 @locked
 def _park(lifetime: Lifetime, behind: list[Point]) -> bool:
     """Wait for the first point that is not reached; False if all were reached."""
-    if lifetime.state is not RETIRED:  # it was opened again
+    if lifetime.state is not RETIRED:  # the object was opened again
         return False
     lifetime.behind = behind
     for point in behind:
@@ -257,7 +257,7 @@ def _park(lifetime: Lifetime, behind: list[Point]) -> bool:
 
 @locked
 def _end_events(lifetime: Lifetime) -> None:
-    """End the events of a stream that others hold: all its work is done, so they are reached."""
+    """End the events of an idle stream that others hold: such events are reached."""
     for one, how in list(lifetime.standing.items()):
         if how is Standing.YIELDS:
             retire(one)
@@ -306,7 +306,7 @@ def _release(lifetime: Lifetime) -> bool:
 
 
 def _leak(lifetime: Lifetime, problem: BaseException) -> None:
-    """Leave it unreleased: whether its release is safe is unknown."""
+    """Leave an object unreleased: whether its release is safe is unknown."""
     if _begin(lifetime):
         _end(lifetime, problem)
     _warn(lifetime, problem)
@@ -327,7 +327,7 @@ def _shown(call: Callable[[], T]) -> T | None:
 
 @locked
 def _begin(lifetime: Lifetime) -> bool:
-    if lifetime.state is not RETIRED:  # it was opened again, or another thread has it
+    if lifetime.state is not RETIRED:  # the object was opened again, or is another thread's
         return False
     if lifetime.standing or lifetime.calls.copy():
         waiting_for_a_look[lifetime] = None
@@ -346,7 +346,7 @@ def _end(lifetime: Lifetime, problem: BaseException | None) -> None:
         leave(lifetime)
         lifetime.release = None
         lifetime.state = RELEASED
-    elif isinstance(problem, Exception):  # its parents stay: the driver may still have it
+    elif isinstance(problem, Exception):  # the parents stay: the driver may have the object
         lifetime.problem = str(problem)
         lifetime.state = LEAKED
     else:
