@@ -24,7 +24,7 @@ class Enqueues(ABC):
     _device: Device
 
     def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
-        """Set what each call marks beside the stream, and what is noted of each stream that has used it."""
+        """Set the object that each call marks beside the stream, and what is noted of each stream."""
         self._marked = marked
         self.device = device
         self.gate = device.gate
@@ -36,18 +36,18 @@ class Enqueues(ABC):
 
     @abstractmethod
     def _note_use(self, stream: Stream, known: KnownStream) -> Any:
-        """Note a stream's first use of it; return what `_noted` has of that from now on."""
+        """Note a stream's first use; return what `_noted` has of the stream from now on."""
 
     @abstractmethod
     def _hold_in(self, graph: Graph) -> None:
-        """Have the graph that captures the call keep what that uses."""
+        """Have the graph that captures the call keep what the call uses."""
 
     def _enqueue(
         self, stream: Stream, give: Callable[..., None], numbers: Sequence[int] = (), pending: Wait | None = None
     ) -> None:
         """Mark, look, note, call, unmark.
 
-        `give` calls the driver: with the native stream, what is noted of it, the values, and the pending wait.
+        `give` calls the driver: with the native stream, what is noted of the stream, the values, and the pending wait.
         """
         if type(stream) is not Stream:
             check_stream(self.device, stream)
@@ -63,7 +63,7 @@ class Enqueues(ABC):
             noted = self._noted.get(known)
             if noted is None:  # before the call, which may fail half-way: the release waits for the stream
                 noted = self._note_use(stream, known)
-            if (graph := known.graph) is not None:  # it waits and signals when the graph is launched
+            if (graph := known.graph) is not None:  # the graph's launches wait and signal
                 self._hold_in(graph)
             elif pending is not None:
                 known.waits.append(pending)  # as in `KnownStream.note`
@@ -75,7 +75,7 @@ class Enqueues(ABC):
                 if pending is not None:
                     pending.enqueued = True
                 known.came_along()
-        except GpuInteropError:  # it has enqueued nothing
+        except GpuInteropError:  # the call has enqueued nothing
             if pending is not None:
                 pending.passed = True
             raise
