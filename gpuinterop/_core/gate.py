@@ -56,8 +56,8 @@ class Gate:
     def look(self) -> str:
         """Ask the driver, then return `held_by`; never blocks.
 
-        The stream that held releases up the last time is asked alone, until it no longer does: one that waits for long
-        costs the same beside few and beside hundreds.
+        The stream that held releases up the last time is asked alone, until it no longer does: its long wait costs the
+        same beside few streams and beside hundreds.
         """
         last = self.holder
         if last is not None and last in waiting:
@@ -79,7 +79,7 @@ class Gate:
     def before_default(self) -> KnownStream | None:
         """A stream that may hold the default one up, by a wait that is not signalled yet; asks the driver.
 
-        Ours do not block it, but where they share a hardware queue with it; another library's may.
+        Our streams block the default one only where the two share a hardware queue; another library's may.
         """
         for stream in self._waiting():
             if not stream.owned and stream.backend.blocks_default(stream.handle):
