@@ -248,7 +248,7 @@ class GraphSemaphores(Resource):
 class _Launched(Wait):
     """The waits of a launch, which only the driver knows; `semaphore` is one of them.
 
-    It names objects alone: a wait may be remembered for long, and would keep a graph that nothing else keeps.
+    Only objects are named: a wait may be remembered for long, and would keep a graph that nothing else keeps.
     """
 
     steps: Sequence[tuple[Sequence[tuple[int, Lifetime, bool]], tuple[int, ...]]]
@@ -503,6 +503,6 @@ def _abort(backend: GraphBackend, device: Device, known: KnownStream) -> None:
         try:
             graph = known.ask(backend.end_capture, None)
             backend.destroy_graph(device.handle, graph)
-        except Exception:  # it was invalid, and there is no graph
+        except Exception:  # an invalid capture, without a graph
             continue
     known.broken = is_on()
