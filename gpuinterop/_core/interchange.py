@@ -196,7 +196,7 @@ class _Exported:
 
 @functools.cache
 def _numpy_knows_versions() -> bool:
-    """Whether it makes versioned capsules, from 2.1 on. A consumer that asks for one takes the other kind, too."""
+    """Whether NumPy makes versioned capsules (2.1 on). A consumer that asks for one takes the other kind, too."""
     import numpy as np
 
     try:
