@@ -82,7 +82,7 @@ class Wait:
 
     @classmethod
     def of(cls, semaphore: Lifetime, value: int | None = None) -> Wait:
-        """Make one. `ExternalSemaphore.wait` does it in line: a call costs as much as all else."""
+        """Make a wait. `ExternalSemaphore.wait` does so in line: a call costs as much as all else."""
         wait = cls()
         wait.semaphore = semaphore
         wait.value = value
@@ -90,11 +90,11 @@ class Wait:
 
     @property
     def origin(self) -> Wait:
-        """The wait of the stream that was given it."""
+        """The wait that a stream was given; others inherit it."""
         return self._origin or self
 
     def inherited(self, *, implied: bool) -> Wait:
-        """Make the wait of a stream that is ordered behind it, and passes when it passes there."""
+        """Make the wait of a stream that is ordered behind this wait, and passes with it."""
         wait = Wait.of(self.semaphore)
         wait.implied = implied
         wait._origin = self.origin
@@ -102,7 +102,7 @@ class Wait:
         return wait
 
     def is_there(self) -> bool:
-        """Whether it passes without a further signal. `reached` must not be called once the semaphore is released."""
+        """Whether the wait passes without a further signal. `reached` is not called once the semaphore is released."""
         return self.passed or self.semaphore.ask(self._is_signalled, True)
 
     def _is_signalled(self, handle: DriverHandle) -> bool:
@@ -186,7 +186,7 @@ class Point(Moment):
         super().__init__("event", stream, Standing.HOLDS)
         self.stream = stream
         self.waiters: dict[Lifetime, None] = {}
-        """Objects that a drain looks at again once it is reached."""
+        """Objects that a drain looks at again once the point is reached."""
 
     def is_reached(self) -> bool:
         """Ask the driver; never blocks."""
@@ -219,7 +219,7 @@ def _reached(point: Point) -> None:
     settle(stream, point.covers)
     waiting_for_a_look.update(point.waiters)
     point.waiters = {}
-    retire(point)  # first: once it is off the stream's list, no drain looks at it
+    retire(point)  # first: off the stream's list, no drain looks at the point
     if point in stream.points:
         stream.points.remove(point)
     if not stream.points:
@@ -279,7 +279,7 @@ class KnownStream(Lifetime):
         self.key: Hashable = None
         self.pointer = 0
         self.thread: weakref.ref[_Me] | None = None
-        """The thread whose own default stream it is: only that thread can query it and record on it."""
+        """The thread whose own default stream this is: only that thread can query it and record on it."""
         self.waits: deque[Wait] = deque()
         self.points: list[Point] = []
         """Points that may not be reached yet."""
@@ -288,25 +288,25 @@ class KnownStream(Lifetime):
         self.kept: deque[list[Any]] = deque()
         """Host memory of pending copies, with the point behind each."""
         self.broken = False
-        """Whether one of our captures could not be ended: its work will never run."""
+        """Whether one of our captures could not be ended: the captured work will never run."""
         self.captured = False
         """Whether one of our captures is on or about to begin."""
         self.graph: Graph | None = None
-        """The graph that `Stream.capture` makes of its work."""
+        """The graph that `Stream.capture` makes of the work."""
         self.failure: GpuInteropError | None = None
         self.told = False
-        """Whether a caller was raised the failure."""
+        """Whether the failure was raised to a caller."""
         self.odd = False
-        """Whether it has failed, is captured, or is a thread's own: calls look closer. See `note_odd`."""
+        """Whether the stream has failed, is captured, or is a thread's own: calls look closer. See `note_odd`."""
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     @property
     def forgotten(self) -> bool:
-        """Whether it can no longer be found."""
+        """Whether no call can find the stream."""
         return self.state in GONE and not self.device.remembers(self)
 
     def streams(self) -> list[KnownStream]:
-        """Its own release waits for its end."""
+        """The release waits for the stream's end."""
         return [self] if self.owned else []
 
     def note_odd(self) -> None:
@@ -321,7 +321,7 @@ class KnownStream(Lifetime):
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def note(self, wait: Wait) -> None:
-        """Note a wait, before the driver is given it; then look at the gate."""
+        """Note a wait, before the driver has it; then look at the gate."""
         if wait.origin is wait:
             wait.number = next(order)
             self.waits.append(wait)
@@ -332,7 +332,7 @@ class KnownStream(Lifetime):
             _fail_behind(self, wait.origin, failure)
 
     def before(self) -> list[KnownStream]:
-        """Streams whose waits it may stand behind: itself; for other libraries' streams also the default stream."""
+        """Streams whose waits the stream may stand behind: itself; if another library's, also the default stream."""
         return [
             one
             for one in waiting.copy()
@@ -344,7 +344,7 @@ class KnownStream(Lifetime):
         return [wait for wait in self.waits.copy() if not wait.passed]
 
     def inherits(self, other: KnownStream) -> list[Wait]:
-        """The waits that it will stand behind once it is ordered behind `other`, except its own."""
+        """The waits, except its own, that this stream stands behind once it is ordered behind `other`."""
         own = set(self.waits.copy())
         found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
         found.update((wait.origin, wait.inherited(implied=wait.implied)) for wait in other.pending())
@@ -355,7 +355,7 @@ class KnownStream(Lifetime):
         return [wait for wait in self.waits.copy() if wait.enqueued]
 
     def stuck_behind(self, *seen: KnownStream) -> Wait | None:
-        """A wait that it cannot pass until this process signals: no other one could, and no stream will."""
+        """A wait that the stream passes only if this process signals: no other process could, and no stream will."""
         seen = (*seen, self)
         for wait in (one.origin for one in self.pending()):
             semaphore, value = wait.semaphore, wait.value
@@ -385,11 +385,11 @@ class KnownStream(Lifetime):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is another thread's own default stream, which only that thread can name."""
+        """Whether the stream is another thread's own default stream, which only that thread can name."""
         return self.thread is not None and self.thread() is not _here.me
 
     def is_capturing(self) -> bool:
-        """Whether its work goes into a graph; False if the driver cannot tell."""
+        """Whether the work goes into a graph; False if the driver cannot tell."""
         try:
             return not self.broken and (self.captured or bool(self.ask(self.backend.is_capturing, False)))
         except GpuInteropError:
@@ -401,7 +401,7 @@ class KnownStream(Lifetime):
             raise CapturedError(self)
 
     def uncaptured(self, call: Callable[[DriverHandle], T], gone: T) -> T:
-        """Ask as `ask`, but raise `CapturedError` if its work goes into a graph; hold our captures up meanwhile."""
+        """Ask as `ask`, but raise `CapturedError` if the work goes into a graph; hold our captures up meanwhile."""
         calls = self.calls
         calls += MARK  # before the look: see `graph.capture`
         try:
@@ -412,7 +412,7 @@ class KnownStream(Lifetime):
             del calls[-1]
 
     def is_idle(self) -> bool:
-        """Whether it has finished its work, or has failed; False if the driver cannot be asked."""
+        """Whether all work is done, or has failed; False if the driver cannot be asked."""
         seen = self.enqueued()
         if self.elsewhere:
             return False
@@ -424,12 +424,12 @@ class KnownStream(Lifetime):
         except GpuInteropError:
             if self.is_capturing():  # another library's capture began after the check
                 return False
-            # Else it has failed: the rest of its work never runs.
+            # Else the stream has failed: the rest of its work never runs.
         settle(self, seen)
         return True
 
     def is_over(self) -> bool:
-        """Whether it is idle; for another thread's own default stream, by its points, even after the thread ended."""
+        """Whether all work is done; for another thread's own default stream, by points, also after the thread's end."""
         return not self.points if self.elsewhere else self.is_idle()
 
     def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
@@ -450,7 +450,7 @@ class KnownStream(Lifetime):
             del calls[-1]
 
     def synchronize(self, timeout: float | None) -> bool:
-        """Block until it has finished its work; False if `timeout` seconds passed. Raises its failure."""
+        """Block until all work is done; False if `timeout` seconds passed. Raises the stream's failure."""
         seen, backend = self.enqueued(), self.backend
         polls = timeout is not None or backend.holds_gil or backend.synchronize_blocks_others
         if self.elsewhere:
@@ -466,7 +466,7 @@ class KnownStream(Lifetime):
         return True
 
     def came_along(self) -> None:
-        """Tidy up behind a call, before its marks go, so that waits do not pile up.
+        """Tidy up behind a call, before the call's marks go: waits would pile up.
 
         Only its thread can query a thread's own default stream, so without a mark there must be an event.
         """
@@ -479,7 +479,7 @@ class KnownStream(Lifetime):
             self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not ask for the pending ones at each call
 
     def point(self) -> Point | None:
-        """Record an event behind all earlier work; None if it can no longer record.
+        """Record an event behind all earlier work; None if the stream can no longer record.
 
         Raises `CapturedError` if the event would go into a graph.
         """
@@ -494,7 +494,7 @@ class KnownStream(Lifetime):
         return point
 
     def last_point(self) -> Point | None:
-        """The latest point that may not be reached; another thread may take it off the list at any time."""
+        """The latest point that may not be reached. Other threads may take points off the list at any time."""
         return next(reversed(self.points.copy()), None)
 
     def look(self) -> None:
@@ -509,7 +509,7 @@ class KnownStream(Lifetime):
                 self.point()
 
     def _look_back(self) -> None:
-        """Ask every event on it, so that no message names a wait that has passed."""
+        """Ask every event on the stream, so that no message names a wait that has passed."""
         self.poll()
         for one in self.standing.copy():
             with contextlib.suppress(GpuInteropError):  # the stream has failed
@@ -517,7 +517,7 @@ class KnownStream(Lifetime):
                     settle(self, one.covers)
 
     def poll(self) -> list[Point]:
-        """Look which points were reached; return those that were not."""
+        """Look which points were reached; return the others."""
         points = self.points.copy()
         while points and points[0].is_reached():
             del points[0]
@@ -528,7 +528,7 @@ class KnownStream(Lifetime):
         self.poll()
         for entry in self.kept.copy():  # another thread may drop them meanwhile
             point = entry[0]
-            if point is None:  # its copy is being enqueued, or that was interrupted
+            if point is None:  # the copy is being enqueued, or was interrupted
                 if self.calls.copy() or not self.is_idle():
                     return
             elif point.state is LIVE:
@@ -538,7 +538,7 @@ class KnownStream(Lifetime):
     # -- failure -------------------------------------------------------------------------------------------------
 
     def fail(self, error: GpuInteropError) -> None:
-        """Fail it because a signal that it waited for will not come, and it was let go on. Under the monitor.
+        """Fail the stream: a signal that it waited for will not come, and it was let go on. Under the monitor.
 
         A driver's stream cannot fail by itself. From now on its wrappers raise a copy of `error`. The failure stays
         until it was raised: a wrapper made afterwards starts without it.
@@ -552,7 +552,7 @@ class KnownStream(Lifetime):
             self.note_odd()
 
     def tell_failure(self) -> GpuInteropError | None:
-        """Return why it has failed, for the caller to raise."""
+        """Return the stream's failure, for the caller to raise."""
         return None if self.failure is None else _tell(self)
 
     def is_void(self, number: int) -> bool:
@@ -578,7 +578,7 @@ class _Me:
 
 
 class _Here(threading.local):
-    """The calling thread, as long as it lives. Its ident does not identify it: a later thread may reuse that."""
+    """The calling thread, as long as it lives. Its ident does not identify it: a later thread may have the same."""
 
     def __init__(self) -> None:
         self.me = _Me()
@@ -602,7 +602,7 @@ class Streams:
         return [stream for stream in self.table.copy().values() if stream.state not in GONE]
 
     def remembers(self, stream: KnownStream) -> bool:
-        """Whether a new wrapper may find it."""
+        """Whether a new wrapper may find the stream."""
         return self.table.get(stream.key) is stream
 
     def create(self, call: Callable[[], DriverHandle]) -> KnownStream:
