@@ -72,7 +72,7 @@ GONE: Final = frozenset({RELEASED, LEAKED, DEAD})
 
 
 class Standing(Enum):
-    """What happens to an object when one that it stands on is closed."""
+    """What the end of a parent means for an object that stands on it."""
 
     CHILD = "it is closed as well"
     HOLDS = "it keeps the object"
@@ -121,7 +121,7 @@ class Lifetime(Sole):
     looks: Callable[[Any, int], bool] | None = None
     """Tells whether a semaphore's handle has a value; None if only the driver knows, and for what is not one."""
     noted_of_closed: ClassVar[bool] = False
-    """Whether it may be made of an object that is closed but not yet released."""
+    """Whether a parent may be closed already, but not yet released."""
 
     def __init__(
         self,
@@ -142,27 +142,27 @@ class Lifetime(Sole):
         self.keep = keep
         self.device = device
         self.ends_with_children = False
-        """Whether it is closed with the last of its children."""
+        """Whether the end of the last child closes the object."""
         self.state = BORN
         self.calls: list[Any] = Marks()
         self.standing: dict[Lifetime, Standing] = {}
         self.uses: dict[KnownStream, Any] = {}
-        """How each stream used it: the bytes, or the last value signalled."""
+        """Use by each stream: the bytes, or the last value signalled."""
         self.untracked: Sequence[Any] = ()
-        """Devices (`Streams`) whose streams may all use it, because its address was handed out."""
+        """Devices (`Streams`) whose streams may all use the object: its address was handed out."""
         self.behind: list[Point] | None = None
-        """Points that its release waits for, set once a drain has looked at it."""
+        """Points that the release waits for, set once a drain has looked."""
         self.handle: Any = None
         self.callbacks: list[Callable[[], None]] = []
         self.problem = ""
-        """Error of its failed release."""
+        """Error of the failed release."""
         self.tellers: list[Any] = Marks()
         """One mark for each thread that runs the callbacks."""
 
     def create(self, call: Callable[[], Any]) -> Any:
-        """Make it with a native call, outside the monitor. Return the call's result, which becomes the handle.
+        """Make the object with a native call, outside the monitor. Return the call's result, which becomes the handle.
 
-        Raises what `call` raises, and `ResourceClosedError` if one of its parents was closed meanwhile.
+        Raises what `call` raises, and `ResourceClosedError` if a parent was closed meanwhile.
         """
         _begin(self)
         try:
@@ -183,15 +183,15 @@ class Lifetime(Sole):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it has nothing to release, to wait for or to report."""
+        """Whether there is nothing to release, to wait for or to report."""
         kept = self.release or self.keep or self.uses or self.untracked or self.standing or self.callbacks
         return not kept
 
     def ending(self) -> None:
-        """Change what must change before its children are closed. Called under the monitor."""
+        """Change what must change before the children are closed. Called under the monitor."""
 
     def check(self) -> None:
-        """Raise unless it is open."""
+        """Raise unless the object is open."""
         if self.state is LIVE:
             return
         if self.state is DEAD:
@@ -208,7 +208,7 @@ class Lifetime(Sole):
         return state is LIVE or state is RETIRED
 
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
-        """Call the driver with its handle, even when closed; return `gone` once its release has begun."""
+        """Call the driver with the handle, even when closed; return `gone` once the release has begun."""
         calls = self.calls
         calls += MARK
         try:
@@ -217,7 +217,7 @@ class Lifetime(Sole):
             del calls[-1]
 
     def use(self, call: Callable[[Any], T]) -> T:
-        """Call the driver with its handle; raises unless it is open."""
+        """Call the driver with the handle; raises unless the object is open."""
         calls = self.calls
         calls += MARK
         try:
@@ -227,7 +227,7 @@ class Lifetime(Sole):
             del calls[-1]
 
     def is_of(self, device: Streams) -> bool:
-        """Whether a device answers for it."""
+        """Whether a device answers for the object."""
         mine = self.device is device or device in self.untracked
         return mine or any(parent.is_of(device) for parent in self.parents)
 
@@ -240,11 +240,11 @@ class Lifetime(Sole):
 
     @property
     def stays(self) -> bool:
-        """Whether it is never released, because an object on it could not be."""
+        """Whether the object is never released, because one on it could not be."""
         return any(one.state is LEAKED or one.stays for one in self.standing.copy())
 
     def what_holds(self) -> str:
-        """Why it is not released yet, for messages."""
+        """Why the object is not released yet, for messages."""
         if self.state is LEAKED:
             return f"it is {self.state.value}: {self.problem}"
         if self.tellers:
@@ -273,7 +273,7 @@ class Lifetime(Sole):
         return f"work enqueued before close() is still pending{late}"
 
     def holding(self) -> str:
-        """Why what it holds is not released yet: `what_holds`."""
+        """Why a parent is not released yet, for its `what_holds`."""
         return f"{self.label} is still open"
 
     def __repr__(self) -> str:
@@ -300,7 +300,7 @@ def _open(lifetime: Lifetime) -> None:
 
 @locked
 def _came_up(lifetime: Lifetime, made: Any) -> None:
-    if lifetime.state is BORN:  # else it is the parent process's
+    if lifetime.state is BORN:  # else the object is the parent process's
         lifetime.handle = made
         lifetime.state = LIVE
     closed = any(parent.state is not LIVE for parent in lifetime.parents)
@@ -312,7 +312,7 @@ def _came_up(lifetime: Lifetime, made: Any) -> None:
 def _failed(lifetime: Lifetime, error: BaseException) -> None:
     """End an object that the caller does not get."""
     if lifetime.state is BORN:
-        if (release := left_to_core(error)) is not None:  # it is made after all, and released as what is closed
+        if (release := left_to_core(error)) is not None:  # the object exists, and is released as a closed one
             lifetime.handle, lifetime.release = release, operator.call
             lifetime.state = LIVE
         elif isinstance(error, GpuInteropError):  # the driver has said that it made nothing
@@ -328,17 +328,17 @@ def strike(lifetime: Lifetime, what: str) -> None:
     """Give up an object that an exception struck while it was made or released. Called under the monitor."""
     lifetime.problem = f"an exception struck while it was {what}"
     struck.append(lifetime)
-    lifetime.state = LEAKED  # its parents stay: the driver may have it
+    lifetime.state = LEAKED  # the parents stay: the driver may have the object
 
 
 @locked
 def retire(lifetime: Lifetime) -> None:
-    """End use of it, of its children, and of objects that close with their last child."""
+    """End use of an object, of its children, and of objects that close with their last child."""
     _retire(lifetime, None)
 
 
 def _retire(lifetime: Lifetime, under: Lifetime | None) -> None:
-    """Retire it, and, unless that is `under`, which is being retired, a parent that ends with it."""
+    """Retire an object, and a parent that ends with it, unless that is `under`, which is being retired."""
     if lifetime.state is not LIVE:
         return
     lifetime.ending()
@@ -347,7 +347,7 @@ def _retire(lifetime: Lifetime, under: Lifetime | None) -> None:
             _retire(one, lifetime)
     waiting_for_a_look[lifetime] = None
     lifetime.state = RETIRED
-    if lifetime.is_bare and not lifetime.calls.copy():  # it needs no drain
+    if lifetime.is_bare and not lifetime.calls.copy():  # no drain is needed
         leave(lifetime)
         lifetime.state = RELEASED
     if lifetime.how is not Standing.CHILD:
@@ -391,7 +391,7 @@ def retire_dropped() -> None:
 
 
 def leave(lifetime: Lifetime) -> None:
-    """Note that it is released, so that its parents may be. Called under the monitor."""
+    """Note that an object is released, so that its parents may be. Called under the monitor."""
     _alive.pop(lifetime, None)
     for parent in lifetime.parents:
         parent.standing.pop(lifetime, None)
@@ -410,7 +410,7 @@ def hold(lifetime: Lifetime, user: Lifetime) -> None:
 
 @locked
 def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
-    """Note that a stream's work uses it. Forget streams that are gone."""
+    """Note that a stream's work uses the object. Forget streams that are gone."""
     if stream not in lifetime.uses:
         for known in [known for known in lifetime.uses if known.forgotten]:
             del lifetime.uses[known]
@@ -419,7 +419,7 @@ def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
 
 @locked
 def forget_use(lifetime: Lifetime, stream: KnownStream) -> None:
-    """Note that a stream has finished all its work with it."""
+    """Note that a stream has finished all its work with the object."""
     lifetime.uses.pop(stream, None)
 
 
