@@ -192,7 +192,7 @@ def _claim_mapping(memory: Mappable, fresh: Mapping) -> Mapping:
 
 
 class Hold:
-    """Keeps bytes mapped as long as it lives. The caller then looks whether the buffer is open, as a call does."""
+    """Keeps bytes mapped while alive. The caller then looks whether the buffer is open, as a call does."""
 
     __slots__ = ("_buffer",)
 
@@ -337,7 +337,7 @@ class Buffer(Sized):
         """
         token = Hold(self)  # first: the result of the check below then stays true
         if self.lifetime.state is not LIVE:
-            del token  # else it lives as long as the error's traceback
+            del token  # else the hold lives as long as the traceback
             self.lifetime.check()
         return token
 
@@ -459,15 +459,14 @@ class Buffer(Sized):
     def use_on(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
         known, first = stream.known_as(), self._offset + start
-        if (graph := known.graph) is not None:  # its launches use them
+        if (graph := known.graph) is not None:  # the graph's launches use them
             graph.hold(self.mapping)
             graph.note(self.mapping, first, first + size)
         else:
             self.mapping.used_on(known, first, first + size)
 
-    @inside
     def is_used_by(self, stream: Stream) -> bool:
-        """Whether all its bytes are noted as a stream's, and no other stream has used the mapping."""
+        """Whether all bytes are noted as the stream's, and no other stream has used the mapping."""
         known, uses = stream.known_as(), self.mapping.uses.copy()
         hull = uses.get(known)
         if hull is None or len(uses) != 1 or known.graph is not None:
