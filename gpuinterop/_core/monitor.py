@@ -45,7 +45,7 @@ def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
 
 
 def interrupted() -> bool:
-    """Whether this is a signal handler or a finalizer that struck inside a transition of this thread."""
+    """Whether the caller is a signal handler or finalizer that struck inside a transition of its thread."""
     return system.holds(_lock)
 
 
