@@ -309,7 +309,7 @@ class MulticastObject(Sized):
         self._needs = needs
         self._exportable = exportable
 
-    # -- what it is --------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------
 
     @property
     def granularity(self) -> Granularity:
@@ -318,7 +318,7 @@ class MulticastObject(Sized):
 
     @property
     def handle_types(self) -> tuple[type[AllocationHandle], ...]:
-        """Handle types it was created to export; for an imported object, the type it was imported from."""
+        """Handle types for `export`; of an imported object, the type that was imported."""
         return self._handle_types
 
     @property
@@ -341,7 +341,7 @@ class MulticastObject(Sized):
         """Open bindings."""
         return tuple(binding for binding in self._bindings.copy().values() if not binding.closed)
 
-    # -- its life ----------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------------------
 
     def add_device(self, device: Device) -> None:
         """Add a device of the team before anything is bound or mapped (``cuMulticastAddDevice``).
@@ -838,7 +838,7 @@ class MulticastBinding(Sized):
             del making[-1]
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Do nothing: it is dropped only with its object, which unbinds it after unmapping."""
+        """Do nothing: a binding is dropped only with its object, which unbinds it after unmapping."""
 
     @property
     def multicast(self) -> MulticastObject:
