@@ -100,7 +100,7 @@ class LoadedBackend(Sole):
 
     @property
     def unknown_version(self) -> str:
-        """What is said of a driver whose version no run has shown, if the backend goes by the version; else empty."""
+        """Remark on a driver whose version no run has shown, if the backend goes by the version; else empty."""
         return self.driver.unknown_version
 
     def _infos(self) -> tuple[DeviceInfo, ...]:
@@ -273,13 +273,13 @@ class InstalledBackend:
 
     @property
     def error(self) -> BackendUnavailableError | None:
-        """Why it does not work; None if it works. Loads it."""
+        """Why the backend does not work; None if it does. Loads it."""
         found = _load(self._rivals)
         return found if isinstance(found, BackendUnavailableError) else None
 
     @property
     def available(self) -> bool:
-        """Whether it works on this machine. Loads it."""
+        """Whether the backend works on this machine. Loads it."""
         return self.error is None
 
     def __repr__(self) -> str:
