@@ -33,17 +33,17 @@ class Resource(Sole):
     @property
     @inside
     def handle(self) -> Any:
-        """The backend's handle of it."""
+        """The backend's handle."""
         return self.lifetime.handle
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name in messages."""
         return self.lifetime.label
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called on it or on its parent."""
+        """Whether `close` was called on the object or its parent."""
         return self.lifetime.state is not LIVE
 
     def close(self, timeout: float | None = None) -> None:
