@@ -70,7 +70,7 @@ _VALUE_NAMES: dict[type, str] = {
 class SemaphoreCalls(ABC):
     """Makes a semaphore's calls: through the driver, stream words, or the bridge.
 
-    Handles are objects that it made; a batch is the result of `prepare` for several.
+    Handles are objects that this class made; a batch is the result of `prepare` for several.
     """
 
     max_value: int = MAX_64
@@ -78,7 +78,7 @@ class SemaphoreCalls(ABC):
     blocks: bool = False
     """Whether `destroy` waits for the whole device."""
     direct: Backend | None = None
-    """The backend whose `wait` and `signal` are all there is to a call; None if it is `wait` and `signal` here."""
+    """The backend, if its `wait` and `signal` are all there is to a call; None if `wait` and `signal` here are."""
 
     @abstractmethod
     def prepare(self, handles: Sequence[DriverHandle]) -> Any:
@@ -256,13 +256,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             for gap in (self._cannot_wait, self._cannot_signal)
         )
 
-    @inside
     def make(self, call: Callable[[], DriverHandle]) -> None:
-        """Make or import it."""
+        """Make or import the semaphore."""
         try:
             handle = self.lifetime.create(call)
             if hasattr(handle, "label"):
-                with suppress(AttributeError):  # its own, to read alone
+                with suppress(AttributeError):  # a label to read alone
                     handle.label = self.label
             self._batch = self._calls.prepare([handle])
             self._calls.know(self)
@@ -505,7 +504,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
                 "semaphore",
                 f"{self.label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
-        self.lifetime.gate = self.gate if self._calls.blocks else None  # others may have it
+        self.lifetime.gate = self.gate if self._calls.blocks else None  # others may have the semaphore
         handle = self.lifetime.use(self._calls.export)
         # Our own timelines lie in host memory: any device imports them.
         device = self.device.identity if isinstance(self._calls, DriverSemaphores) else None
@@ -543,7 +542,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             enqueue(self._batch, known.handle, numbers)
         else:
             self._calls.signal(self._batch, known, numbers)
-        if known.graph is None:  # else its launches signal, not this call
+        if known.graph is None:  # else the graph's launches signal
             last[0] = numbers[0]
 
     def _look_closer(self, stream: Stream) -> None:
@@ -697,7 +696,7 @@ class SemaphoreBatch(Sole, Enqueues):
                 semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=timeout)
             return
         pending = Waits()
-        pending.semaphore = self._natives[0]  # its release waits for the stream, too
+        pending.semaphore = self._natives[0]  # the semaphore's release waits for the stream, too
         pending.semaphores, pending.values = self._natives, self._given(numbers)
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
@@ -756,7 +755,7 @@ class SemaphoreBatch(Sole, Enqueues):
             semaphore._hold_in(graph)
 
     def _check_values(self, values: Sequence[int | None] | None, gap: Capability | None) -> Sequence[int]:
-        """The values as a driver takes them."""
+        """Check the values; return them as a driver takes them."""
         told: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(told, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
