@@ -124,7 +124,7 @@ class Stream(Resource):
         ...         graph.semaphores.advance(2)
         ...         stream.synchronize(timeout=10)
         """
-        from .graph import capture  # it stands on this module
+        from .graph import capture  # `graph` stands on this module
 
         return capture(self)
 
@@ -233,7 +233,7 @@ class Stream(Resource):
         other.check_failure()
         self.check_failure()
         self.follow(other.known_as())
-        other.check_failure()  # it may have failed since the check above, before we stood behind it
+        other.check_failure()  # `other` may have failed since the check above, before we stood behind it
 
     def record(self) -> Event:
         """Record an event that is done when all earlier work is (``cuEventRecord`` / ``hipEventRecord``).
@@ -280,7 +280,7 @@ class Stream(Resource):
     def enqueue(
         self, call: Callable[[DriverHandle], None], *lifetimes: Lifetime, host: HostArray | None = None
     ) -> None:
-        """Enqueue work with one or two objects and perhaps a caller's host memory, which is kept until it is done."""
+        """Enqueue work with one or two objects and perhaps a caller's host memory, which the stream keeps meanwhile."""
         stream = self.known_as()
         if host is None:
             self._call(stream, call, *lifetimes)
@@ -290,7 +290,7 @@ class Stream(Resource):
         calls = stream.calls
         # If the copy keeps the GIL, a wait that is enqueued after the check would never end.
         shut: list[Any] = stream.device.gate.shut if self.driver.holds_gil else Marks()
-        calls += MARK  # first: it tells a thread that finds the entry without a point that a call is under way
+        calls += MARK  # first: the mark tells a thread that finds the entry without a point that a call is under way
         shut += MARK
         try:
             if self.driver.holds_gil:
@@ -347,7 +347,7 @@ class Stream(Resource):
 
     @inside
     def check_failure(self) -> None:
-        """Raise its failure, if it has failed; the first failure stays."""
+        """Raise the stream's failure, if it has failed; the first one stays."""
         self._failure = self._failure or self.known_as().tell_failure()
         if self._failure is not None:
             raise again(self._failure)
@@ -481,7 +481,7 @@ def check_foreign_device(device: Device, stream: object) -> None:
     """
     index = getattr(getattr(stream, "device", None), "index", None)  # torch
     if index is None:
-        index = getattr(stream, "device_id", None)  # CuPy; -1 for its default stream, which is the current device's
+        index = getattr(stream, "device_id", None)  # CuPy's; -1 for its default stream, which is the current device's
     if isinstance(index, int) and not isinstance(index, bool) and index >= 0 and index != device.info.dlpack[1]:
         raise InvalidArgumentError(
             "stream",
