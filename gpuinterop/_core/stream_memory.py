@@ -92,7 +92,7 @@ class PinnedWords:
             raise
 
     def anew(self) -> Self:
-        """Reset it to its initial state."""
+        """Set all words to 0."""
         for word in self._words:
             word.value = 0
         return self
@@ -128,7 +128,7 @@ class PinnedWords:
 
 
 _pinned: Final[dict[PinnedWords, None]] = {}
-"""Includes pages that could not be unpinned: an unmapped but registered page would block later use of its address."""
+"""Pinned pages, also those that could not be unpinned: an unmapped page that is still pinned blocks its address."""
 
 
 def _give_back(error: GpuInteropError, call: Callable[[], object], lent: Callable[[], object] = lambda: None) -> None:
@@ -248,7 +248,7 @@ class WordCalls(SemaphoreCalls):
         return handles
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        """Return None: its factory has checked that streams can write and wait."""
+        """Return the one gap, timeouts: the factory has checked that streams can write and wait."""
         return _NO_TIMEOUT if cell[0] is Operation.WAIT_TIMEOUT else None
 
 
@@ -265,14 +265,14 @@ class OwnTimelines(WordCalls):
         self.blocks = device.driver.releases_block
 
     def create(self) -> ExternalSemaphore[Timeline]:
-        """A new one, at 0."""
+        """Make a timeline, at 0."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True)
         semaphore.make(functools.partial(self._spare.take, self._new))
         semaphore.lifetime.gate = None  # a page that was not exported is not unpinned
         return semaphore
 
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
-        """Import one that another process, device or backend made; consumes the handle."""
+        """Import a timeline that another process, device or backend made; consumes the handle."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self)
         lend(
             handle,
@@ -322,7 +322,7 @@ class OwnTimelines(WordCalls):
     def signal(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
         refuse_capture(stream, batch[0].label)
         for own, value in zip(batch, values, strict=True):
-            if value <= (current := own.page.value):  # it only grows, so at the time of the store it is at least this
+            if value <= (current := own.page.value):  # a timeline only grows: at the store it is at least this
                 raise InvalidArgumentError(
                     "value", f"{own.label} stands at {current}: a timeline only grows; signal {current + 1} or more."
                 )
