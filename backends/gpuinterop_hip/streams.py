@@ -50,7 +50,7 @@ In a call on a default stream, AMD's runtime reads streams that another thread i
 
 
 class Stream(Made):
-    """A stream of one device, created here or adopted. A created one takes a stream of the runtime from `Kept`, and returns it."""
+    """A stream of one device, created here or adopted. If it was created, its stream of the runtime is one of `Kept`."""
 
     __slots__ = ("_kept", "_taken", "pointer", "relative")
 
@@ -71,8 +71,8 @@ class Stream(Made):
         self.know(self._taken[1].handle)
 
     def free(self) -> None:
-        """Keep the native for reuse, or destroy it."""
-        if (kept := self._native) is None:
+        """Keep the runtime's stream for reuse, or destroy it."""
+        if (kept := self._taken) is None:
             return
         if kept[1].is_whole():
             self._kept.append(kept)
