@@ -50,7 +50,7 @@ In a call on a default stream, AMD's runtime reads streams that another thread i
 
 
 class Stream(Made):
-    """A stream of one device, created here or adopted. If it was created, its stream of the runtime is one of `Kept`."""
+    """A stream of one device, created here or adopted. The created one has a stream of the runtime, from `Kept`."""
 
     __slots__ = ("_kept", "_taken", "pointer", "relative")
 

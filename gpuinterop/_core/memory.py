@@ -456,6 +456,7 @@ class Buffer(Sized):
         return start
 
     @inside
+    @inside
     def use_on(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
         known, first = stream.known_as(), self._offset + start

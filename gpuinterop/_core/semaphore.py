@@ -256,6 +256,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             for gap in (self._cannot_wait, self._cannot_signal)
         )
 
+    @inside
     def make(self, call: Callable[[], DriverHandle]) -> None:
         """Make or import the semaphore."""
         try:

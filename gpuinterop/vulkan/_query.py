@@ -80,7 +80,7 @@ class PhysicalDevice:
     @classmethod
     def of(cls, physical_device: Any, instance: Any = None, get_instance_proc_addr: Any = None) -> PhysicalDevice:
         """Query a VulkanContext, or a handle with or without its instance."""
-        found = getattr(physical_device, "_physical", None)
+        found = getattr(physical_device, "physical", None)
         if isinstance(found, PhysicalDevice):
             physical_device.check_open()
             return found
