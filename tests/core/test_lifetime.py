@@ -1,100 +1,358 @@
-"""close() ends use at once; the native release waits for pending work and exported arrays."""
+"""What no schedule of `pairs` and `scenes` shows of lifetime: failures, messages, callbacks, cost, exit and fork."""
 
+from __future__ import annotations
+
+import contextlib
 import functools
 import gc
 import os
+import signal
+import subprocess
+import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
+from gpuinterop._core import drain, gate, registry
 from gpuinterop._core.device import Device
+from gpuinterop._core.monitor import locked
 from gpuinterop._core.lifetime import count_alive
+from gpuinterop._core.known_stream import Wait, fail_wait
+from gpuinterop._core.resource import Resource
 
-from .fake import FakeBackend, fake_device, memory_of, semaphore_of
+from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
 
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "concepts" / "lifetime.md").read_text(encoding="utf-8")
 
-def test_pending_work_holds_the_release_back(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    with device.create_stream() as stream:
-        backend.blocked.add(stream.ptr)
-        memory = memory_of(device)
-        buffer = memory.map_buffer()
-        buffer.fill(1, stream=stream)
-        memory.close()
-        assert memory.closed
-        assert buffer.closed
-        assert backend.count("memory") == backend.count("mapping") == 1
-        with pytest.raises(gi.ResourceBusyError, match="pending"):
-            memory.close(timeout=0)
-        backend.blocked.clear()
-        device.synchronize()
-        assert backend.count("memory") == backend.count("mapping") == 0
-    unmapped, destroyed = [call[1] for call in backend.calls if call[0] == "destroy"][:2]
-    assert (unmapped, destroyed) == ("mapping", "memory")
+pytestmark = pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
 
 
-def test_the_last_exported_array_releases_the_mapping(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    memory = memory_of(device)
-    buffer = memory.map_buffer()
-    through_dlpack = np.from_dlpack(buffer.view((4,), "float32"))
-    through_interface = np.asarray(buffer.view((4,), "float32"))
-    memory.close()
-    with pytest.raises(gi.ResourceBusyError, match="2 exported array"):
-        memory.close(timeout=0)
-    through_interface[:] = 3
-    assert through_dlpack.sum() == 12
-    del through_dlpack, through_interface
+def everything(backend: FakeEverything | None = None) -> tuple[Device, Any]:
+    return fake_device(backend=backend or FakeEverything(), dlpack=(2, 0))
+
+
+def settle(device: Device, backend: FakeEverything, *closing: Any) -> None:
+    """Everything ends, is closed and released, but for what may be kept: copy streams, and pages of our own."""
+    backend.at = lambda *_: None
+    backend.blocked.clear()
+    backend.pass_all()
+    for one in closing:
+        one.close()
+    with contextlib.suppress(gi.GpuInteropError):
+        device.synchronize(timeout=LIMIT)
     gc.collect()
+    device.drain()
+    assert backend.count("pin") <= 4
+    assert {native for native in backend.live if native[0] not in ("stream", "pin")} == set()
+
+
+class Pinned(FakeEverything):
+    pageable_copies_block = False
+
+
+def _fail(*_: object) -> None:
+    raise gi.DriverError("cuEventRecord", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+
+def failing(backend: FakeBackend, name: str) -> None:
+    """From now on the driver refuses this call."""
+
+    def at(call: str, place: str, handles: Sequence[Handle]) -> None:
+        if (call, place) == (name, "start"):
+            _fail()
+
+    backend.at = at
+
+
+def destroyed(backend: FakeBackend) -> list[str]:
+    return [call[1] for call in backend.calls if call[0] == "destroy"]
+
+
+class Owner:
+    """Of a stream of somebody's, who may keep other things as well."""
+
+    array: object = None
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 64
+
+
+def ends_well(code: str, *arguments: str) -> str:
+    """What another interpreter says that runs the code."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["copy_from_host", "copy_to_host"])
+def test_the_host_memory_of_a_copy_that_is_to_come_is_kept(what: str) -> None:
+    device, backend = everything(Pinned())
+    stream, gate, memory = device.create_stream(), semaphore_of(device), memory_of(device)
+    buffer = memory.map_buffer()
+    gate.wait(stream, 1)
+    array = np.ones(64, "uint8")
+    alive = weakref.ref(array)
+    backend.on_record = _fail
+    with contextlib.suppress(gi.DriverError):
+        getattr(buffer, what)(array, stream=stream)
+    backend.on_record = lambda: None
+    assert [call for call in backend.calls if call[0] == "copy"], "the driver has it"
+    del array
+    gc.collect()
+    device.drain()
+    assert alive() is not None, "freed while the copy is to come"
+    backend.pass_all()
+    stream.synchronize()
+    gc.collect()
+    assert alive() is None
+    settle(device, backend, stream, memory, gate)
+
+
+def test_an_interrupted_copy_keeps_the_host_memory(fake: tuple[Device, FakeBackend]) -> None:
+    class Array(np.ndarray[Any, Any]): ...
+
+    device, backend = fake
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+
+        def interrupt() -> None:
+            backend.blocked.update(native[1] for native in backend.live if native[0] == "stream")
+            raise KeyboardInterrupt
+
+        backend.on_synchronize = interrupt
+        target = np.zeros(16, "uint8").view(Array)
+        kept = weakref.ref(target)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.copy_to_host(target)
+        backend.on_synchronize = lambda: None
+        del target
+        assert kept() is not None  # the copy is still to come
+        buffer.fill(1)  # on another stream than the one that is stuck
+        backend.blocked.clear()
+    device.synchronize()
+    assert kept() is None
+
+
+def test_a_failed_stream_fails_its_own_buffers_copies_only(host: Device) -> None:
+    with host.allocate(4096) as one, host.allocate(4096) as two, host.create_semaphore(gi.TimelineFd) as semaphore:
+        with host.create_stream() as stream:
+            semaphore.wait(stream, 1, timeout=0)
+            one.buffer.fill(1, stream=stream)
+            with pytest.raises(gi.SemaphoreTimeoutError):
+                one.buffer.fill(2)
+        two.buffer.fill(3)
+        assert np.asarray(two.buffer.view(4)).tolist() == [3] * 4
+    host.synchronize()
+
+
+def test_synchronize_visits_every_stream() -> None:
+    device, backend = everything()
+    streams = [device.create_stream() for _ in range(3)]
+    pointers = {stream.ptr for stream in streams}
+    seen: list[int] = []
+
+    def at(call: str, place: str, handles: Sequence[Handle]) -> None:
+        if (call, place) == ("synchronize", "start"):
+            seen.append(handles[0][1])
+            _fail()
+
+    backend.at = at
+    with pytest.raises(gi.DriverError):
+        device.synchronize()
+    assert set(seen) == pointers
+    settle(device, backend, *streams)
+
+
+@pytest.mark.parametrize("child", ["mapping", "array"])
+def test_a_child_that_could_not_be_released_keeps_its_parent(child: str) -> None:
+    device, backend = everything()
+    memory = memory_of(device)
+    _held = memory.map_buffer() if child == "mapping" else memory.map_mipmapped_array("R8_UNORM", (4, 4))
+    failing(backend, "unmap_buffer" if child == "mapping" else "destroy_array")
+    memory.close()
+    device.drain()
+    assert (backend.count(child), backend.count("memory")) == (1, 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_whatever_fails_in_a_release_is_reported_and_masks_nothing(
+    fake: tuple[Device, FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, backend = fake
+    shown: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: shown.append(repr(args.exc_value)))
+
+    def fail(memory: object) -> None:
+        raise OSError("the driver is gone")
+
+    monkeypatch.setattr(backend, "destroy_memory", fail)
+    called: list[str] = []
+
+    def bad() -> None:
+        called.append("bad")
+        raise KeyError("a callback's own")
+
+    memory = memory_of(device)
+    memory.on_released(bad)
+    memory.on_released(lambda: called.append("good"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="the real error"), memory:
+            raise ValueError("the real error")
     memory.close(timeout=5)
+    assert called == ["bad", "good"]
+    assert any("a callback's own" in text for text in shown)
+    assert any("the driver is gone" in text for text in shown)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_dropping_releases_also_when_warnings_are_errors(
+    fake: tuple[Device, FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, backend = fake
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memory_of(device)
+        gc.collect()
+    device.drain()
     assert not backend.count("memory")
 
 
-def test_work_enqueued_while_an_array_lives_on_is_waited_for(fake: tuple[Device, FakeBackend]) -> None:
+def test_a_stream_that_can_record_nothing_is_closed_all_the_same(fake: tuple[Device, FakeBackend]) -> None:
     device, backend = fake
-    with device.create_stream() as stream:
-        memory = memory_of(device)
-        array = np.from_dlpack(memory.map_buffer().view(4))
-        memory.close()
-        backend.blocked.add(stream.ptr)  # a kernel of the array's library, enqueued after our close()
-        del array
-        gc.collect()
-        with pytest.raises(gi.ResourceBusyError):
-            memory.close(timeout=0)
-        backend.blocked.clear()
-        memory.close(timeout=5)
 
+    def fail() -> None:
+        raise gi.DriverError("cuEventRecord", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
 
-def test_memory_that_a_waiting_stream_never_touched_is_not_held(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    with device.create_stream() as stream, memory_of(device) as other:
-        used = other.map_buffer()
-        used.fill(1, stream=stream)
-        backend.blocked.add(stream.ptr)
-        memory = memory_of(device)
-        _untouched = memory.map_buffer()
-        memory.close()
-        assert (backend.count("memory"), backend.count("mapping")) == (1, 1)
-        backend.blocked.clear()
-
-
-def test_a_closed_stream_still_counts_as_pending(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    stream = device.create_stream()
-    memory = memory_of(device)
-    used = memory.map_buffer()
-    used.fill(1, stream=stream)
-    backend.blocked.add(stream.ptr)
-    stream.close()
-    memory.close()
-    assert backend.count("stream") == backend.count("memory") == 1
-    backend.blocked.clear()
+    stream, memory = device.create_stream(), memory_of(device)
+    backend.on_record = fail
+    stream.close(timeout=5)
     memory.close(timeout=5)
-    assert backend.count("stream") == backend.count("memory") == backend.count("event") == 0
+    assert not backend.count("stream")
+    assert not backend.count("memory")
+
+
+@pytest.mark.filterwarnings("ignore:releasing event .* failed")
+def test_nothing_waits_for_what_can_never_be_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leak was warned of once. What stands on it stays, and is no reason to wait, or to raise, later."""
+
+    def fail(_event: object) -> None:
+        raise gi.DriverError("cuEventDestroy", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    backend = FakeEverything()
+    device, _ = fake_device(backend=backend)
+    stream, semaphore = device.create_stream(), device.import_semaphore(gi.TimelineWin32(handle=8))
+    semaphore.wait(stream, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "destroy_event", fail)
+        stream.close()
+    backend.arrive(semaphore.handle, 1)
+    device.synchronize()
+    assert backend.count("stream") == 1
+    device.drain(timeout=5)
+    device.synchronize(timeout=5)
+    device.synchronize()
+    semaphore.close(timeout=5)
+    with pytest.raises(gi.ResourceBusyError, match="could not be released"):
+        stream.close(timeout=5)
+
+
+def test_a_capture_that_could_not_be_ended_leaves_no_stream_pending() -> None:
+    backend = FakeGraphs()
+    device, _ = fake_device(backend=backend)
+    stream = device.create_stream()
+    failing(backend, "end_capture")
+    with pytest.raises(gi.DriverError), stream.capture():
+        pass
+    backend.at = lambda *_: None
+    stream.close(timeout=1.0)
+    memory_of(device).close(timeout=1.0)
+
+
+def test_a_stream_that_is_captured_is_refused_not_ignored() -> None:
+    """Its work of before the capture is still to come, and nothing can be ordered behind that."""
+    device, backend = everything(Pinned())
+    stream, gate, memory = device.create_stream(), semaphore_of(device), memory_of(device)
+    buffer = memory.map_buffer()
+    gate.wait(stream, 1)
+    buffer.fill(7, stream=stream)
+    target = bytearray(4096)
+    with stream.capture():
+        with pytest.raises(gi.InvalidArgumentError, match="before its"):
+            buffer.copy_to_host(target)
+        with pytest.raises(gi.GpuInteropError):
+            buffer.view(4).__dlpack__(stream=64)
+    settle(device, backend, stream, memory, gate)
+
+
+def test_a_follow_that_fails_leaves_the_follower_out_of_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, backend = everything()
+
+    def fail(*_arguments: object) -> None:
+        raise gi.DriverError("cuStreamWaitEvent", 1, "CUDA_ERROR_INVALID_VALUE")
+
+    with device.create_stream() as stream, device.create_stream() as follower:
+        with stream.capture() as graph:
+            with monkeypatch.context() as patch:
+                patch.setattr(backend, "wait_event", fail)
+                with pytest.raises(gi.DriverError):
+                    follower.wait_stream(stream)
+            seen = [follower.capturing]
+            follower.synchronize(5)
+            follower.wait_stream(stream)
+            seen.append(follower.capturing)
+        assert [*seen, follower.capturing] == [False, True, False]
+        graph.close()
+
+
+def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind() -> None:
+    """Streams of others may wait for their device's default stream; whether these do, nobody can tell."""
+    device, _ = everything()
+    semaphore = semaphore_of(device)
+    wait = Wait.of(semaphore.lifetime, 1)
+    with device.create_stream() as behind, device.create_stream() as sure:
+        first = device.wrap_stream(77)
+        first.known_as().note(wait)
+        wait.enqueued = True
+        behind.wait_stream(device.wrap_stream(88))
+        sure.wait_stream(first)
+        assert [len(one.known_as().pending()) for one in (behind, sure)] == [1, 1]
+        fail_wait(wait, gi.PeerError("gone"))
+        behind.check_failure()
+        with pytest.raises(gi.PeerError):
+            sure.check_failure()
+        behind.wait_stream(first._device.wrap_stream(88))
+
+
+def test_a_refused_timeout_leaves_an_allocation_as_it_is() -> None:
+    device, _ = everything()
+    allocation = device.allocate(4096)
+    pointer = allocation.buffer.ptr
+    with pytest.raises(gi.ArgumentTypeError):
+        allocation.close(timeout="x")  # type: ignore[arg-type]
+    device.drain()
+    assert (allocation.closed, allocation.buffer.ptr) == (False, pointer)
+    allocation.close(timeout=5)
+
+
+# -- messages and callbacks --------------------------------------------------------------------------------------------
 
 
 def test_on_released_runs_once_after_the_native_release(fake: tuple[Device, FakeBackend]) -> None:
@@ -132,6 +390,27 @@ def test_a_chain_of_callbacks_does_not_nest(host: Device) -> None:
     assert told == list(range(len(chain)))
 
 
+def test_a_callback_that_takes_its_time_holds_up_nobody() -> None:
+    device, backend = everything()
+    memory, other = memory_of(device), memory_of(device)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        inside.set()
+        assert go_on.wait(LIMIT)
+
+    memory.on_released(callback)
+    thread = threading.Thread(target=memory.close, daemon=True)
+    thread.start()
+    assert inside.wait(LIMIT)
+    try:
+        other.close(timeout=0.5)
+    finally:
+        go_on.set()
+        thread.join(LIMIT)
+    settle(device, backend)
+
+
 def test_a_device_drains_what_is_its_own(fake: tuple[Device, FakeBackend]) -> None:
     """An object of another device is not waited for, and what can never be released is not, on any."""
     device, _ = fake
@@ -145,74 +424,6 @@ def test_a_device_drains_what_is_its_own(fake: tuple[Device, FakeBackend]) -> No
     del held
     other.drain(timeout=5)
     assert theirs.count("memory") == 0
-
-
-def test_close_is_idempotent_from_many_threads(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    for _ in range(50):
-        memory = memory_of(device)
-        buffer = memory.map_buffer()
-        threads = [threading.Thread(target=memory.close) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        memory.close(timeout=5)
-        assert buffer.closed
-    assert not backend.count("memory")
-    assert not backend.count("mapping")
-
-
-@pytest.mark.parametrize("what", ["memory", "buffer", "stream", "semaphore"])
-def test_dropping_warns_and_releases_and_never_raises(fake: tuple[Device, FakeBackend], what: str) -> None:
-    device, backend = fake
-    keep: gi.ExternalMemory | None = None
-    if what == "buffer":
-        keep = memory_of(device)
-
-    def drop() -> None:
-        if what == "memory":
-            memory_of(device)
-        elif keep is not None:
-            keep.map_buffer()
-        elif what == "stream":
-            device.create_stream()
-        else:
-            device.import_semaphore(gi.TimelineWin32(handle=8))
-
-    with pytest.warns(gi.LeakedResourceWarning, match=r"dropped without close\(\)"):
-        drop()
-        gc.collect()
-    if keep is not None:
-        keep.close()
-    device.synchronize()
-    assert not backend.live
-
-
-def test_children_hold_parents(fake: tuple[Device, FakeBackend]) -> None:
-    device, _backend = fake
-    memory = memory_of(device)
-    buffer = memory.map_buffer()
-    parent = weakref.ref(memory)
-    del memory
-    gc.collect()
-    assert parent() is not None
-    parent().close()  # type: ignore[union-attr]
-    with pytest.raises(gi.ResourceClosedError, match="Buffer"):
-        _ = buffer.ptr
-
-
-def test_the_last_buffer_of_a_mapping_unmaps_it(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    with memory_of(device) as memory:
-        whole = memory.map_buffer()
-        part = memory.map_buffer(offset=256, size=256)
-        assert part.ptr == whole.ptr + 256
-        whole.close()
-        assert backend.count("mapping") == 1
-        part.close(timeout=5)
-        assert backend.count("mapping") == 0
-        memory.map_buffer(offset=128, size=1024).close()
 
 
 def test_a_mapping_that_is_still_in_use_cannot_be_made_again(fake: tuple[Device, FakeBackend]) -> None:
@@ -255,32 +466,6 @@ def test_a_drain_names_the_semaphore_that_holds_a_stream(fake: tuple[Device, Fak
         assert (threading.active_count(), count_alive()) == before
 
 
-def test_exit_does_not_mask_an_exception(fake: tuple[Device, FakeBackend]) -> None:
-    device, _backend = fake
-    with pytest.raises(ZeroDivisionError), memory_of(device):
-        raise ZeroDivisionError
-
-
-def test_use_after_close_names_the_object(fake: tuple[Device, FakeBackend]) -> None:
-    device, _backend = fake
-    stream = device.create_stream()
-    semaphore = device.import_semaphore(gi.TimelineWin32(handle=8))
-    memory = memory_of(device)
-    buffer = memory.map_buffer()
-    view = buffer.view(4)
-    for resource in (stream, semaphore, memory):
-        resource.close()
-    uses: list[Callable[[], object]] = [
-        stream.query, stream.synchronize, stream.record, memory.map_buffer, lambda: buffer.view(4), buffer.fill,
-        view.__dlpack__, lambda: semaphore.host_signal(1),
-    ]  # fmt: skip
-    for use in uses:
-        with pytest.raises(gi.ResourceClosedError, match="closed"):
-            use()
-    with device.create_stream() as other, pytest.raises(gi.ResourceClosedError):
-        semaphore.signal(other, 1)
-
-
 def test_a_busy_semaphore_is_abandoned_when_its_time_is_over(fake: tuple[Device, FakeBackend]) -> None:
     device, backend = fake
     with device.create_stream() as stream:
@@ -293,15 +478,53 @@ def test_a_busy_semaphore_is_abandoned_when_its_time_is_over(fake: tuple[Device,
         backend.blocked.clear()
 
 
-def test_releases_that_fail_warn(fake: tuple[Device, FakeBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronize_does_not_forget_closed_streams(fake: tuple[Device, FakeBackend]) -> None:
     device, backend = fake
+    stream = device.create_stream()
+    backend.blocked.add(stream.ptr)
+    stream.close()
+    with pytest.raises(gi.SemaphoreTimeoutError, match=r"Stream #\d+, which is closed, is not idle"):
+        device.synchronize(timeout=0)
+    backend.blocked.clear()
+    device.synchronize(timeout=5)
 
-    def fail(memory: object) -> None:
-        raise gi.DriverError("cuDestroyExternalMemory", 1, "CUDA_ERROR_INVALID_VALUE")
 
-    monkeypatch.setattr(backend, "destroy_memory", fail)
-    with pytest.warns(gi.LeakedResourceWarning, match="cuDestroyExternalMemory"):
-        memory_of(device).close(timeout=5)
+def test_streams_0_and_1_are_one() -> None:
+    device, backend = everything()
+    gate, semaphore = semaphore_of(device), semaphore_of(device)
+    null, legacy = device.wrap_stream(0), device.wrap_stream(1)
+    gate.wait(null, 5)
+    semaphore.signal(null, 5)
+    with pytest.raises(gi.InvalidArgumentError, match="only grows"):
+        semaphore.signal(legacy, 3)
+    with pytest.raises(gi.SemaphoreTimeoutError, match="to reach 5"):
+        legacy.synchronize(timeout=0)
+    settle(device, backend, null, legacy, gate, semaphore)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["between", "in the middle of a transition"])
+def test_a_signal_handler_closes_at_once_or_by_the_next_drain(host: Device, inside: bool) -> None:
+    semaphore = host.create_semaphore(gi.TimelineFd)
+    before = signal.signal(signal.SIGINT, lambda number, frame: semaphore.close())
+    try:
+        (locked(signal.raise_signal) if inside else signal.raise_signal)(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert semaphore.closed is not inside
+    host.drain()
+    assert semaphore.closed
+
+
+def test_the_numbers_of_the_manual_are_the_librarys() -> None:
+    assert f"From {gate.MANY} held releases on" in PAGE
+    assert f"At {gate.TOO_MANY} a warning" in PAGE
+    assert f"up to {gate.MOMENT_S * 1000:g} ms" in PAGE
+    assert "takes two seconds at most" in PAGE
+    assert system.EXIT_S == 2.0
+    assert f"more than {drain._MANY_DROPPED} objects" in PAGE
+
+
+# -- what lives how long -----------------------------------------------------------------------------------------------
 
 
 def test_a_keepalive_lives_as_long_as_what_was_imported(fake: tuple[Device, FakeBackend]) -> None:
@@ -321,16 +544,456 @@ def test_a_keepalive_lives_as_long_as_what_was_imported(fake: tuple[Device, Fake
     assert alive() is None
 
 
-def test_many_rounds_leak_no_descriptor() -> None:
-    device, backend = fake_device()
-    fd = os.memfd_create("rounds")
-    os.ftruncate(fd, 4096)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(500):
-        with device.import_memory(gi.OpaqueFd.adopt(os.dup(fd)), size=4096) as memory:
-            buffer = memory.map_buffer()
-        assert buffer.closed
+def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(fake: tuple[Device, FakeBackend]) -> None:
+    """HIP looks at the stream of an event that it is asked for, also when all work is done."""
+    device, backend = fake
+    owner = Owner()
+    alive = weakref.ref(owner)
+    memory = memory_of(device)
+    stream = device.wrap_stream(owner)
+    used = memory.map_buffer()
+    used.fill(1, stream=stream)
+    backend.blocked.add(64)
+    memory.close()  # it records there
+    looks: list[bool] = []
+
+    def look() -> None:
+        looks.append(alive() is not None)
+        if len(looks) == 2:  # the memory's event was not done yet; that of the stream, which comes next, is
+            backend.blocked.clear()
+
+    stream.close()
+    del owner, stream
+    backend.on_is_done = look
+    memory.close(timeout=5)
+    assert looks, "nothing was recorded there"
+    assert all(looks), "an event was asked for after its stream's owner was gone"
+    gc.collect()
+    assert alive() is None
+
+
+def test_an_owner_that_keeps_an_array_of_the_memory_is_let_go(fake: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake
+    owner = Owner()
+    alive = weakref.ref(owner)
+    memory = memory_of(device)
+    owner.array = np.from_dlpack(memory.map_buffer().view(4))
+    with device.wrap_stream(owner) as stream:
+        memory.close()
+    del owner, stream
+    device.drain()
+    gc.collect()
+    device.drain()
+    assert alive() is None
+    assert (backend.count("mapping"), backend.count("memory")) == (0, 0)
+
+
+def test_a_collected_cycle_goes_children_first(fake: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake
+
+    class Holder:
+        memory: gi.ExternalMemory
+        buffer: gi.Buffer
+        me: Holder
+
+    holder = Holder()
+    holder.memory = memory_of(device)
+    holder.buffer = holder.memory.map_buffer()
+    holder.me = holder
+    with pytest.warns(gi.LeakedResourceWarning):
+        del holder
+        gc.collect()
+    device.drain()
+    assert destroyed(backend) == ["mapping", "memory"]
+
+
+def test_a_stream_closed_after_the_memory_while_an_array_lived(fake: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake
+    memory, stream = memory_of(device), device.create_stream()
+    array = np.from_dlpack(memory.map_buffer().view(4))
+    memory.close()
+    backend.blocked.add(stream.ptr)  # work on the array
+    stream.close()
+    del array
+    gc.collect()
+    device.drain()
+    assert destroyed(backend) == []
+    backend.blocked.clear()
+    memory.close(timeout=5)
     device.synchronize()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert sorted(destroyed(backend)) == ["mapping", "memory", "stream"]
+    assert destroyed(backend).index("mapping") < destroyed(backend).index("memory")
+
+
+def test_a_capsule_that_nobody_takes_destroys_no_error_and_no_memory(fake: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake
+    memory = memory_of(device)
+    view = memory.map_buffer().view(4, "bfloat16")  # NumPy has none, and says so after it took the capsule
+    with pytest.raises((BufferError, RuntimeError), match=r"[Dd]type"):
+        np.from_dlpack(view)
+    capsule = memory.map_buffer().view(4).__dlpack__()
+    memory.close()
+    with pytest.raises(gi.ResourceBusyError, match="1 exported array"):
+        memory.close(timeout=0)
+    del capsule
+    memory.close(timeout=5)
     assert not backend.count("memory")
-    os.close(fd)
+
+
+def _import(device: Device) -> list[Resource]:
+    memory = memory_of(device)
+    return [memory.map_buffer(), memory]
+
+
+KINDS: dict[str, Callable[[Device], list[Resource]]] = {
+    "memory and buffer": _import,
+    "allocation": lambda device: [allocation := device.allocate(4096), allocation.buffer],
+    "semaphore": lambda device: [device.import_semaphore(gi.TimelineWin32(handle=8))],
+    "own timeline": lambda device: [device.create_semaphore(gi.TimelineFd)],
+    "stream": lambda device: [device.create_stream()],
+    "wrapped stream": lambda device: [device.wrap_stream(64)],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_closed_is_no_garbage(kind: str) -> None:
+    """It goes with its last reference: a cycle would wait for a collection, which may come in the middle of a frame."""
+    device, _ = fake_device(backend=FakeEverything())
+
+    def use() -> list[weakref.ref[Resource]]:
+        made = KINDS[kind](device)
+        for one in made:
+            one.close(timeout=5)
+        return [weakref.ref(one) for one in made]
+
+    use()  # what is made once
+    for _ in range(2):  # a collection queues what other tests have dropped, a drain releases it
+        gc.collect()
+        device.drain()
+    gc.disable()
+    try:
+        assert {ref() for ref in use()} == {None}
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert gc.garbage == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def test_an_array_is_let_go_however_often_its_stream_is_wrapped() -> None:
+    class Array(np.ndarray[Any, Any]): ...
+
+    device, backend = everything()
+    buffer = memory_of(device).map_buffer()
+    for _ in range(3):
+        stream, array = device.wrap_stream(77), np.zeros(16, np.uint8).view(Array)
+        seen = weakref.ref(array)
+        backend.blocked.add(77)
+        buffer.copy_from_host(array, stream=stream)
+        del array
+        backend.blocked.clear()
+        stream.close()
+        device.drain()
+        assert seen() is None
+
+
+def test_a_copy_of_a_level_is_a_use_of_both() -> None:
+    device, backend = everything(Pinned())
+    stream, gate = device.create_stream(), semaphore_of(device)
+    memory, allocation = memory_of(device), device.allocate(4096)
+    array = memory.map_mipmapped_array("R8_UNORM", (4, 4))
+    gate.wait(stream, 1)
+    array.level(0).copy_from_buffer(allocation.buffer, stream=stream)
+    allocation.close()
+    memory.close()
+    stream.close()
+    device.drain()
+    assert (backend.count("mapping"), backend.count("array")) == (1, 1)
+    settle(device, backend, gate)
+
+
+def test_a_semaphore_keeps_no_stream_that_is_gone() -> None:
+    device, backend = everything()
+    semaphore = semaphore_of(device)
+    alive: list[weakref.ref[gi.Stream]] = []
+    for value in range(1, 51):
+        with device.create_stream() as stream:
+            semaphore.signal(stream, value)
+            alive.append(weakref.ref(stream))
+        del stream
+    device.synchronize()
+    device.drain()
+    gc.collect()
+    assert sum(one() is not None for one in alive) <= 2
+    assert backend.count("stream") <= 2
+    settle(device, backend, semaphore)
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_stream_holds_nothing_that_it_never_touched() -> None:
+    device, backend = everything()
+    stream, gate = device.create_stream(), semaphore_of(device)
+    gate.wait(stream, 1)
+    for _ in range(100):
+        allocation = device.allocate(4096)
+        assert allocation.buffer.size
+        allocation.close()
+    device.drain()
+    assert (backend.count("mapping"), backend.count("allocation")) == (0, 0)
+    settle(device, backend, stream, gate)
+
+
+class Counted(FakeEverything):
+    def __init__(self) -> None:
+        super().__init__()
+        self.natives = 0
+        self.at = self._count
+
+    def _count(self, call: str, place: str, handles: Sequence[Handle]) -> None:
+        self.natives += place == "start" and call not in ("stream_pointer", "stream_key", "prepare")
+
+
+def calls_of(backend: Counted, call: Callable[[], object]) -> int:
+    before = backend.natives
+    call()
+    return backend.natives - before
+
+
+def import_map_close(device: Device) -> None:
+    memory = memory_of(device)
+    memory.map_buffer()
+    memory.close()
+
+
+def test_a_round_costs_the_same_however_many_streams_there_are() -> None:
+    device, backend = everything(Counted())
+    import_map_close(device)  # opens the device
+    costs = {0: calls_of(backend, lambda: import_map_close(device))}
+    streams: list[gi.Stream] = []
+    for count in (1, 16, 64):
+        streams += [device.create_stream() for _ in range(count - len(streams))]
+        costs[count] = calls_of(backend, lambda: import_map_close(device))
+    assert set(costs.values()) == {costs[0]}, costs
+    settle(device, backend, *streams)
+
+
+def test_wrapping_costs_the_same_whatever_is_retired_or_alive() -> None:
+    device, backend = everything(Counted())
+    memory, stream, gate = memory_of(device), device.create_stream(), semaphore_of(device)
+    buffer = memory.map_buffer()
+    alone = calls_of(backend, lambda: device.wrap_stream(64).close())
+    gate.wait(stream, 1)
+    retired = [semaphore_of(device) for _ in range(200)]
+    for semaphore in retired:
+        semaphore.signal(stream, 1)
+        semaphore.close()
+    arrays = [buffer.view(16).__dlpack__(stream=-1) for _ in range(200)]
+    wrappers: list[gi.Stream] = []
+    assert calls_of(backend, lambda: wrappers.append(device.wrap_stream(64))) <= alone
+    del arrays
+    settle(device, backend, stream, memory, gate, *wrappers)
+
+
+def test_entry_points_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "host")
+    gi.device()
+    scans: list[object] = []
+    entry_points = registry.entry_points  # type: ignore[attr-defined]
+
+    def count(**how: Any) -> Any:
+        scans.append(how)
+        return entry_points(**how)
+
+    monkeypatch.setattr(registry, "entry_points", count)
+    for _ in range(10):
+        gi.device()
+    assert scans == []
+
+
+def test_copies_of_many_threads_leave_few_streams() -> None:
+    device, backend = everything(Pinned())
+    buffer = device.allocate(4096).buffer
+    meeting = threading.Barrier(32)
+
+    def meet_here() -> None:
+        meeting.wait(LIMIT)
+
+    backend.on_synchronize = meet_here
+    threads = [threading.Thread(target=lambda: buffer.copy_to_host(bytearray(16))) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    backend.on_synchronize = lambda: None
+    device.synchronize()
+    device.drain()
+    assert backend.count("stream") <= 8
+    backend.at = lambda *_: None
+
+
+def test_a_wrapper_a_frame_leaves_nothing_behind(fake: tuple[Device, FakeBackend]) -> None:
+    device, backend = fake
+    with device.import_semaphore(gi.TimelineWin32(handle=8)) as semaphore:
+        for frame in range(1, 200):
+            semaphore.wait(device.wrap_stream(64), frame)
+            semaphore.signal(device.wrap_stream(64), frame)
+        assert len(semaphore.lifetime.uses) == 1
+        assert len(device.streams.known()) == 1
+        with pytest.raises(gi.InvalidArgumentError, match="only grows"):
+            semaphore.signal(device.wrap_stream(64), 3)
+    device.synchronize()
+    assert backend.count("event") <= 2
+
+
+def test_waits_that_stay_pending_are_not_asked_for_at_each_call() -> None:
+    backend = FakeEverything()
+    device, _ = fake_device(backend=backend)
+    with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as semaphore:
+        for value in range(1, 1001):
+            semaphore.wait(stream, value)
+        assert 1 <= backend.looks <= 10
+        memory = memory_of(device)
+        memory.map_buffer().close()  # it is blocked: each drain looks at the stream
+        for value in range(1001, 1101):
+            semaphore.wait(stream, value)
+            device.drain()
+        assert 1 <= backend.count("event") <= 10
+        backend.arrive(semaphore.handle, 1100)
+        memory.close(timeout=5)
+        assert not stream.known_as().waits
+
+
+@pytest.mark.filterwarnings("ignore:256 closed objects cannot be released")
+def test_a_pipeline_that_is_never_idle_releases_where_it_synchronizes() -> None:
+    """Two frames are always in flight, so what each closes is held, until the pipeline runs dry."""
+    device, backend = everything()
+    held: list[int] = []
+    with device.create_stream() as stream, semaphore_of(device) as semaphore:
+        for frame in range(1, 501):
+            semaphore.wait(stream, frame)
+            semaphore_of(device).close()
+            backend.arrive(semaphore.handle, frame - 2 if frame < 500 else frame)
+            held.append(backend.count("semaphore"))
+        device.synchronize()
+        assert max(held) > 256
+        assert backend.count("semaphore") == 1
+
+
+# -- exit and fork -----------------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_outlive_everything_do_not_crash_the_exit() -> None:
+    code = """
+import logging, os, sys
+import numpy as np
+import gpuinterop as gi
+allocation = gi.get_backend("host").device().allocate(4096)
+sys.late = np.from_dlpack(allocation.buffer.view(4))
+logging.root.late = np.asarray(allocation.buffer.view(4))
+logging.root.later = allocation.buffer.view(4).__dlpack__()
+allocation.close()
+"""
+    assert ends_well(code) == ""
+
+
+def test_the_exit_waits_for_work_and_not_for_arrays(
+    fake: tuple[Device, FakeBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, backend = fake
+    memory = memory_of(device)
+    array = np.from_dlpack(memory.map_buffer().view(4))
+    memory.close()
+    monkeypatch.setattr(system, "EXIT_S", 1e9)  # for the array it would be there for ever
+    monkeypatch.setattr(system, "_exit_began", [])
+    monkeypatch.setattr(system, "end_threads", lambda: None)
+    monkeypatch.setattr(drain, "_exiting", False)  # as it is again afterwards
+    drain._drain_at_exit()
+    assert backend.count("memory") == 1
+    del array
+    gc.collect()
+    memory.close(timeout=5)
+
+
+def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads are stuck, and wherever: each waits for what is left."""
+    now = [100.0]
+
+    class Stuck:
+        def join(self, limit: float) -> None:
+            now[0] += limit
+
+    monkeypatch.setattr(system, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(system, "until", lambda condition, limit: Stuck().join(limit))
+    monkeypatch.setattr(system, "_exit_began", [])
+    monkeypatch.setattr(system, "_ending", False)
+    monkeypatch.setattr(system, "_threads", {Stuck(): lambda: None, Stuck(): lambda: None})
+    monkeypatch.setattr(drain, "_exiting", False)
+    system.end_threads()
+    assert now[0] == 101.0, "the drain, which comes last, has a second left"
+    drain._drain_at_exit()
+    assert now[0] == 102.0
+
+
+_FORK = """
+import os, signal, sys, threading, warnings
+import gpuinterop as gi
+from gpuinterop._core import monitor, ownership
+from tests.core.fake import FakeEverything, fake_device
+warnings.simplefilter("ignore")
+backend = FakeEverything()
+device, _ = fake_device(backend=backend)
+memory = device.import_memory(gi.OpaqueWin32(handle=8), size=4096)
+allocation = device.allocate(4096)
+semaphore = device.create_semaphore(gi.TimelineFd)
+stream = device.create_stream()
+fresh, _ = fake_device(backend=FakeEverything())
+inside, go_on, taken = threading.Event(), threading.Event(), threading.Event()
+memfd = os.memfd_create("m")
+os.ftruncate(memfd, 4096)
+calls = {
+    "map_buffer": (backend, memory.map_buffer),
+    "map_allocation": (backend, lambda: allocation.buffer),
+    "open_device": (fresh._backend, lambda: fresh.create_stream()),
+    "import_memory": (backend, lambda: device.import_memory(gi.OpaqueFd.adopt(memfd), size=4096)),
+    "unmap_buffer": (backend, lambda: (memory.map_buffer(), memory.close())),
+    "wait_value": (backend, lambda: semaphore.wait(stream, 1)),
+}
+name = sys.argv[1]
+found, call = calls[name]
+def at(what, place, handles):
+    if (what, place) == (name, "inside") and threading.current_thread() is thread:
+        inside.set()
+        go_on.wait(60)
+found.at = at
+thread = threading.Thread(target=call, daemon=True)
+thread.start()
+assert inside.wait(30)
+ownership._import_lock.acquire(blocking=False)
+threading.Thread(target=lambda: (monitor._lock.acquire(), taken.set(), threading.Event().wait())).start()
+assert taken.wait(30)
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    for use in (call, memory.close, allocation.close, semaphore.close, stream.close, device.drain,
+                lambda: fresh.create_stream(), lambda: device.import_memory(gi.OpaqueWin32(handle=8), size=64),
+                lambda: gi.get_backend("host").device().allocate(4096).close(timeout=5)):
+        try:
+            use()
+        except gi.ResourceClosedError as error:
+            assert "fork" in str(error), error
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize(
+    "name", ["map_buffer", "map_allocation", "open_device", "import_memory", "unmap_buffer", "wait_value"]
+)
+def test_a_child_does_not_wait_for_the_parents_threads(name: str) -> None:
+    assert ends_well(_FORK, name) == "7"

@@ -7,6 +7,8 @@ import itertools
 import os
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -15,8 +17,10 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
+from gpuinterop._core.known_stream import Wait
 from gpuinterop._core.semaphore import SemaphoreBatch
-from gpuinterop.bridge import Bridge
+from gpuinterop.bridge import Bridge, SemaphoreEndpoint
+from gpuinterop.bridge._watcher import _Out, _Signal, _Waiting
 from gpuinterop.handles import Binary
 
 from .scripted import LIMIT, Script, Scripted, blocked, end, until
@@ -278,3 +282,32 @@ def test_batches(host: Device, scope: ExitStack) -> None:
     until(lambda: (endpoints[0].told, endpoints[1].told) == ([4], [0]))
     with pytest.raises(gi.UnsupportedError, match="waits until it is stored"):
         batch.wait(stream, (5, None), timeout=1.0)
+
+
+class OfSeveralThreads(deque[Any]):
+    """A deque as it is without the GIL: while one thread iterates, another appends. A copy is one step."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for thing in super().__iter__():
+            self.append(thing)
+            yield thing
+
+    def copy(self) -> Any:
+        return deque(super().__iter__())
+
+
+def test_the_watcher_looks_at_signals_that_others_append() -> None:
+    stream: Any = None
+    out = _Out(1, stream)
+    out.pending = OfSeveralThreads(_Signal(value, number, stream) for value, number in ((5, 1), (6, 2), (7, 4)))
+    assert [signal.value for signal in out.ready(3)] == [5, 6]
+
+
+def test_the_watcher_looks_at_waits_that_others_append(host: Device, scope: ExitStack) -> None:
+    with host.create_semaphore(gi.TimelineFd) as own, Bridge(host) as bridge:
+        semaphore = scope.enter_context(bridge.from_endpoint(SemaphoreEndpoint(own)))
+        lane = semaphore.handle
+        least, *_ = waits = [_Waiting(value, Wait.of(own.lifetime, value)) for value in (1, 3, 2)]
+        lane._waits, lane._ordered = OfSeveralThreads(reversed(waits)), False
+        assert lane._next() is least
+        lane._waits.clear()
