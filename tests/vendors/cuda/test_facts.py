@@ -22,7 +22,7 @@ from cuda.bindings import driver as cuda
 
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter, ImageParameters
+from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 from tests.core.forged import forge
@@ -260,15 +260,6 @@ def test_an_import_that_succeeds_closes_the_descriptor(party: Exporter) -> None:
         ok(cuda.cuDestroyExternalSemaphore(semaphore))
 
 
-def test_so_does_that_of_a_timeline(party: Exporter) -> None:
-    timelines(party)
-    with party.create_semaphore(gi.Timeline) as theirs:
-        fd = detached(theirs.export())
-        semaphore = ok(import_semaphore(fd, TIMELINE_FD))
-        assert not is_open(fd)
-        ok(cuda.cuDestroyExternalSemaphore(semaphore))
-
-
 @pytest.mark.parametrize("what", ["null", "memfd", "pipe"])
 def test_memory_of_nobody_fails_and_is_closed(context: Any, what: str) -> None:
     with foreign_fd(what) as fd:
@@ -461,84 +452,6 @@ def test_a_wait_may_come_before_its_signal(party: Exporter, kind: type) -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_bytes_are_the_same(party: Exporter) -> None:
-    with imported_memory(party) as (theirs, memory), stream_of() as stream, pinned(1 << 16) as host:
-        pointer = ok(map_buffer(memory, 0, 1 << 16))
-        theirs.write(0, bytes(range(256)) * 256)
-        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), pointer, 1 << 16, stream))
-        assert idle(stream)
-        assert ctypes.string_at(host, 1 << 16) == bytes(range(256)) * 256
-        ok(cuda.cuMemsetD8Async(pointer, 0xA5, 1 << 16, stream))
-        assert idle(stream)
-        assert theirs.read(0, 1 << 16) == b"\xa5" * (1 << 16)
-        ok(cuda.cuMemFree(pointer))
-
-
-def test_two_mappings_have_two_addresses(party: Exporter) -> None:
-    with imported_memory(party) as (_, memory):
-        first, second = ok(map_buffer(memory, 0, 4096)), ok(map_buffer(memory, 0, 4096))
-        assert int(first) != int(second)
-        ok(cuda.cuMemFree(first))
-        ok(cuda.cuMemFree(second))
-
-
-def test_no_descriptor_is_lost(party: Exporter) -> None:
-    with party.create_memory(1 << 16) as theirs, party.create_semaphore(gi.Binary) as binary:
-
-        def round_() -> None:
-            memory = ok(import_memory(detached(theirs.export()), theirs.size, flags=1 if theirs.dedicated else 0))
-            ok(cuda.cuMemFree(ok(map_buffer(memory, 0, theirs.size))))
-            ok(cuda.cuDestroyExternalMemory(memory))
-            semaphore = ok(import_semaphore(detached(binary.export()), OPAQUE_FD))
-            ok(cuda.cuDestroyExternalSemaphore(semaphore))
-
-        round_()
-        before = len(os.listdir("/proc/self/fd"))
-        for _ in range(50):
-            round_()
-        assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_all_levels_of_an_image_are_read_back(party: Exporter) -> None:
-    """RGBA32F, optimally tiled, three levels."""
-    cell = party.capabilities[gi.Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd]
-    if not cell.usable:
-        pytest.skip(cell.reason)
-    parameters = ImageParameters(format="R32G32B32A32_SFLOAT", width=64, height=32, levels=3)
-    with party.create_image(parameters) as image, stream_of() as stream, pinned(64 * 32 * 16) as host:
-        flags = 1 if image.dedicated else 0
-        memory = ok(import_memory(detached(image.export()), image.size, flags=flags))
-        desc = cuda.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
-        desc.arrayDesc.Width, desc.arrayDesc.Height, desc.arrayDesc.Depth = 64, 32, 0
-        desc.arrayDesc.Format = cuda.CUarray_format.CU_AD_FORMAT_FLOAT
-        desc.arrayDesc.NumChannels = 4
-        desc.arrayDesc.Flags = 0x22  # COLOR_ATTACHMENT, SURFACE_LDST
-        desc.numLevels = 3
-        array = ok(cuda.cuExternalMemoryGetMappedMipmappedArray(memory, desc))
-        for level in range(3):
-            width, height = 64 >> level, 32 >> level
-            data = os.urandom(width * height * 16)
-            image.write(level, data)
-            plane = ok(cuda.cuMipmappedArrayGetLevel(array, level))
-            found = ok(cuda.cuArray3DGetDescriptor(plane))
-            assert (found.Width, found.Height, found.NumChannels) == (width, height, 4)
-            job = cuda.CUDA_MEMCPY3D()
-            job.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_ARRAY
-            job.srcArray = plane
-            job.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
-            job.dstHost = host
-            job.dstPitch, job.dstHeight = width * 16, height
-            job.WidthInBytes, job.Height, job.Depth = width * 16, height, 1
-            ok(cuda.cuMemcpy3DAsync(job, stream))
-            assert idle(stream)
-            assert ctypes.string_at(host, len(data)) == data
-            job.Height = height + 1
-            assert code_of(cuda.cuMemcpy3DAsync(job, stream)) == INVALID_VALUE
-        assert code_of(cuda.cuMipmappedArrayGetLevel(array, 3)) == INVALID_VALUE
-        ok(cuda.cuMipmappedArrayDestroy(array))
-        ok(cuda.cuDestroyExternalMemory(memory))
-
-
 def properties(device: int = 0) -> Any:
     prop = cuda.CUmemAllocationProp()
     prop.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -621,37 +534,6 @@ def test_what_is_known_of_an_import(context: Any) -> None:
         ok(cuda.cuMemRelease(handle))
 
 
-def test_two_devices_use_one_mapping(context: Any) -> None:
-    """Access for both in one call; an import of either says where the memory is."""
-    if ok(cuda.cuDeviceGetCount()) < 2 or not ok(cuda.cuDeviceCanAccessPeer(1, 0)):
-        pytest.skip("needs two devices with peer access")
-    handle = ok(cuda.cuMemCreate(2 * MIB, properties(), 0))
-    fd = int(ok(cuda.cuMemExportToShareableHandle(handle, FD_TYPE, 0)))
-    other = ok(cuda.cuDevicePrimaryCtxRetain(1))
-    with mapped(handle, 2 * MIB) as address, pinned() as host:
-        both = [cuda.CUmemAccessDesc() for _ in range(2)]
-        for device, access in enumerate(both):
-            access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-            access.location.id = device
-            access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        ok(cuda.cuMemSetAccess(address, 2 * MIB, both, 2))
-        ok(cuda.cuCtxPushCurrent(other))
-        with stream_of() as stream:
-            ok(cuda.cuMemsetD8Async(address, 0x77, 4096, stream))
-            assert idle(stream)
-        again = ok(cuda.cuMemImportFromShareableHandle(fd, FD_TYPE))
-        assert of_handle(again)[:2] == (1, 0)
-        ok(cuda.cuCtxPopCurrent())
-        with stream_of() as stream:
-            ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), address, 4096, stream))
-            assert idle(stream)
-        assert ctypes.string_at(host, 4096) == b"\x77" * 4096
-    for made in (again, handle):
-        ok(cuda.cuMemRelease(made))
-    os.close(fd)
-    ok(cuda.cuDevicePrimaryCtxRelease(1))
-
-
 def test_the_granularities_of_multicast_need_no_object(primary: Any) -> None:
     """Nor a context. The minimum is the same for every size, and what is recommended a multiple of it."""
     if not ok(attribute(132)):
@@ -729,31 +611,6 @@ def test_a_blocking_stream_stalls_the_default_stream(context: Any, flags: int, s
         assert idle(stream)
     ok(cuda.cuEventDestroy(event))
     ok(cuda.cuMemFree(device))
-
-
-def test_events_order_two_streams(context: Any) -> None:
-    event = ok(cuda.cuEventCreate(2))
-    with stream_of() as first, stream_of() as second, pinned() as flag:
-        assert code_of(cuda.cuEventQuery(event)) == SUCCESS  # never recorded
-        ok(cuda.cuStreamWaitValue64(first, flag, 1, GEQ))
-        ok(cuda.cuEventRecord(event, first))
-        ok(cuda.cuStreamWaitEvent(second, event, 0))
-        ok(cuda.cuStreamWriteValue64(second, flag + 8, 5, 0))
-        assert code_of(cuda.cuEventQuery(event)) == NOT_READY
-        assert not idle(second, SHORT)
-        word(flag).value = 1
-        assert idle(second)
-        assert word(flag + 8).value == 5
-        assert code_of(cuda.cuEventQuery(event)) == SUCCESS
-    ok(cuda.cuEventDestroy(event))
-
-
-def test_a_stream_knows_its_context(context: Any) -> None:
-    with stream_of() as stream:
-        assert int(cuda.cuStreamGetCtx(stream)[1]) == int(context)
-        assert ok(cuda.cuStreamGetFlags(stream)) == 1
-        if hasattr(cuda, "cuStreamGetDevice"):
-            assert int(ok(cuda.cuStreamGetDevice(stream))) == 0
 
 
 @pytest.mark.parametrize(
@@ -835,34 +692,6 @@ def test_signals_and_waits_are_captured(party: Exporter, request: pytest.Fixture
         ok(cuda.cuGraphExecDestroy(executable))
         ok(cuda.cuGraphDestroy(graph))
         ok(cuda.cuMemFree(pointer))
-
-
-def test_a_second_stream_is_captured_through_an_event(context: Any) -> None:
-    device = ok(cuda.cuMemAlloc(8192))
-    fork, join = ok(cuda.cuEventCreate(2)), ok(cuda.cuEventCreate(2))
-    with stream_of() as stream, stream_of() as other, pinned(8192) as host:
-        ok(cuda.cuStreamBeginCapture(stream, THREAD_LOCAL))
-        ok(cuda.cuMemsetD8Async(device, 1, 4096, stream))
-        ok(cuda.cuEventRecord(fork, stream))
-        ok(cuda.cuStreamWaitEvent(other, fork, 0))
-        assert int(ok(cuda.cuStreamIsCapturing(other))) == 1
-        ok(cuda.cuMemsetD8Async(int(device) + 4096, 2, 4096, other))
-        ok(cuda.cuEventRecord(join, other))
-        ok(cuda.cuStreamWaitEvent(stream, join, 0))
-        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), device, 8192, stream))
-        graph = ok(cuda.cuStreamEndCapture(stream))
-        assert int(ok(cuda.cuStreamIsCapturing(other))) == 0
-        assert len(nodes_of(graph)) == 3
-        executable = ok(cuda.cuGraphInstantiate(graph, 0))
-        assert ctypes.string_at(host, 8192) == bytes(8192)
-        ok(cuda.cuGraphLaunch(executable, stream))
-        assert idle(stream)
-        assert ctypes.string_at(host, 8192) == b"\1" * 4096 + b"\2" * 4096
-        ok(cuda.cuGraphExecDestroy(executable))
-        ok(cuda.cuGraphDestroy(graph))
-    for event in (fork, join):
-        ok(cuda.cuEventDestroy(event))
-    ok(cuda.cuMemFree(device))
 
 
 def end_invalid(stream: Any) -> None:
@@ -947,9 +776,3 @@ def test_what_the_driver_knows_of_an_address(context: Any) -> None:
         assert int(ok(cuda.cuPointerGetAttribute(kind, host))) == 1
         assert code_of(cuda.cuPointerGetAttribute(kind, ctypes.addressof(local))) == INVALID_VALUE
     ok(cuda.cuMemFree(device))
-
-
-def test_error_names(primary: Any) -> None:
-    for code, name in {0: "CUDA_SUCCESS", 1: "CUDA_ERROR_INVALID_VALUE", 999: "CUDA_ERROR_UNKNOWN"}.items():
-        assert ok(cuda.cuGetErrorName(cuda.CUresult(code))).decode() == name
-        assert ok(cuda.cuGetErrorString(cuda.CUresult(code)))

@@ -83,26 +83,6 @@ def backend() -> CudaBackend:
 # -- its life ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_that_was_bound_by_its_number_outlives_the_binding(
-    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation]
-) -> None:
-    """The unbind waits for a stream of the other device; the memory, closed after the object, waits for the unbind."""
-    first, second = memory
-    group = gi.create_multicast(devices, SIZE)
-    group.bind_address(devices[0], first.buffer.ptr, SIZE)
-    group.bind_memory(second)
-    with devices[1].create_stream() as stream, devices[1].create_semaphore(gi.TimelineFd) as semaphore:
-        semaphore.wait(stream, 1)
-        group.close()
-        first.close()
-        devices[0].drain()
-        semaphore.host_signal(1)
-        stream.synchronize(LIMIT)
-        first.close(timeout=LIMIT)
-        group.close(timeout=LIMIT)
-    assert simulator.violations(take=False) == []
-
-
 def test_calls_come_in_the_documented_order(
     simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation]
 ) -> None:
@@ -156,22 +136,6 @@ def test_a_mapping_is_aligned_and_every_device_has_access(
     mapping.close(timeout=LIMIT)
     with group.map([devices[1]]) as only:
         assert only.devices == (devices[1],)
-
-
-@pytest.mark.parametrize("kinds", [(), (gi.VmmFd,)])
-def test_granularity(devices: list[gi.Device], kinds: tuple[type[Any], ...]) -> None:
-    """As the driver says it, before there is an object."""
-    prop = cuda.CUmulticastObjectProp()
-    prop.numDevices, prop.size, prop.handleTypes = 2, SIZE, int(bool(kinds))
-    flags = cuda.CUmulticastGranularity_flags
-    code, minimum = cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_MINIMUM)
-    assert int(code) == 0
-    code, recommended = cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_RECOMMENDED)
-    assert int(code) == 0
-    assert minimum < recommended
-    found = devices[0].multicast_granularity(devices, SIZE, kinds)
-    assert found == gi.Granularity(minimum, recommended)
-    assert devices[1].multicast_granularity(2, SIZE, kinds) == found
 
 
 # -- what only the driver tells --------------------------------------------------------------------------------------
@@ -444,23 +408,6 @@ def test_an_unbind_that_fails_is_named(
         backend().release_allocation(kept.handle)
 
 
-def test_a_driver_that_has_no_multicast_after_all(simulator: Simulator, devices: list[gi.Device]) -> None:
-    """The attribute was asked once, and said yes: the driver's own refusal is named all the same."""
-    assert devices[0].capabilities.supports(gi.Operation.CREATE_MULTICAST)
-    before = simulator.live()
-    for device in devices:
-        simulator.set_attribute(device.ordinal, 132, 0)
-    with pytest.raises(gi.DriverError, match="gpuinterop selftest multicast") as caught:
-        gi.create_multicast(devices, SIZE)
-    assert (caught.value.call, caught.value.code) == ("cuMulticastGetGranularity", 801)
-    simulator.reset()
-    simulator.set_attribute(1, 132, 0)
-    with pytest.raises(gi.DriverError) as caught:
-        gi.create_multicast(devices, SIZE)
-    assert (caught.value.call, caught.value.code) == ("cuMulticastAddDevice", 801)
-    assert simulator.live() == before
-
-
 # -- the versions of the binds ----------------------------------------------------------------------------------------
 
 
@@ -578,69 +525,3 @@ def test_an_import_whose_granularity_is_not_told_leaves_nothing(
     assert simulator.live() == before
     assert set(os.listdir("/proc/self/fd")) == descriptors
     scope.enter_context(gi.import_multicast(handle, 2, SIZE, device=devices[1]))
-
-
-FABRIC = f"""
-import os, sys
-import gpuinterop as gi
-from gpuinterop_cuda import capabilities
-from tests.simulated.driver import Simulator, assert_simulated
-assert_simulated()
-capabilities.imex_channel = lambda: True  # the simulated driver's channel is no device node
-simulator = Simulator.attach()
-for ordinal in (0, 1):
-    simulator.set_attribute(ordinal, 128, 1)  # as it is where the machine has no channel, too
-first, second = gi.get_backend("cuda").devices()
-SIZE = {SIZE}
-"""
-EXPORTING = (
-    FABRIC
-    + """
-import subprocess
-group = gi.create_multicast(2, SIZE, [gi.VmmFd, gi.FabricHandle], device=first)
-group.add_device(first)
-handle = group.export(gi.FabricHandle)
-assert isinstance(handle, gi.FabricHandle)
-with group.export(gi.VmmFd) as other:
-    assert isinstance(other, gi.VmmFd)
-child = subprocess.run(
-    [sys.executable, "-c", os.environ["IMPORTING"], handle.data.hex()],
-    env=dict(os.environ, GPUINTEROP_SIM_FABRIC=os.environ["CHANNEL"]), capture_output=True, text=True, timeout=40,
-)
-assert child.returncode == 0, child.stderr
-print(child.stdout)
-group.close(10)
-assert simulator.violations() == [], simulator.violations()
-"""
-)
-IMPORTING = (
-    FABRIC
-    + """
-handle = gi.FabricHandle(bytes.fromhex(sys.argv[1]))
-try:
-    group = gi.import_multicast(handle, 2, SIZE, device=second)
-except gi.DriverError as error:
-    assert simulator.live()["multicast"] == 0
-    print(type(error).__name__, error.call, error.code, error.symbol, "IMEX channel" in str(error))
-else:
-    group.add_device(second)
-    memory = second.allocate(SIZE, gi.FabricHandle)
-    group.bind_memory(memory, assume_all_added=True)
-    print("bound", len(group.bindings))
-    group.close(10)
-    memory.close(10)
-"""
-)
-
-
-@pytest.mark.parametrize(
-    ("channel", "printed"),
-    [
-        ("7", "bound 1"),
-        ("8", "DriverError cuMemImportFromShareableHandle 800 CUDA_ERROR_NOT_PERMITTED True"),
-        ("", "DriverError cuMemImportFromShareableHandle 800 CUDA_ERROR_NOT_PERMITTED True"),
-    ],
-)
-def test_a_fabric_handle_needs_access_to_its_channel(simulator: Simulator, channel: str, printed: str) -> None:
-    found = simulator.run(EXPORTING, GPUINTEROP_SIM_FABRIC="7", CHANNEL=channel, IMPORTING=IMPORTING)
-    assert found.strip() == printed

@@ -6,15 +6,12 @@ through a mapping of the test's.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.process import ProcessExporter
 from gpuinterop.testing.peer import BackendPeer
-from gpuinterop.testing.suites.base import held, new_stream, together
+from gpuinterop.testing.suites.base import held, new_stream
 from tests.core.forged import FORGED, forge
 from tests.simulated.driver import Simulator
 
@@ -88,25 +85,6 @@ def imported(device: gi.Device, handle: Any, scope: ExitStack) -> Any:
     semaphore: Any = device.import_semaphore(handle)
     scope.callback(end, semaphore)
     return semaphore
-
-
-@contextmanager
-def rescued(counter: Counter, value: int) -> Iterator[None]:
-    """Should the block hang behind a wait for `value`, end the wait, and fail."""
-    stuck: list[bool] = []
-
-    def rescue() -> None:
-        stuck.append(True)
-        counter.value = value
-
-    timer = threading.Timer(LIMIT, rescue)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-    assert not stuck, "a call waited for a stream's pending wait"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -194,115 +172,7 @@ def test_the_driver_refuses_what_is_not_ours(device: gi.Device, what: str) -> No
         assert not content or os.pread(handle.fd, before.st_size, 0) == content
 
 
-def test_another_kind_of_handle(device: gi.Device, host: gi.Device, scope: ExitStack) -> None:
-    """The host's binary semaphore is no timeline, whatever it is called: its origin says so. The driver may not."""
-    binary: Any = host.create_semaphore(gi.OpaqueFd)
-    scope.callback(end, binary)
-    with binary.export() as handle:
-        called = gi.TimelineFd(handle.fd, origin=handle.origin)
-        with pytest.raises(gi.HandleError, match="binary"):
-            device.import_semaphore(called)
-        os.fstat(handle.fd)
-
-
-def test_values_below_2_63(device: gi.Device, scope: ExitStack) -> None:
-    """Streams compare cyclically: what they would not wait for is refused, and named."""
-    made, counter = make(device, scope)
-    stream = new_stream(device, scope)
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: made.wait(stream, MAX + 1),
-        lambda: made.signal(stream, MAX + 1),
-        lambda: made.host_signal(MAX + 1),
-        lambda: made.host_wait(MAX + 1, timeout=0.0),
-    )
-    for call in calls:
-        with pytest.raises(
-            gi.InvalidArgumentError, match=r"^value: expected 0 to 2\*\*63 - 1, got 9223372036854775808"
-        ):
-            call()
-    made.wait(stream, MAX)
-    counter.value = MAX - 1
-    assert held(stream)
-    counter.value = MAX
-    stream.synchronize(LIMIT)
-    with gi.TimelineFd.adopt(forge()) as handle:
-        above = Counter(handle.fd)
-        above.value = MAX + 1
-        with pytest.raises(gi.HandleError, match=r"below 2\*\*63"):
-            device.import_semaphore(handle)
-        assert above.value == MAX + 1
-        above.close()
-
-
-def test_captures_are_refused_and_go_on(device: gi.Device, scope: ExitStack) -> None:
-    """A graph would store the same value at every launch; the capture is not lost by the refusal."""
-    made, counter = make(device, scope)
-    stream = new_stream(device, scope)
-    with stream.capture() as graph:
-        for call in (made.wait, made.signal):
-            with pytest.raises(gi.InvalidArgumentError, match="outside of the graph"):
-                call(stream, 1)
-    made.wait(stream, 1)
-    graph.launch(stream)
-    made.signal(stream, 2)
-    assert held(stream)
-    made.host_signal(1)
-    assert counter.comes_to(2)
-    stream.synchronize(LIMIT)
-    graph.close()
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_default_streams(device: gi.Device, scope: ExitStack, number: int) -> None:
-    """Also from a thread in which no context is current."""
-    made, counter = make(device, scope)
-
-    def work() -> None:
-        try:
-            with device.wrap_stream(number) as stream:
-                made.wait(stream, 1)
-                made.signal(stream, 2)
-                assert held(stream), "the wait did not hold the stream"
-                counter.value = 1
-                stream.synchronize(LIMIT)
-        except BaseException:
-            counter.value = MAX
-            raise
-
-    together([work])
-    assert counter.value == 2
-
-
 # -- pending waits -----------------------------------------------------------------------------------------------------
-
-
-def test_nothing_blocks_behind_a_pending_wait(device: gi.Device, scope: ExitStack) -> None:
-    """Making, importing, using and closing others; and closing the very one. The signal comes from this thread."""
-    made, counter = make(device, scope)
-    stream, other = new_stream(device, scope), new_stream(device, scope)
-    made.wait(stream, 3)
-    with rescued(counter, 3):
-        for _ in range(3):
-            second: Any = device.create_semaphore(gi.TimelineFd)
-            again: Any = device.import_semaphore(second.export())
-            second.signal(other, 1)
-            again.host_wait(1, timeout=LIMIT)
-            again.wait(other, 1)
-            other.synchronize(LIMIT)
-            again.close()
-            second.close()
-        with pytest.raises(gi.ResourceBusyError, match="may be waiting for a semaphore"):
-            second.close(timeout=GRACE)
-        with made.export() as handle, gi.TimelineFd.adopt(os.dup(handle.fd)) as copy:
-            made.close()
-            with pytest.raises(gi.ResourceBusyError):
-                made.close(timeout=GRACE)
-            assert held(stream)
-            with device.import_semaphore(copy) as third:
-                third.signal(other, 3)
-                stream.synchronize(LIMIT)
-    second.close(timeout=LIMIT)
-    made.close(timeout=LIMIT)
 
 
 def test_a_page_stays_pinned_while_a_stream_waits(device: gi.Device, simulator: Simulator, scope: ExitStack) -> None:
@@ -318,15 +188,6 @@ def test_a_page_stays_pinned_while_a_stream_waits(device: gi.Device, simulator: 
     stream.synchronize(LIMIT)
     made.close(timeout=LIMIT)
     assert simulator.calls("cuMemHostUnregister") == before + 1
-
-
-def test_registrations_are_given_back(device: gi.Device, simulator: Simulator) -> None:
-    before = simulator.live()["registration"]
-    for _ in range(5):
-        made: Any = device.create_semaphore(gi.TimelineFd)
-        device.import_semaphore(made.export()).close(timeout=LIMIT)
-        made.close(timeout=LIMIT)
-    assert simulator.live()["registration"] == before
 
 
 @pytest.mark.parametrize(("call", "code"), [("cuMemHostRegister", 2), ("cuMemHostGetDevicePointer", 1)])
@@ -415,23 +276,6 @@ def test_streams_of_cuda_and_of_the_host(device: gi.Device, host: gi.Device, sco
     gpu.synchronize(LIMIT)
     thread.synchronize(LIMIT)
     assert counter.value == 2 * rounds
-
-
-def test_calling_threads_of_both(device: gi.Device, host: gi.Device, scope: ExitStack, shared: Any) -> None:
-    cuda, cpu, counter = shared
-    gpu, thread = new_stream(device, scope), new_stream(host, scope)
-    cuda.wait(gpu, 1)
-    cpu.wait(thread, 2)
-    assert held(gpu)
-    cpu.host_signal(1)
-    gpu.synchronize(LIMIT)
-    assert held(thread)
-    cuda.host_signal(2)
-    thread.synchronize(LIMIT)
-    cuda.signal(gpu, MAX)
-    for side in (cuda, cpu):
-        side.host_wait(MAX, timeout=LIMIT)
-    assert counter.value == MAX
 
 
 def test_the_host_does_not_go_where_a_device_cannot_follow(host: gi.Device, scope: ExitStack, shared: Any) -> None:
@@ -554,82 +398,3 @@ def test_two_devices(devices: list[gi.Device], scope: ExitStack) -> None:
         assert counter.value == 2 * rounds + 1
         with pytest.raises(gi.InvalidArgumentError, match="stream"):
             made.wait(two, 1)
-
-
-def test_one_device_goes_while_the_other_waits(devices: list[gi.Device], scope: ExitStack) -> None:
-    """A device's release holds nobody up because a stream of another device waits for the same object."""
-    first, second = devices
-    made, counter = make(second, scope)
-    stream = new_stream(second, scope)
-    made.wait(stream, 1)
-    with rescued(counter, 1):
-        for _ in range(3):
-            other: Any = first.import_semaphore(made.export())
-            other.close(timeout=LIMIT)
-        assert held(stream)
-        third: Any = first.import_semaphore(made.export())
-        with first.create_stream() as signalling:
-            third.signal(signalling, 1)
-            stream.synchronize(LIMIT)
-        third.close(timeout=LIMIT)
-
-
-def test_two_processes_with_a_device_each(devices: list[gi.Device], scope: ExitStack) -> None:
-    first, second = devices
-    peer = scope.enter_context(BackendPeer(second))
-    made, counter = make(first, scope)
-    peer.import_semaphore(made.export())
-    stream = new_stream(first, scope)
-    for turn in range(50):
-        peer.enqueue(wait=2 * turn + 1, signal=2 * turn + 2)
-        made.wait(stream, 2 * turn)
-        made.signal(stream, 2 * turn + 1)
-    stream.synchronize(LIMIT)
-    assert peer.idle(LIMIT)
-    assert counter.value == 100
-
-
-def test_two_simulated_devices(simulator: Simulator) -> None:
-    """The tests of two devices, where one process has two."""
-    if len(gi.get_backend("cuda").devices()) > 1:
-        pytest.skip("they ran in this process")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "device and not simulated"],
-        env=simulator.environment(GPUINTEROP_SIM_DEVICES="2"),
-        capture_output=True,
-        text=True,
-        timeout=80,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
-
-
-# -- threads -----------------------------------------------------------------------------------------------------------
-
-
-def test_threads_of_one_semaphore(device: gi.Device, scope: ExitStack) -> None:
-    """Each has a stream, and a part of the values: the chain ends only if every store came in its turn.
-
-    Four: streams of one process share a GPU's queues, eight by default, and one that shares a queue with another that
-    waits is held up as well.
-    """
-    threads = 4
-    made, counter = make(device, scope)
-    streams = [new_stream(device, scope) for _ in range(threads)]
-    start = threading.Barrier(threads)
-
-    def work(index: int) -> None:
-        start.wait(LIMIT)
-        for turn in range(50):
-            value = threads * turn + index
-            made.wait(streams[index], value)
-            if value:
-                made.signal(streams[index], value + 1)
-
-    together([functools.partial(work, index) for index in range(threads)])
-    assert counter.value == 0
-    made.host_signal(1)
-    for stream in streams:
-        stream.synchronize(LIMIT)
-    assert counter.value == 50 * threads

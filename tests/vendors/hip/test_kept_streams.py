@@ -35,12 +35,6 @@ def test_one_after_the_other_they_are_one(simulator: Simulator, device: gi.Devic
     assert calls(simulator) == before
 
 
-def test_those_that_are_open_at_once_are_several(device: gi.Device) -> None:
-    with ExitStack() as scope:
-        streams = [scope.enter_context(device.create_stream()) for _ in range(10)]
-        assert len({stream.ptr for stream in streams}) == len(streams)
-
-
 def test_two_threads_never_have_the_same(device: gi.Device) -> None:
     opened: set[int] = set()
     problems: list[int] = []

@@ -21,8 +21,6 @@ from .runtime import Runtime
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
 
 LIMIT = 30.0
-THREADS = 8
-ROUNDS = 50
 
 
 def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
@@ -287,36 +285,3 @@ ALLOCATIONS = textwrap.dedent(
 def test_the_descriptor_by_pointer_and_by_value(simulator: Simulator, version: str) -> None:
     """``hipMemImportFromShareableHandle`` takes the number itself from 7.1 on, before a pointer to it."""
     assert simulator.run(ALLOCATIONS, GPUINTEROP_SIM_HIP_VERSION=version) == "ok\n"
-
-
-CAPTURE = textwrap.dedent(
-    """
-    import ctypes
-    import gpuinterop as gi
-    library = ctypes.CDLL("libamdhip64.so")
-    device = gi.get_backend("hip").device()
-    stream, other = device.create_stream(), device.create_stream()
-    event = other.record()
-    pointer = ctypes.c_void_p(stream.ptr)
-    assert not stream.capturing
-    assert library.hipStreamBeginCapture(pointer, 0) == 0  # global, which is torch's default
-    assert stream.capturing
-    assert device.wrap_stream(stream.ptr).capturing
-    try:
-        stream.synchronize(1)
-    except gi.InvalidArgumentError:
-        pass
-    else:
-        raise AssertionError("a captured stream was synchronised")
-    event.wait(20)  # asked by this very thread: the capture survives it
-    device.drain()
-    graph = ctypes.c_void_p()
-    assert library.hipStreamEndCapture(pointer, ctypes.byref(graph)) == 0, "the capture has become invalid"
-    assert not stream.capturing
-    print("ok")
-    """
-)
-
-
-def test_a_capture_elsewhere_is_left_alone(simulator: Simulator) -> None:
-    assert simulator.run(CAPTURE, PYTHONWARNINGS="ignore") == "ok\n"
