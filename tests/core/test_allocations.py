@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core import memory, registry
+from gpuinterop._core import registry
 from gpuinterop._core.device import Device
-from gpuinterop._core.lifetime import retire
 from gpuinterop.backend import AllocationBackend
 from gpuinterop.capabilities import Operation, Scope
 from gpuinterop.handles import HandleOrigin, OriginKind
@@ -160,24 +158,6 @@ def test_access_takes_devices_of_the_same_backend(team: Team) -> None:
         refused(
             backend, lambda: devices[0].import_allocation(handle, SIZE, access=[stranger]), "access: .*another backend"
         )
-
-
-def test_each_devices_streams_use_its_own_buffer(team: Team) -> None:
-    devices, _backend = team
-    with (
-        devices[0].allocate(SIZE, access=[devices[1]]) as allocation,
-        devices[0].create_stream() as mine,
-        devices[1].create_stream() as theirs,
-    ):
-        allocation.buffer.fill(7, stream=mine)
-        there = allocation.buffer_on(devices[1])
-        there.fill(8, offset=1, size=2, stream=theirs)
-        seen = bytearray(4)
-        there.copy_to_host(seen)
-        assert bytes(seen) == bytes([7, 8, 8, 7])
-        for buffer, stream in ((allocation.buffer, theirs), (there, mine)):
-            with pytest.raises(gi.InvalidArgumentError, match="stream"):
-                buffer.fill(9, stream=stream)
 
 
 def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -> None:
@@ -354,34 +334,6 @@ def test_unmapping_waits_for_every_devices_work(team: Team, busy: int, closed: b
     assert not backend.live
 
 
-def test_work_with_other_memory_is_not_waited_for(team: Team) -> None:
-    devices, backend = team
-    with devices[0].create_stream() as stream, devices[0].allocate(SIZE) as other:
-        other.buffer.fill(7, stream=stream)
-        backend.blocked.add(stream.ptr)
-        allocation = devices[0].allocate(SIZE)
-        allocation.buffer.fill(7)
-        allocation.close(timeout=0)
-        assert len(called(backend, "unmap_allocation")) == 1
-        backend.blocked.clear()
-
-
-def test_whichever_device_drains(team: Team) -> None:
-    devices, backend = team
-    stream = devices[2].create_stream()
-    backend.blocked.add(stream.ptr)
-    stream.close()
-    allocation = devices[0].allocate(SIZE, access=[devices[2]])
-    buffer = allocation.buffer
-    assert buffer.ptr
-    allocation.close()
-    assert not called(backend, "unmap_allocation")
-    backend.blocked.clear()
-    devices[2].synchronize(LIMIT)
-    assert buffer.closed
-    assert not backend.live
-
-
 def test_a_device_without_access_is_not_waited_for(team: Team) -> None:
     devices, backend = team
     with devices[3].create_stream() as stream:
@@ -412,42 +364,6 @@ def test_the_last_of_its_buffers_unmaps_it(team: Team) -> None:
         assert len(called(backend, "map_allocation")) == 2
 
 
-def test_the_last_buffer_may_be_closed_while_another_devices_is_made(
-    team: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By another thread: the allocation is open, so it is mapped anew."""
-    devices, backend = team
-    allocation = devices[0].allocate(SIZE, access=[devices[1]])
-    last = allocation.buffer
-
-    def make_too_late(*arguments: Any) -> gi.Buffer:
-        last.close()
-        return gi.Buffer(*arguments)
-
-    monkeypatch.setattr(memory, "Buffer", make_too_late)
-    buffer = allocation.buffer_on(devices[1])
-    assert not buffer.closed
-    assert buffer.device is devices[1]
-    assert len(called(backend, "map_allocation")) == 2
-    allocation.close(timeout=LIMIT)
-    assert not backend.live
-
-
-def test_an_allocation_that_is_closed_while_a_buffer_is_made(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, backend = team
-    allocation = devices[0].allocate(SIZE, access=[devices[1]])
-
-    def make_too_late(*arguments: Any) -> gi.Buffer:
-        allocation.close()
-        return gi.Buffer(*arguments)
-
-    monkeypatch.setattr(memory, "Buffer", make_too_late)
-    with pytest.raises(gi.ResourceClosedError, match="Allocation"):
-        allocation.buffer_on(devices[1])
-    allocation.close(timeout=LIMIT)
-    assert not backend.live
-
-
 def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(team: Team) -> None:
     """They are its own: one warning says it all."""
     devices, backend = team
@@ -460,93 +376,6 @@ def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(team: Team)
     assert [str(one.message).partition(" #")[0] for one in caught] == ["Allocation"]
     devices[0].drain()
     assert not backend.live
-
-
-def test_a_release_that_lasts_holds_no_other_thread_up(team: Team) -> None:
-    """Nor a device that drains with it: whoever comes meanwhile makes, releases and waits for its own."""
-    devices, backend = team
-    inside, go_on = threading.Event(), threading.Event()
-
-    def block() -> None:
-        inside.set()
-        assert go_on.wait(LIMIT)
-
-    backend.on["unmap_allocation"] = block
-    lasting = devices[0].allocate(SIZE, access=[devices[1]])
-    assert lasting.buffer.size == SIZE
-    thread = threading.Thread(target=lasting.close)
-    thread.start()
-    try:
-        assert inside.wait(LIMIT)
-        del backend.on["unmap_allocation"]
-        with devices[1].allocate(SIZE, access=[devices[0]]) as other:
-            buffer = other.buffer
-        other.close(timeout=LIMIT)
-        assert buffer.closed
-        with pytest.raises(gi.ResourceBusyError, match=r"Mapping #\d+ is being released"):
-            lasting.close(timeout=0)
-    finally:
-        go_on.set()
-        thread.join(LIMIT)
-    assert not thread.is_alive()
-    assert not backend.live
-
-
-def test_what_is_collected_in_a_transition_is_released_by_the_next_drain(
-    team: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A finalizer may come anywhere, also where objects are being closed, and calls no driver there."""
-    devices, backend = team
-    kept = devices[0].allocate(SIZE)
-
-    def drop() -> None:
-        dropped: Any = devices[0].allocate(SIZE)
-        dropped.mine = dropped
-
-    drop()
-    before = list(backend.calls)
-    with pytest.warns(gi.LeakedResourceWarning, match="Allocation"):
-        monkeypatch.setattr(type(kept.lifetime), "ending", lambda _: gc.collect())
-        retire(kept.lifetime)
-    monkeypatch.undo()
-    assert backend.calls == before
-    devices[1].drain()
-    assert not backend.live
-
-
-def test_arrays_of_every_device_hold_the_mapping(team: Team) -> None:
-    devices, backend = team
-    allocation = devices[0].allocate(SIZE, access=[devices[1]])
-    capsule = allocation.buffer_on(devices[1]).view(4).__dlpack__()
-    allocation.close()
-    with pytest.raises(gi.ResourceBusyError, match="1 exported array"):
-        allocation.close(timeout=0)
-    del capsule
-    gc.collect()
-    allocation.close(timeout=LIMIT)
-    assert not backend.live
-
-
-def test_a_closed_stream_of_another_device_is_waited_for_by_the_next_copy(team: Team) -> None:
-    devices, backend = team
-    with devices[0].allocate(SIZE, access=[devices[1]]) as allocation:
-        stream = devices[1].create_stream()
-        allocation.buffer_on(devices[1]).fill(3, stream=stream)
-        backend.blocked.add(stream.ptr)
-        looks = [4]
-
-        def look() -> None:
-            looks[0] -= 1
-            if looks[0] < 0:
-                backend.blocked.clear()
-
-        backend.on_is_done = look
-        stream.close()
-        seen = bytearray(2)
-        allocation.buffer.copy_to_host(seen)
-        assert bytes(seen) == b"\x03\x03"
-        assert looks[0] < 0
-        assert backend.count("stream") == 1  # theirs is gone, and one for copies is left
 
 
 def test_a_failed_mapping_leaves_the_allocation(team: Team) -> None:
@@ -573,22 +402,3 @@ def test_identities_match_by_proof() -> None:
     assert not mine.matches(gi.DeviceIdentity(uuid=b"a" * 16, pci_bus_id="0000:02:00.0"))
     assert not mine.matches(gi.DeviceIdentity(is_cpu=True))
     assert gi.DeviceIdentity(is_cpu=True).matches(gi.DeviceIdentity(is_cpu=True, uuid=b"b" * 16))
-
-
-def test_on_the_host_backend() -> None:
-    device = gi.get_backend("host").device()
-    assert device.peers == []
-    assert device.can_access(device)
-    assert device.allocation_granularity().minimum == os.sysconf("SC_PAGE_SIZE")
-    with device.allocate(100, access=[device]) as allocation:
-        assert allocation.devices == (device,)
-        assert allocation.buffer_on(device) is allocation.buffer
-        handle = allocation.export()
-        with device.import_allocation(handle, allocation.size, access=[device]) as again:
-            allocation.buffer.fill(5)
-            seen = bytearray(3)
-            again.buffer_on(device).copy_to_host(seen)
-            assert bytes(seen) == b"\x05\x05\x05"
-    for call in (lambda: gi.create_multicast([device], 4096), lambda: device.multicast_granularity(1, 4096)):
-        with pytest.raises(gi.UnsupportedError, match="create_multicast"):
-            call()

@@ -422,14 +422,6 @@ def test_an_error_and_a_death(victim: int) -> None:
         assert error.rank == (failing if heard else victim)
 
 
-def test_several_deaths_before_a_vote() -> None:
-    results = teams(Grid(5, {(1, 1): set(), (1, 4): set()}), lambda team: team.vote("bind"))
-    survivors = [results[rank] for rank in (0, 2, 3)]
-    error = same(survivors, gi.PeerError)
-    assert str(error) == "ranks 1 and 4 are gone or did not answer within 30 s, step 'bind'."
-    assert error.rank == 1
-
-
 @pytest.mark.parametrize("first", range(4))
 def test_two_deaths_within_a_vote(first: int) -> None:
     """One dies in the first round, and one that may alone have heard it in the second: all fail, or all succeed."""
@@ -443,25 +435,6 @@ def test_two_deaths_within_a_vote(first: int) -> None:
             assert known in ({type(None)}, {gi.PeerError}), (deaths, results)
             if known == {gi.PeerError}:
                 assert same([results[rank] for rank in others], gi.PeerError).rank == first
-
-
-def test_three_deaths_within_a_vote() -> None:
-    """What the rounds cannot do, as the module says: 3 alone knows better, dies, and tells only 4. And then it ends."""
-
-    def body(team: Team) -> Any:
-        team.vote("x")
-        try:
-            team.vote("y")
-        except gi.PeerError as error:
-            return error
-
-    # 0's word comes to 1 alone, and 1's to 2 and 4; 3 has failed, and says so to 4.
-    results = teams(Grid(5, {(1, 0): {1}, (2, 1): {2, 4}, (3, 3): {4}}), body)
-    assert all(isinstance(results[rank], Died) for rank in (0, 1, 3))
-    assert [(type(results[rank]), results[rank].step) for rank in (2, 4)] == [
-        (gi.PeerError, "y"),
-        (gi.PeerError, "x"),
-    ]
 
 
 # -- versions ----------------------------------------------------------------------------------------------------------
@@ -851,14 +824,6 @@ def test_a_rank_may_come_again_before_the_others_have_closed(place: Any, monkeyp
             return again.exchange(b"%d" % again.rank, deadline())
 
     assert sockets(place, 2, body) == [[b"0", b"1"]] * 2
-
-
-def test_a_forked_process_leaves_the_place_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = SocketTransport(tmp_path, 0, 1)
-    parent = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-    transport.close()
-    assert (tmp_path / ".gpuinterop-rank-0").is_socket()
 
 
 def test_a_rank_0_of_another_version(tmp_path: Path) -> None:

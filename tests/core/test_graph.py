@@ -297,16 +297,6 @@ def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tup
         graph.close()
 
 
-def test_a_released_semaphore_is_no_longer_known(fake: tuple[Device, FakeGraphs]) -> None:
-    device, backend = fake
-    semaphore = semaphore_of(device)
-    pointer = semaphore.handle[1]
-    backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(pointer,), values=(1,))]
-    semaphore.close(timeout=LIMIT)
-    with gi.GraphSemaphores(device, 7, 8) as semaphores:
-        assert semaphores.steps[0].semaphores == (None,)
-
-
 def test_without_graphs_it_is_a_gap() -> None:
     device, _ = fake_device(Operation.GRAPH_CAPTURE)
     with device.create_stream() as stream:

@@ -7,7 +7,6 @@ import gc
 import pickle
 import re
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,11 +16,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
-from gpuinterop import system
 from gpuinterop._core import lifetime
-from gpuinterop._core.device import Device
 
-from .fake import FakeBackend, fake_device, memory_of
+from .fake import fake_device, memory_of
 
 SIZE = 4096
 Call = Callable[[], object]
@@ -219,18 +216,6 @@ def test_views_carry_every_type_and_both_protocols() -> None:
                 buffer.view(4, bad)
 
 
-def test_dtype_is_numpys() -> None:
-    """Other libraries look at it: JAX takes no name."""
-    device, _ = fake_device()
-    with memory_of(device) as memory:
-        buffer = memory.map_buffer()
-        for name in ("bool", "int8", "uint64", "float32", "complex128"):
-            view = buffer.view(4, name)
-            assert isinstance(view.dtype, np.dtype)
-            assert view.dtype == name
-            assert f"<View {name}[4] of" in repr(view)
-
-
 def test_a_view_is_a_buffer() -> None:
     """Writable, in its shape and strides, on the same bytes; the memory stays as long as the memoryview does."""
     device, backend = fake_device()
@@ -257,16 +242,6 @@ def test_a_view_is_a_buffer() -> None:
     memory.close(timeout=10)
     with pytest.raises(gi.ResourceClosedError):
         buffer.view(16).__buffer__(0)
-
-
-def test_a_buffer_waits_for_the_streams_that_used_the_bytes() -> None:
-    device, backend = fake_device()
-    with memory_of(device) as memory, device.create_stream() as stream:
-        buffer = memory.map_buffer()
-        buffer.fill(1, stream=stream)
-        before = len(backend.calls)
-        buffer.view(4).__buffer__(0)
-        assert ("synchronize", stream.handle) in backend.calls[before:]
 
 
 @pytest.mark.parametrize("kind", [2, 10])
@@ -301,16 +276,6 @@ def test_bfloat16_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
         view = memory.map_buffer().view(4, "bfloat16")
         with pytest.raises(AttributeError, match="from_dlpack"):
             _ = view.__cuda_array_interface__
-
-
-def test_strided_views_are_writable_windows() -> None:
-    device, _backend = fake_device()
-    with memory_of(device) as memory:
-        buffer = memory.map_buffer()
-        image = np.from_dlpack(buffer.view((5, 4, 2), "uint8", strides=(448 // 4, 2, 1)))
-        image[3, 2, 1] = 77
-        flat = np.from_dlpack(buffer.view(SIZE))
-        assert flat[3 * 112 + 2 * 2 + 1] == 77
 
 
 def test_views_of_one_layout_are_windows_of_their_own() -> None:
@@ -562,24 +527,6 @@ def test_copies_both_ways_and_their_bounds() -> None:
         assert len(backend.calls) == count
 
 
-def test_a_copy_that_waits_keeps_what_another_thread_closes(host: Device) -> None:
-    """On the CPU it runs in the calling thread, behind the stream that used the bytes."""
-    data = bytearray(4096)
-    with host.create_stream() as stream, host.create_semaphore(gi.TimelineFd) as semaphore:
-        allocation = host.allocate(4096)
-        semaphore.wait(stream, 1)
-        buffer = allocation.buffer
-        buffer.fill(3, stream=stream)
-        thread = threading.Thread(target=buffer.copy_to_host, args=(data,))
-        thread.start()
-        assert system.until(lambda: bool(buffer.mapping.calls), 20)
-        allocation.close()
-        semaphore.host_signal(1)
-        thread.join(20)
-        assert data == bytes([3]) * 4096
-        allocation.close(timeout=20)
-
-
 def test_a_pageable_copy_behind_a_pending_wait_is_refused() -> None:
     device, backend = fake_device()
     with (
@@ -636,20 +583,6 @@ def test_arrays_are_laid_out_checked_and_copied() -> None:
         assert len(backend.calls) == before
         buffer._parents[0].close()
     assert not [native for native in backend.live if native[0] == "array"]
-
-
-def test_a_gap_is_refused_before_the_driver(fake_gap: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake_gap
-    with memory_of(device) as memory, pytest.raises(gi.UnsupportedError, match="the test says so") as caught:
-        memory.map_mipmapped_array("R8_UNORM", (4, 4))
-    assert caught.value.capability == device.capabilities[gi.Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueWin32]
-    assert isinstance(caught.value, NotImplementedError)
-    assert not [call for call in backend.calls if call[0] == "map_array"]
-
-
-@pytest.fixture
-def fake_gap() -> tuple[Device, FakeBackend]:
-    return fake_device(gi.Operation.MAP_MIPMAPPED_ARRAY)
 
 
 def test_a_copied_hold_is_the_same_hold() -> None:

@@ -18,13 +18,11 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import registry
-from gpuinterop.backend import Backend, DeviceInfo, pci_bus_id
+from gpuinterop.backend import DeviceInfo, pci_bus_id
 from gpuinterop.capabilities import DOMAIN, Capability, Operation, Rules, Scope, Support, VerifiedRun, read_verified
 from gpuinterop.cli.info import collect
 
 from . import fake
-from .explored import Core
-from .explorer import Run, explore
 from .fake import FakeBackend, FakeWords
 
 
@@ -149,31 +147,6 @@ def test_priority_decides_and_an_explicit_choice_never_falls_back(
         gi.get_backend("other")
     with pytest.raises(gi.ArgumentTypeError):
         gi.get_backend(3)  # type: ignore[arg-type]
-
-
-def test_two_threads_warn_once_while_a_third_loads_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    Core(monkeypatch)  # the registry's lock is the explorer's
-    broken = gi.BackendUnavailableError("it is too old.", fix="Update it.")
-
-    def load() -> None:
-        with registry._lock:
-            registry._loaded["other"] = gi.BackendUnavailableError("there is none.", fix="Install it.", absent=True)
-
-    def build(run: Run) -> Callable[[], None]:
-        told: list[str] = []
-        monkeypatch.setattr(registry, "_loaded", {"broken": broken})
-        monkeypatch.setattr(registry, "_warned", {})
-        monkeypatch.setattr("gpuinterop._core.registry.warnings.warn", lambda text, *_, **__: told.append(text))
-        for _ in range(2):
-            run.thread(lambda: registry._warn_of_failures("host"))
-        run.thread(load)
-
-        def check() -> None:
-            assert len(told) == 1
-
-        return check
-
-    explore(build, by_opcode=[registry._warn_of_failures], budget=1)
 
 
 def test_falling_to_the_host_past_a_failed_backend_warns_once_with_its_reason(install: Install) -> None:
@@ -813,10 +786,6 @@ def test_matching_wants_proof(install: Install, monkeypatch: pytest.MonkeyPatch)
     assert gi.match_device(identity(is_cpu=True, uuid=b"llvmpipe".ljust(16))).backend == "low"
     with pytest.raises(gi.ArgumentTypeError):
         gi.match_device("GPU 0")  # type: ignore[arg-type]
-
-
-def test_every_backend_class_here_is_a_backend() -> None:
-    assert issubclass(High, Backend)
 
 
 def test_the_core_makes_timelines_and_nothing_else(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

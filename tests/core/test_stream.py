@@ -10,6 +10,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core import drain
+from gpuinterop._core.lifetime import Lifetime, Standing, State, count_alive
 from gpuinterop._core.known_stream import Moment, Wait, fail_stream, fail_wait, order
 from gpuinterop._core.lifetime import Lifetime, Standing, State, count_alive, retire
 from gpuinterop.backend import DriverHandle
@@ -227,17 +228,6 @@ def test_who_was_ordered_behind_a_wait_fails_with_it() -> None:
         backend.blocked.clear()
 
 
-def test_what_comes_between_the_look_at_a_stream_and_the_event_is_inherited() -> None:
-    device, backend = fake_device()
-    with device.create_stream() as waiting, device.create_stream() as behind:
-        given: list[Wait] = []
-        backend.on_record = lambda: given.append(pending(waiting)) if not given else None
-        behind.wait_stream(waiting)
-        assert [one.origin for one in behind.known_as().pending()] == given
-        fail_wait(given[0], gi.PeerError("gone"))
-        assert [told(stream.record) for stream in (waiting, behind)] == [True, True]
-
-
 def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream() -> None:
     """Another library's stream may stand behind its device's default stream; one of ours never does."""
     device, _ = fake_device()
@@ -269,28 +259,6 @@ def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> Non
         backend.arrive(semaphore.handle, 1)
         assert behind.query()
         semaphore.close(timeout=5)
-
-
-def test_a_semaphore_is_not_released_while_it_is_asked_what_it_has_reached() -> None:
-    """Another thread's drain may come in between: an own timeline's page would be unmapped under the look."""
-    device, backend = fake_device()
-    with device.create_stream() as waiting:
-        wait = pending(waiting)
-        states: list[State] = []
-
-        def look() -> bool:
-            drain.drain()
-            states.append(wait.semaphore.state)
-            return True
-
-        wait.reached = look
-        backend.blocked.add(waiting.ptr)
-        retire(wait.semaphore)
-        held_by = device.gate.held_by()
-        assert (states, held_by) == ([State.RETIRED], "")
-        backend.blocked.clear()
-        drain.drain()
-        assert wait.semaphore.state is State.RELEASED
 
 
 def test_an_event_that_is_not_recorded_yet_tells_nothing() -> None:
@@ -345,20 +313,6 @@ def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
     with device.create_stream() as ours:
         assert ours.ptr == number
         assert not told(ours.synchronize)
-
-
-def test_host_memory_of_an_asynchronous_copy_is_kept_until_it_is_done() -> None:
-    device, backend = fake_device()
-    with device.import_memory(gi.OpaqueWin32(handle=8), size=64) as memory, device.create_stream() as stream:
-        buffer = memory.map_buffer()
-        backend.blocked.add(stream.ptr)
-        buffer.copy_from_host(np.arange(8), stream=stream)
-        assert len(stream.known_as().kept) == 1
-        backend.blocked.clear()
-        stream.synchronize()
-        assert not stream.known_as().kept
-    assert device.info.name == "fake"
-    assert "fake" in repr(device)
 
 
 def test_the_priority_is_the_users() -> None:

@@ -186,20 +186,6 @@ def test_streams_use_the_word_in_the_page(device: Device, backend: FakeWords, st
         assert stream.known_as().waiting_for().endswith(f"{made.label} to reach 9")
 
 
-def test_the_calling_thread(device: Device) -> None:
-    with made_by(device) as made, made.export() as handle:
-        with pytest.raises(gi.SemaphoreTimeoutError, match=rf"{made.label} was not signalled to 1 in 0 s"):
-            made.host_wait(1, timeout=0.0)
-        made.host_signal(4)
-        assert counter(handle.fd) == 4
-        made.host_wait(4, timeout=LIMIT)
-        made.host_wait(0, timeout=0.0)
-        for value in (4, 3):
-            with pytest.raises(gi.DriverError, match=rf"stands at 4; a signal must be greater, and {value} is not"):
-                made.host_signal(value)
-        assert counter(handle.fd) == 4
-
-
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1, 2**64, -1])
 def test_values_that_a_stream_cannot_wait_for(device: Device, backend: FakeWords, stream: Any, value: int) -> None:
     with made_by(device) as made, made.export() as handle:
@@ -216,14 +202,6 @@ def test_values_that_a_stream_cannot_wait_for(device: Device, backend: FakeWords
                 call()
         assert operations(backend) == []
         assert counter(handle.fd) == 0
-
-
-def test_the_largest_value(device: Device, stream: Any) -> None:
-    with made_by(device) as made, made.export() as handle:
-        made.wait(stream, MAX)
-        made.signal(stream, MAX)
-        assert counter(handle.fd) == MAX
-        made.host_wait(MAX, timeout=LIMIT)
 
 
 def test_it_never_goes_back(device: Device, backend: FakeWords, stream: Any) -> None:
@@ -332,20 +310,6 @@ def test_where_it_cannot_be_made_it_is_not_imported_either(backend: FakeWords) -
             device.import_semaphore(handle)
         assert counter(handle.fd) == 0
     assert backend.calls == []
-
-
-def test_what_cannot_be_pinned_is_not_made(device: Device, backend: FakeWords) -> None:
-    backend.on_pin = fail
-
-    def pages() -> list[str]:
-        with open("/proc/self/maps", encoding="utf-8") as lines:
-            return [line for line in lines if "memfd:gpuinterop.timeline" in line]
-
-    before = set(os.listdir("/proc/self/fd")), pages()  # other devices keep theirs for the next semaphores
-    for _ in range(3):
-        with pytest.raises(gi.DriverError, match="cuMemHostRegister"):
-            made_by(device)
-    assert (set(os.listdir("/proc/self/fd")), pages()) == before
 
 
 # -- handles -----------------------------------------------------------------------------------------------------------
@@ -509,43 +473,6 @@ def test_a_device_s_store_is_seen_without_a_wake(device: Device, monkeypatch: py
     assert max(sleeps) <= 1e-3
 
 
-def test_close_ends_a_host_wait(device: Device) -> None:
-    made = exported(made_by(device))
-    waiter = Waiter(made, 1)
-    made.close()
-    assert isinstance(waiter.end(), gi.ResourceClosedError)
-    device.drain()
-    assert device.driver.count("pin") == 0  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("when", ["before the mark", "behind the look"])
-def test_close_as_a_host_wait_begins(device: Device, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """Where close() sees no thread, the wait sees that it is closed; behind that look close() sees the thread."""
-    made = made_by(device)
-    lifetime = made.lifetime
-    if when == "before the mark":
-
-        class Noted(list[Any]):
-            def __iadd__(self, marks: Any) -> Any:  # type: ignore[misc]
-                monkeypatch.undo()
-                made.close()
-                lifetime.calls += marks
-                return lifetime.calls
-
-        monkeypatch.setattr(lifetime, "calls", Noted())
-    else:
-        calls = made._calls
-        wait = calls.host_wait
-
-        def host_wait(*arguments: Any) -> Any:
-            made.close()
-            return wait(*arguments)
-
-        monkeypatch.setattr(calls, "host_wait", host_wait)
-    with pytest.raises(gi.ResourceClosedError):
-        made.host_wait(1, timeout=LIMIT)
-
-
 def test_closing_waits_for_the_streams(device: Device, backend: FakeWords, stream: Any) -> None:
     """The page stays pinned and mapped while a stream may use it, and goes in order: unpinned, unmapped, closed."""
     made = made_by(device)
@@ -567,16 +494,6 @@ def test_closing_waits_for_the_streams(device: Device, backend: FakeWords, strea
     assert seen == [(1, open_now)]
     assert (mapped(look), descriptors(look)) == (0, open_now - 1)
     os.close(look)
-
-
-def test_a_dropped_one_warns_and_is_released(device: Device, backend: FakeWords) -> None:
-    made = exported(made_by(device))
-    label = made.label
-    with pytest.warns(gi.LeakedResourceWarning, match=label):
-        del made
-        gc.collect()
-    device.drain()
-    assert backend.count("pin") == 0
 
 
 def test_what_nobody_else_ever_had_is_used_again(device: Device, backend: FakeWords, stream: Any) -> None:
@@ -618,29 +535,3 @@ def test_what_others_may_have_is_unpinned_when_nobody_waits() -> None:
         assert backend.count("pin") == SPARE + 1
     device.drain(LIMIT)
     assert backend.count("pin") == SPARE
-
-
-def test_threads(device: Device, backend: FakeWords) -> None:
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            with device.create_stream() as stream:
-                for _ in range(20):
-                    with made_by(device) as made, device.import_semaphore(made.export()) as other:
-                        theirs: Any = other
-                        made.signal(stream, 1)
-                        theirs.host_wait(1, timeout=LIMIT)
-                        theirs.host_signal(2)
-                        made.host_wait(2, timeout=LIMIT)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * LIMIT)
-    assert not failures
-    device.drain()
-    assert backend.count("pin") == 0

@@ -12,7 +12,7 @@ import pytest
 
 import gpuinterop as gi
 
-from .calls import LIMIT, SIZE, STEP, Team, allocations, close_all, fail, names, refused, releases
+from .calls import LIMIT, SIZE, STEP, Team, close_all, fail, names, refused
 
 
 def test_binding_memory(team: Team) -> None:
@@ -286,47 +286,6 @@ def test_bytes_whose_unbind_is_to_come_are_busy(team: Team) -> None:
         multicast.bind_memory(allocation, STEP, start=STEP)
         backend.blocked.clear()
         multicast.bind_memory(allocation, size=STEP)
-
-
-def test_a_driver_that_needs_a_moment_gets_it(team: Team) -> None:
-    """To see work as done that is: the first look may come too early."""
-    _, backend = team
-    with unbind_to_come(team) as (multicast, allocation):
-        looks: list[bool] = []
-
-        def look() -> None:
-            if looks:
-                backend.blocked.clear()
-            looks.append(True)
-
-        backend.on_is_done = look
-        multicast.bind_memory(allocation, size=STEP)
-        assert len(looks) == 2
-
-
-@pytest.mark.parametrize("call", ["create_multicast", "import_multicast", "map_allocation", "bind_memory"])
-def test_what_is_retired_goes_before_the_driver_is_asked_for_more(team: Team, call: str) -> None:
-    """Memory whose address was given away: any work so far may use it, and it is unmapped behind that."""
-    devices, backend = team
-    multicast = gi.create_multicast(devices[:1], SIZE)
-    allocation, old = allocations([devices[0], devices[0]])
-    stream = devices[0].create_stream()
-    backend.blocked.add(stream.ptr)
-    assert old.buffer.ptr
-    old.close()
-    assert releases(backend) == []
-    backend.blocked.clear()
-    calls: dict[str, Callable[[], Any]] = {
-        "create_multicast": lambda: gi.create_multicast(devices[:1], SIZE),
-        "import_multicast": lambda: gi.import_multicast(gi.FabricHandle(bytes(64)), devices[:1], SIZE),
-        "map_allocation": multicast.map,
-        "bind_memory": lambda: multicast.bind_memory(allocation),
-    }
-    backend.calls.clear()
-    made = calls[call]()
-    assert names(backend)[:3] == ["unmap_allocation", "release_allocation", call]
-    assert backend.calls[1][1] == old.handle
-    close_all(made, multicast, allocation, stream)
 
 
 def test_bytes_that_could_not_be_unbound_stay_taken(team: Team) -> None:

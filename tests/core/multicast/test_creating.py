@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core import registry
 from gpuinterop._core.device import Device
-from gpuinterop.capabilities import DOMAIN, Capability, Operation, Scope, Support
+from gpuinterop.capabilities import Operation
 
-from ..fake import FakeMulticast, fake_device, fake_team
+from ..fake import fake_team
 from .calls import GOOD, SIZE, STEP, Team, close_all, fail, names, refused, releases
 
 # -- creating --------------------------------------------------------------------------------------------------------
@@ -58,24 +56,6 @@ def test_a_team_over_processes_is_a_number(team: Team, monkeypatch: pytest.Monke
     with gi.create_multicast(number, SIZE) as multicast:
         assert multicast.device is devices[3]
         assert multicast.handle_types == ()
-
-
-@pytest.mark.parametrize("chosen", [False, True])
-def test_a_team_may_be_any_iterable(team: Team, chosen: bool) -> None:
-    """One that can be gone through once is, and nobody of it is left out."""
-    devices, backend = team
-
-    def those() -> Any:
-        return (device for device in devices[:3])
-
-    device = devices[3] if chosen else None
-    with gi.create_multicast(those(), SIZE, gi.VmmFd, device=device) as multicast, multicast.export() as handle:
-        assert (multicast.device_count, multicast.devices) == (3, tuple(devices[:3]))
-        assert multicast.device is (device or devices[0])
-        with gi.import_multicast(handle, those(), SIZE, device=device) as imported:
-            assert (imported.device_count, imported.devices) == (3, tuple(devices[:3]))
-    devices[3].multicast_granularity(those(), SIZE)
-    assert backend.asked[-1] == ("multicast_granularity", 3, SIZE, ())
 
 
 def test_granularity_is_known_before_creation(team: Team) -> None:
@@ -149,61 +129,6 @@ def test_every_device_must_have_multicast_and_the_exports() -> None:
     multicast.close()
 
 
-def test_a_backend_without_multicast_has_a_gap() -> None:
-    for gap in (Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST):
-        device, backend = fake_device(gap)
-        with pytest.raises(gi.UnsupportedError):
-            gi.create_multicast([device], SIZE, gi.VmmFd)
-        assert not backend.calls
-    device, backend = fake_device(Operation.IMPORT_MULTICAST)
-    handle = gi.VmmFd.adopt(os.memfd_create("group"))
-    with handle, pytest.raises(gi.UnsupportedError):
-        gi.import_multicast(handle, [device], SIZE)
-    assert not backend.calls
-
-
-@pytest.mark.parametrize("pattern", ["*multicast*", "create_multicast,export_multicast,import_multicast"])
-def test_it_can_be_turned_off(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setenv("GPUINTEROP_BACKEND", "willing")
-    point = EntryPoint("willing", f"{__name__}:Willing", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.delenv("GPUINTEROP_DISABLE", raising=False)
-    with gi.create_multicast(2, SIZE, gi.VmmFd) as multicast:  # and the default device is the chosen one
-        assert multicast.device is gi.device()
-        handle = multicast.export()
-    monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setenv("GPUINTEROP_DISABLE", pattern)
-    device = gi.device(1)
-    backend = device.driver
-    assert isinstance(backend, Willing)
-    for call in (
-        lambda: gi.create_multicast(2, SIZE),
-        lambda: gi.create_multicast(gi.devices(), SIZE),
-        lambda: gi.import_multicast(handle, 2, SIZE),
-        lambda: device.multicast_granularity(2, SIZE),
-    ):
-        with pytest.raises(gi.UnsupportedError, match="GPUINTEROP_DISABLE") as caught:
-            call()
-        assert caught.value.capability.support is Support.DISABLED
-    assert not backend.calls
-    assert not handle.closed
-    handle.close()
-    off = [cell for cell in DOMAIN if device.capabilities.of(cell).support is Support.DISABLED]
-    assert {cell.operation for cell in off} == {
-        Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST,
-    }  # fmt: skip
-    with device.allocate(STEP) as allocation:  # nothing else is
-        assert allocation.buffer.size == STEP
-
-
-class Willing(FakeMulticast):
-    name = "willing"
-
-    def capabilities(self, ordinal: int) -> Iterable[Capability]:
-        return [cell.unverified(Scope.DRIVER, "says so.", "its manual") for cell in DOMAIN]
-
-
 @pytest.mark.parametrize("call", ["create_multicast", "add_device"])
 def test_a_failed_creation_leaves_nothing(team: Team, call: str) -> None:
     devices, backend = team
@@ -220,25 +145,6 @@ def test_a_failed_creation_leaves_nothing(team: Team, call: str) -> None:
     assert not backend.live
     assert names(backend).count("add_device") == (3 if call == "add_device" else 0)
     assert releases(backend) == (["release"] if call == "add_device" else [])
-
-
-@pytest.mark.parametrize("imported", [False, True])
-def test_a_release_that_fails_too_does_not_hide_the_failure(team: Team, imported: bool) -> None:
-    devices, backend = team
-
-    def fail_otherwise() -> None:
-        raise gi.DriverError("cuMemRelease", 999, "CUDA_ERROR_UNKNOWN")
-
-    backend.on.update(add_device=fail, release_allocation=fail_otherwise)
-    with (
-        gi.FabricHandle(bytes(64)) as handle,
-        pytest.warns(gi.LeakedResourceWarning, match=r"MulticastObject #\d+ failed: cuMemRelease"),
-        pytest.raises(gi.DriverError, match="cuSomething"),
-    ):
-        if imported:
-            gi.import_multicast(handle, devices, SIZE)
-        else:
-            gi.create_multicast(devices, SIZE)
 
 
 def test_adding_devices(team: Team) -> None:
@@ -278,16 +184,6 @@ def test_no_device_is_added_behind_a_bind_or_a_map(team: Team, use: str) -> None
         refused(backend, lambda: multicast.add_device(devices[1]), "device", "before anything is bound or mapped")
 
 
-def test_what_was_refused_does_not_end_the_adding(team: Team) -> None:
-    devices, _backend = team
-    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
-        multicast.add_device(devices[0])
-        for call in (lambda: multicast.bind_memory(allocation), multicast.map):
-            with pytest.raises(gi.InvalidArgumentError):
-                call()
-        multicast.add_device(devices[1])
-
-
 def test_what_the_driver_refused_does_not_end_the_adding(team: Team) -> None:
     devices, backend = team
     with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
@@ -297,28 +193,6 @@ def test_what_the_driver_refused_does_not_end_the_adding(team: Team) -> None:
             with pytest.raises(gi.DriverError):
                 call(assume_all_added=True)
         multicast.add_device(devices[1])
-
-
-@pytest.mark.parametrize("use", ["bind_memory", "map_allocation"])
-def test_a_refusal_leaves_what_another_has_said(team: Team, use: str) -> None:
-    """Somebody else's bind or map went well, or is under way: all devices are there."""
-    devices, backend = team
-    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
-        multicast.add_device(devices[0])
-
-        def meanwhile() -> None:
-            backend.on["map_allocation"] = fail
-            with pytest.raises(gi.DriverError):
-                multicast.map(assume_all_added=True)
-            refused(backend, lambda: multicast.add_device(devices[1]), "device", "before anything is bound or mapped")
-            del backend.on["map_allocation"]
-
-        backend.on[use] = meanwhile
-        if use == "bind_memory":
-            multicast.bind_memory(allocation, assume_all_added=True).close()
-        else:
-            multicast.map(assume_all_added=True).close()
-        meanwhile()
 
 
 # -- all were added --------------------------------------------------------------------------------------------------
@@ -345,18 +219,3 @@ def test_nothing_is_bound_or_mapped_before_all_were_added(team: Team) -> None:
     multicast.bind_memory(allocation)
     with multicast.map():
         close_all(multicast, allocation)
-
-
-def test_who_knows_that_all_were_added_says_so(team: Team) -> None:
-    devices, backend = team
-    with (
-        gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0]) as multicast,
-        devices[0].allocate(SIZE) as allocation,
-    ):
-        multicast.add_device(devices[0])
-        multicast.bind_memory(allocation, size=STEP, assume_all_added=True)
-        multicast.bind_address(devices[0], allocation.buffer, STEP, STEP, assume_all_added=True)
-        with multicast.map(assume_all_added=True) as mapping:
-            assert mapping.devices == (devices[0],)
-        assert [name for name in names(backend) if name.startswith("bind")] == ["bind_memory", "bind_address"]
-        assert not multicast.complete

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import threading
 import warnings
 import weakref
 from typing import Any
@@ -13,8 +10,6 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop import system
-from gpuinterop._core import drain, monitor
 
 from ..fake import fake_team
 from .calls import LIMIT, SIZE, STEP, Team, allocations, close_all, releases
@@ -92,23 +87,6 @@ def test_another_devices_work_is_not(team: Team) -> None:
     stream.close()
 
 
-def test_a_device_that_was_added_late_counts(team: Team) -> None:
-    devices, backend = team
-    multicast = gi.create_multicast(2, SIZE, device=devices[0])
-    multicast.add_device(devices[0])
-    multicast.add_device(devices[1])
-    mapping = multicast.map()
-    stream = devices[1].create_stream()
-    backend.blocked.add(stream.ptr)
-    stream.close()
-    multicast.close()
-    assert mapping.closed
-    assert releases(backend) == []
-    backend.blocked.clear()
-    devices[1].drain()  # whichever of the team drains
-    assert releases(backend) == ["unmap", "release"]
-
-
 def test_bound_memory_stays_until_it_is_unbound(team: Team) -> None:
     """Closing it ends the binding, and its own release comes after the unbind, which waits for all of the team."""
     devices, backend = team
@@ -159,20 +137,6 @@ def test_a_bound_buffer_is_kept_alive_and_closing_it_unbinds(team: Team) -> None
     assert releases(backend) == ["unbind", "unmap", "release"]
     close_all(multicast, stream)
     assert not backend.live
-
-
-def test_closing_the_object_leaves_the_memory(team: Team) -> None:
-    devices, backend = team
-    multicast = gi.create_multicast(devices[:1], SIZE)
-    allocation = devices[0].allocate(SIZE)
-    binding, mapping = multicast.bind_memory(allocation), multicast.map()
-    multicast.close(timeout=LIMIT)
-    assert binding.closed
-    assert mapping.closed
-    assert not allocation.closed
-    allocation.buffer.fill(1)
-    allocation.close(timeout=LIMIT)
-    assert releases(backend) == ["unmap", "unbind", "release", "unmap", "release"]
 
 
 @pytest.mark.parametrize("mapped_first", [False, True])
@@ -239,95 +203,3 @@ def test_an_allocation_does_not_keep_the_object_alive(team: Team) -> None:
     devices[0].drain()
     assert releases(backend) == ["unbind", "release"]
     allocation.close(timeout=LIMIT)
-
-
-def test_nothing_is_left_at_exit(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for a closed stream of another device is released, whichever device is drained first."""
-    devices, backend = team
-    multicast = gi.create_multicast(devices, SIZE)
-    memory = allocations(devices)
-    for one in memory:
-        multicast.bind_memory(one)
-    mapping = multicast.map()
-    streams = [device.create_stream() for device in devices]
-    for stream in streams:
-        backend.blocked.add(stream.ptr)
-        stream.close()
-    for closing in (multicast, *memory):
-        closing.close()
-    assert mapping.closed
-    assert releases(backend) == []
-    backend.blocked.clear()
-    monkeypatch.setattr(system, "end_threads", lambda: None)
-    monkeypatch.setattr(drain, "_exiting", False)  # it is set now, and back again behind the test
-    drain._drain_at_exit()
-    assert releases(backend) == ["unmap", *["unbind"] * 4, *["release"] * 5]
-    assert not backend.live
-
-
-def test_many_rounds_leave_nothing(team: Team) -> None:
-    devices, backend = team
-    allocation = devices[0].allocate(SIZE)
-    multicast = gi.create_multicast(devices[:2], SIZE)
-    for _ in range(50):
-        with multicast.map() as mapping, multicast.bind_memory(allocation, size=STEP) as binding:
-            assert not mapping.closed
-            assert multicast.bindings == (binding,)
-    del mapping, binding
-    assert len(multicast._bound) == 1  # the last one, which the next bind forgets
-    assert not multicast._bindings
-    assert not multicast.lifetime.standing
-    assert not allocation.lifetime.standing
-    for _ in range(50):
-        with devices[0].allocate(SIZE) as memory:  # which closes the binding
-            multicast.bind_memory(memory, size=STEP)
-    assert len(multicast._bound) == len(multicast._bindings) == 1
-    assert not multicast.lifetime.standing
-    close_all(multicast, allocation)
-    assert not backend.live
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_leaves_the_parents_alone(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, backend = team
-    multicast = gi.create_multicast(devices[:2], SIZE)
-    mapping = multicast.map()
-    stream = devices[1].create_stream()
-    backend.blocked.add(stream.ptr)
-    multicast.close()
-    assert mapping.closed
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with monitor._lock:
-            held.set()
-            done.wait(LIMIT)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(LIMIT)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        signal.alarm(int(LIMIT))
-        code = 1
-        try:
-            backend.blocked.clear()
-            devices[0].drain()
-            quiet = releases(backend) == []
-            with pytest.raises(gi.ResourceClosedError, match=r"MulticastMapping.* of its parent, made before the fork"):
-                _ = mapping.ptr
-            with pytest.raises(gi.ResourceClosedError, match="no driver survives a fork"):
-                gi.create_multicast(devices[2:], SIZE)
-            monkeypatch.setattr(backend, "survives_fork", True)
-            gi.create_multicast(devices[2:], SIZE).close()  # and the lock is free
-            code = 7 if quiet and releases(backend) == ["release"] else 2  # the child's, and nothing of the parent's
-        finally:
-            os._exit(code)
-    done.set()
-    thread.join(LIMIT)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    backend.blocked.clear()
-    close_all(multicast, stream)
-    assert releases(backend) == ["unmap", "release"]

@@ -75,23 +75,6 @@ class Pair:
         self.release()
 
 
-@pytest.mark.parametrize("turn", range(20))
-def test_of_many_threads_one_binds_the_bytes_and_one_adds_the_device(team: Team, turn: int) -> None:
-    devices, backend = team
-    allocation = devices[0].allocate(SIZE)
-    multicast = gi.create_multicast(1, SIZE, device=devices[0])
-    added = run_all(*[lambda: multicast.add_device(devices[0])] * 6)
-    bound = run_all(*[lambda: multicast.bind_memory(allocation)] * 6)
-    for errors in (added, bound):
-        assert errors.count(None) == 1
-        assert {type(error) for error in errors} == {type(None), gi.InvalidArgumentError}
-    assert names(backend).count("add_device") == names(backend).count("bind_memory") == 1
-    run_all(multicast.close, multicast.close, allocation.close, multicast.bindings[0].close)
-    close_all(multicast, allocation)
-    assert releases(backend)[0] == "unbind"
-    assert not backend.live
-
-
 def test_a_device_is_added_by_one_thread_at_a_time(team: Team) -> None:
     """The second one to come sees what the first has done."""
     devices, backend = team
@@ -172,17 +155,6 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(team: Team, closing: 
     close_all(multicast, allocation, other)
     unbound = backend.calls.index(("unbind", multicast.handle, 0, 0, STEP))
     assert unbound < backend.calls.index(("release_allocation", thing))
-    assert not backend.live
-
-
-def test_what_is_closed_while_it_is_mapped_is_unmapped_again(team: Team) -> None:
-    devices, backend = team
-    multicast = gi.create_multicast(devices, SIZE)
-    backend.on["map_allocation"] = multicast.close
-    with pytest.raises(gi.ResourceClosedError):
-        multicast.map()
-    multicast.close(timeout=LIMIT)
-    assert releases(backend) == ["unmap", "release"]
     assert not backend.live
 
 
