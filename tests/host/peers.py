@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd, VmmFd
+from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd
 from gpuinterop_host.backend import HostBackend
 from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore
@@ -69,28 +69,6 @@ def sleep_on_condition(handle: OpaqueFd, ready: TimelineFd) -> None:
     # Who takes the mutex after this signal finds this process asleep: the wait gives the mutex back.
     backend.host_signal(asleep, 1)
     libc.pthread_cond_wait(ctypes.c_void_p(condition), ctypes.c_void_p(mutex))
-
-
-def die_in_wait(handle: OpaqueFd | TimelineFd, ready: TimelineFd) -> None:
-    """Say that it is there, then wait for ever; to be killed."""
-    backend = HostBackend()
-    semaphore = _import(backend, handle)
-    backend.host_signal(_import(backend, ready), 1)
-    backend.host_wait(semaphore, 1 << 40, None)
-
-
-def write_allocation(handle: VmmFd, size: int, byte: int, done: TimelineFd) -> None:
-    backend = HostBackend()
-    device = backend.open_device(0)
-    allocation = backend.import_allocation(device, handle, size=size)
-    handle.detach()
-    mapping, address = backend.map_allocation(allocation, [device])
-    stream = backend.create_stream(device)
-    backend.fill(stream, address, byte, size)
-    backend.signal(backend.prepare([_import(backend, done)]), stream, [1])
-    backend.synchronize(stream)
-    backend.unmap_allocation(mapping)
-    backend.release_allocation(allocation)
 
 
 def vulkan_answer(memory: FdHandle, size: int, begin: OpaqueFd, end: OpaqueFd, rounds: int) -> None:

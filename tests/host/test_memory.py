@@ -19,8 +19,6 @@ from gpuinterop_host import memory
 from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import lavapipe, swiftshader
 
-from . import peers
-
 SEALABLE = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 SIZE = 3 * system.PAGE + 100
 
@@ -57,21 +55,6 @@ def take(backend: HostBackend, device: Device, fd: int, size: int = SIZE) -> Any
     return backend.import_memory(device, OpaqueFd(fd), size=size, dedicated=False)
 
 
-def test_plain_memfd(backend: HostBackend, device: Device) -> None:
-    fd = memfd()
-    other = os.dup(fd)
-    os.pwrite(other, b"from the file", 4096)
-    imported = take(backend, device, fd)
-    assert not is_open(fd)  # consumed
-    mapping, address = backend.map_buffer(imported, size=SIZE)
-    assert ctypes.string_at(address + 4096, 13) == b"from the file"
-    ctypes.memmove(address + 4096 + 20, b"from the map", 12)
-    assert os.pread(other, 12, 4096 + 20) == b"from the map"
-    backend.unmap_buffer(mapping)
-    backend.destroy_memory(imported)
-    os.close(other)
-
-
 def test_it_is_sealed_against_shrinking_only(backend: HostBackend, device: Device) -> None:
     fd = memfd()
     other = os.dup(fd)
@@ -91,12 +74,6 @@ def test_a_sealed_one_is_left_as_it_is(backend: HostBackend, device: Device) -> 
     assert seals_of(other) == system.SEAL_SHRINK | system.SEAL_SEAL
     backend.destroy_memory(imported)
     os.close(other)
-
-
-def test_destroy_is_idempotent(backend: HostBackend, device: Device) -> None:
-    imported = take(backend, device, memfd())
-    backend.destroy_memory(imported)
-    backend.destroy_memory(imported)
 
 
 def _read_only() -> int:
@@ -286,22 +263,6 @@ def test_allocation(backend: HostBackend, device: Device, allocation: Any) -> No
     backend.unmap_allocation(second)
     backend.release_allocation(imported)
     assert not is_open(handle.detach())  # the import took it over
-
-
-def test_allocation_across_processes(backend: HostBackend, device: Device, allocation: Any, start: Any) -> None:
-    handle = backend.export_allocation(allocation)
-    done = backend.create_semaphore(device, TimelineFd)
-    signal = backend.export_semaphore(done)
-    process = start(peers.write_allocation, handle, 4 * system.PAGE, 9, signal)
-    assert backend.host_wait(done, 1, 30)
-    mapping, address = backend.map_allocation(allocation, [device])
-    assert ctypes.string_at(address, 4 * system.PAGE) == bytes([9]) * 4 * system.PAGE
-    process.join()
-    assert process.exitcode == 0
-    backend.unmap_allocation(mapping)
-    backend.destroy_semaphore(done)
-    handle.close()
-    signal.close()
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,22 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import random
 import re
 import struct
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from gpuinterop import system, timeline
-from gpuinterop.errors import DriverError, HandleError, PeerError, ResourceClosedError, SemaphoreTimeoutError
+from gpuinterop.errors import DriverError, HandleError, PeerError, ResourceClosedError
 from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd
 from gpuinterop_host import semaphores
 from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore, TimelineSemaphore
+from tests.core.forged import GROW, SHRINK, forge, put
 
 from . import peers
 
@@ -65,94 +63,6 @@ def load(backend: HostBackend, device: Device, handle: Any) -> Any:
 
 
 # -- both kinds --------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_signal_and_wait(backend: HostBackend, create: Any, kind: Kind) -> None:
-    semaphore = create(kind)
-    assert not backend.host_wait(semaphore, 1, 0)
-    assert not backend.host_wait(semaphore, 1, 0.01)
-    backend.host_signal(semaphore, 1)
-    assert backend.host_wait(semaphore, 1, 0)
-    assert backend.host_wait(semaphore, 1, 0) is (kind is TimelineFd)  # a binary one is consumed
-
-
-@BOTH
-def test_export(backend: HostBackend, device: Device, create: Any, export: Any, kind: Kind) -> None:
-    semaphore = create(kind)
-    handle: Any = export(semaphore)
-    assert type(handle) is kind
-    assert handle.owned
-    assert not os.get_inheritable(handle.fd)
-    other = load(backend, device, handle)
-    again = backend.export_semaphore(other)
-    assert isinstance(again, FdHandle)
-    assert os.fstat(again.fd).st_ino == os.fstat(handle.fd).st_ino
-    again.close()
-    backend.host_signal(other, 1)
-    assert backend.host_wait(semaphore, 1, 0)
-    backend.destroy_semaphore(other)
-
-
-@BOTH
-def test_handle_outlives_its_semaphore(backend: HostBackend, device: Device, kind: Kind) -> None:
-    semaphore = backend.create_semaphore(device, kind)
-    handle = backend.export_semaphore(semaphore)
-    backend.destroy_semaphore(semaphore)
-    assert isinstance(handle, FdHandle)
-    other = load(backend, device, handle)
-    handle.close()
-    backend.host_signal(other, 1)
-    assert backend.host_wait(other, 1, 0)
-    backend.destroy_semaphore(other)
-
-
-@BOTH
-def test_two_processes(backend: HostBackend, device: Device, create: Any, export: Any, start: Any, kind: Kind) -> None:
-    there, back = create(kind), create(kind)
-    process = start(peers.answer, export(there), export(back), 100)
-    for value in range(1, 101):
-        backend.host_signal(there, value)
-        assert backend.host_wait(back, value, LIMIT)
-    process.join()
-    assert process.exitcode == 0
-
-
-@BOTH
-def test_many_threads(backend: HostBackend, device: Device, create: Any, kind: Kind) -> None:
-    """A chain of streams, each waiting for the one before."""
-    chain = [create(kind) for _ in range(9)]
-    streams = [backend.create_stream(device) for _ in range(8)]
-    for value in range(1, 51):
-        for index, stream in enumerate(streams):
-            backend.wait(backend.prepare([chain[index]]), stream, [value], 30_000)
-            backend.signal(backend.prepare([chain[index + 1]]), stream, [value])
-        backend.host_signal(chain[0], value)
-        assert backend.host_wait(chain[-1], value, LIMIT)
-    for stream in streams:
-        backend.synchronize(stream)
-        backend.destroy_stream(stream)
-
-
-@BOTH
-def test_batch(backend: HostBackend, stream: Any, create: Any, kind: Kind) -> None:
-    batch = backend.prepare([create(kind), create(kind)])
-    backend.signal(batch, stream, [3, 5])
-    backend.wait(batch, stream, [3, 5], 30_000)
-    backend.synchronize(stream)
-
-
-@BOTH
-def test_timeout(backend: HostBackend, stream: Any, create: Any, kind: Kind) -> None:
-    semaphore = create(kind)
-    backend.wait(backend.prepare([semaphore]), stream, [7], 20)
-    with pytest.raises(SemaphoreTimeoutError) as caught:
-        backend.synchronize(stream)
-    assert semaphore.label in str(caught.value)
-    assert "20 ms" in str(caught.value)
-    if kind is TimelineFd:
-        assert "7" in str(caught.value)
-        assert "stands at 0" in str(caught.value)
 
 
 @BOTH
@@ -205,35 +115,6 @@ def test_destroyed_under_a_wait(backend: HostBackend, device: Device, stream: An
 
 
 @BOTH
-@pytest.mark.parametrize("abandoned", [False, True], ids=["destroyed", "abandoned and destroyed"])
-def test_destroyed_under_a_host_wait(backend: HostBackend, device: Device, kind: Kind, abandoned: bool) -> None:
-    """At whatever moment: the waiter ends with an error, and the page is there as long as it looks at it."""
-    caught: list[BaseException] = []
-
-    def wait(semaphore: Any) -> None:
-        try:
-            backend.host_wait(semaphore, 1, None)
-        except BaseException as error:
-            caught.append(error)
-
-    pauses = random.Random(5)
-    for _ in range(50):
-        semaphore = backend.create_semaphore(device, kind)
-        threads = [threading.Thread(target=wait, args=(semaphore,)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(pauses.choice([0, 1e-4, 3e-3]))
-        if abandoned:
-            backend.abandon_semaphore(semaphore)
-        backend.destroy_semaphore(semaphore)
-        for thread in threads:
-            thread.join(LIMIT)
-            assert not thread.is_alive()
-        assert semaphore.ends == []
-    assert [type(error) for error in caught] == [ResourceClosedError] * 150
-
-
-@BOTH
 def test_a_closed_semaphore_is_not_exported(backend: HostBackend, device: Device, kind: Kind) -> None:
     """Its number may be somebody else's by now."""
     semaphore: Any = backend.create_semaphore(device, kind)
@@ -260,21 +141,6 @@ def test_closed_by_its_own_user(kind: Kind) -> None:
             semaphore.signal(1)
 
     semaphore._use(work)
-
-
-@BOTH
-def test_a_killed_waiter_harms_nobody(
-    backend: HostBackend, device: Device, create: Any, export: Any, start: Any, kind: Kind
-) -> None:
-    semaphore, ready = create(kind), create(TimelineFd)
-    for value in range(1, 4):
-        process = start(peers.die_in_wait, export(semaphore), export(ready))
-        assert backend.host_wait(ready, 1, LIMIT)
-        process.kill()
-        process.join()
-        ready = create(TimelineFd)
-        backend.host_signal(semaphore, value)
-        assert backend.host_wait(semaphore, value, LIMIT)
 
 
 # -- timelines ---------------------------------------------------------------------------------------------------
@@ -345,33 +211,9 @@ def test_a_signaller_does_not_move_the_value_back(create: Any, export: Any, how:
     assert (done.returncode, done.stdout, done.stderr) == (0, "9\n", "")
 
 
-def forge(change: Callable[[bytearray], None], *, size: int = system.PAGE, seals: int = 7) -> int:
-    """A timeline's page, changed."""
-    fd = os.memfd_create("forged", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    original = TimelineSemaphore.create()
-    page = bytearray(os.pread(original.fd, system.PAGE, 0))
-    original.close()
-    change(page)
-    os.write(fd, page)
-    os.ftruncate(fd, size)
-    fcntl.fcntl(fd, system.F_ADD_SEALS, seals)
-    return fd
-
-
-def nothing(page: bytearray) -> None:
-    pass
-
-
-def put(offset: int, data: bytes) -> Callable[[bytearray], None]:
-    def change(page: bytearray) -> None:
-        page[offset : offset + len(data)] = data
-
-    return change
-
-
 def test_what_is_forged_right_is_taken(backend: HostBackend, device: Device) -> None:
     """The specification alone is enough to make one."""
-    semaphore = backend.import_semaphore(device, TimelineFd(forge(nothing)))
+    semaphore = backend.import_semaphore(device, TimelineFd(forge()))
     backend.host_signal(semaphore, 1)
     backend.destroy_semaphore(semaphore)
 
@@ -383,10 +225,10 @@ def test_what_is_forged_right_is_taken(backend: HostBackend, device: Device) -> 
         (lambda: forge(put(0, bytes(8))), "begins with"),
         (lambda: forge(put(8, b"\1")), "version is 1.*write into this process.*not 2"),
         (lambda: forge(put(8, b"\3")), "version is 3, not 2"),
-        (lambda: forge(nothing, size=2 * system.PAGE), "one page"),
-        (lambda: forge(nothing, size=100), "one page"),
-        (lambda: forge(nothing, seals=system.SEAL_SHRINK), "not sealed"),
-        (lambda: forge(nothing, seals=system.SEAL_GROW), "not sealed"),
+        (lambda: forge(size=2 * system.PAGE), "one page"),
+        (lambda: forge(size=100), "one page"),
+        (lambda: forge(seals=SHRINK), "not sealed"),
+        (lambda: forge(seals=GROW), "not sealed"),
     ],
 )
 def test_no_timeline(backend: HostBackend, device: Device, make: Callable[[], int], message: str) -> None:
@@ -519,17 +361,6 @@ def load_or_close(backend: HostBackend, device: Device, handle: Any) -> Any:
     except BaseException:
         os.close(fd)
         raise
-
-
-def test_signal_into_a_dead_lock(
-    backend: HostBackend, stream: Any, create: Any, export: Any, start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.1)
-    semaphore = create(OpaqueFd)
-    start(peers.die_in_lock, export(semaphore), None).join()
-    backend.signal(backend.prepare([semaphore]), stream, [0])
-    with pytest.raises(PeerError):
-        backend.synchronize(stream)
 
 
 def test_a_waiter_killed_in_its_sleep_poisons(
@@ -803,78 +634,3 @@ def test_a_forked_child_is_not_held_up_by_threads_that_it_lacks(kind: str) -> No
     """It closes a semaphore that the parent's threads are in the middle of, and has its page unmapped at once."""
     done = peers.run(FORKED_WAIT.replace("{kind}", kind))
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
-
-
-def test_interrupted_between_lock_and_result(create: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ctrl-C right after the call that took the lock leaves no lock behind."""
-    real = system.until
-
-    def interrupted(condition: Callable[[], bool], timeout: float | None) -> bool:
-        assert real(condition, timeout)
-        raise KeyboardInterrupt
-
-    binary, counting = create(OpaqueFd), create(TimelineFd)
-    for semaphore in (binary, counting):
-        # A timeline's signal polls only while another one has the lock.
-        busy = os.open(f"/proc/self/fd/{semaphore.fd}", os.O_RDWR)
-        if semaphore is counting:
-            fcntl.flock(busy, fcntl.LOCK_EX)
-            threading.Timer(0.05, lambda busy=busy: fcntl.flock(busy, fcntl.LOCK_UN)).start()
-        with monkeypatch.context() as patch:
-            patch.setattr(system, "until", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                semaphore.signal(1)
-        if semaphore is counting:
-            fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(busy)
-        semaphore.signal(1)
-
-
-@pytest.mark.parametrize(
-    "kind", [OpaqueFd, pytest.param(TimelineFd, marks=pytest.mark.leaves("memfd:gpuinterop.timeline"))]
-)
-def test_interrupted_at_each_step(create: Any, kind: Kind) -> None:
-    """A Ctrl-C wherever Python looks for one leaves no lock behind, and the next signal works."""
-    semaphore: Any = create(kind)
-    files = {swiftshader.__file__, timeline.__file__, system.__file__, semaphores.__file__}
-
-    def signal_interrupted_at(step: int) -> bool:
-        left = step
-
-        def profile(frame: Any, event: str, argument: Any) -> None:
-            nonlocal left
-            code = frame.f_code
-            if event in ("call", "c_return") and code.co_filename in files and code.co_name != "pauses":
-                left -= 1
-                if left == 0:
-                    raise KeyboardInterrupt
-
-        value = semaphore.value + 1 if kind is TimelineFd else 0
-        sys.setprofile(profile)
-        try:
-            semaphore.signal(value)
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.setprofile(None)
-        return False
-
-    semaphore.signal(1)  # it keeps the descriptor that a timeline's lock is taken by
-    other = os.open(f"/proc/self/fd/{semaphore.fd}", os.O_RDWR)
-    step = 1
-    while signal_interrupted_at(step):
-        if kind is OpaqueFd:
-            assert not semaphore._page.mutex.held, step
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(other, fcntl.LOCK_UN)
-        step += 1
-    os.close(other)
-    assert step > 8
-    semaphore.signal(semaphore.value + 1 if kind is TimelineFd else 0)
-
-
-def test_ctypes_sees_the_page(create: Any, export: Any) -> None:
-    """What is stored through ctypes is what the file holds: one object, not a copy."""
-    semaphore = create(TimelineFd)
-    semaphore.signal(9)
-    assert ctypes.string_at(semaphore._address, system.PAGE) == os.pread(semaphore.fd, system.PAGE, 0)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,14 +23,6 @@ LIMIT = 30.0
 
 def fail() -> None:
     raise DriverError("test", 1, "BROKEN")
-
-
-def test_in_order(backend: HostBackend, stream: Any) -> None:
-    seen: list[int] = []
-    for index in range(1000):
-        stream.submit(seen.append, (index,))
-    backend.synchronize(stream)
-    assert seen == list(range(1000))
 
 
 def test_nothing_blocks_the_caller(backend: HostBackend, device: Device, stream: Any) -> None:
@@ -58,20 +47,6 @@ def test_nothing_blocks_the_caller(backend: HostBackend, device: Device, stream:
     assert semaphore.value == 2
     backend.destroy_event(event)
     backend.destroy_semaphore(semaphore)
-
-
-def test_many_wait_for_one_event(backend: HostBackend, stream: Any) -> None:
-    gate = threading.Event()
-    stream.submit(gate.wait, (LIMIT,))
-    event = backend.record(stream)
-    results: list[bool] = []
-    threads = [threading.Thread(target=lambda: results.append(backend.wait_done(event, LIMIT))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    gate.set()
-    for thread in threads:
-        thread.join(LIMIT)
-    assert results == [True] * 8
 
 
 def test_failure_sticks(backend: HostBackend, device: Device) -> None:
@@ -108,23 +83,6 @@ def test_foreign_exceptions_are_kept_too(backend: HostBackend, stream: Any) -> N
     stream.submit(odd, ())
     with pytest.raises(Odd):
         backend.synchronize(stream)
-
-
-def test_wait_event(backend: HostBackend, device: Device, stream: Any) -> None:
-    other = backend.create_stream(device)
-    gate = threading.Event()
-    seen: list[str] = []
-    other.submit(gate.wait, (LIMIT,))
-    other.submit(seen.append, ("first",))
-    event = backend.record(other)
-    backend.wait_event(stream, event)
-    stream.submit(seen.append, ("second",))
-    late = backend.record(stream)
-    assert not backend.is_done(late)
-    gate.set()
-    assert backend.wait_done(late, LIMIT)
-    assert seen == ["first", "second"]
-    backend.destroy_stream(other)
 
 
 def test_wait_event_passes_failure_on(backend: HostBackend, device: Device, stream: Any) -> None:
@@ -215,22 +173,6 @@ def test_destroyed_in_the_middle_of_a_submit(
         stream.submit(seen.append, (1,))
     assert not seen
     assert backend.is_idle(stream)
-
-
-def test_streams_do_not_leak_threads(backend: HostBackend, device: Device) -> None:
-    before = len(os.listdir("/proc/self/task"))
-    streams = []
-    for _ in range(200):
-        stream = backend.create_stream(device)
-        backend.synchronize(stream)
-        streams.append(stream)
-        backend.destroy_stream(stream)
-    for stream in streams:
-        assert stream.thread.join(LIMIT)
-    deadline = time.monotonic() + LIMIT
-    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert len(os.listdir("/proc/self/task")) <= before
 
 
 def test_an_idle_stream_keeps_nothing_alive(backend: HostBackend, stream: Any) -> None:
@@ -417,22 +359,3 @@ print(os.waitstatus_to_exitcode(status))
 def test_fork() -> None:
     done = run(FORK)
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
-
-
-def test_order_of_work_and_failure_from_many_threads(backend: HostBackend, stream: Any) -> None:
-    """Threads may share a stream: what each puts in comes out in its order."""
-    seen: list[tuple[int, int]] = []
-
-    def put(number: int) -> None:
-        for index in range(200):
-            stream.submit(seen.append, ((number, index),))
-
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-    backend.synchronize(stream)
-    for number in range(4):
-        mine: Callable[[tuple[int, int]], bool] = lambda entry, number=number: entry[0] == number  # type: ignore[misc]  # noqa: E731
-        assert [index for _, index in filter(mine, seen)] == list(range(200))
