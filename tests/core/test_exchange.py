@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import gc
 import hashlib
 import itertools
 import os
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -267,26 +265,6 @@ def test_a_broken_team_says_so_again() -> None:
     grid = Grid(2)
     assert teams(grid, body) == [f"<Team rank {rank} of 2, broken>" for rank in range(2)]
     assert grid.rounds == 3
-
-
-def test_a_broken_team_keeps_nothing_of_its_callers() -> None:
-    """Neither the frames in which it failed nor what was in them."""
-
-    class Weights:
-        pass
-
-    def load(team: Team) -> weakref.ref[Weights]:
-        weights = Weights()
-        with pytest.raises(gi.PeerError), team.step("load"):
-            raise ValueError("no")
-        with pytest.raises(gi.PeerError):
-            team.vote("more")
-        return weakref.ref(weights)
-
-    team = Team(GridTransport(Grid(1), 0))
-    found = load(team)
-    gc.collect()
-    assert found() is None
 
 
 def test_time_outs_are_the_same_on_every_rank() -> None:
@@ -554,24 +532,6 @@ def test_a_late_rank_is_waited_for(tmp_path: Path) -> None:
     assert sockets(tmp_path, 3, body, timeout=4.0) == [[[0, 1, 2], [10, 11, 12]]] * 3
 
 
-def test_who_comes_when_the_others_have_given_up(tmp_path: Path) -> None:
-    """It hears that they have, and fails as they did; it does not go on alone."""
-    given_up, told = threading.Barrier(3), threading.Barrier(3)
-
-    def body(team: Team, _: SocketTransport) -> None:
-        if team.rank == 1:
-            given_up.wait(LIMIT)
-        try:
-            team.vote("bind")
-        finally:
-            if team.rank != 1:
-                given_up.wait(LIMIT)
-            told.wait(LIMIT)
-
-    error = same(sockets(tmp_path, 3, body, timeout=0.6), gi.PeerError)
-    assert str(error) == "rank 1 is gone or did not answer within 0.6 s, step 'bind'."
-
-
 def test_what_comes_too_late_is_dropped(tmp_path: Path) -> None:
     """It is no answer in the round after."""
     given_up, late = threading.Event(), threading.Event()
@@ -686,19 +646,6 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(gi.InvalidArgumentError, match="is there already, and not the socket of a rank"):
         SocketTransport(tmp_path, 0, 2, timeout=0.1)
     assert sorted(one.read_text() for one in tmp_path.iterdir()) == ["a checkpoint", "another"]
-
-
-def test_a_socket_of_another_team_is_left_alone(tmp_path: Path) -> None:
-    """The folder was cleaned, and a second team has come before the first closes."""
-    file = tmp_path / ".gpuinterop-rank-0"
-    with SocketTransport(tmp_path, 0, 1) as first:
-        file.unlink()
-        with SocketTransport(tmp_path, 0, 1):
-            theirs = file.stat().st_ino
-            first.close()
-            assert file.is_socket()
-            assert file.stat().st_ino == theirs
-        assert not file.exists()
 
 
 def test_a_place_is_taken_over_by_one_at_a_time(tmp_path: Path) -> None:
@@ -904,22 +851,6 @@ def test_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         delivery.post(handle, inbox.name, 0, 1, deadline())
 
 
-def test_another_users_rank_is_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it says: this one asks nobody on its own side."""
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-
-    def stranger() -> None:
-        with _knock(None, tmp_path) as connection, contextlib.suppress(BrokenPipeError):
-            connection.sendall(HELLO.pack(b"GIPX", 2, 1, 2, NO_JOB, bytes(16)))
-
-    thread = threading.Thread(target=stranger, daemon=True)
-    thread.start()
-    with pytest.raises(gi.PeerError, match="rank 1 did not come"):
-        SocketTransport(f"@{tmp_path}", 0, 2, timeout=1)
-    thread.join(LIMIT)
-
-
 # -- handles -----------------------------------------------------------------------------------------------------------
 
 
@@ -1092,28 +1023,6 @@ def test_an_inbox_takes_nothing_of_another_user(scope: contextlib.ExitStack, mon
         with pytest.raises(gi.PeerError, match="rank 2 left no handle"):
             inbox.take([2], gi.VmmFd, scope)
         inbox._listener = real
-
-
-def test_handles_are_posted_within_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each connection has what is left of half of it."""
-    until: list[float] = []
-    real = delivery.post
-
-    def post(handle: Any, address: Any, rank: int, to: int, deadline: float) -> None:
-        until.append(deadline)
-        real(handle, address, rank, to, deadline)
-
-    monkeypatch.setattr("gpuinterop.exchange.team.post", post)
-
-    def body(team: Team) -> None:
-        with memfd() as mine:
-            for one in team.gather_handles(mine):
-                one.close()
-
-    before = time.monotonic()
-    assert teams(Grid(3), body, 20.0) == [None] * 3
-    assert len(until) == 6
-    assert all(before < one <= time.monotonic() + 10 for one in until)
 
 
 def test_an_inbox_without_what_was_said() -> None:

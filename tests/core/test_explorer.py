@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from . import explorer
-from .explorer import Condition, Event, Failed, Guarded, Lock, Run, Watched, explore, replay
+from .explorer import Condition, Failed, Lock, Run, Watched, explore, replay
 
 MARK = (None,)
 
@@ -186,22 +186,6 @@ def test_a_write_outside_of_the_monitor_fails_at_once() -> None:
         explore(closing(Unlocked, Toy.use))
 
 
-def test_a_dict_is_guarded_too() -> None:
-    def build(run: Run) -> None:
-        monitor = Lock("monitor")
-        known: Guarded = explorer.guarded_by(monitor._is_owned)("table", {})
-
-        def write() -> None:
-            with monitor:
-                known[1] = True
-            known.pop(1)
-
-        run.thread(write)
-
-    with pytest.raises(Failed, match="a dict of table is written outside"):
-        explore(build)
-
-
 def test_a_deadlock_is_seen_not_waited_for() -> None:
     def build(run: Run) -> None:
         first, second = Lock("first"), Lock("second")
@@ -229,25 +213,6 @@ def test_what_waits_for_nothing_but_time_is_found() -> None:
 
     with pytest.raises(Failed, match="all wait for time"):
         explore(build)
-
-
-def test_a_timed_wait_ends_when_nobody_else_can_go_on() -> None:
-    def build(run: Run) -> Callable[[], None]:
-        lock, event, told = Lock("l", again=False), Event(), list[object]()
-
-        def wait() -> None:
-            told.append(event.wait(5.0))
-            told.append(explorer.monotonic())
-
-        run.thread(wait)
-        run.thread(lambda: told.append(lock.acquire() and lock.acquire(timeout=2.0)))
-
-        def check() -> None:
-            assert told == [False, False, 1005.0]
-
-        return check
-
-    explore(build)
 
 
 def test_conditions_wake() -> None:

@@ -1,13 +1,10 @@
 """Handles over a Unix socket, and peers that lie."""
 
-import itertools
 import os
-import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,49 +179,6 @@ def test_a_message_that_drips_has_one_time_out() -> None:
         assert watched.gettimeout() == 0.3
         assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
     here.close()
-
-
-def test_the_rest_of_a_sent_message_has_what_is_left_of_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which a second passes with every look. The descriptors go with the first part alone."""
-    here, there = socket.socketpair()
-    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as the kernel has, so that it goes in parts
-    here.settimeout(100)
-    mine = gi.OpaqueFd.adopt(memfd())
-    handles = [gi.FabricHandle(bytes(64))] * 63 + [mine]
-    clock, real = itertools.count(), select.poll
-    waits: list[int] = []
-    received: list[int] = []
-
-    class Poll:
-        def __init__(self) -> None:
-            self._poll = real()
-            self.register = self._poll.register
-
-        def poll(self, left: int) -> Any:
-            waits.append(left)
-            return self._poll.poll(left)
-
-    def read() -> None:
-        left = len(message(64))
-        while left:
-            part, fds, _, _ = socket.recv_fds(there, left, 64)
-            left -= len(part)
-            received.extend(fds)
-
-    reader = threading.Thread(target=read)
-    with Watched(here) as watched, there, mine:
-        reader.start()
-        monkeypatch.setattr(ipc, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        monkeypatch.setattr(select, "poll", Poll)
-        ipc.send_handles(watched, handles)
-        reader.join(10)
-        assert not reader.is_alive()
-        assert watched.gettimeout() == 100
-    for fd in received:
-        os.close(fd)
-    assert len(received) == 1
-    assert len(waits) > 1
-    assert waits == [(99 - number) * 1000 for number in range(len(waits))]
 
 
 @pytest.mark.parametrize("passes_credentials", [False, True])

@@ -7,10 +7,7 @@ import fcntl
 import functools
 import multiprocessing
 import os
-import random
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -38,15 +35,6 @@ def fail_closing(lent: Handle) -> None:
     assert isinstance(lent, FdHandle)
     os.close(lent.fd)
     raise gi.DriverError("cuImportExternalMemory", 999, "CUDA_ERROR_UNKNOWN")
-
-
-def fail_keeping(lent: Handle) -> None:
-    raise gi.DriverError("cuImportExternalMemory", 1, "CUDA_ERROR_INVALID_VALUE")
-
-
-def take(lent: Handle) -> None:
-    assert isinstance(lent, FdHandle)
-    os.close(lent.fd)
 
 
 # -- other threads ---------------------------------------------------------------------------------------------------
@@ -198,57 +186,6 @@ def test_what_is_lent_is_apart_from_what_threads_open(fd: int) -> None:
         many.callback(os.close, highest)
         device.import_memory(gi.OpaqueFd.adopt(os.dup(fd)), size=4096).close()
     assert lent[0] > highest + 100
-
-
-def test_no_descriptor_of_another_thread_is_ever_closed(fd: int) -> None:
-    device, backend = fake_device()
-    switch = sys.getswitchinterval()
-    before = open_fds()
-    problems: list[BaseException] = []
-    handles = [gi.OpaqueFd.adopt(os.dup(fd))]
-    stop = time.monotonic() + 1.0
-
-    def work(seed: int) -> None:
-        chance = random.Random(seed)
-        while time.monotonic() < stop and not problems:
-            mine = os.memfd_create("mine", os.MFD_CLOEXEC)
-            here = inode(mine)
-            handle = handles[0]
-            try:
-                match chance.randrange(5):
-                    case 0:
-                        handle.close()
-                    case 1:
-                        os.close(handle.detach())
-                    case 2:
-                        with handle.duplicate() as twin:
-                            assert inode(twin.fd) == wanted
-                    case 3:
-                        device.import_memory(handle, size=4096).close()
-                    case _:
-                        handles.append(gi.OpaqueFd.adopt(os.dup(fd)))
-                        handles.pop(0).close()
-                assert inode(mine) == here
-                os.close(mine)
-            except (gi.HandleError, gi.DriverError):
-                os.close(mine)
-            except BaseException as error:
-                problems.append(error)
-
-    wanted = inode(fd)
-    backend.on_import = lambda lent: fail_closing(lent) if random.random() < 0.5 else os.close(lent.fd)
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    finally:
-        sys.setswitchinterval(switch)
-    assert not problems, problems
-    handles[0].close()
-    assert open_fds() == before
 
 
 def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -> None:

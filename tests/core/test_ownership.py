@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -116,30 +115,6 @@ def test_where_nothing_can_prove_it_the_duplicate_is_left_and_said(monkeypatch: 
     os.fstat(left[0])
     os.close(left[0])
     os.close(number)
-
-
-def test_threads_that_import_at_once_lose_no_descriptor(fd: int) -> None:
-    device, backend = fake_device()
-    backend.on_import = fail_closing
-    before = open_fds()
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        for _ in range(200):
-            try:
-                device.import_memory(gi.OpaqueFd(fd), size=4096)
-            except gi.DriverError:
-                continue
-            except BaseException as error:
-                errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors
-    assert open_fds() == before
 
 
 def test_a_size_beyond_the_object_is_refused_before_the_driver_sees_it(fd: int) -> None:

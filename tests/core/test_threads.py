@@ -150,32 +150,3 @@ def test_a_thread_that_cannot_start(
     made = needs_one()
     if made is not None:
         made.close()
-
-
-def test_a_lock_outlives_no_interrupt() -> None:
-    """One strikes behind acquire(): the next thread must not wait for ever."""
-    lock = threading.RLock()
-
-    class Struck:
-        release = staticmethod(lock.release)
-
-        @staticmethod
-        def acquire(timeout: float) -> bool:
-            lock.acquire(timeout=timeout)
-            raise KeyboardInterrupt
-
-    def free() -> bool:
-        taken: list[bool] = []
-        thread = threading.Thread(target=lambda: taken.append(system.under(lock, system.holds, lock, limit=0.0)))
-        thread.start()
-        thread.join(LIMIT)
-        return taken[0]
-
-    with pytest.raises(KeyboardInterrupt):
-        system.under(Struck(), bool)  # type: ignore[arg-type]
-    assert free()
-    with lock:
-        assert not free()
-        assert system.under(lock, system.holds, lock)
-        assert not free(), "another's hold was given up"
-    assert free()

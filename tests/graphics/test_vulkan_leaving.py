@@ -32,7 +32,6 @@ LIMIT = 30.0
 AT_ONCE = 5.0
 """Seconds that tell whoever returned from whoever waited until `VulkanContext.close` gave up, which takes ten."""
 FRAMES = 20
-MODES = pytest.mark.parametrize("mode", ["timeline", "binary", "bridged"])
 
 
 class Program:
@@ -173,30 +172,6 @@ def test_the_readmes_loop_in_a_block(program: Program, failing: bool) -> None:
 # -- what is pending ---------------------------------------------------------------------------------------------------
 
 
-def test_work_that_is_pending_goes_on_without_vulkan(program: Program) -> None:
-    """A stream is held, by a timeline that has nothing to do with Vulkan, before it writes into the shared buffer."""
-    device = program.device
-    with device.create_semaphore(gi.TimelineFd) as hold, device.create_stream() as stream:
-        with program.vk as vk:
-            shared = gi.vulkan.share_buffer(vk, device, 1 << 16)
-            mapped = program.bytes_of(shared)
-            hold.wait(stream, 1)
-            shared.fill(0x5A, stream=stream)
-            left = time.monotonic()
-        assert time.monotonic() - left < AT_ONCE
-        program.end()
-        assert not stream.query()
-        assert bytes(mapped) == bytes(1 << 16)
-        hold.host_signal(1)
-        stream.synchronize(LIMIT)
-        assert bytes(mapped) == b"\x5a" * (1 << 16)
-    assert released(device, shared.memory)
-
-
-def memfd_handle() -> gi.OpaqueFd:
-    return gi.OpaqueFd.adopt(os.memfd_create("memory"))
-
-
 @pytest.mark.parametrize("what", ["wait", "signal"])
 def test_a_semaphore_that_a_stream_still_uses(program: Program, what: str) -> None:
     """The VkSemaphore goes; the wait still ends when another party signals the payload, and the signal reaches it."""
@@ -329,24 +304,6 @@ def test_two_threads_close_one_context(program: Program) -> None:
         for thread in closing:
             thread.join(LIMIT)
             assert not thread.is_alive()
-    assert shared.vulkan_object.closed
-
-
-def test_another_threads_fence_is_waited_for(program: Program) -> None:
-    """It comes behind the queue's work when this thread has seen that there is no more."""
-    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
-    status = program.vk.functions.vkGetFenceStatus
-    looks: list[int] = []
-
-    def look(device: Any, fence: Any) -> int:
-        code = int(status(device, fence))
-        if code == 0:  # what this thread's fence says
-            looks.append(len(looks))
-        return 1 if 1 <= len(looks) - 1 <= 5 else code
-
-    program.vk.functions.__dict__["vkGetFenceStatus"] = look
-    program.vk.close(LIMIT)
-    assert len(looks) > 6
     assert shared.vulkan_object.closed
 
 

@@ -14,10 +14,8 @@ from gpuinterop.handles import Binary, Timeline
 from gpuinterop.vulkan._query import ImageSupport, PhysicalDevice
 
 if TYPE_CHECKING:
-    from tests.graphics import vulkan_application
     from tests.graphics.vulkan_application import Application, match, require_allocations, semaphores_missing
 else:
-    import vulkan_application
     from vulkan_application import Application, match, require_allocations, semaphores_missing
 
 
@@ -278,36 +276,6 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
 
 
 # -- the tests' own ----------------------------------------------------------------------------------------------------
-
-
-class Identity:
-    """What `match` looks at."""
-
-    def __init__(self, is_cpu: bool) -> None:
-        self.is_cpu = is_cpu
-
-
-def test_a_required_vulkan_is_not_skipped(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed, skipped = pytest.fail.Exception, pytest.skip.Exception
-
-    def none(identity: object) -> gi.Device:
-        raise gi.DeviceNotFoundError("there is none")
-
-    monkeypatch.setattr(gi, "match_device", none)
-    monkeypatch.setattr(gi.vulkan, "identity", lambda vk: vk)
-    for required, is_cpu, outcome in (
-        ("", True, skipped),
-        ("1", True, failed),
-        ("yes", True, failed),
-        ("1", False, skipped),  # a GPU whose backend does not work here
-    ):
-        monkeypatch.setenv("GPUINTEROP_REQUIRE_VULKAN", required)
-        with pytest.raises(outcome, match="there is none"):
-            match(Identity(is_cpu))
-    monkeypatch.setenv("GPUINTEROP_REQUIRE_VULKAN", "1")
-    for driver, outcome in (("swiftshader", failed), ("nvidia", failed), ("lavapipe", skipped)):
-        with pytest.raises(outcome, match="binary"):
-            vulkan_application.semaphores_missing(driver, Binary)
 
 
 def test_arrays_stay_usable_until_the_import_is_closed(application: Application, device: gi.Device) -> None:

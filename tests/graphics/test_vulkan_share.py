@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -421,30 +420,3 @@ def test_a_devices_allocation_in_vulkan(application: Application, device: gi.Dev
     imported.close()
     with pytest.raises(gi.ResourceClosedError):
         _ = imported.vk_buffer
-
-
-def test_nothing_is_left_over(application: Application, device: gi.Device) -> None:
-    allocations = device.capabilities.supports((gi.Operation.EXPORT_ALLOCATION, gi.VmmFd))
-
-    def once() -> None:
-        with (
-            gi.vulkan.share_buffer(application.vk, device, 4096) as shared,
-            gi.vulkan.share_image(application.vk, device, (16, 16), "R8G8B8A8_UNORM", tiling="linear"),
-        ):
-            fill(application, shared, 1)
-            application.api.vkResetCommandPool(application.device, application.pool, 1)
-        if modes(application, device):
-            gi.vulkan.share_handoff(application.vk, device).close()
-        gi.vulkan.share_handoff(application.vk, device, allow=("bridged",)).close()
-        if allocations:
-            with device.allocate(4096) as allocation:
-                gi.vulkan.import_allocation(application.vk, allocation).close()
-
-    for _ in range(3):
-        once()
-    gc.collect()
-    before = descriptors()
-    for _ in range(20):
-        once()
-    gc.collect()
-    assert descriptors() == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -36,7 +35,7 @@ from gpuinterop.exporters.base import (
     Kernel,
 )
 from gpuinterop.exporters.memfd import MemfdSemaphore
-from gpuinterop.exporters.process import ProcessExporter, ProcessSemaphore, _Server, _Wire
+from gpuinterop.exporters.process import ProcessExporter, ProcessSemaphore
 from gpuinterop.handles import Binary, OriginKind, Timeline
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
@@ -115,24 +114,6 @@ def test_a_bad_kernel_is_refused(argument: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         Kernel(memory=None, **{argument: value})
     assert caught.value.argument == argument
-
-
-@KINDS
-def test_submissions_are_done_in_order(exporter: Exporter, kind: type) -> None:
-    with (
-        exporter.create_memory(4096) as memory,
-        exporter.create_semaphore(kind) as first,
-        exporter.create_semaphore(kind) as second,
-    ):
-        held = exporter.submit(wait=[(first, 1)], fill=[Fill(memory=memory, offset=8, size=4, word=0x01020304)])
-        after = exporter.submit(signal=[(second, 1)])
-        assert not held.done(0.0)
-        assert not after.done(0.0)
-        first.signal(1)
-        assert second.wait(1, timeout=LIMIT)
-        assert held.done(LIMIT)
-        assert memory.read(8, 4) == b"\x04\x03\x02\x01"
-        assert not second.wait(2, timeout=0.0)
 
 
 def test_closing_releases_what_waits(exporter: Exporter) -> None:
@@ -285,29 +266,6 @@ def test_a_message_behind_one_that_is_stuck_is_bounded_too() -> None:
         assert memory.read(memory.size - 4, 4) == b"\1" * 4  # all of it came, and the wire is whole again
 
 
-def test_many_waits_hold_up_no_other_command() -> None:
-    with (
-        open_exporter("memfd", process=True) as exporter,
-        ThreadPoolExecutor(40) as threads,
-        exporter.create_memory(4096) as memory,
-        exporter.create_semaphore(Timeline) as semaphore,
-        exporter.create_semaphore(Timeline) as never,
-    ):
-        assert isinstance(exporter, ProcessExporter)
-        stuck = exporter.submit(wait=[(never, 1)])
-        waits = [threads.submit(semaphore.wait, 1, timeout=LIMIT) for _ in range(39)]
-        waits.append(threads.submit(stuck.done, LIMIT))
-        while len(exporter._child._waiting) < len(waits):  # all sent: what follows is behind them in the socket
-            os.sched_yield()
-        memory.read(0, 4)
-        assert not any(wait.done() for wait in waits)
-        never.close()
-        assert waits.pop().result(LIMIT)
-        assert not any(wait.done() for wait in waits)
-        semaphore.signal(1)
-        assert all(wait.result(LIMIT) for wait in waits)
-
-
 def under_way(semaphore: ExporterSemaphore) -> bool:
     """Whether a wait is going on: here by its use of the page, elsewhere by the answer that is missing."""
     if isinstance(semaphore, MemfdSemaphore):
@@ -336,22 +294,6 @@ def test_what_is_done_is_done(exporter: Exporter) -> None:
         assert submission.done(0.0)
         submission.close()
         assert submission.done(0.0)
-
-
-def test_the_child_forgets_what_is_done() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, open_exporter("memfd") as exporter, exporter.create_semaphore(Timeline) as semaphore:
-        server = _Server(_Wire(theirs))
-        server._exporter = exporter
-        number = server._keep(semaphore)
-        for value in range(1, 50):
-            work = server._call_submit(b"", wait=[[number, value]], fill=[], run=[], signal=[])[0]
-            assert server._call_method(b"", object=work, method="done", seconds=0.0)[0] is False
-            assert work in server._objects
-            semaphore.signal(value)
-            assert server._call_method(b"", object=work, method="done", seconds=LIMIT)[0] is True
-            assert list(server._objects) == [number]
-            assert server._call_method(b"", object=work, method="done", seconds=0.0)[0] is True
 
 
 def test_an_interrupt_is_for_the_parent() -> None:

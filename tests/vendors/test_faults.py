@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.testing.suites.base import fds, together
+from gpuinterop.testing.suites.base import fds
 from tests.kept_streams import destroy_kept_streams
 from tests.simulated.driver import Simulator
-from tests.spare_pages import unpin_spare_pages
 
 from .table import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, UNKNOWN, VENDOR
 
@@ -59,31 +57,6 @@ def test_a_pointer_that_is_no_stream(simulator: Simulator, device: gi.Device) ->
     asked = simulator.trace("hipStreamGetDevice", "hipStreamIsCapturing", "hipStreamQuery")
     assert asked == ["hipStreamGetDevice"] * (VENDOR.name == "hip")
     assert len(simulator.violations()) == 1  # no documentation allows it
-
-
-def test_imports_of_many_threads_never_close_each_others_descriptors(
-    simulator: Simulator, device: gi.Device, memfd: Any
-) -> None:
-    """Every second import fails, and drivers close its descriptor; what other threads have open stays theirs."""
-    with memfd.create_memory(4096) as memory:
-
-        def work() -> None:
-            for _ in range(30):
-                read, write = os.pipe()
-                mark = os.fstat(read)
-                handle = memory.export()
-                try:
-                    device.import_memory(handle, size=4096).close()
-                except gi.DriverError:
-                    handle.close()
-                assert os.fstat(read).st_ino == mark.st_ino
-                os.close(read)
-                os.close(write)
-
-        simulator.fail(VENDOR.call("ImportExternalMemory"), code=OUT_OF_MEMORY, fd=VENDOR.import_fds[0], every=2)
-        together([work] * 6)
-        simulator.clear_faults()
-        device.drain()
 
 
 @pytest.mark.parametrize(
@@ -193,36 +166,3 @@ def test_a_release_that_fails_is_a_warning_that_names_it(simulator: Simulator, d
         memory.close()
     device.driver.destroy_memory(memory.handle)  # the second time it works
     theirs.close()
-
-
-def test_nothing_is_left_after_thousands_of_rounds(simulator: Simulator, device: gi.Device, memfd: Any) -> None:
-    """Objects counted by the driver, and descriptors."""
-    imports = device.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd))
-    stream = device.create_stream()
-    with memfd.create_memory(4096) as theirs, memfd.create_semaphore(gi.Timeline) as counter:
-
-        def round_(value: int) -> None:
-            semaphore: Any = (
-                device.import_semaphore(counter.export()) if imports else device.create_semaphore(gi.TimelineFd)
-            )
-            with device.import_memory(theirs.export(), size=4096) as memory, memory.map_buffer() as buffer:
-                buffer.fill(value % 256, stream=stream)
-                semaphore.signal(stream, value)
-            semaphore.close()
-
-        def settle() -> tuple[dict[str, int], int]:
-            stream.synchronize(LIMIT)
-            device.drain()
-            unpin_spare_pages(device)
-            return simulator.live(), len(fds())
-
-        for value in range(1, 11):
-            round_(value)
-        before = settle()
-        for value in range(11, 1511):
-            round_(value)
-        assert settle() == before
-        assert theirs.read(0, 1) == bytes([1510 % 256])
-        if imports:
-            assert counter.wait(1510, timeout=LIMIT)
-    stream.close()

@@ -53,23 +53,6 @@ def test_without_the_semaphore_flag_no_signal_is_lost() -> None:
     os.close(mine)
 
 
-def test_two_signals_of_a_plain_eventfd_pass_two_waits(host: Device, scope: ExitStack) -> None:
-    mine = os.eventfd(0)
-    scope.callback(os.close, mine)
-    bridge = scope.enter_context(Bridge(host))
-    semaphore: Any = scope.enter_context(bridge.import_semaphore(gi.EventFd(os.dup(mine))))
-    stream = scope.enter_context(host.create_stream())
-    for _ in range(2):
-        os.write(mine, struct.pack("=Q", 1))
-    semaphore.wait(stream)
-    semaphore.wait(stream)
-    stream.synchronize(LIMIT)
-    semaphore.wait(stream)
-    assert blocked(stream)
-    os.write(mine, struct.pack("=Q", 1))
-    stream.synchronize(LIMIT)
-
-
 def test_a_signal_that_somebody_else_takes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the read; the descriptor blocks, and the watcher must not."""
     endpoint = gi.bridge.EventFdEndpoint(gi.EventFd(os.eventfd(0)))

@@ -40,23 +40,6 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitSta
     assert told.told == [9]
 
 
-def test_another_devices_stream_fails_with_what_it_was_ordered_behind(host: Device, scope: ExitStack) -> None:
-    """An allocation's devices work on the same bytes, each ordered behind the other."""
-    peer = Device(host.driver, host.info, host.capabilities)
-    bridge = scope.enter_context(Bridge(host))
-    broken = Scripted()
-    semaphore = scope.enter_context(bridge.from_endpoint(broken))
-    waiting, theirs, last = (scope.enter_context(one.create_stream()) for one in (host, peer, peer))
-    semaphore.wait(waiting, 1)
-    theirs.wait_stream(waiting)
-    last.wait_stream(theirs)
-    broken.on_wait = fails
-    until(lambda: last.known_as().failure is not None)
-    for stream in (waiting, theirs, last):
-        with pytest.raises(gi.DriverError, match="the test says so"):
-            stream.synchronize(LIMIT)
-
-
 def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
     words: tuple[Device, WordsBackend], scope: ExitStack
 ) -> None:
@@ -144,27 +127,6 @@ def test_a_stream_that_fails_as_it_signals_tells_nobody(
         second.signal(stream, 1)
     assert backend.writes == []
     assert not lane.busy
-
-
-def test_whoever_wraps_a_failed_stream_next_is_told(host: Device, scope: ExitStack) -> None:
-    """As with torch's current stream, of which each frame makes a wrapper, and drops it."""
-    bridge = scope.enter_context(Bridge(host))
-    broken, told = Scripted(), Scripted()
-    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
-    theirs = scope.enter_context(host.create_stream())  # stands for torch's
-    wrapper = host.wrap_stream(theirs.ptr)
-    first.wait(wrapper, 1)
-    del wrapper
-    gc.collect()
-    broken.on_wait = fails
-    until(lambda: lane_of(first).failed)
-    following = host.wrap_stream(theirs.ptr)
-    with pytest.raises(gi.DriverError, match="the test says so"):
-        second.signal(following, 8)
-    later = host.wrap_stream(theirs.ptr)  # the application knows
-    second.signal(later, 9)
-    until(lambda: told.told)
-    assert told.told == [9]
 
 
 def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:

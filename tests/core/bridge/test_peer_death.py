@@ -15,7 +15,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop.bridge import Bridge, _watcher
+from gpuinterop.bridge import Bridge
 
 from .scripted import LIMIT, Scripted, WordsBackend, blocked, end, lane_of, until, word_of
 
@@ -144,26 +144,3 @@ def test_a_peer_that_is_none(words: tuple[Device, WordsBackend], scope: ExitStac
     assert words[1].pins == {}
     assert len(os.listdir("/proc/self/fd")) == before
     os.close(fd)
-
-
-def test_a_large_descriptor_of_a_process() -> None:
-    """select() would refuse it."""
-    import fcntl
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard <= 1500:
-        pytest.skip("this system allows no large descriptors")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    small = os.pidfd_open(process.pid)
-    large = fcntl.fcntl(small, fcntl.F_DUPFD_CLOEXEC, 1500)
-    try:
-        assert not _watcher.ended(large)
-        process.kill()
-        process.communicate()
-        assert _watcher.ended(large)
-    finally:
-        os.close(small)
-        os.close(large)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

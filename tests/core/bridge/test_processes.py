@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
-from contextlib import ExitStack
-
-import gpuinterop as gi
-from gpuinterop._core.device import Device
-from gpuinterop.bridge import Bridge
-
-from .scripted import LIMIT
 
 
 def run(script: str, limit: float = 60.0) -> str:
@@ -49,24 +41,6 @@ def test_the_interpreter_exits_while_a_stream_waits() -> None:
         """
     )
     assert out.splitlines() == ["idle False", "refused the interpreter is exiting while a stream still waits."]
-
-
-def test_exit_lets_the_stream_go() -> None:
-    """An exit function that runs behind the bridge's finds the stream let go, and failed."""
-    out = run(
-        """
-        bridge = gi.bridge.Bridge(device)
-        semaphore = bridge.from_endpoint(Never())
-        stream = device.create_stream()
-        semaphore.wait(stream, 1)
-        gi.system.end_threads()
-        try:
-            stream.synchronize(20)
-        except gi.ResourceClosedError as error:
-            print(error)
-        """
-    )
-    assert "the interpreter is exiting" in out
 
 
 def test_a_fork_leaves_the_bridge_to_the_parent() -> None:
@@ -197,27 +171,3 @@ def test_a_bridge_takes_nothing_more_in_a_child_nor_at_the_end() -> None:
         """
     for rest in (child, at_exit):
         assert run(textwrap.dedent(script) + textwrap.dedent(rest)).split() == ["0"]
-
-
-def test_two_processes_over_an_eventfd(host: Device, scope: ExitStack) -> None:
-    """A child that knows nothing of this library takes part."""
-    there, back = (os.eventfd(0, os.EFD_SEMAPHORE) for _ in range(2))
-    for fd in (there, back):
-        os.set_inheritable(fd, True)
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import os\nfor _ in range(50): os.read({there}, 8); os.write({back}, (1).to_bytes(8, 'little'))",
-        ],
-        pass_fds=(there, back),
-    )
-    bridge = scope.enter_context(Bridge(host))
-    ask = scope.enter_context(bridge.import_semaphore(gi.EventFd(there)))
-    answer = scope.enter_context(bridge.import_semaphore(gi.EventFd(back), peer=child.pid))
-    stream = scope.enter_context(host.create_stream())
-    for _ in range(50):
-        ask.signal(stream)
-        answer.wait(stream)
-    stream.synchronize(LIMIT)
-    assert child.wait(LIMIT) == 0

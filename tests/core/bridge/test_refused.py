@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import sys
@@ -13,8 +12,6 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.lifetime import retire
-from gpuinterop._core.semaphore import ExternalSemaphore
 from gpuinterop.bridge import Bridge, Endpoint, _watcher
 from gpuinterop.handles import Binary, Timeline
 
@@ -122,49 +119,6 @@ def test_ctrl_c_behind_the_call_strands_nobody(words: tuple[Device, WordsBackend
     backend.before_write = lambda: None
     semaphore.signal(stream, 5)
     assert backend.writes[0][2] == 2, "the one before may have been written"
-
-
-def test_ctrl_c_behind_the_write_wakes_the_watcher_all_the_same(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else does, if that was the last signal."""
-    device, backend = words
-    endpoint = Scripted()
-    bridge = scope.enter_context(Bridge(device))
-    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
-    stream = scope.enter_context(device.create_stream())
-    semaphore.signal(stream, 1)
-    backend.run_writes()
-    until(lambda: endpoint.told == [1] and bridge._watcher._sleeping)
-    lane = lane_of(semaphore)
-    write = lane.words.write
-
-    def interrupted(*arguments: Any) -> None:
-        write(*arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(lane.words, "write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        semaphore.signal(stream, 2)
-    backend.run_writes()
-    until(lambda: endpoint.told == [1, 2])
-
-
-def test_ctrl_c_ahead_of_the_write_miscounts_nothing(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    """Binary: each store is one signal, and the one that was never written is not told before those behind it."""
-    device, backend = words
-    endpoint = Scripted(Binary)
-    semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
-    stream = scope.enter_context(device.create_stream())
-    out = lane_of(semaphore)._out(stream.known_as())
-    out.written += 1  # Ctrl-C between this and what follows it
-    for _ in range(3):
-        semaphore.signal(stream)
-    for told in range(1, 4):
-        _, word, value = backend.writes.pop(0)
-        ctypes.c_uint64.from_address(word).value = value
-        until(lambda told=told: len(endpoint.told) == told)
-        assert sum(len(each.pending) for each in lane_of(semaphore)._outs.values()) == 3 - told
 
 
 def test_cancelled_while_a_wait_is_being_enqueued(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
@@ -286,35 +240,6 @@ def test_closed_while_a_semaphore_is_being_made(
         end(anew.from_endpoint(endpoint), anew.import_semaphore(handle))
     assert endpoint.closed == 1
     assert spare(device) == len(backend.pins) - 1 == 2
-
-
-@pytest.mark.parametrize("when", ["before it is made", "made"])
-def test_closed_while_it_is_being_constructed(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """Another thread closes the bridge between two lines of the constructor: nothing is enqueued on what is gone."""
-    device, backend = words
-    stream = scope.enter_context(device.create_stream())
-    create = ExternalSemaphore.make
-    bridges: list[Bridge] = []
-
-    def interrupted(self: Any, make: Any) -> None:
-        if when == "made":
-            create(self, make)
-        for bridge in bridges:
-            retire(bridge.lifetime)  # as in its close(); the drain is still to come
-        if when != "made":
-            create(self, make)
-
-    monkeypatch.setattr(ExternalSemaphore, "make", interrupted)
-    for use in ("wait", "signal"):
-        bridges[:] = [Bridge(device)]
-        endpoint = Scripted()
-        with pytest.raises(gi.ResourceClosedError):
-            getattr(bridges[0].from_endpoint(endpoint), use)(stream, 1)
-        bridges[0].close(timeout=LIMIT)
-        assert endpoint.closed == (when == "made")  # otherwise it is still the caller's
-    assert (backend.waits, backend.writes) == ([], [])
 
 
 def test_a_mistake_in_the_watcher_strands_nobody(

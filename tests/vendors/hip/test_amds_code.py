@@ -289,12 +289,6 @@ def rounds(device: gi.Device, scope: ExitStack) -> Iterator[int]:
 
 
 @pytest.mark.timeout(60 + ROUNDS // 10)
-def test_round_after_round_leaves_nothing(simulator: Simulator, device: gi.Device, scope: ExitStack) -> None:
-    live = [simulator.live() for _ in rounds(device, scope)]
-    assert live[1:] == live[:-1]
-
-
-@pytest.mark.timeout(60 + ROUNDS // 10)
 def test_round_after_round_leaves_what_amd_keeps(
     stand_in: StandIn, device: gi.Device, scope: ExitStack, holds: dict[str, bool]
 ) -> None:
