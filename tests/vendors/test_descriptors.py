@@ -5,12 +5,14 @@ Windows is only here: the simulator's Windows personality takes the types, and k
 
 from __future__ import annotations
 
+import struct
 import sys
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.handles import ArrayLayout
 from tests.simulated.driver import Simulator
 
 from .parties import open_party
@@ -94,3 +96,47 @@ def test_the_descriptor_of_a_linux_import(simulator: Simulator, device: gi.Devic
             memory.map_buffer(4096, 1024).close()
             mapped = only(simulator.descriptors(VENDOR.call("ExternalMemoryGetMappedBuffer")))
             assert (mapped.offset, mapped.size, mapped.flags) == (0, theirs.size, 0)
+
+
+SURFACE, COLOUR, CUBE = gi.ArrayUsage.SURFACE, gi.ArrayUsage.COLOR_ATTACHMENT, gi.ArrayUsage.CUBEMAP
+LAYOUTS: list[tuple[ArrayLayout, tuple[int, ...], dict[str, tuple[int, ...]]]] = [
+    (ArrayLayout(format="R8_UNORM", extent=(37, 21, 0), levels=3, offset=65536), (37, 21, 0, 0x02, 3),
+     {"cuda": (0x01, 1), "hip": (8, 0, 0, 0, 1)}),
+    (ArrayLayout(format="R16G16_SFLOAT", extent=(64, 0, 0)), (64, 0, 0, 0x02, 1),
+     {"cuda": (0x10, 2), "hip": (16, 16, 0, 0, 2)}),
+    (ArrayLayout(format="VK_FORMAT_R32G32B32A32_SFLOAT", extent=(16, 16, 0), usage=SURFACE | COLOUR),
+     (16, 16, 0, 0x22, 1), {"cuda": (0x20, 4), "hip": (32, 32, 32, 32, 2)}),
+    (ArrayLayout(format="R8G8B8A8_SINT", extent=(8, 6, 4), usage=gi.ArrayUsage.NONE), (8, 6, 4, 0, 1),
+     {"cuda": (0x08, 4), "hip": (8, 8, 8, 8, 0)}),
+    (ArrayLayout(format="R32_UINT", extent=(8, 8, 0), layers=3), (8, 8, 3, 0x03, 1),
+     {"cuda": (0x03, 1), "hip": (32, 0, 0, 0, 1)}),
+    # CUDA's layers lie as far apart as all possible levels need: the driver is told all of them.
+    (ArrayLayout(format="R32_UINT", extent=(37, 21, 0), layers=3, levels=2), (37, 21, 3, 0x03, 6), {"cuda": (0x03, 1)}),
+    (ArrayLayout(format="B8G8R8A8_UNORM", extent=(8, 8, 0), layers=6, usage=CUBE), (8, 8, 6, 0x04, 1),
+     {"cuda": (0x01, 4), "hip": (8, 8, 8, 8, 1)}),
+    (ArrayLayout(format="R16_SNORM", extent=(8, 8, 0), layers=12, usage=CUBE), (8, 8, 12, 0x05, 1),
+     {"cuda": (0x09, 1), "hip": (16, 0, 0, 0, 0)}),
+]  # fmt: skip
+"""Width, height, depth, flags and levels; CUDA's format and channels, HIP's bits of four channels and their kind."""
+
+
+def test_arrays(backend: Any, windows: Simulator) -> None:
+    call = VENDOR.call("ExternalMemoryGetMappedMipmappedArray")
+    if not backend._driver.has(call):
+        pytest.skip("this runtime maps no arrays; hip/test_suite_again.py runs this on one that does")
+    memory = backend.import_memory(backend.open_device(0), gi.OpaqueWin32(handle=NT), size=1 << 24, dedicated=True)
+    for layout, shape, texels in LAYOUTS:
+        if VENDOR.name in texels:
+            windows.forget_descriptors()
+            backend.destroy_array(backend.map_array(memory, layout))
+            desc = only(windows.descriptors(call))
+            if VENDOR.name == "cuda":
+                found = (desc.offset, desc.format, desc.channels, desc.width, desc.height, desc.depth)
+                found += (desc.flags, desc.levels)
+                assert not any(desc.reserved)
+            else:
+                found = struct.unpack("Q5i4x3QII", desc.raw)
+            assert found == (layout.offset, *texels[VENDOR.name], *shape), layout
+    with pytest.raises(gi.InvalidArgumentError, match=r"format.*R8G8B8A8_SRGB"):
+        backend.map_array(memory, ArrayLayout(format="R8G8B8A8_SRGB", extent=(4, 4, 0)))
+    backend.destroy_memory(memory)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.handles import AnySemaphoreHandle, ArrayLayout, ArrayUsage, MemoryHandle
+from gpuinterop.handles import AnySemaphoreHandle, MemoryHandle
 from gpuinterop_cuda.backend import CudaBackend
 from gpuinterop_cuda.driver import Context
 from tests.simulated.driver import Simulator
@@ -120,40 +120,6 @@ def test_a_batch_of_every_kind_is_one_call(backend: CudaBackend, context: Contex
     for native in natives:
         backend.destroy_semaphore(native)
     backend.destroy_stream(stream)
-
-
-def test_array_descriptors(backend: CudaBackend, context: Context, windows: Simulator) -> None:
-    """Formats by Vulkan's names, extents, levels, layers and flags."""
-    memory = backend.import_memory(context, gi.OpaqueWin32(handle=NT), size=1 << 24, dedicated=True)
-    surface, colour, cube = ArrayUsage.SURFACE, ArrayUsage.COLOR_ATTACHMENT, ArrayUsage.CUBEMAP
-    cases: list[tuple[ArrayLayout, tuple[int, ...]]] = [
-        (ArrayLayout(format="R8_UNORM", extent=(37, 21, 0), levels=3), (37, 21, 0, 0x01, 1, 0x02, 3)),
-        (ArrayLayout(format="R16G16_SFLOAT", extent=(64, 0, 0)), (64, 0, 0, 0x10, 2, 0x02, 1)),
-        (
-            ArrayLayout(format="VK_FORMAT_R32G32B32A32_SFLOAT", extent=(16, 16, 0), usage=surface | colour),
-            (16, 16, 0, 0x20, 4, 0x22, 1),
-        ),
-        (ArrayLayout(format="R8G8B8A8_SINT", extent=(8, 6, 4), usage=ArrayUsage.NONE), (8, 6, 4, 0x08, 4, 0, 1)),
-        (ArrayLayout(format="R32_UINT", extent=(8, 8, 0), layers=3), (8, 8, 3, 0x03, 1, 0x03, 1)),
-        # Layers lie as far apart as all possible levels need: the driver is told all of them.
-        (ArrayLayout(format="R32_UINT", extent=(37, 21, 0), layers=3, levels=2), (37, 21, 3, 0x03, 1, 0x03, 6)),
-        (ArrayLayout(format="B8G8R8A8_UNORM", extent=(8, 8, 0), layers=6, usage=cube), (8, 8, 6, 0x01, 4, 0x04, 1)),
-        (ArrayLayout(format="R16_SNORM", extent=(8, 8, 0), layers=12, usage=cube), (8, 8, 12, 0x09, 1, 0x05, 1)),
-    ]
-    for layout, wanted in cases:
-        windows.forget_descriptors()
-        backend.destroy_array(backend.map_array(memory, layout))
-        desc = only(windows.descriptors("cuExternalMemoryGetMappedMipmappedArray"))
-        found = (desc.width, desc.height, desc.depth, desc.format, desc.channels, desc.flags, desc.levels)
-        assert found == wanted, layout
-        assert desc.offset == 0
-        assert not any(desc.reserved)
-    windows.forget_descriptors()
-    backend.destroy_array(backend.map_array(memory, ArrayLayout(format="R8_UNORM", extent=(4, 4, 0), offset=65536)))
-    assert only(windows.descriptors("cuExternalMemoryGetMappedMipmappedArray")).offset == 65536
-    with pytest.raises(gi.InvalidArgumentError, match=r"format.*R8G8B8A8_SRGB"):
-        backend.map_array(memory, ArrayLayout(format="R8G8B8A8_SRGB", extent=(4, 4, 0)))
-    backend.destroy_memory(memory)
 
 
 def test_every_handle_type_of_the_table_has_a_number() -> None:

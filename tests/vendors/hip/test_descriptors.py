@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import sys
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.handles import ArrayLayout, ArrayUsage
 from gpuinterop_hip.backend import HipBackend
 from gpuinterop_hip.driver import Gpu
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED
-from ..test_descriptors import NT, only
+from ..test_descriptors import only
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
 
@@ -129,50 +127,6 @@ def test_a_size_beyond_the_object_is_refused_before_the_call(simulator: Simulato
             device.import_memory(kind(fd), size=4 * 8192)
     assert simulator.calls("hipImportExternalMemory") == before
     os.close(fd)
-
-
-def test_array_descriptors(backend: HipBackend, gpu: Gpu, windows: Simulator) -> None:
-    """Formats by Vulkan's names, extents, levels, layers and flags."""
-    if not backend._driver.has("hipExternalMemoryGetMappedMipmappedArray"):
-        pytest.skip("this runtime maps no arrays; test_suite_again.py runs this on one that does")
-    memory = backend.import_memory(gpu, gi.OpaqueWin32(handle=NT), size=1 << 24, dedicated=True)
-    surface, colour, cube = ArrayUsage.SURFACE, ArrayUsage.COLOR_ATTACHMENT, ArrayUsage.CUBEMAP
-    cases: list[tuple[ArrayLayout, tuple[int, ...]]] = [
-        (ArrayLayout(format="R8_UNORM", extent=(37, 21, 0), levels=3), (8, 0, 0, 0, 1, 37, 21, 0, 0x02, 3)),
-        (ArrayLayout(format="R16G16_SFLOAT", extent=(64, 0, 0)), (16, 16, 0, 0, 2, 64, 0, 0, 0x02, 1)),
-        (
-            ArrayLayout(format="VK_FORMAT_R32G32B32A32_SFLOAT", extent=(16, 16, 0), usage=surface | colour),
-            (32, 32, 32, 32, 2, 16, 16, 0, 0x02, 1),
-        ),
-        (
-            ArrayLayout(format="R8G8B8A8_SINT", extent=(8, 6, 4), usage=ArrayUsage.NONE),
-            (8, 8, 8, 8, 0, 8, 6, 4, 0, 1),
-        ),
-        (ArrayLayout(format="R32_UINT", extent=(8, 8, 0), layers=3), (32, 0, 0, 0, 1, 8, 8, 3, 0x03, 1)),
-        (
-            ArrayLayout(format="B8G8R8A8_UNORM", extent=(8, 8, 0), layers=6, usage=cube),
-            (8, 8, 8, 8, 1, 8, 8, 6, 0x04, 1),
-        ),
-        (
-            ArrayLayout(format="R16_SNORM", extent=(8, 8, 0), layers=12, usage=cube),
-            (16, 0, 0, 0, 0, 8, 8, 12, 0x05, 1),
-        ),
-    ]
-    for layout, wanted in cases:
-        windows.forget_descriptors()
-        backend.destroy_array(backend.map_array(memory, layout))
-        desc = only(windows.descriptors("hipExternalMemoryGetMappedMipmappedArray"))
-        # offset; bits of four channels, and their kind; width, height, depth; flags, levels
-        offset, *found = struct.unpack("Q5i4x3QII", desc.raw)
-        assert tuple(found) == wanted, layout
-        assert offset == 0
-    windows.forget_descriptors()
-    backend.destroy_array(backend.map_array(memory, ArrayLayout(format="R8_UNORM", extent=(4, 4, 0), offset=65536)))
-    desc = only(windows.descriptors("hipExternalMemoryGetMappedMipmappedArray"))
-    assert struct.unpack_from("Q", desc.raw) == (65536,)
-    with pytest.raises(gi.InvalidArgumentError, match=r"format.*R8G8B8A8_SRGB"):
-        backend.map_array(memory, ArrayLayout(format="R8G8B8A8_SRGB", extent=(4, 4, 0)))
-    backend.destroy_memory(memory)
 
 
 def test_what_the_table_takes_has_a_number() -> None:
