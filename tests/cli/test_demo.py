@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from gpuinterop.cli.demo import command, consumer, parties, wave
+from gpuinterop.cli.demo import command, consumer, parties
 from gpuinterop.exporters import process
 
 from .invoke import Done, invoke
@@ -150,15 +150,6 @@ def test_a_mode_that_does_not_work_is_refused(tmp_path: Path) -> None:
     assert "VK_KHR_external_semaphore_fd" in result.stderr
 
 
-def test_a_process_is_bridged_by_its_page(tmp_path: Path) -> None:
-    result = demo(tmp_path, "--exporter", "process", "--sync", "bridged", "--frames", "30", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert result.stderr == ""
-    found = parsed(result)
-    assert (found["exporter"], found["sync"], found["semaphore_handle"]) == ("process", "bridged", None)
-    assert found["correct"] is True
-
-
 @pytest.mark.parametrize("sabotage", ["exporter_signal", "consumer_wait", "consumer_signal", "exporter_wait"])
 def test_the_exit_status_tells(sabotage: str, tmp_path: Path) -> None:
     timeout = "0.2" if "signal" in sabotage else "20"
@@ -245,27 +236,6 @@ def test_a_picture_that_fails_costs_no_result(as_json: bool, tmp_path: Path) -> 
         assert "/dev/full" not in result.stdout
 
 
-def test_an_output_without_unicode(tmp_path: Path) -> None:
-    result = demo_process(
-        tmp_path, "--exporter", "process", "--frames", "3", "--output", "ü.png", PYTHONIOENCODING="ascii:strict"
-    )
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.isascii()
-    assert "\\xfc.png" in result.stdout
-    assert (tmp_path / "ü.png").exists()
-
-
-def test_warnings_of_the_run_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = wave._Run.read
-    monkeypatch.setattr(
-        wave._Run, "read", lambda run: (warnings.warn("left undestroyed", RuntimeWarning, stacklevel=1), real(run))[1]
-    )
-    with pytest.warns(RuntimeWarning, match="left undestroyed"):
-        assert demo(tmp_path, *SHORT).exit_code == 0
-    with pytest.raises(RuntimeWarning, match="left undestroyed"):
-        demo(tmp_path, *SHORT)
-
-
 def test_warnings_of_the_choice_are_notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = parties.find_device
     monkeypatch.setattr(
@@ -313,11 +283,3 @@ def test_no_vulkan_and_vulkan_wanted(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "--exporter process" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_no_such_driver(tmp_path: Path) -> None:
-    require_driver("swiftshader")
-    result = demo(tmp_path, "--driver", "nowhere")
-    assert result.exit_code == 2
-    assert "'nowhere'" in result.stderr
-    assert "SwiftShader" in result.stderr  # those that there are

@@ -16,11 +16,10 @@ import gpuinterop as gi
 from gpuinterop.cli.demo import producer
 from gpuinterop.cli.demo.consumer import ArrayConsumer, CopyConsumer
 from gpuinterop.cli.demo.picture import render
-from gpuinterop.cli.demo.producer import Producer
-from gpuinterop.cli.demo.simulation import Field, Sources, WaveParameters, simulate
-from gpuinterop.cli.demo.wave import Sync, _Run, choose_sync, run_wave
+from gpuinterop.cli.demo.simulation import Sources, WaveParameters, simulate
+from gpuinterop.cli.demo.wave import Sync, choose_sync, run_wave
 from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter, Submission
+from gpuinterop.exporters.base import Exporter
 
 from .parties import open_party
 
@@ -186,40 +185,6 @@ def test_a_field_with_holes_is_wrong_and_can_be_drawn(hole: float, monkeypatch: 
     assert not result.correct
     assert result.as_dict()["max_error"] is None
     assert render(result.field).size == (512, 384)
-
-
-@pytest.mark.parametrize("hole", [math.nan, math.inf])
-@pytest.mark.parametrize("slot", [0, 1])
-def test_a_hole_in_one_slot_is_wrong(slot: int, hole: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(run: _Run) -> Field | None:
-        slots = real(run)
-        assert slots is not None
-        slots[slot][20, 30] = hole
-        return slots
-
-    real = _Run.read
-    with open_party("memfd") as exporter:
-        device = gi.match_device(exporter.identity)
-        monkeypatch.setattr(_Run, "read", read)
-        result = run_wave(exporter, device, SMALL, 5, staging=False)
-    assert result.problem == ""
-    assert not result.correct
-    assert result.as_dict()["max_error"] is None
-
-
-def test_submissions_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def submit(producer: Producer, frame: int, **options: bool) -> Submission:
-        submission = real(producer, frame, **options)
-        monkeypatch.setattr(submission, "close", lambda: closed.append(frame))
-        return submission
-
-    closed: list[int] = []
-    real = Producer.submit
-    with open_exporter("memfd") as exporter:
-        device = gi.match_device(exporter.identity)
-        monkeypatch.setattr(Producer, "submit", submit)
-        assert run_wave(exporter, device, SMALL, 6).correct
-    assert closed == [*range(6), *range(6, 12)]  # the last two, when the run is over; and those of the staging
 
 
 class _Stream:

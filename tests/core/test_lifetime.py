@@ -22,7 +22,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import drain, gate, registry
+from gpuinterop._core import drain, gate
 from gpuinterop._core.device import Device
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.lifetime import count_alive
@@ -341,37 +341,7 @@ def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind() -> None:
         behind.wait_stream(first._device.wrap_stream(88))
 
 
-def test_a_refused_timeout_leaves_an_allocation_as_it_is() -> None:
-    device, _ = everything()
-    allocation = device.allocate(4096)
-    pointer = allocation.buffer.ptr
-    with pytest.raises(gi.ArgumentTypeError):
-        allocation.close(timeout="x")  # type: ignore[arg-type]
-    device.drain()
-    assert (allocation.closed, allocation.buffer.ptr) == (False, pointer)
-    allocation.close(timeout=5)
-
-
 # -- messages and callbacks --------------------------------------------------------------------------------------------
-
-
-def test_on_released_runs_once_after_the_native_release(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    with device.create_stream() as stream:
-        backend.blocked.add(stream.ptr)
-        memory = memory_of(device)
-        used = memory.map_buffer()
-        used.fill(1, stream=stream)
-        seen: list[int] = []
-        memory.on_released(lambda: seen.append(backend.count("memory")))
-        memory.close()
-        memory.on_released(lambda: seen.append(backend.count("memory")))
-        assert not seen
-        backend.blocked.clear()
-        memory.close(timeout=5)
-        assert seen == [0, 0]
-        memory.on_released(lambda: seen.append(99))
-        assert seen == [0, 0, 99]
 
 
 def test_a_chain_of_callbacks_does_not_nest(host: Device) -> None:
@@ -607,24 +577,6 @@ def test_a_collected_cycle_goes_children_first(fake: tuple[Device, FakeBackend])
     assert destroyed(backend) == ["mapping", "memory"]
 
 
-def test_a_stream_closed_after_the_memory_while_an_array_lived(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    memory, stream = memory_of(device), device.create_stream()
-    array = np.from_dlpack(memory.map_buffer().view(4))
-    memory.close()
-    backend.blocked.add(stream.ptr)  # work on the array
-    stream.close()
-    del array
-    gc.collect()
-    device.drain()
-    assert destroyed(backend) == []
-    backend.blocked.clear()
-    memory.close(timeout=5)
-    device.synchronize()
-    assert sorted(destroyed(backend)) == ["mapping", "memory", "stream"]
-    assert destroyed(backend).index("mapping") < destroyed(backend).index("memory")
-
-
 def test_a_capsule_that_nobody_takes_destroys_no_error_and_no_memory(fake: tuple[Device, FakeBackend]) -> None:
     device, backend = fake
     memory = memory_of(device)
@@ -796,22 +748,6 @@ def test_wrapping_costs_the_same_whatever_is_retired_or_alive() -> None:
     assert calls_of(backend, lambda: wrappers.append(device.wrap_stream(64))) <= alone
     del arrays
     settle(device, backend, stream, memory, gate, *wrappers)
-
-
-def test_entry_points_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUINTEROP_BACKEND", "host")
-    gi.device()
-    scans: list[object] = []
-    entry_points = registry.entry_points  # type: ignore[attr-defined]
-
-    def count(**how: Any) -> Any:
-        scans.append(how)
-        return entry_points(**how)
-
-    monkeypatch.setattr(registry, "entry_points", count)
-    for _ in range(10):
-        gi.device()
-    assert scans == []
 
 
 def test_copies_of_many_threads_leave_few_streams() -> None:

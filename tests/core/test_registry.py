@@ -665,19 +665,6 @@ def test_a_profile_turns_off_the_gaps_of_the_device_that_it_describes(monkeypatc
 
 
 @pytest.mark.usefixtures("installed_acme")
-def test_profiles_and_patterns_mix_and_the_first_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for patterns, why in (
-        ("profile:acme-old, map_*", "=profile:acme-old: the driver lacks acmeMap."),
-        ("map_*,profile:acme-old", "=map_*,profile:acme-old."),
-        ("profile:acme-new,profile:acme-old, map_*", "=profile:acme-old: the driver lacks acmeMap."),
-    ):
-        table = with_disabled(patterns, monkeypatch)
-        assert table[Operation.MAP_BUFFER, gi.OpaqueFd].reason == f"turned off by GPUINTEROP_DISABLE{why}"
-        assert table[Operation.MAP_MIPMAPPED_ARRAY, gi.OpaqueFd].support is Support.DISABLED
-        assert table[Operation.IMPORT_MEMORY, gi.OpaqueFd].usable
-
-
-@pytest.mark.usefixtures("installed_acme")
 @pytest.mark.parametrize(
     ("profile", "said"),
     [
@@ -748,16 +735,6 @@ def test_what_a_profile_of_ours_rests_on(package: str, profiles: set[str]) -> No
     assert rules.profiles.keys() == profiles
     for facts in rules.profiles.values():
         assert facts.keys() - {"missing"} == rules.facts
-
-
-def test_disable_is_read_when_a_device_is_first_made(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(Usable)
-    before = gi.device()
-    monkeypatch.setenv("GPUINTEROP_DISABLE", "map_buffer")
-    assert gi.device() is before
-    assert gi.device().capabilities[Operation.MAP_BUFFER, gi.OpaqueFd].usable
-    assert registry.__doc__ is not None
-    assert "when a device is first made" in registry.__doc__
 
 
 def identity(**marks: Any) -> gi.DeviceIdentity:

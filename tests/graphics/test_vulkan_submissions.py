@@ -129,17 +129,6 @@ def test_two_calls_never_share_a_submission(frames: Frames, handoff: Any, device
     assert infos[0] != infos[1]
 
 
-def test_a_failed_submission_can_be_made_again(frames: Frames, handoff: Any, monkeypatch: Any) -> None:
-    functions = handoff.vk.functions
-    submit = functions.vkQueueSubmit
-    codes = iter([-4, 0])
-    monkeypatch.setitem(functions.__dict__, "vkQueueSubmit", lambda *given: next(codes) or submit(*given))
-    commands = [frames.commands(3)]
-    with pytest.raises(gi.DriverError, match="VK_ERROR_DEVICE_LOST"):
-        handoff.submit(command_buffers=commands)
-    assert frames.run(commands) == 3
-
-
 def test_lists_of_an_earlier_frame_are_changed_in_place(handoff: Any, device: gi.Device) -> None:
     """What the next call would return, in the same lists; and `next_submit` has the same values."""
     with device.create_stream() as stream:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gpuinterop as gi
 from gpuinterop.errors import (
     ArgumentTypeError,
     BackendUnavailableError,
@@ -143,31 +142,6 @@ def test_handles_say_where_they_come_from(exporter: Exporter) -> None:
         assert handle.origin.kind is OriginKind.MEMORY
         assert handle.origin.size == memory.size == 8192
         assert handle.origin.trusted is (exporter.name == "memfd")
-
-
-def test_allocations_are_imported(exporter: Exporter) -> None:
-    """What a device allocated, a memfd here, is the same memory; the handle is consumed by success only."""
-    with gi.get_backend("host").device().allocate(8192) as ours:
-        handle = ours.export()
-        with pytest.raises(InvalidArgumentError) as caught:
-            exporter.import_memory(handle, 1 << 30)
-        assert caught.value.argument == "size"
-        with exporter.import_memory(ours.export(), ours.size) as theirs:
-            ours.buffer.fill(0x42)
-            assert theirs.read(0, ours.size) == b"\x42" * ours.size
-            theirs.write(100, b"abcd")
-            found = np.zeros(4, np.uint8)
-            ours.buffer.copy_to_host(found, offset=100)
-            assert found.tobytes() == b"abcd"
-            with pytest.raises(InvalidArgumentError):
-                theirs.export()
-            fill = [Fill(memory=theirs, offset=0, size=4, word=0x01010101)]
-            assert exporter.submit(fill=fill).done(LIMIT)
-            assert theirs.read(0, 5) == b"\1\1\1\1\x42"
-        if not handle.closed:
-            handle.close()
-        with exporter.create_memory(4096) as memory, memory.export() as wrong, pytest.raises(ArgumentTypeError):
-            exporter.import_memory(wrong, 4096)  # type: ignore[arg-type]
 
 
 def test_images_are_a_declared_gap(exporter: Exporter) -> None:

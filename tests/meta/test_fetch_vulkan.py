@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.simulated import amd
 from tools import fetch_vulkan
 
 SYSTEM: dict[str, Any] = {"machine": "m", "release": "r", "loader": "", "icds": [], "layers": []}
@@ -81,38 +79,3 @@ def test_a_broken_stamp_is_fetched_again(
     assert "stamp.json is broken, or of another version: fetching again" in capsys.readouterr().err
     assert json.loads(fetch_vulkan.STAMP.read_text(encoding="utf-8")) == whole
     assert b"\xff" not in fetch_vulkan.ENV.read_bytes()
-
-
-def test_a_stamp_of_another_system_is_fetched_again_without_a_word(
-    fetched: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetch_vulkan.provide(WANTED, software=True)
-    monkeypatch.setattr(fetch_vulkan, "look_at_system", lambda: SYSTEM | {"release": "newer"})
-    fetch_vulkan.provide(WANTED, software=True)
-    assert fetched == ["loader", "loader"]
-    assert "again" not in capsys.readouterr().err
-
-
-def test_amds_sources_are_fetched_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetch that has failed tells git's error, and no list of packages; the next one goes on from there."""
-
-    def git(*command: str) -> str:
-        return subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    origin, late, sources = tmp_path / "origin", tmp_path / "late", tmp_path / "sources"
-    git("init", "--quiet", str(origin))
-    (origin / "VERSION").write_text("6.3")
-    git("-C", str(origin), "add", "VERSION")
-    git("-C", str(origin), "commit", "--quiet", "-m", "6.3")
-    commit = git("-C", str(origin), "rev-parse", "HEAD")
-    monkeypatch.setattr(amd, "CHECKOUTS", {"clr": (str(origin), commit), "HIP": (str(late), commit)})
-    with pytest.raises(amd.SourcesError, match="late") as caught:
-        amd.fetch(sources)
-    assert "fatal" in str(caught.value)
-    assert "Debian" not in str(caught.value)
-    git("clone", "--quiet", str(origin), str(late))
-    amd.fetch(sources)
-    for name in ("clr", "HIP"):
-        assert (sources / name / "VERSION").read_text() == "6.3"

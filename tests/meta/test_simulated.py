@@ -45,21 +45,6 @@ def test_the_simulated_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path
         assert not report.exists()
 
 
-def test_parties(run_pytest: Callable[..., Any]) -> None:
-    """Memfds and SwiftShader, here and in another process; no lavapipe, whose memory has a header of its own."""
-    done = run_pytest(*SIMULATED, "-k", "test_total", toy=GPU)
-    assert done.status == 0, done.output
-    (line,) = [line for line in done.output.splitlines() if line.startswith("gpuinterop exporters of toy:0: ")]
-    parties = line.partition(": ")[2].split(", ")
-    assert {"memfd", "memfd@process"} <= set(parties)
-    assert not [party for party in parties if "lavapipe" in party]
-    if any("SwiftShader" in found.driver for found in list_drivers()):
-        assert {"vulkan:swiftshader", "vulkan:swiftshader@process"} <= set(parties)
-    # Said to be a GPU and not to be simulated, it shares its memory with nobody here.
-    done = run_pytest("--gpuinterop-backend=toy", "-k", "test_total", toy=GPU)
-    assert "gpuinterop exporters of toy:0: none" in done.output
-
-
 EACH_ITS_OWN = """
 import pytest
 from gpuinterop import HandleError, OpaqueFd, Operation, get_backend

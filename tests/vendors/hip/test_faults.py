@@ -13,29 +13,11 @@ from gpuinterop.testing.suites.base import fds
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED
-from ..table import INVALID_VALUE, OUT_OF_MEMORY, UNKNOWN
+from ..table import INVALID_VALUE, UNKNOWN
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
 
 LIMIT = 20.0
-
-
-def test_what_is_no_memory_is_said_so(device: gi.Device) -> None:
-    """By the runtime's own rule: out of memory, which is not what it means."""
-    read, write = os.pipe()
-    before = fds()
-    with pytest.raises(gi.DriverError, match="this GPU's driver has not exported the descriptor") as caught:
-        device.import_memory(gi.OpaqueFd(read), size=4096)
-    assert caught.value.symbol == "hipErrorOutOfMemory"
-    assert fds() == before
-    os.close(read)
-    os.close(write)
-
-
-def test_out_of_memory_is_said_where_it_is_meant(simulator: Simulator, device: gi.Device) -> None:
-    simulator.fail("hipMemCreate", code=OUT_OF_MEMORY)
-    with pytest.raises(gi.OutOfMemoryError, match="hipMemCreate"):
-        device.allocate(1)
 
 
 def test_a_range_that_stays_mapped_is_not_used_again(

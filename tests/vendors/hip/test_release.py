@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,27 +17,6 @@ from tests.simulated.driver import Simulator
 from ..parties import open_party
 
 LIMIT = 20.0
-
-
-def test_an_unmapping_waits_for_no_default_stream(device: gi.Device) -> None:
-    """``hipMemUnmap`` goes through the null stream (hip_vm.cpp:362): behind a wait there it would block."""
-    allocation = device.allocate(1)
-    allocation.buffer.fill(1)
-    gate: Any = device.create_semaphore(gi.TimelineFd)
-    with device.wrap_stream(0) as default:
-        gate.wait(default, 1)
-        opening = threading.Timer(LIMIT / 4, gate.host_signal, (1,))
-        opening.start()
-        start = time.monotonic()
-        allocation.close()
-        device.drain()
-        assert time.monotonic() - start < LIMIT / 8
-        opening.cancel()
-        opening.join()
-        gate.host_signal(1)
-        default.synchronize(LIMIT)
-    allocation.close(timeout=LIMIT)
-    gate.close(timeout=LIMIT)
 
 
 BEHIND = """
