@@ -954,39 +954,6 @@ def test_arguments_of_handles(arguments: Callable[[int], Any], kind: type[Except
     assert re.search(match, str(error)), error
 
 
-@pytest.mark.parametrize("victim", range(3))
-@pytest.mark.parametrize("call", ["share", "gather"])
-def test_a_death_in_every_round_of_a_delivery(call: str, victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others raise the same error, and every rank closes all that it has received, though each close raises."""
-    real = gi.VmmFd.close
-
-    def close(handle: gi.VmmFd) -> None:
-        real(handle)
-        raise gi.HandleError("the fd was closed by other code")
-
-    def body(team: Team) -> str:
-        with contextlib.ExitStack() as own:
-            mine = memfd()
-            own.callback(real, mine)
-            if call == "share":
-                handles = [team.share_handle(mine if team.rank == 1 else None, 1, expect=gi.VmmFd)]
-            else:
-                handles = team.gather_handles(mine)
-            for handle in handles:
-                own.callback(real, handle)
-            return "well"
-
-    monkeypatch.setattr(gi.VmmFd, "close", close)
-    before = descriptors()
-    rounds = 0
-    while "well" not in (results := teams(Grid(3, {(rounds + 1, victim): set()}), body)):
-        rounds += 1
-        assert isinstance(results.pop(victim), Died)
-        assert same(results, gi.PeerError).rank == victim
-        assert descriptors() == before
-    assert rounds > 6
-
-
 def test_a_failed_send_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(team: Team) -> None:
         with memfd() as mine:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from . import explorer
-from .explorer import Condition, Failed, Lock, Run, Watched, explore, replay
+from .explorer import Failed, Lock, Run, Watched, explore, replay
 
 MARK = (None,)
 
@@ -155,32 +155,6 @@ def test_a_known_race_is_found_and_replayed(kind: type[Toy], use: Callable[[Toy]
         explore(build, budget=3, reduce=True)
 
 
-def test_a_race_that_needs_three_preemptions_is_not_found_with_two() -> None:
-    def build(run: Run) -> Callable[[], None]:
-        seen: list[str] = []
-
-        def writer() -> None:
-            for step in "ab":
-                explorer.point("write", seen)
-                seen.append(step)
-
-        def reader() -> None:
-            explorer.point("read", seen)
-            before = len(seen)
-            explorer.point("read", seen)
-            between = len(seen)
-            explorer.point("read", seen)
-            assert not before < between < len(seen), "both came"
-
-        run.thread(reader)
-        run.thread(writer)
-        return lambda: None
-
-    explore(build, budget=2)
-    with pytest.raises(Failed, match="both came"):
-        explore(build, budget=3)
-
-
 def test_a_write_outside_of_the_monitor_fails_at_once() -> None:
     with pytest.raises(Failed, match="written outside of the monitor"):
         explore(closing(Unlocked, Toy.use))
@@ -213,32 +187,6 @@ def test_what_waits_for_nothing_but_time_is_found() -> None:
 
     with pytest.raises(Failed, match="all wait for time"):
         explore(build)
-
-
-def test_conditions_wake() -> None:
-    def build(run: Run) -> Callable[[], None]:
-        condition, told = Condition(), list[int]()
-
-        def wait() -> None:
-            with condition:
-                while not told:
-                    condition.wait()
-                told.append(2)
-
-        def tell() -> None:
-            with condition:
-                told.append(1)
-                condition.notify_all()
-
-        run.thread(wait)
-        run.thread(tell)
-
-        def check() -> None:
-            assert told == [1, 2]
-
-        return check
-
-    explore(build)
 
 
 class Count:

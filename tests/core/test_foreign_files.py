@@ -1,7 +1,6 @@
 """Descriptors of files for which another process answers, and never does: nothing here waits for it.
 
-Two of them: a real one, of a FUSE server that is mute, where FUSE may be mounted; and, on every Linux, a file of which
-what would wait is written down and waits.
+As a file of a mute FUSE server would be: what asks that process is written down, and waits.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import select
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -50,34 +47,6 @@ class Mute:
     def __init__(self, fd: int, asked: Callable[[], list[str]]) -> None:
         self.fd = fd
         self.asked = asked
-
-
-@contextlib.contextmanager
-def _fuse(folder: Path) -> Iterator[Mute]:
-    mine, servers = socket.socketpair()
-    mine.settimeout(LIMIT)
-    program = [sys.executable, str(Path(__file__).with_name("fuse.py")), str(servers.fileno()), str(folder)]
-    with mine, subprocess.Popen(program, pass_fds=[servers.fileno()]) as server:
-        servers.close()
-        fds: list[int] = []
-        try:
-            word, fds, _, _ = socket.recv_fds(mine, 100, 1)
-            assert word, "the server has died"
-            if not fds:
-                pytest.skip(f"FUSE cannot be used here: {word.decode()}")
-            assert mine.recv(4) == b"mute"
-
-            def asked() -> list[str]:
-                mine.sendall(b"?")
-                return list(json.loads(mine.recv(10_000)))
-
-            yield Mute(fds[0], asked)
-        finally:
-            server.kill()  # and the kernel answers in its place
-            server.wait()
-            for fd in fds:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
 
 
 @contextlib.contextmanager
@@ -144,10 +113,10 @@ def _watched(file: Path) -> Iterator[Mute]:
             close(fd)
 
 
-@pytest.fixture(params=["fuse", "watched"])
-def mute(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mute]:
+@pytest.fixture
+def mute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mute]:
     monkeypatch.setattr(system, "_CLOSE_LIMIT", 0.1)  # a close waits for so long, in each of these tests
-    with _fuse(tmp_path) if request.param == "fuse" else _watched(tmp_path / "file") as found:
+    with _watched(tmp_path / "file") as found:
         yield found
 
 

@@ -124,31 +124,6 @@ def test_the_host_memory_of_a_copy_that_is_to_come_is_kept(what: str) -> None:
     settle(device, backend, stream, memory, gate)
 
 
-def test_an_interrupted_copy_keeps_the_host_memory(fake: tuple[Device, FakeBackend]) -> None:
-    class Array(np.ndarray[Any, Any]): ...
-
-    device, backend = fake
-    with memory_of(device) as memory:
-        buffer = memory.map_buffer()
-
-        def interrupt() -> None:
-            backend.blocked.update(native[1] for native in backend.live if native[0] == "stream")
-            raise KeyboardInterrupt
-
-        backend.on_synchronize = interrupt
-        target = np.zeros(16, "uint8").view(Array)
-        kept = weakref.ref(target)
-        with pytest.raises(KeyboardInterrupt):
-            buffer.copy_to_host(target)
-        backend.on_synchronize = lambda: None
-        del target
-        assert kept() is not None  # the copy is still to come
-        buffer.fill(1)  # on another stream than the one that is stuck
-        backend.blocked.clear()
-    device.synchronize()
-    assert kept() is None
-
-
 def test_a_failed_stream_fails_its_own_buffers_copies_only(host: Device) -> None:
     with host.allocate(4096) as one, host.allocate(4096) as two, host.create_semaphore(gi.TimelineFd) as semaphore:
         with host.create_stream() as stream:

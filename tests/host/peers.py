@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from gpuinterop.handles import FdHandle, OpaqueFd, TimelineFd
+from gpuinterop.handles import OpaqueFd, TimelineFd
 from gpuinterop_host.backend import HostBackend
 from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore
@@ -29,17 +29,6 @@ def _import(backend: HostBackend, handle: OpaqueFd | TimelineFd) -> Any:
     semaphore = backend.import_semaphore(backend.open_device(0), handle)
     handle.detach()
     return semaphore
-
-
-def answer(handle: OpaqueFd | TimelineFd, back: OpaqueFd | TimelineFd, rounds: int) -> None:
-    """Wait for 1, 2, ... on the one and signal the same on the other."""
-    backend = HostBackend()
-    first, second = _import(backend, handle), _import(backend, back)
-    for value in range(1, rounds + 1):
-        assert backend.host_wait(first, value, LIMIT)
-        backend.host_signal(second, value)
-    backend.destroy_semaphore(first)
-    backend.destroy_semaphore(second)
 
 
 def die_in_lock(handle: OpaqueFd | TimelineFd, value: int | None) -> None:
@@ -69,21 +58,3 @@ def sleep_on_condition(handle: OpaqueFd, ready: TimelineFd) -> None:
     # Who takes the mutex after this signal finds this process asleep: the wait gives the mutex back.
     backend.host_signal(asleep, 1)
     libc.pthread_cond_wait(ctypes.c_void_p(condition), ctypes.c_void_p(mutex))
-
-
-def vulkan_answer(memory: FdHandle, size: int, begin: OpaqueFd, end: OpaqueFd, rounds: int) -> None:
-    """SwiftShader, in a process of its own: wait, copy the first half to the second, signal."""
-    from .software_vulkan import Driver
-
-    driver = Driver("SwiftShader")
-    buffer, _ = driver.buffer(size)
-    allocation = driver.adopt(buffer, size, memory.detach())
-    first, second = driver.import_semaphore(begin.detach()), driver.import_semaphore(end.detach())
-    commands = driver.record_copy(buffer, 0, size // 2, size // 2)
-    for _ in range(rounds):
-        driver.submit(commands, wait=first, signal=second)
-        driver.idle()
-    driver.destroy(first)
-    driver.destroy(second)
-    driver.free(buffer, allocation)
-    driver.close()

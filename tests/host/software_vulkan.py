@@ -34,8 +34,6 @@ class Driver:
             self.close()
             raise
         self.queue = vk.vkGetDeviceQueue(self.device, 0, 0)
-        pool = vk.VkCommandPoolCreateInfo(queueFamilyIndex=0)
-        self.pool = vk.vkCreateCommandPool(self.device, pool, None)
 
     def _call(self, name: str) -> Any:
         return vk.vkGetDeviceProcAddr(self.device, name)
@@ -43,7 +41,6 @@ class Driver:
     def close(self) -> None:
         if self.device is not None:
             vk.vkDeviceWaitIdle(self.device)
-            vk.vkDestroyCommandPool(self.device, self.pool, None)
             vk.vkDestroyDevice(self.device, None)
         vk.vkDestroyInstance(self.instance, None)
 
@@ -65,38 +62,9 @@ class Driver:
         get = vk.VkMemoryGetFdInfoKHR(memory=memory, handleType=MEMORY_FD)
         return memory, int(self._call("vkGetMemoryFdKHR")(self.device, get))
 
-    def adopt(self, buffer: Any, size: int, fd: int) -> Any:
-        """Import `fd` (consumed) and bind it to `buffer`."""
-        info = vk.VkImportMemoryFdInfoKHR(handleType=MEMORY_FD, fd=fd)
-        allocate = vk.VkMemoryAllocateInfo(pNext=info, allocationSize=size, memoryTypeIndex=0)
-        memory = vk.vkAllocateMemory(self.device, allocate, None)
-        vk.vkBindBufferMemory(self.device, buffer, memory, 0)
-        return memory
-
     def free(self, buffer: Any, memory: Any) -> None:
         vk.vkDestroyBuffer(self.device, buffer, None)
         vk.vkFreeMemory(self.device, memory, None)
-
-    def record_fill(self, buffer: Any, offset: int, size: int, word: int) -> Any:
-        commands = self._begin()
-        vk.vkCmdFillBuffer(commands, buffer, offset, size, word)
-        vk.vkEndCommandBuffer(commands)
-        return commands
-
-    def record_copy(self, buffer: Any, source: int, target: int, size: int) -> Any:
-        commands = self._begin()
-        region = vk.VkBufferCopy(srcOffset=source, dstOffset=target, size=size)
-        vk.vkCmdCopyBuffer(commands, buffer, buffer, 1, [region])
-        vk.vkEndCommandBuffer(commands)
-        return commands
-
-    def _begin(self) -> Any:
-        info = vk.VkCommandBufferAllocateInfo(
-            commandPool=self.pool, level=vk.VK_COMMAND_BUFFER_LEVEL_PRIMARY, commandBufferCount=1
-        )
-        commands = vk.vkAllocateCommandBuffers(self.device, info)[0]
-        vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo())
-        return commands
 
     # -- semaphores ----------------------------------------------------------------------------------------------
 
@@ -117,12 +85,11 @@ class Driver:
     def destroy(self, semaphore: Any) -> None:
         vk.vkDestroySemaphore(self.device, semaphore, None)
 
-    def submit(self, commands: Any = None, *, wait: Any = None, signal: Any = None) -> None:
+    def submit(self, *, wait: Any = None, signal: Any = None) -> None:
         info = vk.VkSubmitInfo(
             waitSemaphoreCount=1 if wait else 0,
             pWaitSemaphores=[wait] if wait else [],
             pWaitDstStageMask=[vk.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT] if wait else [],
-            pCommandBuffers=[commands] if commands else [],
             signalSemaphoreCount=1 if signal else 0,
             pSignalSemaphores=[signal] if signal else [],
         )

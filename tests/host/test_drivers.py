@@ -27,26 +27,6 @@ SIZE = 64 * 1024
 LIMIT = 30.0
 
 
-def test_memory_both_ways(backend: HostBackend, device: Device, driver: Driver) -> None:
-    """Vulkan fills, we read and write, Vulkan copies: one memory, no copy of it."""
-    buffer, size = driver.buffer(SIZE)
-    memory, fd = driver.allocate(buffer, size)
-    imported = backend.import_memory(device, OpaqueFd(fd, trusted=True), size=size, dedicated=False)
-    _, address = backend.map_buffer(imported, size=size)
-    driver.submit(driver.record_fill(buffer, 0, SIZE, 0x01020304))
-    driver.idle()
-    assert ctypes.string_at(address, SIZE) == bytes([4, 3, 2, 1]) * (SIZE // 4)
-    half = SIZE // 2
-    pattern = os.urandom(half)
-    ctypes.memmove(address, pattern, half)
-    driver.submit(driver.record_copy(buffer, 0, half, half))
-    driver.idle()
-    assert ctypes.string_at(address + half, half) == pattern
-    driver.free(buffer, memory)
-    assert ctypes.string_at(address, half) == pattern  # ours holds the object alive
-    backend.destroy_memory(imported)
-
-
 def test_a_bare_number_of_our_own_driver_is_not_said_to_be_another_process_s(swiftshader: Driver) -> None:
     """Nothing tells the library who else holds it, so it says that, and what to pass; the number stays ours."""
     ours = gi.get_backend("host").device()
@@ -162,51 +142,6 @@ def test_swiftshader_last(backend: HostBackend, device: Device, swiftshader: Dri
     backend.host_signal(again, 0)
     assert backend.host_wait(again, 0, 0)
     backend.destroy_semaphore(again)
-
-
-def test_swiftshader_in_another_process(
-    backend: HostBackend, device: Device, stream: Any, swiftshader: Driver, start: Any
-) -> None:
-    """Memory and semaphores made here, used by Vulkan there; fifty rounds, no idle wait between."""
-    memory = backend.allocate(device, SIZE, VmmFd)
-    shared = backend.export_allocation(memory)
-    mapping, address = backend.map_allocation(memory, [device])
-    begin, end = (backend.create_semaphore(device, OpaqueFd) for _ in range(2))
-    handles = [backend.export_semaphore(begin), backend.export_semaphore(end)]
-    process = start(peers.vulkan_answer, shared, SIZE, *handles, 50)
-    half = SIZE // 2
-    for index in range(50):
-        backend.fill(stream, address, index, half)
-        backend.signal(backend.prepare([begin]), stream, [0])
-        backend.wait(backend.prepare([end]), stream, [0], 30_000)
-        backend.synchronize(stream)
-        assert ctypes.string_at(address + half, half) == bytes([index]) * half
-    process.join()
-    assert process.exitcode == 0
-    for handle in (shared, *handles):
-        handle.close()
-    backend.unmap_allocation(mapping)
-    backend.release_allocation(memory)
-    backend.destroy_semaphore(begin)
-    backend.destroy_semaphore(end)
-
-
-def test_semaphores_made_by_swiftshader_here_used_there(
-    backend: HostBackend, device: Device, swiftshader: Driver, start: Any
-) -> None:
-    """Vulkan here, a host in another process."""
-    there, there_fd = swiftshader.semaphore()
-    back, back_fd = swiftshader.semaphore()
-    with OpaqueFd.adopt(there_fd) as first, OpaqueFd.adopt(back_fd) as second:
-        process = start(peers.answer, first, second, 20)
-    for _ in range(20):
-        swiftshader.submit(signal=there)
-        swiftshader.submit(wait=back)
-        swiftshader.idle()
-    process.join()
-    assert process.exitcode == 0
-    swiftshader.destroy(there)
-    swiftshader.destroy(back)
 
 
 @pytest.mark.leaves("memfd:SwiftShader.Semaphore")

@@ -9,6 +9,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.suites.base import fds
+from tests.core.forged import forge
 from tests.kept_streams import destroy_kept_streams
 from tests.simulated.driver import Simulator
 
@@ -155,6 +156,24 @@ def test_a_code_that_the_bindings_do_not_know(simulator: Simulator, device: gi.D
             attempt()
         assert (caught.value.call, caught.value.code) == (VENDOR.call(name), 12345)
     stream.close()
+
+
+@pytest.mark.parametrize("call", VENDOR.pins)
+def test_a_page_that_cannot_be_pinned_is_undone(simulator: Simulator, device: gi.Device, call: str) -> None:
+    """Nothing is made, nothing stays registered; a handle stays the caller's."""
+    _ = device.handle  # which opens it: a context is alive as well
+    before, descriptors = simulator.live(), fds()
+    simulator.fail(VENDOR.call(call), code=UNKNOWN)
+    with pytest.raises(gi.DriverError) as caught:
+        device.create_semaphore(gi.TimelineFd)
+    assert (caught.value.call, caught.value.code) == (VENDOR.call(call), UNKNOWN)
+    device.drain()  # what blocks is undone at the gate
+    assert (simulator.live(), fds()) == (before, descriptors)
+    with gi.TimelineFd.adopt(forge()) as handle:
+        simulator.fail(VENDOR.call(call), code=UNKNOWN)
+        with pytest.raises(gi.DriverError, match=call):
+            device.import_semaphore(handle)
+        device.import_semaphore(handle).close(timeout=LIMIT)
 
 
 def test_a_release_that_fails_is_a_warning_that_names_it(simulator: Simulator, device: gi.Device, memfd: Any) -> None:

@@ -432,23 +432,6 @@ def test_unknown_signal_flags(party: Exporter, request: pytest.FixtureRequest) -
         assert idle(stream)
 
 
-@pytest.mark.parametrize("kind", [gi.Binary, gi.Timeline])
-def test_a_wait_may_come_before_its_signal(party: Exporter, kind: type) -> None:
-    """Not promised for any kind; but so it is, across streams and across APIs."""
-    if kind is gi.Timeline:
-        timelines(party)
-    with imported_semaphore(party, kind) as (theirs, semaphore), stream_of() as first, stream_of() as second:
-        ok(wait(semaphore, first, 1))
-        assert not idle(first, SHORT)
-        ok(signal(semaphore, second, 1))
-        assert idle(first)
-        ok(wait(semaphore, first, 2))
-        assert not idle(first, SHORT)
-        theirs.signal(2)
-        assert idle(first)
-        assert idle(second)
-
-
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -476,32 +459,6 @@ def mapped(handle: Any, size: int, device: int = 0) -> Iterator[Any]:
     yield pointer
     ok(cuda.cuMemUnmap(pointer, size))
     ok(cuda.cuMemAddressFree(pointer, size))
-
-
-def test_an_allocation_is_exported_and_imported(context: Any) -> None:
-    """By another handle, which leaves the descriptor alone, and as external memory, which takes it."""
-    size = ok(cuda.cuMemGetAllocationGranularity(properties(), Number(0)))
-    assert size == 2 * MIB
-    assert code_of(cuda.cuMemCreate(4096, properties(), 0)) == INVALID_VALUE
-    handle = ok(cuda.cuMemCreate(size, properties(), 0))
-    fd = int(ok(cuda.cuMemExportToShareableHandle(handle, FD_TYPE, 0)))
-    again = ok(cuda.cuMemImportFromShareableHandle(fd, FD_TYPE))
-    assert is_open(fd)
-    with stream_of() as stream, pinned() as host, mapped(handle, size) as here, mapped(again, size) as there:
-        ok(cuda.cuMemsetD8Async(here, 0x11, size, stream))
-        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), there, 4096, stream))
-        assert idle(stream)
-        assert ctypes.string_at(host, 4096) == b"\x11" * 4096
-        memory = ok(import_memory(fd, size))
-        assert not is_open(fd)
-        pointer = ok(map_buffer(memory, 0, size))
-        ok(cuda.cuMemcpyAsync(cuda.CUdeviceptr(host), int(pointer) + 4096, 4096, stream))
-        assert idle(stream)
-        assert ctypes.string_at(host, 4096) == b"\x11" * 4096
-        ok(cuda.cuMemFree(pointer))
-        ok(cuda.cuDestroyExternalMemory(memory))
-    ok(cuda.cuMemRelease(again))
-    ok(cuda.cuMemRelease(handle))
 
 
 def of_handle(handle: Any) -> tuple[int, int, int]:
@@ -640,58 +597,6 @@ def test_64_bit_waits_for_a_word(context: Any, condition: int, value: int, befor
 GLOBAL = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 RELAXED = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 THREAD_LOCAL = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-
-
-def nodes_of(graph: Any) -> list[Any]:
-    _, _, count = cuda.cuGraphGetNodes(graph)
-    return list(cuda.cuGraphGetNodes(graph, count)[1])[:count]
-
-
-def test_signals_and_waits_are_captured(party: Exporter, request: pytest.FixtureRequest) -> None:
-    """Values are baked in, and set for each launch; how many semaphores there are is not."""
-    timelines(party)
-    with (
-        imported_semaphore(party, gi.Timeline) as (theirs, semaphore),
-        imported_memory(party) as (shared, memory),
-        stream_of() as stream,
-    ):
-        pointer = ok(map_buffer(memory, 0, 4096))
-        ok(cuda.cuStreamBeginCapture(stream, THREAD_LOCAL))
-        ok(wait(semaphore, stream, 1))
-        ok(cuda.cuMemsetD8Async(pointer, 0x33, 4096, stream))
-        ok(signal(semaphore, stream, 2))
-        graph = ok(cuda.cuStreamEndCapture(stream))
-        nodes = nodes_of(graph)
-        assert sorted(int(ok(cuda.cuGraphNodeGetType(node))) for node in nodes) == [2, 8, 9]
-        executable = ok(cuda.cuGraphInstantiate(graph, 0))
-        theirs.signal(1)
-        ok(cuda.cuGraphLaunch(executable, stream))
-        assert theirs.wait(2, timeout=LIMIT)
-        assert idle(stream)
-        assert shared.read(0, 4096) == b"\x33" * 4096
-
-        by_type = {int(ok(cuda.cuGraphNodeGetType(node))): node for node in nodes}
-        waits, signals = cuda.CUDA_EXT_SEM_WAIT_NODE_PARAMS(), cuda.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS()
-        wait_params = cuda.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS()
-        signal_params = cuda.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS()
-        wait_params.params.fence.value, signal_params.params.fence.value = 3, 4
-        waits.extSemArray, waits.paramsArray, waits.numExtSems = [semaphore], [wait_params], 1
-        signals.extSemArray, signals.paramsArray, signals.numExtSems = [semaphore], [signal_params], 1
-        ok(cuda.cuGraphExecExternalSemaphoresWaitNodeSetParams(executable, by_type[9], waits))
-        ok(cuda.cuGraphExecExternalSemaphoresSignalNodeSetParams(executable, by_type[8], signals))
-        ok(cuda.cuGraphLaunch(executable, stream))
-        assert not idle(stream, SHORT)
-        theirs.signal(3)
-        assert theirs.wait(4, timeout=LIMIT)
-        assert idle(stream)
-
-        signals.extSemArray, signals.paramsArray = [semaphore] * 2, [signal_params] * 2
-        signals.numExtSems = 2
-        set_params = cuda.cuGraphExecExternalSemaphoresSignalNodeSetParams
-        assert code_of(set_params(executable, by_type[8], signals)) == INVALID_VALUE
-        ok(cuda.cuGraphExecDestroy(executable))
-        ok(cuda.cuGraphDestroy(graph))
-        ok(cuda.cuMemFree(pointer))
 
 
 def end_invalid(stream: Any) -> None:

@@ -420,15 +420,6 @@ def test_what_ends_the_command(
     _are_gone(tmp_path)
 
 
-def test_on_another_thread(run: Callable[..., Done]) -> None:
-    """No signal is handled there; all else is as ever."""
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(run, script="simulator.fail('cuMulticastCreate', code=802)").result(60)
-    assert done.status == 1, done.output + done.errors
-    assert "✗ create " in done.output
-    assert "multicast works here" not in done.output
-
-
 # -- whose driver it is --------------------------------------------------------------------------------------------
 
 

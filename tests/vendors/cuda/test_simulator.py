@@ -6,9 +6,7 @@ What it shares with the real one is in test_facts.py. What works, the suites use
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -411,29 +408,6 @@ def test_nothing_waits_for_ever(simulator: Simulator) -> None:
     assert simulator.run(FOR_EVER, GPUINTEROP_SIM_TEAM_SECONDS="0.05") == "ok\n"
 
 
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """Nothing can be opened: what is open goes on."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_memory_that_cannot_be_looked_at_is_not_gone(simulator: Simulator) -> None:
-    with bound() as (group, _), mapped(group, [0]) as everywhere:
-        with (
-            no_more_files(),
-            simulator.expect_violation("memory of device 0 could not be reached"),
-            pytest.raises(ValueError, match="999"),
-        ):
-            simulator.multimem_store(everywhere, [1])
-        simulator.multimem_store(everywhere, [2])
-        assert simulator.multimem_sum(everywhere, 1) == [2]
-
-
 MEMBER = """
 from tests.vendors.cuda.test_simulator import *
 ok(cuda.cuInit(0))
@@ -472,28 +446,3 @@ def test_memory_of_a_process_that_was_killed_is_gone(simulator: Simulator) -> No
     os.close(fd)
     for one in (group, handle):
         ok(cuda.cuMemRelease(one))
-
-
-# -- whose driver this is ----------------------------------------------------------------------------------------------
-
-
-ANOTHER = """
-from tests.simulated.driver import assert_simulated
-try:
-    assert_simulated()
-except AssertionError as error:
-    print(error)
-"""
-
-
-def test_another_driver_is_recognised(simulator: Simulator, tmp_path: Path) -> None:
-    """Any library will do: it lacks our mark."""
-    other = importlib.util.find_spec("_ctypes")
-    assert other is not None
-    assert other.origin is not None
-    (tmp_path / "libcuda.so.1").symlink_to(other.origin)
-    environment = {**simulator.environment(), "LD_LIBRARY_PATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", ANOTHER], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "libcuda.so.1 of this process is not the simulated driver\n", done.stderr

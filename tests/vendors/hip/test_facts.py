@@ -534,18 +534,6 @@ def test_where_the_command_processor_waits() -> None:
     assert printed(program) == [refused, refused, taken, taken]
 
 
-def test_registered_memory(runtime: Runtime) -> None:
-    page = ctypes.create_string_buffer(8192)
-    address = ctypes.addressof(page) + 4095 & ~4095
-    runtime.ok("hipHostRegister", address, 4096, 3)
-    assert runtime.object("hipHostGetDevicePointer", address, 0) == address
-    with runtime.stream() as stream:
-        runtime.ok("hipStreamWriteValue64", stream, address, 9, 0)
-        runtime.ok("hipStreamSynchronize", stream)
-    assert word(address).value == 9
-    runtime.ok("hipHostUnregister", address)
-
-
 def test_what_is_registered_is_registered_again() -> None:
     """hip_memory.cpp:1304: without a word, and it is given back once."""
     program = """
