@@ -456,7 +456,6 @@ class Buffer(Sized):
         return start
 
     @inside
-    @inside
     def use_on(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
         known, first = stream.known_as(), self._offset + start
@@ -466,6 +465,7 @@ class Buffer(Sized):
         else:
             self.mapping.used_on(known, first, first + size)
 
+    @inside
     def is_used_by(self, stream: Stream) -> bool:
         """Whether all bytes are noted as the stream's, and no other stream has used the mapping."""
         known, uses = stream.known_as(), self.mapping.uses.copy()

@@ -24,9 +24,9 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import drain, gate
 from gpuinterop._core.device import Device
-from gpuinterop._core.monitor import locked
-from gpuinterop._core.lifetime import count_alive
 from gpuinterop._core.known_stream import Wait, fail_wait
+from gpuinterop._core.lifetime import count_alive
+from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
 
 from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of

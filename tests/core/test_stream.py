@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core import drain
-from gpuinterop._core.lifetime import Lifetime, Standing, State, count_alive
 from gpuinterop._core.known_stream import Moment, Wait, fail_stream, fail_wait, order
-from gpuinterop._core.lifetime import Lifetime, Standing, State, count_alive, retire
+from gpuinterop._core.lifetime import Lifetime, Standing, State, count_alive
 from gpuinterop.backend import DriverHandle
 
 from .fake import FakeBackend, FakeEverything, fake_device
