@@ -387,9 +387,9 @@ or why it is in no pair."""
 _PROTOCOLS = {"__dlpack__", "__enter__", "__exit__", "__cuda_stream__", "__await__"}
 
 
-def public_methods() -> Iterator[str]:
+def public_methods(classes: Sequence[type] = CLASSES) -> Iterator[str]:
     """Every public method and property of the classes, as `METHODS` calls it."""
-    for cls in CLASSES:
+    for cls in classes:
         for name, value in inspect.getmembers_static(cls):
             known = name in _PROTOCOLS or not name.startswith("_")
             code = isinstance(value, property | staticmethod | classmethod) or inspect.isfunction(value)
