@@ -16,7 +16,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.gate import waiting
-from gpuinterop._core.lifetime import BORN, Lifetime, retire
+from gpuinterop._core.lifetime import BORN, LIVE, Lifetime, retire
 from gpuinterop._core.known_stream import KnownStream
 from gpuinterop._core.stream_memory import OwnTimelines
 from tests.spare_pages import unpin_spare_pages
@@ -48,6 +48,7 @@ class Row:
     inherits: bool = (
         False  # the waits are another stream's: when the driver has failed, they stay until they pass there
     )
+    blocks: str = ""  # whose release blocks the device from then on, and stands at the gate
     call: Callable[[Any], object] | None = None  # if not that of `pairs`
     before: Callable[[Any], object] = lambda world: None
 
@@ -61,8 +62,6 @@ class Fresh(pairs.World):
     whole = functools.cached_property(lambda self: gi.create_multicast([self.device], _SIZE))
     half = functools.cached_property(lambda self: self.device.allocate(_SIZE))
     part = functools.cached_property(lambda self: self.half.buffer)
-    binding = functools.cached_property(lambda self: self.whole.bind_memory(self.half))
-    mapped = functools.cached_property(lambda self: self.whole.map())
 
     @functools.cached_property
     def graph(self) -> gi.Graph:
@@ -118,7 +117,7 @@ ROWS: dict[str, Row] = {
     ),
     "ExternalMemory.map_buffer": Row({"map_buffer": "memory"}),
     "ExternalMemory.map_mipmapped_array": Row({"map_array": "memory"}),
-    "ExternalSemaphore.export": Row({"export": "own"}),
+    "ExternalSemaphore.export": Row({"export": "own"}, blocks="own"),
     "ExternalSemaphore.host_signal": Row({"host_signal": "own"}),
     "ExternalSemaphore.host_wait": Row({"host_wait": "own"}),
     "ExternalSemaphore.signal": Row({"signal": "stream semaphore"}, notes="semaphore", tells=2),
@@ -141,10 +140,6 @@ ROWS: dict[str, Row] = {
     "Device.allocate": Row({"allocate": ""}),
     "Device.create_semaphore": Row({"pin": ""}),
     "Device.create_stream": Row({"create_stream": ""}),
-    "Device.import_allocation": Row(
-        {"import_allocation": "", "location": ""},
-        call=lambda w: w.make(w.device.import_allocation(gi.FabricHandle(bytes(64)), 4096)),
-    ),
     "Device.import_memory": Row({"import_memory": ""}),
     "Device.import_semaphore": Row({"import_semaphore": ""}),
     "Device.synchronize": Row({"synchronize": "stream"}, asks="stream", before=lambda w: w.stream),
@@ -155,26 +150,14 @@ ROWS: dict[str, Row] = {
     "MulticastObject.bind_memory": Row({"bind_memory": "whole half"}, call=lambda w: w.whole.bind_memory(w.half)),
     "MulticastObject.export": Row({"export_multicast": "group"}, call=lambda w: w.group.export().close()),
     "MulticastObject.map": Row({"map_allocation": "whole"}, call=lambda w: w.make(w.whole.map())),
-    "MulticastObject.close": Row({}, call=lambda w: w.whole.close()),
-    "MulticastObject.unbind": Row({}, call=lambda w: w.whole.unbind(w.binding.device, 0, _SIZE)),
-    "MulticastBinding.close": Row({}, call=lambda w: w.binding.close()),
-    "MulticastMapping.close": Row({}, call=lambda w: w.mapped.close()),
 }  # fmt: skip
-_DRAINS = (
-    "Allocation.close", "Buffer.close", "Buffer.hold", "Device.drain", "Device.wrap_stream", "ExternalMemory.close",
-    "ExternalMemory.on_released", "ExternalSemaphore.close", "ExternalSemaphore.close, of ours", "Graph.close",
-    "GraphSemaphores.close", "MipmappedArray.close", "Stream.close", "Stream.on_released",
-)  # fmt: skip
-ROWS |= dict.fromkeys(_DRAINS, Row({}))
-
 _MULTICAST = (gi.MulticastObject, gi.MulticastBinding, gi.MulticastMapping)
 _PASSIVE = {
-    "__dlpack__": "refuses",
-    "__enter__": pairs.ENTER,
-    "__exit__": pairs.ENTER,
-    "on_released": "notes a callback",
-}
-"""Methods of these that have no row, and why. What else has none is in no pair for a reason that serves here, too."""
+    "close": "retires it; what is called is the drain's", "drain": "the same", "unbind": "closes a binding",
+    "hold": "marks, as an array does", "on_released": "notes a callback", "wrap_stream": "names one",
+    "MulticastMapping.__dlpack__": "refuses", "__enter__": pairs.ENTER, "__exit__": pairs.ENTER,
+}  # fmt: skip
+"""Methods that have no row, and why. What else has none is in no pair for a reason that serves here, too."""
 
 
 def without_a_row() -> list[str]:
@@ -183,10 +166,10 @@ def without_a_row() -> list[str]:
         name for name, how in pairs.METHODS.items() if type(how) is str
     }
     for cls in _MULTICAST:
-        found = inspect.getmembers_static(cls)
-        known |= {f"{cls.__name__}.{name}" for name, value in found if type(value) is property or name in _PASSIVE}
+        known |= {f"{cls.__name__}.{name}" for name, it in inspect.getmembers_static(cls) if type(it) is property}
     classes = [cls for cls in (*pairs.CLASSES, *_MULTICAST) if cls is not gi.OpaqueFd]
-    return [method for method in pairs.public_methods(classes) if method not in known]
+    methods = [method for method in pairs.public_methods(classes) if method not in known]
+    return [method for method in methods if not {method, method.partition(".")[2]} & _PASSIVE.keys()]
 
 
 def natives(world: pairs.World) -> dict[str, Lifetime]:
@@ -212,11 +195,9 @@ class _Closes(list[Any]):
     """Marks, the first of which comes just behind another thread's close of the native."""
 
     native: Lifetime
-    done = False
 
     def __iadd__(self, marks: Any) -> _Closes:  # type: ignore[misc]
         retire(self.native)
-        self.done = True
         return super().__iadd__(marks)
 
 
@@ -228,23 +209,25 @@ class Made:
         self.fails = fails
         self.kept: dict[str, list[str]] = {}
         """What each driver call has found kept."""
+        self.gated: list[str] = []
         self.at_work: tuple[list[str], bool, int] = [], False, 0
         """As the last that gave a stream work has found it: what had noted the stream, whether the gate was looked at
         behind the note of its wait, and what the semaphore had of it."""
         self.error: gi.GpuInteropError | None = None
-        self._looks: list[set[object]] = []
+        self.looks: list[set[object]] = []
         world = _world(name, _things(name))
         self.natives = natives(world)
         self._before = {name: set(native.uses) for name, native in self.natives.items()}
+        self._gated_before = {name for name, native in self.natives.items() if native.gate}
         pending = self._waiting()
         if closes:
-            self.closing = self.natives[closes].calls = _Closes()
-            self.closing.native = self.natives["semaphore" if closes == "batch" else closes]  # which closes the batch
+            marks = self.natives[closes].calls = _Closes()
+            marks.native = self.natives["semaphore" if closes == "batch" else closes]  # which closes the batch
         world.backend.at = self._at
         gate = world.device.gate
         gate.shut.append(None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gate, "let_releases_end", lambda: self._looks.append({one.handle for one in waiting}))
+            patch.setattr(gate, "let_releases_end", lambda: self.looks.append({one.handle for one in waiting}))
             for method in _OWN:
                 patch.setattr(OwnTimelines, method, self._watched(method))
             try:
@@ -254,6 +237,7 @@ class Made:
             finally:
                 world.backend.at = lambda call, place, handles: None
                 gate.shut.pop()
+        self.closed = closes and self.natives[closes].state is not LIVE
         self.left = self.noted(), self._waiting() - pending, self._told()
         world.end()
 
@@ -282,8 +266,9 @@ class Made:
         if place != "inside" or (call in _ASIDE and call not in self.row.during):
             return
         self.kept.setdefault(call, sorted(name for name, native in self.natives.items() if _is_kept(native)))
+        self.gated = [name for name, native in self.natives.items() if native.gate and name not in self._gated_before]
         if call in _WORK:
-            looked = any(not looks.isdisjoint(handles) for looks in self._looks)
+            looked = any(not looks.isdisjoint(handles) for looks in self.looks)
             self.at_work = self.noted(handles), looked, self._told()
         if call == self.fails:
             self.fails = ""
@@ -323,6 +308,11 @@ def check(name: str) -> None:
     waits = {"stream", "other"} & set(during[work]) - asks if row.gate else set()
     _same("the driver calls, and what each has found kept", made.kept, during)
     _same("the notes, the look at the gate and the value, before the work", made.at_work, (notes, row.gate, 0))
+    _same(
+        "how often it looks at the gate, and what it puts there",
+        (len(made.looks), made.gated),
+        (row.gate, row.blocks.split()),
+    )
     _same("the notes, the waits and the value that are left", made.left, (later, waits, row.tells))
     for call in during:
         made = Made(name, fails=call)
@@ -331,7 +321,7 @@ def check(name: str) -> None:
             _same(f"what is left after {call} has failed", made.left, left)
     for thing in sorted({thing for things in during.values() for thing in things} - asks):
         made = Made(name, closes=thing)
-        if made.closing.done:  # else something is being made on it
+        if made.closed:  # else something is being made on it
             _same(f"the error when {thing} is closed", type(made.error), gi.ResourceClosedError)
             _same(f"the calls when {thing} is closed", [call for call in made.kept if thing in during[call]], [])
             _same(f"the notes when {thing} is closed", [] if row.early else made.left[0], [])

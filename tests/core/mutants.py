@@ -19,13 +19,20 @@ import pytest
 
 from gpuinterop._core import drain, known_stream, lifetime
 from gpuinterop._core.enqueue import Enqueues
+from gpuinterop._core import drain, lifetime, known_stream
+from gpuinterop._core.array import ArrayLevel
+from gpuinterop._core.graph import Graph
+from gpuinterop._core.memory import Buffer, Hold
+from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.known_stream import KnownStream
 from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Buffer, Hold
 from gpuinterop._core.resource import Resource
+from gpuinterop._core.semaphore import ExternalSemaphore
 from gpuinterop._core.stream import Stream
 
 from . import pairs
+from .call_table import ROWS, check
 from .explored import Core
 from .explorer import Failed
 from .scenes import SCENES
@@ -42,7 +49,7 @@ class Mutant:
     ----------
     texts : tuple of Text
     found_by : str
-        Two actions of `pairs` with an ampersand between them, or a scene.
+        Two actions of `pairs` with an ampersand between them, a scene, or a row of `call_table`.
     """
 
     texts: tuple[Text, ...]
@@ -72,6 +79,12 @@ def put_in_place(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
 def find(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> str:
     """How it is found, after how many schedules; empty when it is not."""
     put_in_place(mutant, monkeypatch)
+    try:
+        if mutant.found_by in ROWS:
+            check(mutant.found_by)
+            return ""
+    except AssertionError as error:
+        return str(error)
     core = Core(monkeypatch)
     try:
         if mutant.found_by in SCENES:
@@ -98,6 +111,9 @@ _NOTE = (
     "            waiting[known] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
+_MARKS = "    calls, streams = marked.calls, lifetime.calls\n"
+_LAUNCH = "    self._backend.launch(self._marked.handle, lifetime.handle)\n"
+_TELL = "        last[0] = max(step.values[place], last[0])\n"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
 MUTANTS: dict[str, Mutant] = {
@@ -263,6 +279,53 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a drain does not look again where an array has ended": Mutant(
         ((lifetime.retire_dropped, "if lifetime.state is RETIRED:", "if False:"),), "an array's end beside a close"
+    ),
+    "a batch's signal's mark comes behind the look": Mutant(
+        (
+            (Enqueues._enqueue, "    calls += MARK\n", "    was = marked.state\n    calls += MARK\n"),
+            (Enqueues._enqueue, "if lifetime.odd or marked.state is", "if lifetime.odd or was is"),
+        ),
+        "SemaphoreBatch.signal",
+    ),
+    "a launch does not look at the gate": Mutant(
+        ((Enqueues._enqueue, "if gate.shut:", "if gate.shut and numbers:"),), "Graph.launch"
+    ),
+    "a launch does not note its mappings": Mutant(
+        ((Graph._note_use, "mapping.used_on(native, first, last)", "pass"),), "Graph.launch"
+    ),
+    "a launch notes what it uses, then marks and looks": Mutant(
+        ((Enqueues._enqueue, _MARKS, "    self._noted.get(native) or self._note_use(stream, native)\n" + _MARKS),),
+        "Graph.launch",
+    ),
+    "a launch notes its signals, then calls the driver": Mutant(
+        (
+            (Graph._launch_now, _LAUNCH, ""),
+            (Graph._launch_now, _TELL, _TELL + _LAUNCH),
+        ),
+        "Graph.launch",
+    ),
+    "a level's copy does not note the image": Mutant(
+        ((ArrayLevel._enqueue, "elif native not in array.lifetime.uses:", "elif False:"),),
+        "ArrayLevel.copy_from_buffer",
+    ),
+    "a copy without a stream forgets its use, although it has failed": Mutant(
+        (
+            (Buffer._on, "        copier.enqueue(", "        try:\n            copier.enqueue("),
+            (Buffer._on, "        copier.synchronize()\n        forget_use(",
+             "            copier.synchronize()\n        finally:\n            forget_use("),
+        ),
+        "Buffer.copy_from_host",
+    ),
+    "an export looks at the gate": Mutant(
+        ((ExternalSemaphore.export, "    handle = ", "    self.gate.let_releases_end()\n    handle = "),),
+        "ExternalSemaphore.export",
+    ),
+    "the release of what was exported does not stand at the gate": Mutant(
+        ((ExternalSemaphore.export, "self.gate if self._calls.blocks else None", "None"),),
+        "ExternalSemaphore.export",
+    ),
+    "a stream that waits for a captured one does not join": Mutant(
+        ((Stream.follow, "if graph is None or", "if True or"),), "a stream joins a capture"
     ),
 }  # fmt: skip
 """By what is wrong."""

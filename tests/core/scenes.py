@@ -201,6 +201,17 @@ def _call_back(world: World) -> None:
     assert told == [1]
 
 
+def _join(world: World) -> None:
+    with world.stream.capture() as graph:
+        world.make(graph)
+        world.other.wait_stream(world.stream)
+        try:
+            world.other.query()
+        except gi.InvalidArgumentError:
+            return
+    raise AssertionError("a stream that has joined a capture was asked whether it is idle")
+
+
 SCENES: dict[str, Scene] = {
     "a wait beside a release that blocks": Scene("semaphore buffer", [_wait, _unmap], budget=2),
     "a batch's wait beside a release that blocks": Scene(
@@ -289,6 +300,7 @@ SCENES: dict[str, Scene] = {
         "shared wrapped", [lambda w: w.make(w.device.wrap_stream(64)), lambda w: w.allocation.close()],
         begin=_closed_wrapper, backend=Lasting,
     ),
+    "a stream joins a capture": Scene("stream other", [_join]),
     "a look at a thread's own default stream beside its end": Scene(
         "shared stream", [_pass_and_drain, lambda w: w.allocation.close()], begin=_fill_own, backend=Lasting,
         by_opcode=[drain._end_of],
