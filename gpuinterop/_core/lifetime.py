@@ -374,7 +374,6 @@ def revive(lifetime: Lifetime) -> bool:
     """Reopen an object that has no driver object of its own; False if it is too late."""
     if lifetime.state in (RELEASING, LEAKED, DEAD):
         return False
-    lifetime.behind = None
     _alive[lifetime] = None
     lifetime.state = LIVE
     return True
