@@ -16,8 +16,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.gate import waiting
-from gpuinterop._core.lifetime import BORN, LIVE, Lifetime, retire
 from gpuinterop._core.known_stream import KnownStream
+from gpuinterop._core.lifetime import BORN, LIVE, Lifetime, retire
 from gpuinterop._core.stream_memory import OwnTimelines
 from tests.spare_pages import unpin_spare_pages
 
@@ -180,7 +180,7 @@ def natives(world: pairs.World) -> dict[str, Lifetime]:
         if isinstance(native, Lifetime):
             found[name] = native
         if isinstance(thing, gi.Buffer):
-            found[f"{name}.mapping"] = thing._mapping
+            found[f"{name}.mapping"] = thing.mapping
         if isinstance(thing, gi.Graph):
             found[f"{name}.executable"] = thing._captured()[1]
             found[f"{name}.semaphores"] = thing.semaphores.lifetime

@@ -18,12 +18,9 @@ from typing import Any
 import pytest
 
 from gpuinterop._core import drain, known_stream, lifetime
-from gpuinterop._core.enqueue import Enqueues
-from gpuinterop._core import drain, lifetime, known_stream
 from gpuinterop._core.array import ArrayLevel
+from gpuinterop._core.enqueue import Enqueues
 from gpuinterop._core.graph import Graph
-from gpuinterop._core.memory import Buffer, Hold
-from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.known_stream import KnownStream
 from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Buffer, Hold
@@ -111,8 +108,8 @@ _NOTE = (
     "            waiting[known] = None  # before the look at the gate: see there\n"
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
-_MARKS = "    calls, streams = marked.calls, lifetime.calls\n"
-_LAUNCH = "    self._backend.launch(self._marked.handle, lifetime.handle)\n"
+_MARKS = "    calls, streams = marked.calls, known.calls\n"
+_LAUNCH = "    self.driver.launch(self._marked.handle, known.handle)\n"
 _TELL = "        last[0] = max(step.values[place], last[0])\n"
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
@@ -283,7 +280,7 @@ MUTANTS: dict[str, Mutant] = {
     "a batch's signal's mark comes behind the look": Mutant(
         (
             (Enqueues._enqueue, "    calls += MARK\n", "    was = marked.state\n    calls += MARK\n"),
-            (Enqueues._enqueue, "if lifetime.odd or marked.state is", "if lifetime.odd or was is"),
+            (Enqueues._enqueue, "if known.odd or marked.state is", "if known.odd or was is"),
         ),
         "SemaphoreBatch.signal",
     ),
@@ -291,10 +288,10 @@ MUTANTS: dict[str, Mutant] = {
         ((Enqueues._enqueue, "if gate.shut:", "if gate.shut and numbers:"),), "Graph.launch"
     ),
     "a launch does not note its mappings": Mutant(
-        ((Graph._note_use, "mapping.used_on(native, first, last)", "pass"),), "Graph.launch"
+        ((Graph._note_use, "mapping.used_on(known, first, last)", "pass"),), "Graph.launch"
     ),
     "a launch notes what it uses, then marks and looks": Mutant(
-        ((Enqueues._enqueue, _MARKS, "    self._noted.get(native) or self._note_use(stream, native)\n" + _MARKS),),
+        ((Enqueues._enqueue, _MARKS, "    self._noted.get(known) or self._note_use(stream, known)\n" + _MARKS),),
         "Graph.launch",
     ),
     "a launch notes its signals, then calls the driver": Mutant(
@@ -305,7 +302,7 @@ MUTANTS: dict[str, Mutant] = {
         "Graph.launch",
     ),
     "a level's copy does not note the image": Mutant(
-        ((ArrayLevel._enqueue, "elif native not in array.lifetime.uses:", "elif False:"),),
+        ((ArrayLevel._enqueue, "elif known not in array.lifetime.uses:", "elif False:"),),
         "ArrayLevel.copy_from_buffer",
     ),
     "a copy without a stream forgets its use, although it has failed": Mutant(

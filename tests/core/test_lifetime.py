@@ -313,7 +313,7 @@ def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind() -> None:
         behind.check_failure()
         with pytest.raises(gi.PeerError):
             sure.check_failure()
-        behind.wait_stream(first._device.wrap_stream(88))
+        behind.wait_stream(first.device.wrap_stream(88))
 
 
 # -- messages and callbacks --------------------------------------------------------------------------------------------
@@ -868,7 +868,7 @@ os.ftruncate(memfd, 4096)
 calls = {
     "map_buffer": (backend, memory.map_buffer),
     "map_allocation": (backend, lambda: allocation.buffer),
-    "open_device": (fresh._backend, lambda: fresh.create_stream()),
+    "open_device": (fresh.driver, lambda: fresh.create_stream()),
     "import_memory": (backend, lambda: device.import_memory(gi.OpaqueFd.adopt(memfd), size=4096)),
     "unmap_buffer": (backend, lambda: (memory.map_buffer(), memory.close())),
     "wait_value": (backend, lambda: semaphore.wait(stream, 1)),

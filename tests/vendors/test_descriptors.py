@@ -131,7 +131,7 @@ def test_arrays(backend: Any, windows: Simulator) -> None:
             backend.destroy_array(backend.map_array(memory, layout))
             desc = only(windows.descriptors(call))
             if VENDOR.name == "cuda":
-                found = (desc.offset, desc.format, desc.channels, desc.width, desc.height, desc.depth)
+                found: tuple[Any, ...] = (desc.offset, desc.format, desc.channels, desc.width, desc.height, desc.depth)
                 found += (desc.flags, desc.levels)
                 assert not any(desc.reserved)
             else:
