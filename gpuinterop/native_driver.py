@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 from .backend import DriverHandle, leave_to_core
-from .errors import DriverError, warn_leak
+from .errors import DriverError, GpuInteropError, warn_leak
 from .handles import (
     AllocationHandle,
     FabricHandle,
@@ -96,11 +96,11 @@ class NativeDevice(ABC):
         return found
 
     def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Have `work` make the object on this device; undo it if anything raises."""
+        """Have `work` make the object on this device; undo it if the driver refuses. An interrupt tells not what was made."""
         try:
             self.run(work, aside=aside)
             return made
-        except BaseException as error:
+        except GpuInteropError as error:
             made.fail(error)
             raise
 

@@ -751,8 +751,10 @@ class Device(Sole):
 
     def _new_stream(self, *, high_priority: bool) -> Stream:
         device, backend = self.handle, self.driver
-        known = self.streams.create(lambda: backend.create_stream(device, high_priority=high_priority))
-        return Stream(self, known, known)
+        return self.streams.create(
+            lambda: backend.create_stream(device, high_priority=high_priority),
+            lambda known: Stream(self, known, known),
+        )
 
     @property
     def _driver(self) -> DriverSemaphores:

@@ -288,20 +288,15 @@ def _release_at_gate(lifetime: Lifetime, gate: Gate, held_by: dict[Gate, str]) -
 
 
 def _release(lifetime: Lifetime) -> bool:
-    if not _begin(lifetime):
-        return False
-    problem: BaseException | None = None
     try:
+        if not _begin(lifetime):
+            return False
         if (release := lifetime.release) is not None:
             release(lifetime.handle)
+        _end(lifetime, None)
     except BaseException as error:
-        problem = error
-        if not isinstance(error, Exception):
-            raise
-    finally:
-        _end(lifetime, problem)
-    if problem is not None:
-        _warn(lifetime, problem)
+        _end(lifetime, error)
+        raise
     return True
 
 
@@ -309,10 +304,6 @@ def _leak(lifetime: Lifetime, problem: BaseException) -> None:
     """Leave an object unreleased: whether its release is safe is unknown."""
     if _begin(lifetime):
         _end(lifetime, problem)
-    _warn(lifetime, problem)
-
-
-def _warn(lifetime: Lifetime, problem: BaseException) -> None:
     warn_leak(f"releasing {lifetime.label} failed: {problem}")
 
 
@@ -338,6 +329,8 @@ def _begin(lifetime: Lifetime) -> bool:
 
 @locked
 def _end(lifetime: Lifetime, problem: BaseException | None) -> None:
+    if lifetime.state is not RELEASING:
+        return
     lifetime.uses = {}
     if lifetime.callbacks or lifetime.keep is not None:
         endings[lifetime] = lifetime.keep

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again, report
+from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again
 from .gate import Gate, waiting
 from .lifetime import GONE, LIVE, MARK, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
 from .monitor import after_fork, locked
@@ -195,8 +195,6 @@ class Point(Moment):
                 return False
         except GpuInteropError:
             pass  # the stream has failed: the rest of its work never runs
-        except Exception as error:
-            report(error)
         _reached(self)
         return True
 
@@ -486,11 +484,14 @@ class KnownStream(Lifetime):
         point = Point(self)
         try:
             self.uncaptured(lambda _: point.create(lambda: self.backend.record(self.handle)), None)
+            _came_behind(point)
         except CapturedError:
             raise
         except GpuInteropError:
             return None
-        _came_behind(point)
+        except BaseException:
+            retire(point)
+            raise
         return point
 
     def last_point(self) -> Point | None:
@@ -605,16 +606,16 @@ class Streams:
         """Whether a new wrapper may find the stream."""
         return self.table.get(stream.key) is stream
 
-    def create(self, call: Callable[[], DriverHandle]) -> KnownStream:
-        """Make a stream of ours with `call`."""
+    def create(self, call: Callable[[], DriverHandle], wrap: Callable[[KnownStream], T]) -> T:
+        """Make a stream of ours with `call`, and what keeps it open with `wrap`."""
         stream = KnownStream(self, owned=True)
-        handle = stream.create(call)
         try:
+            handle = stream.create(call)
             _name(stream, self.backend.stream_key(handle), self.backend.stream_pointer(handle))
+            return wrap(stream)
         except BaseException:
             retire(stream)
             raise
-        return stream
 
     def adopt(self, handle: DriverHandle, keep: object) -> tuple[KnownStream, Lifetime]:
         """Return what is known of another library's stream, and a wrapper that keeps it open."""

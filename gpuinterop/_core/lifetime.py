@@ -164,8 +164,8 @@ class Lifetime(Sole):
 
         Raises what `call` raises, and `ResourceClosedError` if a parent was closed meanwhile.
         """
-        _begin(self)
         try:
+            _begin(self)
             made = call()
             _came_up(self, made)
         except BaseException as error:
@@ -383,19 +383,20 @@ def revive(lifetime: Lifetime) -> bool:
 def retire_dropped() -> None:
     """Retire the objects that finalizers queued, and look again at those that are: their last array may be gone."""
     while dropped:
-        lifetime = dropped.popleft()
+        lifetime = dropped[0]
         _retire(lifetime, None)
         if lifetime.state is RETIRED:
             waiting_for_a_look[lifetime] = None
+        dropped.popleft()
 
 
 def leave(lifetime: Lifetime) -> None:
     """Note that an object is released, so that its parents may be. Called under the monitor."""
-    _alive.pop(lifetime, None)
     for parent in lifetime.parents:
-        parent.standing.pop(lifetime, None)
         if parent.state is RETIRED:
             waiting_for_a_look[parent] = None
+        parent.standing.pop(lifetime, None)
+    _alive.pop(lifetime, None)
 
 
 @locked

@@ -305,7 +305,7 @@ def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError)
     """Turn errors of third-party code into a `BrokenBackendError`, so that other backends can still be used."""
     try:
         yield
-    except (KeyboardInterrupt, let_through):
+    except (KeyboardInterrupt, GeneratorExit, let_through):
         raise
     except BaseException as error:
         raise BrokenBackendError(f"{failure}: {error!r}.") from error

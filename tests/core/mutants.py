@@ -149,7 +149,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a release looks for calls before it enters the monitor": Mutant(
         (
-            (drain._release, "if not _begin", "busy = lifetime.calls.copy()\n    if busy or not _begin"),
+            (drain._release, "if not _begin", "busy = lifetime.calls.copy()\n        if busy or not _begin"),
             (drain._begin, "lifetime.standing or lifetime.calls.copy()", "lifetime.standing"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
