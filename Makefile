@@ -9,7 +9,8 @@
 #   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
-#   MINUTES=10              how long each run of soak takes
+#   MINUTES=10              how long each run of soak and of interrupts takes
+#   SEED=1                  the seed of interrupts; by default the time, which it prints
 #   RELEASE=v0.1.0          the tag that wheel-check builds; by default it rehearses one
 #   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
 
@@ -25,6 +26,7 @@ WITH ?=
 RELEASE ?=
 JOBS ?= 4
 MINUTES ?= 1
+SEED ?=
 VULKAN_FLAGS ?=
 GLSLFLAGS ?= --quiet
 
@@ -50,6 +52,7 @@ SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
 
 .PHONY: help demo bench docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
     test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
+    interrupts interrupts-host interrupts-cuda interrupts-hip \
     test-lowest-cuda test-lowest-hip \
     memcheck lint types check format shaders wheel-check vulkan drivers clean
 
@@ -70,6 +73,7 @@ help:
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
 	@echo "make explore      the core's threads in more orders than test-main tries; takes long"
 	@echo "make soak MINUTES=10  all public operations at random, by eight threads, on the host and the simulated drivers"
+	@echo "make interrupts MINUTES=10  Ctrl-C, RecursionError and MemoryError at random in them, by one thread; what is left"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, import-linter's contracts, English that readers stumble over, zizmor and repo-review"
@@ -168,10 +172,16 @@ soak-host soak-cuda soak-hip: $(VENV)/.test
 	        --backend $(@:soak-%=%) --minutes $(MINUTES) --switch $$switch; \
 	done
 
+interrupts: interrupts-host interrupts-cuda
+interrupts-host interrupts-cuda interrupts-hip: $(VENV)/.test
+	@PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" $(BIN)/python -m tests.simulated.interrupts \
+	    $(@:interrupts-%=%) $$($(BIN)/python -c 'print($(MINUTES) * 60)') $(SEED)
+
 # hip-python has wheels for Linux on x86-64 only.
 ifeq ($(shell uname -sm),Linux x86_64)
 soak: soak-hip
-soak-hip: $(VENV)/hip-python-$(HIP_BINDINGS)
+interrupts: interrupts-hip
+soak-hip interrupts-hip: $(VENV)/hip-python-$(HIP_BINDINGS)
 bench: VENDORS := cuda hip
 bench: $(VENV)/hip-python-$(HIP_BINDINGS)
 test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers

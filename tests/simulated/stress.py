@@ -82,7 +82,7 @@ class Pool:
             self.take().close()
 
     def any(self) -> Any:
-        things = self._things.copy()
+        things = self.all()
         if not things:
             raise gi.ResourceClosedError("there is none yet.")
         return self._chance.choice(things)
@@ -92,6 +92,9 @@ class Pool:
             return self._things.pop(self._chance.randrange(max(1, len(self._things))))
         except IndexError:
             raise gi.ResourceClosedError("there is none yet.") from None
+
+    def all(self) -> list[Any]:
+        return self._things.copy()
 
     def clear(self) -> list[Any]:
         things, self._things = self._things, []
@@ -133,13 +136,14 @@ class Out:
     def __init__(self, stream: Any, semaphore: Any) -> None:
         self.stream = stream
         self.semaphore = semaphore
-        self.value = 0
+        self.value = self._next = 0
         self._lock = threading.Lock()
 
     def signal(self) -> None:
         with self._lock:
-            self.semaphore.signal(self.stream, self.value + 1)
-            self.value += 1
+            self._next += 1  # first: a signal that an exception interrupts may have been given
+            self.semaphore.signal(self.stream, self._next)
+            self.value = self._next
 
     def close(self) -> None:
         self.semaphore.close()
@@ -249,26 +253,31 @@ class Thread:
         self.errors: collections.Counter[str] = collections.Counter()
         self.bad: dict[str, str] = {}
         self.streams: dict[World, Any] = {}
+        self._operations = [(name[3:], getattr(self, name)) for name in dir(self) if name.startswith("do_")]
+        ends = ("close_", "drop_", "forget_", "detach")  # less often: the pools are to be full
+        self._weights = [
+            getattr(operation, "weight", 2 if name.startswith(ends) else 4) for name, operation in self._operations
+        ]
 
     def work(self) -> None:
-        operations = {name: getattr(self, name) for name in dir(self) if name.startswith("do_")}
-        names = list(operations)
-        ends = ("do_close_", "do_drop_", "do_forget_", "do_detach")  # less often: the pools are to be full
-        weights = [getattr(operations[name], "weight", 2 if name.startswith(ends) else 4) for name in names]
         while not self.run.stopping:
-            # Most of it on one device: the second is there for what devices share.
-            self.world = self.chance.choices(self.worlds, [8] + [1] * (len(self.worlds) - 1))[0]
-            name = self.chance.choices(names, weights)[0]
+            name, operation = self.choose()
             try:
-                operations[name]()
-                self.done[name[3:]] += 1
+                operation()
+                self.done[name] += 1
             except BaseException as error:
-                self._note(name[3:], error)
+                self.note(name, error)
             self.run.steps[threading.get_ident()] += 1
         for stream in self.streams.values():
             stream.close()
 
-    def _note(self, name: str, error: BaseException) -> None:
+    def choose(self) -> tuple[str, Callable[[], None]]:
+        """The next operation, and its name."""
+        # Most of it on one device: the second is there for what devices share.
+        self.world = self.chance.choices(self.worlds, [8] + [1] * (len(self.worlds) - 1))[0]
+        return self.chance.choices(self._operations, self._weights)[0]
+
+    def note(self, name: str, error: BaseException) -> None:
         text = str(error)
         for kind, pattern in ALLOWED:
             if isinstance(error, kind) and re.search(pattern, text):
