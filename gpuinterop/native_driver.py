@@ -96,7 +96,7 @@ class NativeDevice(ABC):
         return found
 
     def create(self, made: _MadeT, work: Callable[[], object], *, aside: bool = True) -> _MadeT:
-        """Have `work` make the object on this device; undo it if the driver refuses. Nothing tells what an interrupt left."""
+        """Have `work` make the object on this device; undo it if the driver refuses."""
         try:
             self.run(work, aside=aside)
             return made

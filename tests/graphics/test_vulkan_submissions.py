@@ -85,7 +85,7 @@ def test_each_frame_submits_its_own_commands(frames: Frames) -> None:
 
 def test_what_a_frame_waits_for_and_in_which_stage(frames: Frames, handoff: Any, monkeypatch: Any) -> None:
     """The structs as the driver gets them: the first frame waits for nothing, and a stage is that frame's alone."""
-    functions = handoff.vk.functions
+    functions = handoff._vk.functions
     submit = functions.vkQueueSubmit
     seen: list[tuple[int, int, int]] = []
 
@@ -107,7 +107,7 @@ def test_two_calls_never_share_a_submission(frames: Frames, handoff: Any, device
     if handoff.mode == "binary":
         pytest.skip("declared: a binary semaphore's signal must be submitted before the next frame's wait")
     frames.run([])  # which leaves a submission for the next call
-    functions = handoff.vk.functions
+    functions = handoff._vk.functions
     submit = functions.vkQueueSubmit
     infos: list[Any] = []
 

@@ -615,7 +615,7 @@ FORKED_WAIT = (
 semaphore = backend.create_semaphore(device, {kind})
 thread = threading.Thread(target=backend.host_wait, args=(semaphore, 1, None))
 thread.start()
-while not semaphore.users:
+while not semaphore._users:
     pass
 print(in_child(semaphore))
 backend.host_signal(semaphore, 1)
