@@ -321,6 +321,10 @@ MUTANTS: dict[str, Mutant] = {
         ((ExternalSemaphore.export, "self.gate if self._calls.blocks else None", "None"),),
         "ExternalSemaphore.export",
     ),
+    "a use by a closed stream is forgotten": Mutant(
+        ((lifetime.note_use, "if known.forgotten", "if known.state is not LIVE"),),
+        "a stream is closed, and another uses the same",
+    ),
     "a stream that waits for a captured one does not join": Mutant(
         ((Stream.follow, "if graph is None or", "if True or"),), "a stream joins a capture"
     ),

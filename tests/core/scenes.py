@@ -212,6 +212,20 @@ def _join(world: World) -> None:
     raise AssertionError("a stream that has joined a capture was asked whether it is idle")
 
 
+def _use_behind_a_closed_stream(world: World) -> None:
+    """The closed one's work lasts longer than the other's."""
+    world.stream.close()
+    world.shared.fill(2, stream=world.other)
+    world.backend.blocked.discard(world.other.ptr)
+    world.allocation.close()
+
+
+def _one_wait_passes(world: World) -> None:
+    world.own.wait(world.stream, 1)
+    world.own.wait(world.stream, 9)
+    world.own.host_signal(1)
+
+
 SCENES: dict[str, Scene] = {
     "a wait beside a release that blocks": Scene("semaphore buffer", [_wait, _unmap], budget=2),
     "a batch's wait beside a release that blocks": Scene(
@@ -299,6 +313,12 @@ SCENES: dict[str, Scene] = {
     "a look at a closed stream beside one that wraps it again": Scene(
         "shared wrapped", [lambda w: w.make(w.device.wrap_stream(64)), lambda w: w.allocation.close()],
         begin=_closed_wrapper, backend=Lasting,
+    ),
+    "a stream is closed, and another uses the same": Scene(
+        "shared stream other", [_use_behind_a_closed_stream], begin=_fill, backend=Lasting
+    ),
+    "a wait that has passed, one that has not, and a release": Scene(
+        "own stream array", [lambda w: w.array.close()], begin=_one_wait_passes
     ),
     "a stream joins a capture": Scene("stream other", [_join]),
     "a look at a thread's own default stream beside its end": Scene(

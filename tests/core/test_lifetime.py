@@ -609,6 +609,30 @@ def test_what_is_closed_is_no_garbage(kind: str) -> None:
         gc.enable()
 
 
+def test_a_look_beside_a_copy_keeps_its_host_memory() -> None:
+    """The copy is not on the stream yet, which is idle."""
+
+    class Array(np.ndarray[Any, Any]): ...
+
+    device, backend = everything()
+    with memory_of(device) as memory, device.create_stream() as stream:
+        buffer, array = memory.map_buffer(), np.zeros(16, np.uint8).view(Array)
+        seen = weakref.ref(array)
+
+        def look(call: str, place: str, handles: object) -> None:
+            if (call, place) == ("copy", "inside"):
+                stream.synchronize()
+                backend.blocked.add(stream.ptr)
+
+        backend.at = look
+        buffer.copy_from_host(array, stream=stream)
+        del array
+        assert seen() is not None
+        backend.blocked.clear()
+        stream.synchronize()
+        assert seen() is None
+
+
 def test_an_array_is_let_go_however_often_its_stream_is_wrapped() -> None:
     class Array(np.ndarray[Any, Any]): ...
 

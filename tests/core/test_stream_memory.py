@@ -23,6 +23,7 @@ import gpuinterop as gi
 from gpuinterop import system, timeline
 from gpuinterop._core.device import Device
 from gpuinterop._core.stream_memory import SPARE, PinnedWords
+from gpuinterop.backend import leave_to_core
 from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import HandleOrigin, OriginKind
 
@@ -338,6 +339,24 @@ def test_export_and_import(device: Device, backend: FakeWords, stream: Any) -> N
             os.close(look)
     assert ("import_semaphore", "TimelineFd") not in backend.calls
     assert backend.count("pin") == 0
+
+
+def test_an_import_that_fails_behind_the_pin_is_given_back_by_a_drain(device: Device, backend: FakeWords) -> None:
+    """The page and its descriptor are there until the core unpins it; the handle stays the caller's."""
+
+    def fail() -> None:
+        error = gi.DriverError("cuMemHostGetDevicePointer", 1, "CUDA_ERROR_INVALID_VALUE")
+        leave_to_core(error, lambda: unpinned.append((mapped(handle.fd), descriptors(handle.fd))))
+        raise error
+
+    unpinned: list[tuple[int, int]] = []
+    with made_by(device) as made, made.export() as handle:
+        backend.on_pin = fail
+        with pytest.raises(gi.DriverError):
+            device.import_semaphore(handle)
+        device.drain()
+        assert unpinned == [(2, 3)]  # of the maker, the handle and the import
+        assert (mapped(handle.fd), descriptors(handle.fd)) == (1, 2)
 
 
 def test_a_failed_import_leaves_the_handle(device: Device, backend: FakeWords) -> None:
