@@ -212,12 +212,8 @@ def test_dropping_releases_also_when_warnings_are_errors(
 
 def test_a_stream_that_can_record_nothing_is_closed_all_the_same(fake: tuple[Device, FakeBackend]) -> None:
     device, backend = fake
-
-    def fail() -> None:
-        raise gi.DriverError("cuEventRecord", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
-
     stream, memory = device.create_stream(), memory_of(device)
-    backend.on_record = fail
+    backend.on_record = _fail
     stream.close(timeout=5)
     memory.close(timeout=5)
     assert not backend.count("stream")
@@ -227,16 +223,11 @@ def test_a_stream_that_can_record_nothing_is_closed_all_the_same(fake: tuple[Dev
 @pytest.mark.filterwarnings("ignore:releasing event .* failed")
 def test_nothing_waits_for_what_can_never_be_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leak was warned of once. What stands on it stays, and is no reason to wait, or to raise, later."""
-
-    def fail(_event: object) -> None:
-        raise gi.DriverError("cuEventDestroy", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
-
-    backend = FakeEverything()
-    device, _ = fake_device(backend=backend)
+    device, backend = everything()
     stream, semaphore = device.create_stream(), device.import_semaphore(gi.TimelineWin32(handle=8))
     semaphore.wait(stream, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "destroy_event", fail)
+        patch.setattr(backend, "destroy_event", _fail)
         stream.close()
     backend.arrive(semaphore.handle, 1)
     device.synchronize()
@@ -279,14 +270,10 @@ def test_a_stream_that_is_captured_is_refused_not_ignored() -> None:
 
 def test_a_follow_that_fails_leaves_the_follower_out_of_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     device, backend = everything()
-
-    def fail(*_arguments: object) -> None:
-        raise gi.DriverError("cuStreamWaitEvent", 1, "CUDA_ERROR_INVALID_VALUE")
-
     with device.create_stream() as stream, device.create_stream() as follower:
         with stream.capture() as graph:
             with monkeypatch.context() as patch:
-                patch.setattr(backend, "wait_event", fail)
+                patch.setattr(backend, "wait_event", _fail)
                 with pytest.raises(gi.DriverError):
                     follower.wait_stream(stream)
             seen = [follower.capturing]
@@ -876,7 +863,7 @@ def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> N
 _FORK = """
 import os, signal, sys, threading, warnings
 import gpuinterop as gi
-from gpuinterop._core import monitor, ownership
+from gpuinterop._core import monitor, ownership, registry
 from tests.core.fake import FakeEverything, fake_device
 warnings.simplefilter("ignore")
 backend = FakeEverything()
@@ -908,7 +895,12 @@ thread = threading.Thread(target=call, daemon=True)
 thread.start()
 assert inside.wait(30)
 ownership._import_lock.acquire(blocking=False)
-threading.Thread(target=lambda: (monitor._lock.acquire(), taken.set(), threading.Event().wait())).start()
+def hold():
+    for lock in (registry._lock, monitor._lock):
+        lock.acquire()
+    taken.set()
+    threading.Event().wait()
+threading.Thread(target=hold).start()
 assert taken.wait(30)
 child = os.fork()
 if not child:

@@ -397,43 +397,6 @@ def test_an_ordinal_is_an_int(install: Install, ordinal: Any) -> None:
     assert gi.device(number) is gi.device(0)
 
 
-FORK = """
-import os, signal, threading, warnings
-warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads, which is what this is about
-import gpuinterop as gi
-from gpuinterop import system
-from gpuinterop._core import registry
-held, done = threading.Event(), threading.Event()
-
-def hold():
-    with registry._lock:
-        held.set()
-        done.wait()
-
-thread = threading.Thread(target=hold)
-thread.start()
-held.wait()
-pid = os.fork()
-if pid == 0:
-    signal.alarm(20)
-    gi.device()
-    os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-done.set()
-thread.join()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_is_not_held_up_by_a_thread_that_it_lacks() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GPUINTEROP_BACKEND": "host"}
-    environment.pop("GPUINTEROP_DISABLE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
-
-
 def test_only_a_run_can_say_supported(install: Install) -> None:
     install(Boastful)
     with pytest.raises(gi.BackendUnavailableError, match=r"verified\.toml"):

@@ -131,8 +131,8 @@ def test_arrays(backend: Any, windows: Simulator) -> None:
             backend.destroy_array(backend.map_array(memory, layout))
             desc = only(windows.descriptors(call))
             if VENDOR.name == "cuda":
-                found: tuple[Any, ...] = (desc.offset, desc.format, desc.channels, desc.width, desc.height, desc.depth)
-                found += (desc.flags, desc.levels)
+                names = ("offset", "format", "channels", "width", "height", "depth", "flags", "levels")
+                found = tuple(getattr(desc, name) for name in names)
                 assert not any(desc.reserved)
             else:
                 found = struct.unpack("Q5i4x3QII", desc.raw)

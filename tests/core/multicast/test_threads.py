@@ -1,11 +1,9 @@
-"""Several threads, and interrupts, at every place of a call."""
+"""Several threads, and what is closed during a call."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,103 +11,47 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core import monitor
 
-from .calls import LIMIT, SIZE, STEP, Team, allocations, close_all, names, releases
-
-# -- threads ---------------------------------------------------------------------------------------------------------
+from .calls import LIMIT, SIZE, STEP, Team, allocations, close_all, releases
 
 
-def run_all(*calls: Callable[[], object]) -> list[BaseException | None]:
-    """Start them together; what each has raised."""
-    start = threading.Barrier(len(calls))
-    errors: list[BaseException | None] = [None] * len(calls)
+def is_held(lock: Any) -> bool:
+    """Another thread would wait for it."""
 
-    def run(index: int) -> None:
-        start.wait(LIMIT)
-        try:
-            calls[index]()
-        except BaseException as error:
-            errors[index] = error
+    def take() -> bool:
+        taken = lock.acquire(blocking=False)
+        if taken:
+            lock.release()
+        return not taken
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-        assert not thread.is_alive()
-    return errors
-
-
-class Pair:
-    """Of two threads, the first in `enter` stays there until the other came to it, or to the lock of `owner`."""
-
-    def __init__(self, owner: Any) -> None:
-        self.news: list[str] = []
-        """What became of the other, as the first has seen it."""
-        self._came: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._first = [True]
-        self._lock = owner._lock
-        self._is_owned = getattr(self._lock, "_is_owned", None)
-        owner._lock = self
-
-    def enter(self) -> None:
-        try:
-            self._first.pop()
-        except IndexError:
-            self._came.put("entered")
-            return
-        self.news.append(self._came.get(timeout=LIMIT))
-
-    def acquire(self, timeout: float = -1) -> None:
-        if not self._lock.acquire(blocking=False):
-            if not self._first:
-                self._came.put("held back")
-            assert self._lock.acquire(timeout=LIMIT)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(take).result(LIMIT)
 
 
 def test_a_device_is_added_by_one_thread_at_a_time(team: Team) -> None:
     """The second one to come sees what the first has done."""
     devices, backend = team
-    multicast = gi.create_multicast(2, SIZE, device=devices[0])
-    pair = Pair(multicast)
-    backend.on["add_device"] = pair.enter
-    errors = run_all(*[lambda: multicast.add_device(devices[0])] * 2)
-    assert [type(error) for error in errors if error is not None] == [gi.InvalidArgumentError]
-    assert names(backend).count("add_device") == 1
-    assert pair.news == ["held back"]
-    multicast.close()
+    seen: list[bool] = []
+    with gi.create_multicast(2, SIZE, device=devices[0]) as multicast:
+        backend.on["add_device"] = lambda: seen.append(is_held(multicast._lock))
+        multicast.add_device(devices[0])
+        with pytest.raises(gi.InvalidArgumentError, match="added already"):
+            multicast.add_device(devices[0])
+    assert seen == [True]
 
 
 def test_bytes_are_reserved_by_one_thread_at_a_time(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody finds them free while another is about to take them."""
-    devices, backend = team
-    multicast = gi.create_multicast(devices[:1], SIZE)
-    memory = allocations([devices[0], devices[0]])
-    monkeypatch.setattr(monitor, "_lock", monitor._lock)  # put back behind the test
-    pair = Pair(monitor)
-    overlapping, looks = multicast._overlapping, threading.local()
+    devices, _ = team
+    with gi.create_multicast(devices[:1], SIZE) as multicast, devices[0].allocate(SIZE) as memory:
+        overlapping, seen = multicast._overlapping, list[bool]()
 
-    def look(wanted: Any) -> dict[Any, Any]:
-        found = overlapping(wanted)
-        looks.count = getattr(looks, "count", 0) + 1
-        if looks.count == 2:  # the one that decides
-            pair.enter()
-        return found
+        def look(wanted: Any) -> dict[Any, Any]:
+            seen.append(is_held(monitor._lock))
+            return overlapping(wanted)
 
-    monkeypatch.setattr(multicast, "_overlapping", look)
-    errors = run_all(*[partial(multicast.bind_memory, one) for one in memory])
-    assert [type(error) for error in errors if error is not None] == [gi.InvalidArgumentError]
-    assert names(backend).count("bind_memory") == 1
-    assert pair.news == ["held back"]
-    close_all(multicast, *memory)
+        monkeypatch.setattr(multicast, "_overlapping", look)
+        multicast.bind_memory(memory)
+    assert seen[:2] == [False, True], "the second one decides"
 
 
 @pytest.mark.parametrize("closing", ["multicast", "allocation"])
