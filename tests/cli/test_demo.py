@@ -73,10 +73,8 @@ def test_process(tmp_path: Path) -> None:
     ("driver", "mode", "sync"),
     [
         ("swiftshader", "auto", "binary"),
-        ("swiftshader", "native", "binary"),
         ("swiftshader", "bridged", "bridged"),
         ("lavapipe", "auto", "bridged"),
-        ("lavapipe", "bridged", "bridged"),
     ],
 )
 def test_vulkan(driver: str, mode: str, sync: str, tmp_path: Path) -> None:

@@ -212,12 +212,6 @@ def test_a_count_that_is_not_atomic_is_found_by_opcode() -> None:
         explore(build, by_opcode=[Count.add])
 
 
-@pytest.mark.timeout(300)
-def test_a_list_of_marks_is_right_by_opcode() -> None:
-    found = explore(closing(Toy, Toy.use), by_opcode=[Toy.use, Toy.drain], budget=2)
-    print(f"\nmarks by opcode: {found}")
-
-
 def test_sleep_sets_leave_out_what_repeats_and_keep_what_does_not() -> None:
     def build(run: Run) -> Callable[[], None]:
         things = [explorer.marks_of(f"thing {number}", ()) for number in range(2)]

@@ -460,9 +460,6 @@ def test_the_numbers_of_the_manual_are_the_librarys() -> None:
 
 
 def test_a_keepalive_lives_as_long_as_what_was_imported(fake: tuple[Device, FakeBackend]) -> None:
-    class Owner:
-        pass
-
     device, _backend = fake
     owner = Owner()
     alive = weakref.ref(owner)

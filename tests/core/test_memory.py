@@ -402,25 +402,8 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         backend.blocked.clear()
 
 
-def test_an_exported_arrays_stream_is_waited_for() -> None:
-    """Also when the array is gone, and nobody wraps the stream any more."""
-    device, backend = fake_device(dlpack=(2, 0))
-    with memory_of(device) as memory:
-        buffer = memory.map_buffer()
-        capsule = buffer.view(4).__dlpack__(stream=40)
-        backend.blocked.add(40)  # a kernel of the consumer's
-        buffer.close()
-        del capsule
-        gc.collect()
-        device.drain()
-        assert backend.count("mapping") == 1
-        backend.blocked.clear()
-        device.drain()
-        assert backend.count("mapping") == 0
-
-
 def test_each_array_of_one_consumer_keeps_its_stream() -> None:
-    """Arrays share what stands for the stream; the first that goes does not end it."""
+    """They share what stands for the stream, which is waited for when all are gone, and not ended by the first."""
     device, backend = fake_device(dlpack=(2, 0))
     with memory_of(device) as memory:
         buffer = memory.map_buffer()

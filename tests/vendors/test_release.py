@@ -104,21 +104,6 @@ def test_a_stream_of_this_process_can_still_signal(
         signalling.synchronize(LIMIT)
 
 
-@pytest.mark.parametrize("closing", ["buffer", "semaphore"])
-def test_the_other_side_signals_after_the_close(
-    device: gi.Device, gate: Gate, other: Gate, memory: tuple[Any, gi.ExternalMemory], closing: str
-) -> None:
-    _, ours = memory
-    buffer = ours.map_buffer()
-    with device.create_stream() as stream:
-        for _ in range(3):
-            gate.wait(stream)
-            (buffer if closing == "buffer" else other.ours).close()
-            gate.signal_past_streams()
-            stream.synchronize(LIMIT)
-    buffer.close()
-
-
 def test_a_wait_that_came_after_the_close(
     device: gi.Device, gate: Gate, other: Gate, memory: tuple[Any, gi.ExternalMemory]
 ) -> None:

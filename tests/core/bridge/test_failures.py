@@ -12,7 +12,6 @@ import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import KnownStream
 from gpuinterop.bridge import Bridge
-from gpuinterop.handles import Binary
 
 from ..fake import fake_device
 from .scripted import LIMIT, Script, Scripted, WordsBackend, fails, lane_of, until
@@ -161,26 +160,6 @@ def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend
     until(lambda: told.told[-1] == 5)
     assert 2 not in told.told
     assert told.told[0] == 1
-
-
-def test_void_signals_of_two_bridges(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    """A stream that fails in one bridge tells nobody through another either."""
-    device, backend = words
-    bridges = [scope.enter_context(Bridge(device)) for _ in range(2)]
-    broken, told = Scripted(), Scripted(Binary)
-    first: Any = scope.enter_context(bridges[0].from_endpoint(broken))
-    second: Any = scope.enter_context(bridges[1].from_endpoint(told))
-    stream, other = (scope.enter_context(device.create_stream()) for _ in range(2))
-    second.signal(stream)
-    first.wait(stream, 1)
-    second.signal(stream)
-    broken.on_wait = fails
-    until(lambda: stream.known_as().failure is not None)
-    backend.run_writes()
-    second.signal(other)
-    backend.run_writes()
-    until(lambda: not lane_of(second).busy)
-    assert len(told.told) == 2
 
 
 def test_an_event_before_the_failure_was_reached(host: Device, scope: ExitStack) -> None:

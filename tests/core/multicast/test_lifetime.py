@@ -139,42 +139,6 @@ def test_a_bound_buffer_is_kept_alive_and_closing_it_unbinds(team: Team) -> None
     assert not backend.live
 
 
-@pytest.mark.parametrize("mapped_first", [False, True])
-def test_dropping_it_warns_and_releases_in_order(team: Team, mapped_first: bool) -> None:
-    devices, backend = team
-    allocation = devices[0].allocate(SIZE)
-
-    def drop() -> None:
-        multicast: Any = gi.create_multicast(devices[:2], SIZE)
-        if not mapped_first:
-            multicast.bind_memory(allocation)
-        multicast.mine = multicast.map()  # so that they go together
-        if mapped_first:
-            multicast.bind_memory(allocation)
-
-    stream = devices[1].create_stream()
-    backend.blocked.add(stream.ptr)
-    with pytest.warns(gi.LeakedResourceWarning) as caught:
-        drop()
-        gc.collect()
-    dropped = sorted(str(one.message).partition(" #")[0] for one in caught)
-    assert dropped == ["MulticastMapping", "MulticastObject"]
-    assert releases(backend) == []
-    looks = [1]
-
-    def look() -> None:
-        looks[0] -= 1
-        if looks[0] < 0:
-            backend.blocked.clear()
-
-    backend.on_is_done = look
-    devices[1].drain()
-    devices[1].drain()
-    assert releases(backend) == ["unmap", "unbind", "release"]
-    close_all(allocation, stream)
-    assert not backend.live
-
-
 def test_a_binding_that_nobody_holds_stays(team: Team) -> None:
     devices, backend = team
     with gi.create_multicast(devices[:1], SIZE) as multicast, devices[0].allocate(SIZE) as allocation:
