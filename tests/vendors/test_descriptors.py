@@ -99,13 +99,14 @@ def test_the_descriptor_of_a_linux_import(simulator: Simulator, device: gi.Devic
 
 
 SURFACE, COLOUR, CUBE = gi.ArrayUsage.SURFACE, gi.ArrayUsage.COLOR_ATTACHMENT, gi.ArrayUsage.CUBEMAP
+COLOURED = ArrayLayout(format="VK_FORMAT_R32G32B32A32_SFLOAT", extent=(16, 16, 0), usage=SURFACE | COLOUR)
 LAYOUTS: list[tuple[ArrayLayout, tuple[int, ...], dict[str, tuple[int, ...]]]] = [
     (ArrayLayout(format="R8_UNORM", extent=(37, 21, 0), levels=3, offset=65536), (37, 21, 0, 0x02, 3),
      {"cuda": (0x01, 1), "hip": (8, 0, 0, 0, 1)}),
     (ArrayLayout(format="R16G16_SFLOAT", extent=(64, 0, 0)), (64, 0, 0, 0x02, 1),
      {"cuda": (0x10, 2), "hip": (16, 16, 0, 0, 2)}),
-    (ArrayLayout(format="VK_FORMAT_R32G32B32A32_SFLOAT", extent=(16, 16, 0), usage=SURFACE | COLOUR),
-     (16, 16, 0, 0x22, 1), {"cuda": (0x20, 4), "hip": (32, 32, 32, 32, 2)}),
+    (COLOURED, (16, 16, 0, 0x22, 1), {"cuda": (0x20, 4)}),
+    (COLOURED, (16, 16, 0, 0x02, 1), {"hip": (32, 32, 32, 32, 2)}),  # which has no flag for it
     (ArrayLayout(format="R8G8B8A8_SINT", extent=(8, 6, 4), usage=gi.ArrayUsage.NONE), (8, 6, 4, 0, 1),
      {"cuda": (0x08, 4), "hip": (8, 8, 8, 8, 0)}),
     (ArrayLayout(format="R32_UINT", extent=(8, 8, 0), layers=3), (8, 8, 3, 0x03, 1),
