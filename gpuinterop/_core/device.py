@@ -703,7 +703,7 @@ class Device(Sole):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _wrap(self, handle: DriverHandle, keep: object) -> Stream:
-        return Stream(self, *self.streams.adopt(handle, keep))
+        return self.streams.adopt(handle, keep, functools.partial(Stream, self))
 
     @inside
     def consumer(self, pointer: int) -> Stream:

@@ -617,10 +617,14 @@ class Streams:
             retire(stream)
             raise
 
-    def adopt(self, handle: DriverHandle, keep: object) -> tuple[KnownStream, Lifetime]:
-        """Return what is known of another library's stream, and a wrapper that keeps it open."""
+    def adopt(self, handle: DriverHandle, keep: object, wrap: Callable[[KnownStream, Lifetime], T]) -> T:
+        """Make, with `wrap`, what keeps another library's stream open; the stream's wrapper has a lifetime of its own."""
         wrapper = Lifetime("Stream", keep=keep)
-        return self._find(handle, wrapper), wrapper
+        try:
+            return wrap(self._find(handle, wrapper), wrapper)
+        except BaseException:
+            retire(wrapper)
+            raise
 
     def of_this_thread(self, handle: DriverHandle) -> KnownStream:
         """The calling thread's own default stream."""

@@ -165,7 +165,7 @@ class Lifetime(Sole):
         Raises what `call` raises, and `ResourceClosedError` if a parent was closed meanwhile.
         """
         try:
-            _begin(self)
+            _begin(self, BORN)
             made = call()
             _came_up(self, made)
         except BaseException as error:
@@ -179,7 +179,7 @@ class Lifetime(Sole):
 
     def open(self) -> None:
         """Open an object that needs no native call."""
-        _open(self)
+        _begin(self, LIVE)
 
     @property
     def is_bare(self) -> bool:
@@ -280,22 +280,15 @@ class Lifetime(Sole):
         return f"<{self.label} {self.state.value}>"
 
 
-def _enter(lifetime: Lifetime) -> None:
+@locked
+def _begin(lifetime: Lifetime, state: State) -> None:
     for parent in lifetime.parents:
         if parent.state is not LIVE and not (lifetime.noted_of_closed and parent.state is RETIRED):
             parent.check()
+    lifetime.state = state
     for parent in lifetime.parents:
         parent.standing[lifetime] = lifetime.how
     _alive[lifetime] = None
-
-
-_begin = locked(_enter)
-
-
-@locked
-def _open(lifetime: Lifetime) -> None:
-    _enter(lifetime)
-    lifetime.state = LIVE
 
 
 @locked
