@@ -618,7 +618,7 @@ class Streams:
             raise
 
     def adopt(self, handle: DriverHandle, keep: object, wrap: Callable[[KnownStream, Lifetime], T]) -> T:
-        """Make, with `wrap`, what keeps another library's stream open; the stream's wrapper has a lifetime of its own."""
+        """Make, with `wrap`, what keeps another library's stream open: a wrapper with a lifetime of its own."""
         wrapper = Lifetime("Stream", keep=keep)
         try:
             return wrap(self._find(handle, wrapper), wrapper)
