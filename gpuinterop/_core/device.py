@@ -122,7 +122,7 @@ class Device(Sole):
     @property
     @inside
     def handle(self) -> DriverHandle:
-        """The native device. First use opens it: listing devices creates no context."""
+        """The native device, which the first use opens. To list devices creates no context."""
         if self._born != generation() and not self.driver.survives_fork:
             raise ResourceClosedError(
                 f"expected a device of this process, got {self.name} of its parent: no driver survives a fork; "

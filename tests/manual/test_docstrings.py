@@ -28,7 +28,7 @@ MODULES: Final = (
 )  # fmt: skip
 EXEMPT: Final = {
     "gpuinterop.backend.Address": "an alias, for annotations",
-    "gpuinterop.backend.Lifetime": "an alias, for annotations",
+    "gpuinterop.backend.DriverHandle": "an alias, for annotations",
 }
 """Public names without an example, and why."""
 ALL: Final = {str(one): one for one in docstrings()}
