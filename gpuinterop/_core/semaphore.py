@@ -746,8 +746,8 @@ class SemaphoreBatch(Sole, Enqueues):
             semaphore._look_closer(stream)
 
     def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[list[int]]:
-        for known in [known for known in self._noted.copy() if known.forgotten]:
-            self._noted.pop(known, None)
+        for one in [one for one in self._noted.copy() if one.forgotten]:
+            self._noted.pop(one, None)
         noted = self._noted[known] = [one._note_use(stream, known) for one in self._semaphores]
         return noted
 
