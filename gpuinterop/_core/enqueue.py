@@ -47,33 +47,34 @@ class Enqueues(ABC):
     ) -> None:
         """Mark, look, note, call, unmark.
 
-        `give` calls the driver: with the native stream, what is noted of the stream, the values, and the pending wait.
+        `give`, a method that is not bound, calls the driver: with the native stream, what is noted of the stream, the
+        values, and the pending wait.
         """
         if type(stream) is not Stream:
             check_stream(self.device, stream)
-        marked, known, gate = self._marked, stream.known or stream.known_as(), self.gate
-        if pending is not None and gate.crowded:
+        marked, known = self._marked, stream.known or stream.known_as()
+        if pending is not None and (gate := self.gate).crowded:
             relieve(gate)  # before the marks: callbacks run here
         calls, streams = marked.calls, known.calls
         calls += MARK
         streams += MARK
         try:
-            if known.odd or marked.state is not LIVE or stream.lifetime.state is not LIVE:
+            if (odd := known.odd) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._look_closer(stream)
             noted = self._noted.get(known)
             if noted is None:  # before the call, which may fail half-way: the release waits for the stream
                 noted = self._note_use(stream, known)
-            if (graph := known.graph) is not None:  # the graph's launches wait and signal
+            if odd and (graph := known.graph) is not None:  # the graph's launches wait and signal
                 self._hold_in(graph)
             elif pending is not None:
                 known.waits.append(pending)  # as in `KnownStream.note`
                 waiting[known] = None  # before the look at the gate: see there
                 if gate.shut:
                     gate.let_releases_end()
-            give(known, noted, numbers, pending)
-            if len(known.waits) > known.limit:
-                if pending is not None:
-                    pending.enqueued = True
+            give(self, known, noted, numbers, pending)
+            if pending is not None:
+                pending.enqueued = True
+            if (odd or pending is not None) and len(known.waits) > known.limit:
                 known.came_along()
         except GpuInteropError:  # the call has enqueued nothing
             if pending is not None:

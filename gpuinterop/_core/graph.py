@@ -331,7 +331,7 @@ class Graph(Resource, Enqueues):
             pending = _Launched()
             pending.semaphore = self._waits[0]
             pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
-        self._enqueue(stream, self._launch_now, (), pending)
+        self._enqueue(stream, Graph._launch_now, (), pending)
 
     def _launch_now(self, known: KnownStream, lasts: Sequence[list[int]], _: Sequence[int], pending: object) -> None:
         if known.graph is not None or self.driver.is_capturing(known.handle):  # by any library

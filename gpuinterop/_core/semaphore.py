@@ -332,7 +332,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         pending.value = value
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        self._enqueue(stream, self._wait_now, (number,), pending)
+        self._enqueue(stream, ExternalSemaphore._wait_now, (number,), pending)
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -378,7 +378,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if type(value) is int and 0 <= value <= self._signals_below
             else self._checked(value, self._cannot_signal)
         )
-        self._enqueue(stream, self._signal_now, (number,))
+        self._enqueue(stream, ExternalSemaphore._signal_now, (number,))
 
     # -- on the calling thread -----------------------------------------------------------------------------------
 
@@ -701,7 +701,7 @@ class SemaphoreBatch(Sole, Enqueues):
         pending.semaphores, pending.values = self._natives, self._given(numbers)
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        self._enqueue(stream, self._wait_now, numbers, pending)
+        self._enqueue(stream, SemaphoreBatch._wait_now, numbers, pending)
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
@@ -716,7 +716,7 @@ class SemaphoreBatch(Sole, Enqueues):
         InvalidArgumentError, UnsupportedError
             See `ExternalSemaphore.signal`.
         """
-        self._enqueue(stream, self._signal_now, self._check_values(values, self._cannot_signal))
+        self._enqueue(stream, SemaphoreBatch._signal_now, self._check_values(values, self._cannot_signal))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -730,9 +730,10 @@ class SemaphoreBatch(Sole, Enqueues):
     def _signal_now(
         self, known: KnownStream, lasts: Sequence[list[int]], numbers: Sequence[int], _: Wait | None
     ) -> None:
-        for semaphore, number, last in zip(self._semaphores, numbers, lasts):  # noqa: B905 - they were counted
-            if number <= last[0] and semaphore._grows:
-                semaphore._check_growth(known, number, last[0], "values")
+        for number, last in zip(numbers, lasts):  # noqa: B905 - they were counted
+            if number <= last[0]:
+                self._check_each(known, lasts, numbers)
+                break
         if (enqueue := self._driver_signal) is not None:
             enqueue(self._batch, known.handle, numbers)
         else:
@@ -740,6 +741,11 @@ class SemaphoreBatch(Sole, Enqueues):
         if known.graph is None:
             for last, number in zip(lasts, numbers):  # noqa: B905
                 last[0] = number
+
+    def _check_each(self, known: KnownStream, lasts: Sequence[list[int]], numbers: Sequence[int]) -> None:
+        for semaphore, number, last in zip(self._semaphores, numbers, lasts, strict=True):
+            if semaphore._grows and number <= last[0]:
+                semaphore._check_growth(known, number, last[0], "values")
 
     def _look_closer(self, stream: Stream) -> None:
         for semaphore in self._semaphores:

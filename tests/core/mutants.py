@@ -125,7 +125,7 @@ MUTANTS: dict[str, Mutant] = {
     "a signal's mark comes behind the look": Mutant(
         (
             (Enqueues._enqueue, "    calls += MARK\n", "    was = marked.state\n    calls += MARK\n"),
-            (Enqueues._enqueue, "if known.odd or marked.state is", "if known.odd or was is"),
+            (Enqueues._enqueue, "if (odd := known.odd) or marked.state is", "if (odd := known.odd) or was is"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
     ),
@@ -280,7 +280,7 @@ MUTANTS: dict[str, Mutant] = {
     "a batch's signal's mark comes behind the look": Mutant(
         (
             (Enqueues._enqueue, "    calls += MARK\n", "    was = marked.state\n    calls += MARK\n"),
-            (Enqueues._enqueue, "if known.odd or marked.state is", "if known.odd or was is"),
+            (Enqueues._enqueue, "if (odd := known.odd) or marked.state is", "if (odd := known.odd) or was is"),
         ),
         "SemaphoreBatch.signal",
     ),
