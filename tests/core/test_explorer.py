@@ -127,13 +127,6 @@ def closing(kind: type[Toy], use: Callable[[Toy], object]) -> Callable[[Run], Ca
     return build
 
 
-def test_what_outlives_the_watch_keeps_its_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = Toy(Lock("monitor"))
-    assert toy.state == "live"
-    monkeypatch.undo()
-    assert toy.state == "live"
-
-
 def test_mark_then_look_is_right() -> None:
     found = explore(closing(Toy, Toy.use))
     print(f"\nmark, look, call beside close: {found}")
@@ -147,10 +140,8 @@ def test_a_known_race_is_found_and_replayed(kind: type[Toy], use: Callable[[Toy]
     build = closing(kind, use)
     with pytest.raises(Failed, match="dead handle") as first:
         explore(build)
-    for _ in range(3):
-        with pytest.raises(Failed, match="dead handle") as again:
-            replay(build, first.value.script)
-        assert str(again.value).splitlines()[1:] == str(first.value).splitlines()[1:] or again.value.script
+    with pytest.raises(Failed, match="dead handle"):
+        replay(build, first.value.script)
     with pytest.raises(Failed, match="dead handle"):
         explore(build, budget=3, reduce=True)
 

@@ -493,17 +493,6 @@ def test_a_broken_record_of_runs_promotes_nothing_and_says_so(
         read_verified(file)
 
 
-def test_a_backend_in_a_single_module_has_no_record(
-    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "singlebackend.py").write_text(
-        f"from {__name__} import Usable\nclass Single(Usable):\n    name = 'single'\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    install(extra=[EntryPoint("single", "singlebackend:Single", registry.GROUP)])
-    assert gi.device().capabilities[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.UNVERIFIED
-
-
 def test_the_table_is_total_and_missing_interfaces_are_gaps(install: Install) -> None:
     install(Usable)
     table = gi.device().capabilities
