@@ -391,22 +391,15 @@ def test_a_drain_names_the_semaphore_that_holds_a_stream(fake: tuple[Device, Fak
         assert (threading.active_count(), count_alive()) == before
 
 
-def test_a_busy_semaphore_is_abandoned_when_its_time_is_over(fake: tuple[Device, FakeBackend]) -> None:
+def test_what_is_closed_behind_a_stream_that_hangs(fake: tuple[Device, FakeBackend]) -> None:
+    """A semaphore is abandoned when its time is over; a stream is waited for as if it were open."""
     device, backend = fake
-    with device.create_stream() as stream:
-        semaphore = device.import_semaphore(gi.TimelineWin32(handle=8))
-        semaphore.wait(stream, 1)
-        backend.blocked.add(stream.ptr)
-        with pytest.raises(gi.ResourceBusyError):
-            semaphore.close(timeout=0)
-        assert backend.calls[-1][0] == "abandon"
-        backend.blocked.clear()
-
-
-def test_synchronize_does_not_forget_closed_streams(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-    stream = device.create_stream()
+    stream, semaphore = device.create_stream(), device.import_semaphore(gi.TimelineWin32(handle=8))
+    semaphore.wait(stream, 1)
     backend.blocked.add(stream.ptr)
+    with pytest.raises(gi.ResourceBusyError):
+        semaphore.close(timeout=0)
+    assert backend.calls[-1][0] == "abandon"
     stream.close()
     with pytest.raises(gi.SemaphoreTimeoutError, match=r"Stream #\d+, which is closed, is not idle"):
         device.synchronize(timeout=0)
