@@ -209,8 +209,7 @@ def test_a_stream_that_can_record_nothing_is_closed_all_the_same(fake: tuple[Dev
     backend.on_record = _fail
     stream.close(timeout=5)
     memory.close(timeout=5)
-    assert not backend.count("stream")
-    assert not backend.count("memory")
+    assert (backend.count("stream"), backend.count("memory")) == (0, 0)
 
 
 @pytest.mark.filterwarnings("ignore:releasing event .* failed")
