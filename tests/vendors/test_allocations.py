@@ -192,6 +192,7 @@ def test_access_that_the_driver_refuses_is_named(
     """The mapping is undone."""
     first, second = devices
     allocation = scope.enter_context(first.allocate(1, access=[second]))
+    second.create_stream().close()  # its context is there from its first use on
     before = simulator.live()
     simulator.fail(f"{VENDOR.prefix}MemSetAccess", code=801)
     with pytest.raises(gi.DriverError, match="no peer access") as caught:
