@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .._arguments import check_type
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
@@ -93,9 +94,7 @@ class Allocation(Mappable):
         ...     allocation.buffer_on(second).fill(7, stream=stream)  # a stream of the second device
         ...     stream.synchronize(timeout=10)
         """
-        from .device import check_device  # `device` stands on this module
-
-        check_device(device, "device")
+        check_type(device, type(self.device), "device", "a gpuinterop Device")
         if device not in self._devices:
             known = ", ".join(map(repr, self._devices))
             raise InvalidArgumentError(

@@ -6,7 +6,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from .. import timeline
@@ -43,6 +43,7 @@ from ..handles import (
 from .allocation import Allocation
 from .drain import drain, make_room, tell_struck, tidy, wait_for
 from .gate import Gate
+from .graph import Graph, capture
 from .known_stream import CapturedError, Streams
 from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
@@ -748,6 +749,11 @@ class Device(Sole):
             self._copiers.append(copier)
         else:
             copier.close()
+
+    @inside
+    def capture(self, stream: Stream) -> AbstractContextManager[Graph]:
+        """`Stream.capture`: a graph stands on streams."""
+        return capture(stream)
 
     def _new_stream(self, *, high_priority: bool) -> Stream:
         device, backend = self.handle, self.driver

@@ -11,6 +11,7 @@ from .._arguments import NotAnArray, check_int, check_nbytes, inside
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
+from .array import MipmappedArray, map_mipmapped_array
 from .drain import drain, wait_for
 from .interchange import HostArray, View, layout_of, resolve_ints
 from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
@@ -20,7 +21,6 @@ from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
     from ..backend import DriverHandle
-    from .array import MipmappedArray
     from .device import Device
     from .known_stream import KnownStream, Streams
 
@@ -665,8 +665,6 @@ class ExternalMemory(Mappable):
         ...     image.level(0).copy_to_host(texels, stream=stream)
         ...     stream.synchronize(timeout=10)
         """
-        from .array import map_mipmapped_array
-
         self.check_open()
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
         start = check_nbytes(offset, "offset", minimum=0)

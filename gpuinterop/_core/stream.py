@@ -124,9 +124,7 @@ class Stream(Resource):
         ...         graph.semaphores.advance(2)
         ...         stream.synchronize(timeout=10)
         """
-        from .graph import capture  # `graph` stands on this module
-
-        return capture(self)
+        return self.device.capture(self)
 
     def query(self) -> bool:
         """Whether all earlier work is done (``cuStreamQuery`` / ``hipStreamQuery``); never blocks.
