@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import timeline
 from .._arguments import Sole, check_nbytes, check_timeout, check_type, inside
@@ -25,9 +25,6 @@ from ..errors import (
 )
 from ..handles import (
     AllocationHandle,
-    D3D11Resource,
-    D3D11ResourceKmt,
-    D3D12Resource,
     DeviceIdentity,
     Granularity,
     Handle,
@@ -37,8 +34,6 @@ from ..handles import (
     TimelineFd,
     VmmFd,
     Win32Handle,
-    handle_types,
-    types_here,
 )
 from .allocation import Allocation
 from .drain import drain, make_room, tell_struck, tidy, wait_for
@@ -48,7 +43,7 @@ from .known_stream import CapturedError, Streams
 from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
-from .ownership import check_size, lend
+from .ownership import check_handle, check_handle_type, check_size, is_dedicated, lend
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
@@ -66,8 +61,6 @@ _devices: weakref.WeakSet[Device] = weakref.WeakSet()
 _COPIERS = 4  # streams of ours that wait for the next copy
 _CONSUMERS = 64  # streams of array libraries that are remembered
 _LEGACY = 1  # the array API's number for CUDA's legacy default stream
-# The APIs know these only as one resource that owns its memory.
-_ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
 
 class Device(Sole):
@@ -269,7 +262,7 @@ class Device(Sole):
         count = check_nbytes(size)
         self.check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
         check_size(handle, count)
-        whole = _dedicated(handle, dedicated)
+        whole = is_dedicated(handle, dedicated)
         make_room()
         memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None))
         device, backend, lifetime = self.handle, self.driver, memory.lifetime
@@ -880,41 +873,3 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
 
 def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-_IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
-
-
-def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
-    """Refuse what is not an open handle of the wanted types."""
-    if not isinstance(handle, wanted):
-        takes = [f"import_{name}" for name, kind in _IMPORTS.items() if isinstance(handle, kind)]
-        got = type(handle).__name__ + "".join(f", which {name} takes" for name in takes[:1])
-        if isinstance(handle, int):
-            got = f"an int; wrap it: {example}"
-        raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
-    handle.check_open()
-
-
-def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
-    if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
-        raise ArgumentTypeError(argument, f"expected one of the types {_names(wanted)}, got {handle_type!r}.")
-
-
-def _names(wanted: type[Handle]) -> str:
-    return ", ".join(kind.__name__ for kind in types_here(handle_types().values(), wanted))
-
-
-def _dedicated(handle: Handle, dedicated: bool | None) -> bool:
-    if not isinstance(dedicated, bool | None):
-        raise ArgumentTypeError("dedicated", f"expected True, False or None, got {dedicated!r}.")
-    known = handle.origin.dedicated if handle.origin is not None else None
-    if isinstance(handle, _ALWAYS_DEDICATED):
-        known = True
-    if dedicated is None:
-        return bool(known)
-    if known is not None and dedicated != known:
-        raise InvalidArgumentError(
-            "dedicated", f"the exporter's allocation {'is' if known else 'is not'} dedicated; pass dedicated={known}."
-        )
-    return dedicated

@@ -20,12 +20,12 @@ from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, Granularity, HandleOrigin, OriginKind
 from . import registry
 from .allocation import Allocation
-from .device import Device, check_device, check_devices, check_handle, check_handle_type
+from .device import Device, check_device, check_devices
 from .drain import drain, wait_for
 from .lifetime import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Lifetime, Marks, alive, hold
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .monitor import locked
-from .ownership import lend
+from .ownership import check_handle, check_handle_type, lend
 from .resource import Resource
 
 T = TypeVar("T")

@@ -15,11 +15,23 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .. import system
-from ..errors import GpuInteropError, HandleError, InvalidArgumentError, LeakedResourceWarning
-from ..handles import FdHandle, Handle, _State
+from ..errors import ArgumentTypeError, GpuInteropError, HandleError, InvalidArgumentError, LeakedResourceWarning
+from ..handles import (
+    AllocationHandle,
+    D3D11Resource,
+    D3D11ResourceKmt,
+    D3D12Resource,
+    FdHandle,
+    Handle,
+    MemoryHandle,
+    SemaphoreHandle,
+    _State,
+    handle_types,
+    types_here,
+)
 from .monitor import after_fork
 
 if TYPE_CHECKING:
@@ -47,6 +59,9 @@ _KCMP_FILE = 0
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 # Above what a process has open, as far as its limit goes: the low numbers are those that other threads get meanwhile.
 _DUPLICATE_BASES = (4096, 900, 0)
+_IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
+# The APIs know these only as one resource that owns its memory.
+_ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
 
 def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
@@ -177,3 +192,38 @@ def check_size(handle: Handle, size: int) -> None:
                 "size",
                 f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size.",
             )
+
+
+def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
+    """Refuse what is not an open handle of the wanted types."""
+    if not isinstance(handle, wanted):
+        takes = [f"import_{name}" for name, kind in _IMPORTS.items() if isinstance(handle, kind)]
+        got = type(handle).__name__ + "".join(f", which {name} takes" for name in takes[:1])
+        if isinstance(handle, int):
+            got = f"an int; wrap it: {example}"
+        raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
+    handle.check_open()
+
+
+def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
+    if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
+        raise ArgumentTypeError(argument, f"expected one of the types {_names(wanted)}, got {handle_type!r}.")
+
+
+def _names(wanted: type[Handle]) -> str:
+    return ", ".join(kind.__name__ for kind in types_here(handle_types().values(), wanted))
+
+
+def is_dedicated(handle: Handle, dedicated: bool | None) -> bool:
+    if not isinstance(dedicated, bool | None):
+        raise ArgumentTypeError("dedicated", f"expected True, False or None, got {dedicated!r}.")
+    known = handle.origin.dedicated if handle.origin is not None else None
+    if isinstance(handle, _ALWAYS_DEDICATED):
+        known = True
+    if dedicated is None:
+        return bool(known)
+    if known is not None and dedicated != known:
+        raise InvalidArgumentError(
+            "dedicated", f"the exporter's allocation {'is' if known else 'is not'} dedicated; pass dedicated={known}."
+        )
+    return dedicated
