@@ -16,7 +16,6 @@ from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
-    HandleError,
     InvalidArgumentError,
     ResourceBusyError,
     ResourceClosedError,
@@ -43,7 +42,7 @@ from .known_stream import CapturedError, Streams
 from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
-from .ownership import check_handle, check_handle_type, check_size, is_dedicated, lend
+from .ownership import check_handle, check_handle_type, check_origin, check_size, is_dedicated, lend
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
@@ -260,7 +259,7 @@ class Device(Sole):
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
         count = check_nbytes(size)
-        self.check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION))
+        check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION), self.identity)
         check_size(handle, count)
         whole = is_dedicated(handle, dedicated)
         make_room()
@@ -305,7 +304,7 @@ class Device(Sole):
         if isinstance(handle, TimelineFd) and self._makes_timelines and handle.use(timeline.is_ours):
             return cast("ExternalSemaphore[K]", self._import_own(handle))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
-        self.check_origin(handle, (origin_kind(handle.kind),))
+        check_origin(handle, (origin_kind(handle.kind),), self.identity)
         drain()
         semaphore = ExternalSemaphore(self, kind, self._driver, keepalive=getattr(handle, "keepalive", None))
         device, backend = self.handle, self.driver
@@ -355,7 +354,7 @@ class Device(Sole):
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
         count = check_nbytes(size)
         # A peer may map another GPU's allocation, so only the kind is checked here.
-        self.check_origin(handle, (OriginKind.ALLOCATION,), same_device=False)
+        check_origin(handle, (OriginKind.ALLOCATION,))
         check_size(handle, count)
         members = self._with(access)
         backend = self._allocations()
@@ -780,7 +779,7 @@ class Device(Sole):
 
     def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
         self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-        self.check_origin(handle, (OriginKind.TIMELINE,), same_device=False)  # the page is host memory
+        check_origin(handle, (OriginKind.TIMELINE,))  # the page is host memory
         drain()
         return self._own_timelines().load(handle)
 
@@ -807,23 +806,6 @@ class Device(Sole):
         self.capabilities.require((operation, type(handle)))
         if isinstance(handle, Win32Handle) and handle.name is not None:
             self.capabilities.require((Operation.IMPORT_BY_NAME, type(handle)))
-
-    @inside
-    def check_origin(self, handle: Handle, kinds: Iterable[OriginKind], *, same_device: bool = True) -> None:
-        """Refuse what drivers swallow, as far as the origin shows it."""
-        origin = handle.origin
-        if origin is None:
-            return
-        if origin.kind not in kinds:
-            raise HandleError(
-                f"handle: this {type(handle).__name__} was exported from {_article(origin.kind.value)} object, and the "
-                "driver does not check that; use the handle type and the import call of that kind."
-            )
-        if same_device and origin.device is not None and origin.device.conflicts(self.identity):
-            raise HandleError(
-                f"handle: expected one of {self.name}, got one that was exported by "
-                f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
-            )
 
 
 @after_fork
@@ -869,7 +851,3 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
                 ),
                 context=device.name,
             )
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

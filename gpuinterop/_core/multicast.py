@@ -25,7 +25,7 @@ from .drain import drain, wait_for
 from .lifetime import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Lifetime, Marks, alive, hold
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .monitor import locked
-from .ownership import check_handle, check_handle_type, lend
+from .ownership import check_handle, check_handle_type, check_origin, lend
 from .resource import Resource
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ def import_multicast(
     kind = type(handle)
     team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
-    leader.check_origin(handle, (OriginKind.MULTICAST,), same_device=False)
+    check_origin(handle, (OriginKind.MULTICAST,))
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     multicast = MulticastObject(team, size, (kind,), ((Operation.IMPORT_MULTICAST, kind),), exportable=False)

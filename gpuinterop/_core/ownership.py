@@ -1,4 +1,4 @@
-"""Lend a handle to a driver, and settle afterwards who owns the descriptor.
+"""Check a handle, lend it to a driver, and settle afterwards who owns the descriptor.
 
 CUDA closes the fd after a successful import and sometimes after a failed one; HIP never does. gpuinterop has one rule:
 success consumes the caller's handle, failure leaves it open and untouched. So a driver only ever gets a duplicate.
@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .. import system
@@ -24,9 +24,11 @@ from ..handles import (
     D3D11Resource,
     D3D11ResourceKmt,
     D3D12Resource,
+    DeviceIdentity,
     FdHandle,
     Handle,
     MemoryHandle,
+    OriginKind,
     SemaphoreHandle,
     _State,
     handle_types,
@@ -192,6 +194,27 @@ def check_size(handle: Handle, size: int) -> None:
                 "size",
                 f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size.",
             )
+
+
+def check_origin(handle: Handle, kinds: Iterable[OriginKind], device: DeviceIdentity | None = None) -> None:
+    """Refuse what drivers swallow, as far as the origin shows it: another kind, or another device than `device`."""
+    origin = handle.origin
+    if origin is None:
+        return
+    if origin.kind not in kinds:
+        raise HandleError(
+            f"handle: this {type(handle).__name__} was exported from {_article(origin.kind.value)} object, and the "
+            "driver does not check that; use the handle type and the import call of that kind."
+        )
+    if device is not None and origin.device is not None and origin.device.conflicts(device):
+        raise HandleError(
+            f"handle: expected one of {device.name}, got one that was exported by "
+            f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
+        )
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
