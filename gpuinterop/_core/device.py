@@ -7,11 +7,11 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import timeline
 from .._arguments import Sole, check_nbytes, check_timeout, check_type, inside
-from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, StreamMemoryBackend
+from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 T = TypeVar("T")
+
+Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
 
 _gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # of all devices together
 _devices: weakref.WeakSet[Device] = weakref.WeakSet()
@@ -851,3 +853,15 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
                 ),
                 context=device.name,
             )
+
+
+def to_multicast(kinds: Sequence[type[AllocationHandle]]) -> Needs:
+    return (Operation.CREATE_MULTICAST, None), *((Operation.EXPORT_MULTICAST, kind) for kind in kinds)
+
+
+def multicast_backend(needs: Needs, leader: Device, members: Iterable[Device]) -> MulticastBackend:
+    for device in dict.fromkeys([leader, *members]):
+        device.capabilities.require(*needs)
+    backend = leader.driver
+    assert isinstance(backend, MulticastBackend)  # otherwise the capability is a gap
+    return backend

@@ -20,19 +20,17 @@ from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, Granularity, HandleOrigin, OriginKind
 from . import registry
 from .allocation import Allocation
-from .device import Device, check_device, check_devices
+from .device import Device, Needs, check_device, check_devices, multicast_backend, to_multicast
 from .drain import drain, wait_for
 from .lifetime import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Lifetime, Marks, alive, hold
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .monitor import locked
-from .ownership import check_handle, check_handle_type, check_origin, lend
+from .ownership import HandleTypes, check_handle, check_handle_types, check_origin, lend
 from .resource import Resource
 
 T = TypeVar("T")
 
-HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
 Team: TypeAlias = "tuple[Device, int, list[Device]]"
-Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
 
 
 def create_multicast(
@@ -79,10 +77,10 @@ def create_multicast(
     ...     with multicast.map() as mapping:
     ...         address = mapping.ptr  # an argument of a kernel with multimem instructions
     """
-    kinds = _kinds(handle_types)
+    kinds = check_handle_types(handle_types)
     team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
-    multicast = MulticastObject(team, size, kinds, _creating(kinds), exportable=True)
+    multicast = MulticastObject(team, size, kinds, to_multicast(kinds), exportable=True)
     backend, through = multicast.driver, leader.handle
     return _make(
         multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds), members)
@@ -150,20 +148,13 @@ def granularity(
     device: Device, devices: int | Sequence[Device], size: int, handle_types: HandleTypes = ()
 ) -> Granularity:
     """`Device.multicast_granularity`."""
-    kinds = _kinds(handle_types)
+    kinds = check_handle_types(handle_types)
     _, count, members = _team(devices, device)
-    backend = _backend(_creating(kinds), device, members)
+    backend = multicast_backend(to_multicast(kinds), device, members)
     return backend.multicast_granularity(count, check_nbytes(size), kinds)
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------
-
-
-def _kinds(handle_types: HandleTypes) -> tuple[type[AllocationHandle], ...]:
-    kinds: tuple[Any, ...] = tuple(handle_types) if isinstance(handle_types, Iterable) else (handle_types,)
-    for kind in kinds:
-        check_handle_type(kind, AllocationHandle, "handle_types")
-    return tuple(dict.fromkeys(kinds))
 
 
 def _team(devices: int | Iterable[Device], device: Device | None) -> Team:
@@ -180,18 +171,6 @@ def _team(devices: int | Iterable[Device], device: Device | None) -> Team:
     if twice := next((one for one in members if members.count(one) > 1), None):
         raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
     return leader, len(members), members
-
-
-def _creating(kinds: Sequence[type[AllocationHandle]]) -> Needs:
-    return (Operation.CREATE_MULTICAST, None), *((Operation.EXPORT_MULTICAST, kind) for kind in kinds)
-
-
-def _backend(needs: Needs, leader: Device, members: Iterable[Device]) -> MulticastBackend:
-    for device in dict.fromkeys([leader, *members]):
-        device.capabilities.require(*needs)
-    backend = leader.driver
-    assert isinstance(backend, MulticastBackend)  # otherwise the capability is a gap
-    return backend
 
 
 def _check_size(
@@ -293,7 +272,7 @@ class MulticastObject(Sized):
         self, team: Team, size: int, handle_types: tuple[type[AllocationHandle], ...], needs: Needs, *, exportable: bool
     ) -> None:
         device, self._device_count, members = team
-        self.driver = backend = _backend(needs, device, members)
+        self.driver = backend = multicast_backend(needs, device, members)
         self._granularity = _check_size(backend, self._device_count, size, handle_types)
         drain()
         # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.

@@ -14,8 +14,8 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from .. import system
 from ..errors import ArgumentTypeError, GpuInteropError, HandleError, InvalidArgumentError, LeakedResourceWarning
@@ -44,6 +44,8 @@ if sys.platform != "win32":
 
 H = TypeVar("H", bound=Handle)
 T = TypeVar("T")
+
+HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
 
 # No other import may run between the duplicate and the check: after a driver's close, another thread's descriptor
 # could otherwise get our number.
@@ -231,6 +233,13 @@ def check_handle(handle: object, wanted: type[Handle], call: str, example: str) 
 def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
     if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
         raise ArgumentTypeError(argument, f"expected one of the types {_names(wanted)}, got {handle_type!r}.")
+
+
+def check_handle_types(handle_types: HandleTypes) -> tuple[type[AllocationHandle], ...]:
+    kinds: tuple[Any, ...] = tuple(handle_types) if isinstance(handle_types, Iterable) else (handle_types,)
+    for kind in kinds:
+        check_handle_type(kind, AllocationHandle, "handle_types")
+    return tuple(dict.fromkeys(kinds))
 
 
 def _names(wanted: type[Handle]) -> str:
