@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import timeline
-from .._arguments import Sole, check_nbytes, check_timeout, check_type, inside
+from .._arguments import Sole, check_int, check_nbytes, check_timeout, check_type, inside
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -42,7 +42,7 @@ from .known_stream import CapturedError, Streams
 from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
-from .ownership import check_handle, check_handle_type, check_origin, check_size, is_dedicated, lend
+from .ownership import check_handle, check_handle_type, check_handle_types, check_origin, check_size, is_dedicated, lend
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
@@ -499,9 +499,10 @@ class Device(Sole):
         >>> size
         4194304
         """
-        from .multicast import granularity  # `multicast` stands on this module
-
-        return granularity(self, devices, size, handle_types)
+        kinds = check_handle_types(handle_types)
+        _, count, members = team_of(devices, self)
+        backend = multicast_backend(to_multicast(kinds), self, members)
+        return backend.multicast_granularity(count, check_nbytes(size), kinds)
 
     def create_semaphore(self, handle_type: type[SemaphoreHandle[K]]) -> ExternalSemaphore[K]:
         """Create a semaphore that `ExternalSemaphore.export` shares.
@@ -853,6 +854,21 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
                 ),
                 context=device.name,
             )
+
+
+def team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[Device | None, int, list[Device]]:
+    """`device`, or a team's first; the size of the team; and the devices that it names, which are to be added."""
+    leader = None if device is None else check_device(device, "device")
+    if not isinstance(devices, Iterable):
+        return leader, check_int(devices, "devices", minimum=1), []
+    given = list(devices)
+    leader = leader or check_device(next(iter(given), None), "devices")
+    members = check_devices(given, "devices", leader.driver)
+    if not members:
+        raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
+    if twice := next((one for one in members if members.count(one) > 1), None):
+        raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
+    return leader, len(members), members
 
 
 def to_multicast(kinds: Sequence[type[AllocationHandle]]) -> Needs:

@@ -20,7 +20,7 @@ from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, Granularity, HandleOrigin, OriginKind
 from . import registry
 from .allocation import Allocation
-from .device import Device, Needs, check_device, check_devices, multicast_backend, to_multicast
+from .device import Device, Needs, check_device, check_devices, multicast_backend, team_of, to_multicast
 from .drain import drain, wait_for
 from .lifetime import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Lifetime, Marks, alive, hold
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
@@ -144,33 +144,13 @@ def import_multicast(
     return _make(multicast, lambda: lend(handle, load, user=user, lifetime=multicast.lifetime))
 
 
-def granularity(
-    device: Device, devices: int | Sequence[Device], size: int, handle_types: HandleTypes = ()
-) -> Granularity:
-    """`Device.multicast_granularity`."""
-    kinds = check_handle_types(handle_types)
-    _, count, members = _team(devices, device)
-    backend = multicast_backend(to_multicast(kinds), device, members)
-    return backend.multicast_granularity(count, check_nbytes(size), kinds)
-
-
 # -- arguments -------------------------------------------------------------------------------------------------------
 
 
 def _team(devices: int | Iterable[Device], device: Device | None) -> Team:
     """The device through which the driver is called, the size of the team, and the devices to add at once."""
-    leader = None if device is None else check_device(device, "device")
-    if not isinstance(devices, Iterable):
-        count = check_int(devices, "devices", minimum=1)
-        return leader or registry.device(), count, []
-    given = list(devices)
-    leader = leader or check_device(next(iter(given), None), "devices")
-    members = check_devices(given, "devices", leader.driver)
-    if not members:
-        raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
-    if twice := next((one for one in members if members.count(one) > 1), None):
-        raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
-    return leader, len(members), members
+    leader, count, members = team_of(devices, device)
+    return leader or registry.device(), count, members
 
 
 def _check_size(
