@@ -422,7 +422,7 @@ class HostSemaphoreBackend(Backend):
 
     >>> from gpuinterop.backend import Backend, HostSemaphoreBackend
     >>> sorted(HostSemaphoreBackend.__abstractmethods__ - Backend.__abstractmethods__)
-    ['create_semaphore', 'export_semaphore', 'host_signal', 'host_wait']
+    ['create_semaphore', 'export_semaphore', 'host_signal', 'host_value', 'host_wait']
     """
 
     @abstractmethod
@@ -431,6 +431,10 @@ class HostSemaphoreBackend(Backend):
     @abstractmethod
     def export_semaphore(self, semaphore: DriverHandle) -> AnySemaphoreHandle:
         """A new handle that the caller owns; the core fills in its origin."""
+
+    @abstractmethod
+    def host_value(self, semaphore: DriverHandle) -> int:
+        """The counter of a timeline or fence; called of no other kind."""
 
     @abstractmethod
     def host_signal(self, semaphore: DriverHandle, value: int) -> None: ...

@@ -19,6 +19,7 @@ HandoffStep(frame=1, wait_value=2, signal_value=3)
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 from ._arguments import Sole, check_int, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
-from .errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from .errors import InvalidArgumentError, UnsupportedError
 from .handles import Binary, Timeline
 
 __all__ = ["Handoff", "HandoffStep"]
@@ -81,7 +82,7 @@ class Handoff(Sole):
         checks only the order of acquire and release.
     frame : int, optional
         First frame; neither side may be in the middle of one. Default: derived from the values that a timeline was
-        signalled here and, if the CPU can read it (`ExternalSemaphore.host_wait`), from its counter; else 0. Earlier
+        signalled here and, if the CPU can read it (`ExternalSemaphore.value`), from its counter; else 0. Earlier
         signals of other processes to a driver's timeline cannot be seen.
 
     Raises
@@ -246,7 +247,10 @@ class Handoff(Sole):
 
     def _stands(self) -> int:
         """The timeline's value, as far as this process knows it; enqueued signals count."""
-        return max(_counter(self._to_compute), self._to_compute.last_signalled(), self._to_compute._promised)
+        counter = 0
+        with suppress(UnsupportedError):  # only the driver knows it
+            counter = self._to_compute.value
+        return max(counter, self._to_compute.last_signalled(), self._to_compute._promised)
 
     def _begin(self, stands: int) -> int:
         """Derive the frame from a timeline's value, and set whose turn it is."""
@@ -270,25 +274,3 @@ class Handoff(Sole):
     def _check_tracking(self) -> None:
         if not self._tracks_submits:
             raise InvalidArgumentError("handoff", "the graphics side submits elsewhere (tracks_submits=False).")
-
-
-def _counter(semaphore: ExternalSemaphore[Any]) -> int:
-    """The timeline's counter; 0 if only the driver knows it."""
-
-    def reached(value: int) -> bool:
-        try:
-            semaphore.host_wait(value, timeout=0)
-        except SemaphoreTimeoutError:
-            return False
-        return True
-
-    try:
-        low, high = 0, 1
-        while reached(high):
-            low, high = high, 2 * high
-    except (UnsupportedError, InvalidArgumentError):  # the CPU cannot read it, or not for values this large
-        return low
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if reached(middle) else (low, middle)
-    return low

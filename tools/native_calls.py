@@ -244,6 +244,7 @@ class Methods:
             yield "`ExternalSemaphore.wait(stream, value)`", lambda: one.wait(stream, 1)
             yield "`ExternalSemaphore.host_signal(value)`", lambda: one.host_signal(2)
             yield "`ExternalSemaphore.host_wait(value)`", lambda: one.host_wait(2, timeout=LIMIT)
+            yield "`ExternalSemaphore.value`", lambda: one.value
             handle = yield "`ExternalSemaphore.export()`", one.export
             again = yield "`Device.import_semaphore(handle)`", lambda: self.peer.import_semaphore(handle)
             again.close()

@@ -435,6 +435,10 @@ class Semaphores(HostSemaphoreBackend):
             return semaphore.export(OpaqueFd)
         return semaphore.export(TimelineFd)
 
+    def host_value(self, semaphore: TimelineSemaphore) -> int:
+        """Read the counter."""
+        return semaphore.value
+
     def host_signal(self, semaphore: Semaphore, value: int) -> None:
         """Signal from the calling thread."""
         semaphore.signal(value)

@@ -56,7 +56,7 @@ class Wait:
     number : int
         When the stream was ordered behind it; 0 for a driver's own, which cannot be let go on.
     reached : callable or None
-        Tells whether the wait passes by itself, where the semaphore cannot tell (`Lifetime.looks`).
+        Tells whether the wait passes by itself, where the semaphore cannot tell (`Lifetime.counter`).
     enqueued : bool
         Whether the driver has it.
     covered : bool
@@ -108,8 +108,8 @@ class Wait:
     def _is_signalled(self, handle: DriverHandle) -> bool:
         if self.reached is not None:
             return self.reached()
-        looks = self.semaphore.looks
-        return looks is not None and self.value is not None and looks(handle, self.value)
+        counter = self.semaphore.counter
+        return counter is not None and self.value is not None and counter(handle) >= self.value
 
     def __str__(self) -> str:
         if self._origin is not None:

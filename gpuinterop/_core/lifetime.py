@@ -118,8 +118,8 @@ class Lifetime(Sole):
 
     arrays: list[Any] = Marks()
     """One mark for each exported array, which keeps it. Only a mapping has any."""
-    looks: Callable[[Any, int], bool] | None = None
-    """Tells whether a semaphore's handle has a value; None if only the driver knows, and for what is not one."""
+    counter: Callable[[Any], int] | None = None
+    """Reads the value of a timeline's handle; None if only the driver knows it, and for what is not one."""
     noted_of_closed: ClassVar[bool] = False
     """Whether a parent may be closed already, but not yet released."""
 

@@ -53,6 +53,7 @@ T = TypeVar("T")
 
 _SEQUENCES = (tuple, list)
 _MAX_MILLISECONDS = 2**31 - 1
+_COUNTING = (Timeline, Fence)
 _ORIGINS: dict[type, OriginKind] = {
     Binary: OriginKind.BINARY,
     Timeline: OriginKind.TIMELINE,
@@ -103,25 +104,18 @@ class SemaphoreCalls(ABC):
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
         """Why streams cannot signal, wait, or wait with a timeout; None if they can."""
 
-    def looks(self, kind: type) -> Callable[[DriverHandle, int], bool] | None:
-        """A function that tells whether a handle of the kind has a value; None if only the driver knows."""
-        return None
-
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
-        """Why the calling thread can neither wait nor signal; None if it can."""
+        """Why the calling thread can neither read, wait nor signal, so that these calls are missing; None if it can."""
         return None
 
-    @abstractmethod
-    def host_signal(self, handle: DriverHandle, value: int) -> None:
-        """Signal from the calling thread."""
-
-    @abstractmethod
-    def host_wait(self, handle: DriverHandle, value: int, timeout: float) -> bool:
-        """Block the calling thread; False if `timeout` seconds passed."""
-
-    def export(self, handle: DriverHandle) -> AnySemaphoreHandle:
-        """Return a new handle that the caller owns. Called only if its semaphores are exportable."""
-        raise NotImplementedError
+    host_value: Callable[[Any], int]
+    """The counter of a timeline or fence."""
+    host_signal: Callable[[Any, int], None]
+    """Signal from the calling thread."""
+    host_wait: Callable[[Any, int, float], bool]
+    """Block the calling thread; False if so many seconds passed."""
+    export: Callable[[Any], AnySemaphoreHandle]
+    """Return a new handle that the caller owns. Called only if its semaphores are exportable."""
 
     def know(self, semaphore: ExternalSemaphore[Any]) -> None:  # noqa: B027 - only the driver's graphs need it
         """Remember a new semaphore."""
@@ -134,7 +128,9 @@ class DriverSemaphores(SemaphoreCalls):
         backend = device.driver
         self.device = device
         self.driver = self.direct = backend
-        self._on_host = cast(HostSemaphoreBackend, backend)  # where `host_gap` is None
+        if isinstance(backend, HostSemaphoreBackend):
+            self.host_value, self.export = backend.host_value, backend.export_semaphore
+            self.host_signal, self.host_wait = backend.host_signal, backend.host_wait
         self.blocks = backend.releases_block
         self.know = device.know  # type: ignore[method-assign]
 
@@ -151,28 +147,14 @@ class DriverSemaphores(SemaphoreCalls):
         found = self.device.capabilities.of(cell)
         return None if found else found
 
-    def looks(self, kind: type) -> Callable[[DriverHandle, int], bool] | None:
-        if kind is Timeline and isinstance(self.driver, HostSemaphoreBackend):  # no look uses it up
-            return lambda handle, value: self.host_wait(handle, value, 0.0)
-        return None
-
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
         if isinstance(self.driver, HostSemaphoreBackend):
             return None
         return self.device.capabilities.of((Operation.CREATE_SEMAPHORE, handle_type))
 
-    def host_signal(self, handle: DriverHandle, value: int) -> None:
-        self._on_host.host_signal(handle, value)
-
-    def host_wait(self, handle: DriverHandle, value: int, timeout: float) -> bool:
-        return self._on_host.host_wait(handle, value, timeout)
-
-    def export(self, handle: DriverHandle) -> AnySemaphoreHandle:
-        return self._on_host.export_semaphore(handle)
-
 
 class _Semaphore(Lifetime):
-    __slots__ = ("looks",)
+    __slots__ = ("counter",)
 
 
 class ExternalSemaphore(Resource, Enqueues, Generic[K]):
@@ -214,6 +196,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     ...     semaphore.host_wait(2, timeout=10)
     """
 
+    lifetime: _Semaphore
     _promised = 0
     """The last value that a handoff told the graphics side to signal."""
 
@@ -231,7 +214,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         noun = label or f"{handle_type.type_name} semaphore"
         gate = device.gate if calls.blocks else None
         lifetime = _Semaphore(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device.streams)
-        lifetime.looks = calls.looks(handle_type.kind)
         super().__init__(lifetime)
         self._gives(lifetime, device, lifetime.uses)
         self._calls = calls
@@ -246,6 +228,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self._driver_wait = None if calls.direct is None else calls.direct.wait
         self._driver_signal = None if calls.direct is None else calls.direct.signal
         self._cannot_on_host = calls.host_gap(handle_type)
+        lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
@@ -381,6 +364,45 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self._enqueue(stream, ExternalSemaphore._signal_now, (number,))
 
     # -- on the calling thread -----------------------------------------------------------------------------------
+
+    @property
+    def value(self) -> int:
+        """The counter of a timeline or a fence now, as the calling thread reads it, without a stream.
+
+        Signals that streams have yet to reach are not in it. What was written before a signal that is in it, the
+        calling thread can read.
+
+        Returns
+        -------
+        int
+            Counter, from 0 to 2**64 - 1.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The semaphore is of another kind, which has no counter.
+        UnsupportedError
+            The CPU cannot read it: as for `host_wait`, or the `Endpoint` of a bridged semaphore has no `counter`.
+        ResourceClosedError
+            The semaphore was closed.
+
+        Examples
+        --------
+        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
+        ...     semaphore.signal(stream, 3)
+        ...     stream.synchronize(timeout=10)
+        ...     semaphore.value
+        3
+        """
+        self.check_open()
+        if self.kind not in _COUNTING:
+            raise InvalidArgumentError(
+                "semaphore", f"expected a timeline or a fence, got {self.label}, which has no counter; wait for it."
+            )
+        self.check_host_side()
+        found = self.lifetime.use(self._calls.host_value)
+        system.fence()  # later loads come after the value that announces the data
+        return found
 
     def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
         """Block the calling thread until the semaphore is signalled, without a stream.
@@ -522,7 +544,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     @inside
     def check_host_side(self) -> None:
-        """Raise `UnsupportedError` if `host_wait` and `host_signal` would."""
+        """Raise `UnsupportedError` if `value`, `host_wait` and `host_signal` would."""
         if self._cannot_on_host is not None:
             raise UnsupportedError(self._cannot_on_host, context=f"{self.device.name}, without a stream")
 

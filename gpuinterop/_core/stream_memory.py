@@ -329,9 +329,6 @@ class OwnTimelines(WordCalls):
         for own, value in zip(batch, values, strict=True):
             self.driver.write_value(stream.handle, own.word, value)
 
-    def looks(self, kind: type) -> Callable[[_Own, int], bool]:
-        return lambda handle, value: handle.page.value >= value
-
     def destroy(self, handle: _Own) -> None:
         if handle.exported:
             handle.close()
@@ -341,6 +338,9 @@ class OwnTimelines(WordCalls):
     def export(self, handle: _Own) -> TimelineFd:
         handle.exported = True
         return TimelineFd.adopt_duplicate(handle.fd)
+
+    def host_value(self, handle: _Own) -> int:
+        return handle.page.value
 
     def host_signal(self, handle: _Own, value: int) -> None:
         handle.page.signal(value)

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
@@ -78,11 +77,13 @@ class _Calls(WordCalls):
     def destroy(self, handle: Lane) -> None:
         handle.end()
 
-    def host_signal(self, handle: Lane, value: int) -> None:
-        handle.host_signal(value)
+    def host_value(self, handle: Lane) -> int:
+        return handle.call(handle.endpoint.counter)
 
-    def host_wait(self, handle: Lane, value: int, timeout: float) -> bool:
-        return handle.host_wait(value, time.monotonic() + timeout)
+    def host_signal(self, handle: Lane, value: int) -> None:
+        handle.call(handle.endpoint.signal, value)
+
+    host_wait = staticmethod(Lane.host_wait)
 
 
 _CALLS: Final = _Calls()
@@ -111,6 +112,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         super().__init__(
             bridge.device, handle_type, _CALLS, parents=(bridge.lifetime,), label=f"bridged {endpoint.label}"
         )
+        self.lifetime.counter = None  # a wait knows by itself (`Wait.reached`)
         self._parents = (bridge,)
         self._endpoint = endpoint
         self._cannot_signal = endpoint.cannot_signal

@@ -24,6 +24,7 @@ from ..errors import (
     InvalidArgumentError,
     ResourceClosedError,
     SemaphoreTimeoutError,
+    UnsupportedError,
 )
 from ..handles import Binary, DrmSyncobjFd, EventFd, SyncFd, Timeline, TimelineFd
 
@@ -35,6 +36,12 @@ if sys.platform != "win32":
 
 _Call: TypeAlias = tuple[str, int]
 """The name and the number of an ioctl."""
+_NO_COUNTER: Final = Cell(Operation.WAIT_SEMAPHORE, TimelineFd).gap(
+    Scope.RUNTIME,
+    "the endpoint does not say its counter; it says whether a value is reached.",
+    "Endpoint.counter",
+    "give the endpoint a method `counter`, or wait for a value by host_wait.",
+)
 
 
 class Endpoint(Sole, ABC):
@@ -90,6 +97,10 @@ class Endpoint(Sole, ABC):
     def signal(self, value: int) -> None:
         """Signal the semaphore without blocking; set a timeline to `value`."""
 
+    def counter(self) -> int:
+        """Return a timeline's current value, for `ExternalSemaphore.value`, which is a gap without this method."""
+        raise UnsupportedError(_NO_COUNTER, context=self.label)
+
     @abstractmethod
     def close(self) -> None:
         """Release the endpoint's resources. Called once, after the streams' last use; never while a call is stuck."""
@@ -136,6 +147,9 @@ class SemaphoreEndpoint(Endpoint):
 
     def signal(self, value: int) -> None:
         self._semaphore.host_signal(*self._value(value))
+
+    def counter(self) -> int:
+        return self._semaphore.value
 
     def close(self) -> None:
         """Do nothing: the caller owns the semaphore."""
@@ -196,6 +210,9 @@ class OwnTimelineEndpoint(Endpoint):
 
     def signal(self, value: int) -> None:
         self._open().signal(value)
+
+    def counter(self) -> int:
+        return self._open().value
 
     def close(self) -> None:
         self._closed = True
@@ -390,7 +407,7 @@ class SyncobjEndpoint(Endpoint):
     """A DRM syncobj with a timeline, as which Mesa's drivers export timeline semaphores.
 
     Unverified: it has not run on a machine with DRM. It makes the kernel's calls (``drm.h``): FD_TO_HANDLE,
-    TIMELINE_WAIT with WAIT_FOR_SUBMIT, TIMELINE_SIGNAL, DESTROY.
+    TIMELINE_WAIT with WAIT_FOR_SUBMIT, TIMELINE_SIGNAL, QUERY, DESTROY.
 
     Parameters
     ----------
@@ -424,6 +441,7 @@ class SyncobjEndpoint(Endpoint):
     _FD_TO_HANDLE: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE", 0xC01064C2)
     _DESTROY: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_DESTROY", 0xC00864C0)
     _TIMELINE_WAIT: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT", 0xC02864CA)
+    _QUERY: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_QUERY", 0xC01864CB)
     _TIMELINE_SIGNAL: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL", 0xC01864CD)
     _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
 
@@ -469,10 +487,16 @@ class SyncobjEndpoint(Endpoint):
         return True
 
     def signal(self, value: int) -> None:
+        self._point(self._TIMELINE_SIGNAL, value)
+
+    def counter(self) -> int:
+        return self._point(self._QUERY, 0)
+
+    def _point(self, call: _Call, value: int) -> int:
         handles = ctypes.c_uint32(self._handle)
         points = ctypes.c_uint64(value)
-        request = struct.pack("=QQII", ctypes.addressof(handles), ctypes.addressof(points), 1, 0)
-        _ioctl(self._node, self._TIMELINE_SIGNAL, request)
+        _ioctl(self._node, call, struct.pack("=QQII", ctypes.addressof(handles), ctypes.addressof(points), 1, 0))
+        return points.value
 
     def close(self) -> None:
         try:

@@ -20,8 +20,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from .. import system
 from .._arguments import check_int
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ._endpoints import Endpoint
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _SPIN_S: Final = 1e-3  # a handoff takes less if both sides are working
 _LONGEST_PAUSE_S: Final = 2e-3
@@ -52,7 +53,6 @@ _PAUSE_SHARE: Final = 1 / 16  # longest pause, as a share of the time waited so 
 _PEER_CHECK_S: Final = 5e-3
 _RELEASED: Final = 2**63 - 1
 _LOCK_LIMIT_S: Final = 1.0  # an endpoint whose poll takes longer is considered stuck
-_HOST_SLICE_S: Final = 0.05  # how often a thread that waits for such an endpoint checks whether to stop
 _LAST_LOOK_S: Final = 0.01  # how long an expired `host_wait` waits for the watcher's poll
 _LONGEST_SLEEP_S: Final = 3600.0  # locks do not accept infinity
 
@@ -219,41 +219,32 @@ class Lane:
                 out.pending.remove(pending)
             raise
 
-    def host_wait(self, value: int, deadline: float) -> bool:
-        """Block the calling thread. Other calls of the endpoint may come in between."""
-        pauses = system.pauses()
-        checked = time.monotonic()
-        gone = False
-        while True:
+    def host_wait(self, value: int, timeout: float) -> bool:
+        """Block the calling thread, for `system.SLICE` at most. Other calls of the endpoint may come in between."""
+
+        def look() -> bool:
             self._check()
-            left = deadline - time.monotonic()
             # The watcher may be stuck in a poll. Otherwise wait for its poll: a timeout of 0 must still see a signal.
-            limit = max(_LAST_LOOK_S, min(left, _HOST_SLICE_S))
-            if system.under(self.lock, self._look_for, value, limit=limit):
-                return True
-            if gone:
-                raise self._peer_died()
-            now = time.monotonic()
-            if self._peer is not None and now - checked >= _PEER_CHECK_S:
-                checked = now
-                if gone := ended(self._peer):
-                    continue  # the peer may have signalled before it died
-            if now >= deadline:
-                return False
-            if pause := min(next(pauses), deadline - now):
-                time.sleep(pause)
+            limit = max(_LAST_LOOK_S, timeout)
+            return system.under(self.lock, lambda: system.holds(self.lock) and self._take(value), limit=limit)
 
-    def _look_for(self, value: int) -> bool:
-        return system.holds(self.lock) and self._take(value)
+        if system.until(look, timeout):
+            return True
+        if self._peer is None or not ended(self._peer):
+            return False
+        if look():  # the peer may have signalled before it died
+            return True
+        raise self._peer_died()
 
-    def host_signal(self, value: int) -> None:
+    def call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Call the endpoint in the application's thread."""
         self._check()
-        system.under(self.lock, self._host_signal, value, limit=_LOCK_LIMIT_S)
+        return system.under(self.lock, self._call, function, *arguments, limit=_LOCK_LIMIT_S)
 
-    def _host_signal(self, value: int) -> None:
+    def _call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         if not system.holds(self.lock):
             raise ResourceBusyError(f"{self.endpoint.label} is stuck in wait(timeout=0), which must not block.")
-        self.endpoint.signal(value)
+        return function(*arguments)
 
     def cancel(self, error: GpuInteropError) -> None:
         """Let the waiting streams go on; they, and later calls on the lane, fail with `error`.

@@ -29,7 +29,7 @@ _WORK = ("wait", "wait_value", "signal", "write_value", "copy", "fill", "copy_le
 _ASIDE = {"adopt_stream", "granularity", "open_device", "prepare", "semaphore_pointer", "stream_key", "stream_pointer"}
 _ASIDE |= RELEASES | {"is_capturing", "is_done", "is_idle", "unbind"}
 """Calls that reach no driver, and those that a drain makes, too: they count where a row has them."""
-_OWN = ("host_signal", "host_wait", "export")
+_OWN = ("host_signal", "host_value", "host_wait", "export")
 """Calls of our own timelines, which reach memory alone."""
 _SIZE = FakeEverything.GROUPS.minimum
 
@@ -122,6 +122,7 @@ ROWS: dict[str, Row] = {
     "ExternalSemaphore.host_wait": Row({"host_wait": "own"}),
     "ExternalSemaphore.signal": Row({"signal": "stream semaphore"}, notes="semaphore", tells=2),
     "ExternalSemaphore.signal, of ours": Row({"write_value": "stream own"}, notes="own", tells=7),
+    "ExternalSemaphore.value": Row({"host_value": "own"}),
     "ExternalSemaphore.wait": Row({"wait": "stream semaphore"}, notes="semaphore", gate=True),
     "ExternalSemaphore.wait, of ours": Row({"wait_value": "stream own"}, notes="own", gate=True),
     "SemaphoreBatch.signal": Row({"signal": "stream batch"}, notes="semaphore", tells=2),

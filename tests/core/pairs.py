@@ -291,6 +291,7 @@ METHODS: dict[str, str | list[tuple[str, bool, Call]]] = {
         ("of ours", False, lambda w: w.own.signal(w.stream, 7)),
     ],
     "ExternalSemaphore.takes_timeout": AT_BIRTH,
+    "ExternalSemaphore.value": [("", False, lambda w: w.own.value)],
     "ExternalSemaphore.wait": [
         ("", False, lambda w: w.semaphore.wait(w.stream, 9)),
         ("of ours", False, lambda w: w.own.wait(w.stream, 9)),

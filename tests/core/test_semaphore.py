@@ -202,7 +202,9 @@ def test_what_a_batch_waits_for_is_named() -> None:
 def test_without_host_semaphores_the_host_calls_are_gaps() -> None:
     device, _ = fake_device(gi.Operation.CREATE_SEMAPHORE)
     with semaphore_of(device) as semaphore:
-        calls: list[Call] = [lambda: semaphore.host_wait(1), lambda: semaphore.host_signal(1)]
+        calls: list[Call] = [
+            lambda: semaphore.host_wait(1), lambda: semaphore.host_signal(1), lambda: semaphore.value,
+        ]  # fmt: skip
         for call in calls:
             with pytest.raises(gi.UnsupportedError):
                 call()

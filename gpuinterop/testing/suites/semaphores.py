@@ -15,7 +15,13 @@ from ..._core.device import Device
 from ..._core.registry import get_backend
 from ..._core.semaphore import SemaphoreBatch
 from ...capabilities import Operation
-from ...errors import GpuInteropError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
+from ...errors import (
+    GpuInteropError,
+    InvalidArgumentError,
+    ResourceBusyError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+)
 from ...exporters.base import Fill
 from ...handles import Binary, OpaqueFd, Timeline, TimelineFd, VmmFd
 from ..peer import BackendPeer
@@ -421,6 +427,27 @@ class CreatedSemaphoreSuite(Suite):
         stream.synchronize(LIMIT)
         made.signal(stream, *args(kind, 2))
         made.host_wait(*args(kind, 2), timeout=LIMIT)
+
+    @KINDS
+    @requires(CREATE)
+    def test_value(self, device: Any, stream: Any, kind: type, made: Any, scope: Any, peer: BackendPeer) -> None:
+        """The counter is what this and another process have signalled; a binary semaphore has none."""
+        again = scope.enter_context(device.import_semaphore(made.export()))
+        peer.import_semaphore(made.export())
+        if kind is Binary:
+            for semaphore in (made, again):
+                raises(InvalidArgumentError, lambda semaphore=semaphore: semaphore.value, argument="semaphore")
+            return
+        assert made.value == again.value == 0
+        for value, signal in ((3, peer.signal), (7, peer.host_signal), (2**62, made.host_signal)):
+            signal(value)
+            assert made.value == again.value == value
+        made.signal(stream, 2**62 + 5)
+        assert peer.wait(2**62 + 5, timeout=LIMIT)
+        assert not peer.wait(made.value + 1, timeout=0.0)
+        assert made.value == again.value == 2**62 + 5
+        again.close()
+        raises(ResourceClosedError, lambda: again.value)
 
     @KINDS
     @requires(CREATE)

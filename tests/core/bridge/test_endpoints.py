@@ -18,7 +18,7 @@ from gpuinterop.bridge import Bridge, SemaphoreEndpoint, _endpoints
 from gpuinterop.handles import Binary
 
 from ..fake import fake_device
-from .scripted import LIMIT, blocked, count_of, end, until
+from .scripted import LIMIT, Scripted, blocked, count_of, end, until
 
 
 def test_an_eventfd_adds_one_and_takes_one() -> None:
@@ -248,6 +248,26 @@ def test_one_of_our_own_timelines(host: Device, scope: ExitStack) -> None:
     fd: int = look.fd  # type: ignore[attr-defined]
     until(lambda: struct.unpack("=Q", os.pread(fd, 8, 16)) == (9,))
     made.host_wait(9, timeout=LIMIT)
+    assert semaphore.value == 9
+    made.host_signal(2**40)
+    assert semaphore.value == 2**40
+
+
+def test_the_counter_of_an_endpoint(host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bridged timeline has its endpoint's; one without is a gap, from which a handoff begins at 0."""
+    bridge = scope.enter_context(Bridge(host))
+    endpoint = Scripted()
+    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
+    endpoint.reached = 6
+    with pytest.raises(gi.UnsupportedError, match=r"Endpoint|counter"):
+        _ = semaphore.value
+    assert gi.Handoff(semaphore).frame == 0
+    monkeypatch.setattr(Scripted, "counter", lambda endpoint: endpoint.reached)
+    assert semaphore.value == 6
+    assert gi.Handoff(semaphore).frame == 3
+    binary = scope.enter_context(bridge.from_endpoint(Scripted(gi.Binary)))
+    with pytest.raises(gi.InvalidArgumentError, match="has no counter"):
+        _ = binary.value
 
 
 @pytest.mark.parametrize("kind", [gi.OpaqueFd, gi.TimelineFd])

@@ -53,6 +53,7 @@ DRM = {
     iowr(0xC0, SyncobjDestroy): SyncobjDestroy,
     iowr(0xCA, SyncobjTimelineWait): SyncobjTimelineWait,
     iowr(0xCD, SyncobjTimelineArray): SyncobjTimelineArray,
+    iowr(0xCB, SyncobjTimelineArray): SyncobjTimelineArray,
 }
 
 
@@ -90,7 +91,10 @@ class Kernel:
             point = ctypes.c_uint64.from_address(it.points).value
             if isinstance(it, SyncobjTimelineArray):
                 assert it.flags == 0
-                self.point = point
+                if number == iowr(0xCB, SyncobjTimelineArray):  # QUERY
+                    ctypes.c_uint64.from_address(it.points).value = self.point
+                else:
+                    self.point = point
             else:
                 assert it.flags == 2  # DRM_SYNCOBJ_WAIT_FLAGS_WAIT_FOR_SUBMIT
                 self.deadlines.append(it.timeout_nsec)
@@ -143,6 +147,8 @@ def test_the_calls_of_a_syncobj(kernel: Kernel) -> None:
     endpoint.signal(5)
     assert kernel.point == 5
     assert endpoint.wait(5, 0.0)
+    kernel.point = 8
+    assert endpoint.counter() == 8
     kernel.error = 22
     with pytest.raises(gi.DriverError, match="DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT"):
         endpoint.wait(6, 0.0)
