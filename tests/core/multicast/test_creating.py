@@ -107,7 +107,7 @@ def test_every_device_must_have_multicast_and_the_exports() -> None:
     cases: list[tuple[Operation, Callable[[list[Device]], object]]] = [
         (Operation.CREATE_MULTICAST, lambda devices: gi.create_multicast(devices, SIZE)),
         (Operation.CREATE_MULTICAST, lambda devices: gi.create_multicast(devices[::-1], SIZE)),
-        (Operation.CREATE_MULTICAST, lambda devices: devices[1].multicast_granularity(devices, SIZE)),
+        (Operation.CREATE_MULTICAST, lambda devices: devices[0].multicast_granularity(devices, SIZE)),
         (Operation.EXPORT_MULTICAST, lambda devices: gi.create_multicast(devices, SIZE, gi.VmmFd)),
         (Operation.IMPORT_MULTICAST, lambda devices: gi.import_multicast(gi.FabricHandle(bytes(64)), devices, SIZE)),
     ]
