@@ -133,6 +133,8 @@ def test_what_the_origin_contradicts_is_refused(fd: int) -> None:
     other = gi.DeviceIdentity(name="another GPU", uuid=b"x" * 16)
     with pytest.raises(gi.HandleError, match=r"another GPU.*match_device"):
         device.import_memory(gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY, device=other)), size=1)
+    with pytest.raises(gi.HandleError, match=r"another GPU.*match_device"):
+        device.import_semaphore(gi.TimelineFd(fd, origin=HandleOrigin(kind=OriginKind.TIMELINE, device=other)))
     with pytest.raises(gi.HandleError, match="timeline"):
         device.import_semaphore(gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.TIMELINE)))
     with pytest.raises(gi.HandleError, match="memory"):
