@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class Enqueues(ABC):
     """What a stream waits for, signals or launches by one call."""
 
-    _device: Device
+    _batch: Any = None
+    _direct = False
+    """Whether a driver's own call is all there is to one."""
 
     def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
         """Set the object that each call marks beside the stream, and what is noted of each stream."""
@@ -43,18 +45,21 @@ class Enqueues(ABC):
         """Have the graph that captures the call keep what the call uses."""
 
     def _enqueue(
-        self, stream: Stream, give: Callable[..., None], numbers: Sequence[int] = (), pending: Wait | None = None
-    ) -> None:
-        """Mark, look, note, call, unmark.
+        self,
+        stream: Stream,
+        known: KnownStream,
+        give: Callable[..., None],
+        numbers: Sequence[int] = (),
+        pending: Wait | None = None,
+    ) -> Any:
+        """Mark, look, note, call, unmark. Return what is noted of the stream; None if a graph captures the call.
 
-        `give`, a method that is not bound, calls the driver: with the native stream, what is noted of the stream, the
-        values, and the pending wait.
+        `give` enqueues. A driver's takes the batch, the stream's handle, the values, and of a wait the milliseconds;
+        another one takes the known stream in place of the handle, and the wait.
         """
-        if type(stream) is not Stream:
-            check_stream(self.device, stream)
-        marked, known = self._marked, stream.known or stream.known_as()
         if pending is not None and (gate := self.gate).crowded:
             relieve(gate)  # before the marks: callbacks run here
+        marked = self._marked
         calls, streams = marked.calls, known.calls
         calls += MARK
         streams += MARK
@@ -66,16 +71,23 @@ class Enqueues(ABC):
                 noted = self._note_use(stream, known)
             if odd and (graph := known.graph) is not None:  # the graph's launches wait and signal
                 self._hold_in(graph)
+                noted = None
             elif pending is not None:
                 known.waits.append(pending)  # as in `KnownStream.note`
                 waiting[known] = None  # before the look at the gate: see there
                 if gate.shut:
                     gate.let_releases_end()
-            give(self, known, noted, numbers, pending)
-            if pending is not None:
-                pending.enqueued = True
-            if (odd or pending is not None) and len(known.waits) > known.limit:
-                known.came_along()
+            if pending is None:
+                give(self._batch, known.handle if self._direct else known, numbers)
+            elif self._direct:
+                give(self._batch, known.handle, numbers, pending.ms)
+            else:
+                give(self._batch, known, numbers, pending)
+            if odd or pending is not None:
+                if pending is not None:
+                    pending.enqueued = True
+                if len(known.waits) > known.limit:
+                    known.came_along()
         except GpuInteropError:  # the call has enqueued nothing
             if pending is not None:
                 pending.passed = True
@@ -84,3 +96,10 @@ class Enqueues(ABC):
             if pending is not None:
                 pending.enqueued = True
             del calls[-1], streams[-1]
+        return noted
+
+
+def reached(device: Device, stream: Stream) -> KnownStream:
+    """The native stream that a call of this thread reaches. Refuses what is not a stream."""
+    check_stream(device, stream)
+    return stream.known_as()

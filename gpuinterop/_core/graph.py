@@ -16,7 +16,7 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
-from .enqueue import Enqueues
+from .enqueue import Enqueues, reached
 from .known_stream import CapturedError, KnownStream, Wait
 from .lifetime import GONE, LIVE, MARK, Lifetime, hold, note_use
 from .monitor import locked
@@ -331,16 +331,16 @@ class Graph(Resource, Enqueues):
             pending = _Launched()
             pending.semaphore = self._waits[0]
             pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
-        self._enqueue(stream, Graph._launch_now, (), pending)
+        lasts = self._enqueue(stream, reached(self.device, stream), self._launch_now, (), pending)
+        for (step, place, _semaphore), last in zip(self._signals, lasts, strict=True):
+            last[0] = max(step.values[place], last[0])
 
-    def _launch_now(self, known: KnownStream, lasts: Sequence[list[int]], _: Sequence[int], pending: object) -> None:
+    def _launch_now(self, _batch: None, known: KnownStream, *_: object) -> None:
         if known.graph is not None or self.driver.is_capturing(known.handle):  # by any library
             raise InvalidArgumentError(
                 "stream", "is being captured: values of a graph inside a graph cannot be set; launch both one by one."
             )
         self.driver.launch(self._marked.handle, known.handle)
-        for (step, place, _semaphore), last in zip(self._signals, lasts, strict=True):
-            last[0] = max(step.values[place], last[0])
 
     def _look_closer(self, stream: Stream) -> None:
         self.check_open()

@@ -36,8 +36,8 @@ from ..handles import (
     SemaphoreHandle,
     Timeline,
 )
-from .enqueue import Enqueues
-from .known_stream import KnownStream, Wait, Waits, order
+from .enqueue import Enqueues, reached
+from .known_stream import KnownStream, Wait, Waits
 from .lifetime import LIVE, MARK, Lifetime, note_use, retire
 from .monitor import dropped, locked
 from .resource import Resource
@@ -85,7 +85,7 @@ class SemaphoreCalls(ABC):
     def prepare(self, handles: Sequence[DriverHandle]) -> Any:
         """Prepare a batch for `wait` and `signal`."""
 
-    def wait(self, handle: DriverHandle, stream: KnownStream, value: int, wait: Wait) -> None:
+    def wait(self, batch: Any, stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         """Enqueue, where `direct` is None."""
         raise NotImplementedError
 
@@ -225,8 +225,10 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self._grows = self.kind is Timeline
         self.max_value = calls.max_value
         # Bound here: the hot path makes a driver's calls without a detour.
-        self._driver_wait = None if calls.direct is None else calls.direct.wait
-        self._driver_signal = None if calls.direct is None else calls.direct.signal
+        self._direct = calls.direct is not None
+        giver = calls.direct or calls
+        self._give_wait: Callable[..., None] = giver.wait
+        self._give_signal: Callable[..., None] = giver.signal
         self._cannot_on_host = calls.host_gap(handle_type)
         lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
@@ -315,7 +317,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         pending.value = value
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        self._enqueue(stream, ExternalSemaphore._wait_now, (number,), pending)
+        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        self._enqueue(stream, known, self._give_wait, (number,), pending)
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -361,7 +364,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if type(value) is int and 0 <= value <= self._signals_below
             else self._checked(value, self._cannot_signal)
         )
-        self._enqueue(stream, ExternalSemaphore._signal_now, (number,))
+        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        told = self._noted.get(known)
+        if told is not None and number <= told[0] and self._grows:
+            self._check_growth(known, number, told[0], "value")
+        if (told := self._enqueue(stream, known, self._give_signal, (number,))) is not None:
+            told[0] = number
 
     # -- on the calling thread -----------------------------------------------------------------------------------
 
@@ -550,24 +558,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _wait_now(self, known: KnownStream, last: list[int], numbers: Sequence[int], pending: Wait | None) -> None:
-        assert pending is not None
-        if (enqueue := self._driver_wait) is not None:
-            enqueue(self._batch, known.handle, numbers, pending.ms)
-        else:
-            pending.number = next(order)
-            self._calls.wait(self.lifetime.handle, known, numbers[0], pending)
-
-    def _signal_now(self, known: KnownStream, last: list[int], numbers: Sequence[int], _: Wait | None) -> None:
-        if self._grows and numbers[0] <= last[0]:
-            self._check_growth(known, numbers[0], last[0], "value")
-        if (enqueue := self._driver_signal) is not None:
-            enqueue(self._batch, known.handle, numbers)
-        else:
-            self._calls.signal(self._batch, known, numbers)
-        if known.graph is None:  # else the graph's launches signal
-            last[0] = numbers[0]
-
     def _look_closer(self, stream: Stream) -> None:
         self.check_open()
         check_stream(self.device, stream)
@@ -583,6 +573,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     def _check_growth(self, known: KnownStream, number: int, told: int, argument: str) -> None:
         """Raise if a stream would signal the value `told`, which it has signalled, or a smaller one."""
+        self.check_open()
         if not known.is_capturing():
             raise InvalidArgumentError(
                 argument,
@@ -684,8 +675,8 @@ class SemaphoreBatch(Sole, Enqueues):
         self.max_value = min(semaphore.max_value for semaphore in semaphores)
         self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
         self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
-        self._driver_wait = semaphores[0]._driver_wait
-        self._driver_signal = semaphores[0]._driver_signal
+        self._direct = semaphores[0]._direct
+        self._give_wait, self._give_signal = semaphores[0]._give_wait, semaphores[0]._give_signal
         self._natives = [semaphore.lifetime for semaphore in semaphores]
         # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
         self.lifetime = Lifetime("SemaphoreBatch", parents=self._natives)
@@ -714,7 +705,7 @@ class SemaphoreBatch(Sole, Enqueues):
             See `ExternalSemaphore.wait`.
         """
         numbers = self._check_values(values, self._cannot_wait)
-        if self._driver_wait is None:  # stream words and the bridge have a wait for each semaphore
+        if not self._direct:  # stream words and the bridge have a wait for each semaphore
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
                 semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=timeout)
             return
@@ -723,7 +714,7 @@ class SemaphoreBatch(Sole, Enqueues):
         pending.semaphores, pending.values = self._natives, self._given(numbers)
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        self._enqueue(stream, SemaphoreBatch._wait_now, numbers, pending)
+        self._enqueue(stream, reached(self.device, stream), self._give_wait, numbers, pending)
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
@@ -738,33 +729,19 @@ class SemaphoreBatch(Sole, Enqueues):
         InvalidArgumentError, UnsupportedError
             See `ExternalSemaphore.signal`.
         """
-        self._enqueue(stream, SemaphoreBatch._signal_now, self._check_values(values, self._cannot_signal))
+        numbers = self._check_values(values, self._cannot_signal)
+        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        lasts = self._noted.get(known) or [one._noted.get(known, (0,)) for one in self._semaphores]
+        for number, last in zip(numbers, lasts):  # noqa: B905 - they were counted
+            if number <= last[0]:
+                self._check_each(known, numbers, lasts)
+                break
+        for number, last in zip(numbers, self._enqueue(stream, known, self._give_signal, numbers) or ()):  # noqa: B905
+            last[0] = number
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _wait_now(
-        self, known: KnownStream, lasts: Sequence[list[int]], numbers: Sequence[int], pending: Wait | None
-    ) -> None:
-        assert pending is not None
-        assert self._driver_wait is not None
-        self._driver_wait(self._batch, known.handle, numbers, pending.ms)
-
-    def _signal_now(
-        self, known: KnownStream, lasts: Sequence[list[int]], numbers: Sequence[int], _: Wait | None
-    ) -> None:
-        for number, last in zip(numbers, lasts):  # noqa: B905 - they were counted
-            if number <= last[0]:
-                self._check_each(known, lasts, numbers)
-                break
-        if (enqueue := self._driver_signal) is not None:
-            enqueue(self._batch, known.handle, numbers)
-        else:
-            self._calls.signal(self._batch, known, numbers)
-        if known.graph is None:
-            for last, number in zip(lasts, numbers):  # noqa: B905
-                last[0] = number
-
-    def _check_each(self, known: KnownStream, lasts: Sequence[list[int]], numbers: Sequence[int]) -> None:
+    def _check_each(self, known: KnownStream, numbers: Sequence[int], lasts: Sequence[Sequence[int]]) -> None:
         for semaphore, number, last in zip(self._semaphores, numbers, lasts, strict=True):
             if semaphore._grows and number <= last[0]:
                 semaphore._check_growth(known, number, last[0], "values")

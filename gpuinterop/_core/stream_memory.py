@@ -20,7 +20,7 @@ from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
-from .known_stream import KnownStream, Wait
+from .known_stream import KnownStream, Wait, order
 from .lifetime import Lifetime, retire
 from .ownership import lend
 from .semaphore import ExternalSemaphore, SemaphoreCalls
@@ -315,9 +315,10 @@ class OwnTimelines(WordCalls):
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
-    def wait(self, handle: _Own, stream: KnownStream, value: int, wait: Wait) -> None:
-        refuse_capture(stream, handle.label)
-        self.driver.wait_value(stream.handle, handle.word, value)
+    def wait(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
+        wait.number = next(order)
+        refuse_capture(stream, batch[0].label)
+        self.driver.wait_value(stream.handle, batch[0].word, values[0])
 
     def signal(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
         refuse_capture(stream, batch[0].label)

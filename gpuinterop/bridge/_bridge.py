@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 from .. import timeline
 from .._arguments import check_timeout, check_type
 from .._core.device import Device, check_device
+from .._core.known_stream import order
 from .._core.lifetime import Lifetime
 from .._core.ownership import lend
 from .._core.resource import Resource
@@ -62,11 +63,13 @@ _ENDPOINTS: Final[Mapping[type[FdHandle], tuple[Callable[[Any], Endpoint], str]]
 class _Calls(WordCalls):
     """The calls of bridged semaphores, in place of a driver's; handles are lanes."""
 
-    def wait(self, handle: Lane, stream: KnownStream, value: int, wait: Wait) -> None:
-        refuse_capture(stream, handle.endpoint.label)
-        handle.wait(stream, value, wait)
+    def wait(self, batch: Sequence[Lane], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
+        wait.number = next(order)
+        (lane,) = batch
+        refuse_capture(stream, lane.endpoint.label)
+        lane.wait(stream, values[0], wait)
         # A stream that was let go on during the call, as the calling thread's own can be, must raise here.
-        if handle.refusal is not None and (failure := stream.tell_failure()) is not None:
+        if lane.refusal is not None and (failure := stream.tell_failure()) is not None:
             raise again(failure)
 
     def signal(self, batch: Sequence[Lane], stream: KnownStream, values: Sequence[int]) -> None:

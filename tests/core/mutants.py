@@ -109,8 +109,10 @@ _NOTE = (
 )
 _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
 _MARKS = "    calls, streams = marked.calls, known.calls\n"
-_LAUNCH = "    self.driver.launch(self._marked.handle, known.handle)\n"
-_TELL = "        last[0] = max(step.values[place], last[0])\n"
+_TELL = (
+    "    for step, place, one in self._signals:\n"
+    "        last_signalled(one, stream.known_as())[0] = step.values[place]\n"
+)
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
 MUTANTS: dict[str, Mutant] = {
@@ -296,8 +298,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a launch notes its signals, then calls the driver": Mutant(
         (
-            (Graph._launch_now, _LAUNCH, ""),
-            (Graph._launch_now, _TELL, _TELL + _LAUNCH),
+            (Graph.launch, "    lasts = self._enqueue(", _TELL + "    lasts = self._enqueue("),
         ),
         "Graph.launch",
     ),
