@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Enqueues(ABC):
     """What a stream waits for, signals or launches by one call."""
 
-    _batch: Any = None
-    _direct = False
+    _batch: Any
+    _direct: bool
     """Whether a driver's own call is all there is to one."""
 
     def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
@@ -48,12 +48,14 @@ class Enqueues(ABC):
         self,
         stream: Stream,
         known: KnownStream,
+        noted: Any,
         give: Callable[..., None],
         numbers: Sequence[int] = (),
         pending: Wait | None = None,
     ) -> Any:
         """Mark, look, note, call, unmark. Return what is noted of the stream; None if a graph captures the call.
 
+        `noted` is that, if the stream has used the object before: the caller has looked.
         `give` enqueues. A driver's takes the batch, the stream's handle, the values, and of a wait the milliseconds;
         another one takes the known stream in place of the handle, and the wait.
         """
@@ -66,7 +68,6 @@ class Enqueues(ABC):
         try:
             if (odd := known.odd) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._look_closer(stream)
-            noted = self._noted.get(known)
             if noted is None:  # before the call, which may fail half-way: the release waits for the stream
                 noted = self._note_use(stream, known)
             if odd and (graph := known.graph) is not None:  # the graph's launches wait and signal

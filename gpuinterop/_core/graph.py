@@ -284,6 +284,7 @@ class Graph(Resource, Enqueues):
         super().__init__(Lifetime("Graph", device=device.streams))
         self.device = device
         self.driver = backend
+        self._batch, self._direct = None, False
         self._made: tuple[Lifetime, Lifetime] | None = None  # the driver's graph and its executable
         self._semaphores: GraphSemaphores | None = None
         self._wait_steps: Sequence[tuple[GraphStep, Sequence[tuple[int, Lifetime, bool]]]] = ()
@@ -331,7 +332,8 @@ class Graph(Resource, Enqueues):
             pending = _Launched()
             pending.semaphore = self._waits[0]
             pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
-        lasts = self._enqueue(stream, reached(self.device, stream), self._launch_now, (), pending)
+        known = reached(self.device, stream)
+        lasts = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), last in zip(self._signals, lasts, strict=True):
             last[0] = max(step.values[place], last[0])
 

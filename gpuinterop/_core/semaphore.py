@@ -318,7 +318,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
         known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
-        self._enqueue(stream, known, self._give_wait, (number,), pending)
+        self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
@@ -368,7 +368,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         told = self._noted.get(known)
         if told is not None and number <= told[0] and self._grows:
             self._check_growth(known, number, told[0], "value")
-        if (told := self._enqueue(stream, known, self._give_signal, (number,))) is not None:
+        if (told := self._enqueue(stream, known, told, self._give_signal, (number,))) is not None:
             told[0] = number
 
     # -- on the calling thread -----------------------------------------------------------------------------------
@@ -714,7 +714,8 @@ class SemaphoreBatch(Sole, Enqueues):
         pending.semaphores, pending.values = self._natives, self._given(numbers)
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        self._enqueue(stream, reached(self.device, stream), self._give_wait, numbers, pending)
+        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        self._enqueue(stream, known, self._noted.get(known), self._give_wait, numbers, pending)
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
@@ -731,12 +732,14 @@ class SemaphoreBatch(Sole, Enqueues):
         """
         numbers = self._check_values(values, self._cannot_signal)
         known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
-        lasts = self._noted.get(known) or [one._noted.get(known, (0,)) for one in self._semaphores]
+        noted = self._noted.get(known)
+        lasts = noted or [one._noted.get(known, (0,)) for one in self._semaphores]
         for number, last in zip(numbers, lasts):  # noqa: B905 - they were counted
             if number <= last[0]:
                 self._check_each(known, numbers, lasts)
                 break
-        for number, last in zip(numbers, self._enqueue(stream, known, self._give_signal, numbers) or ()):  # noqa: B905
+        lasts = self._enqueue(stream, known, noted, self._give_signal, numbers)
+        for number, last in zip(numbers, lasts or ()):  # noqa: B905
             last[0] = number
 
     # -- inside ------------------------------------------------------------------------------------------------

@@ -269,7 +269,9 @@ def test_every_rule_is_of_use(package: str) -> None:
         table = rules.table({**texts, **holds}, lambda _, lacks=lacks: not lacks)  # type: ignore[misc]
         assert implemented <= {found.cell for found in table}
         facts = {**texts, **holds, "missing": "a symbol" if lacks else ""}
-        used |= {id(next(rule for rule in rules.by_cell[cell] if rule.holds(facts))) for cell in DOMAIN}
+        first = {cell: next((rule for rule in rules.by_cell[cell] if rule.holds(facts)), None) for cell in DOMAIN}
+        assert [cell for cell, rule in first.items() if rule is None] == []
+        used |= set(map(id, first.values()))
     assert [rule for rule in rules.rules if id(rule) not in used] == []
 
 
