@@ -308,7 +308,7 @@ class Device(Sole):
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         check_origin(handle, (origin_kind(handle.kind),), self.identity)
         drain()
-        semaphore = ExternalSemaphore(self, kind, self._driver, keepalive=getattr(handle, "keepalive", None))
+        semaphore = ExternalSemaphore(self, kind, self._semaphore_calls, keepalive=getattr(handle, "keepalive", None))
         device, backend = self.handle, self.driver
         lend(
             handle,
@@ -541,7 +541,7 @@ class Device(Sole):
         backend = self.driver
         drain()
         if isinstance(backend, HostSemaphoreBackend) and not (handle_type is TimelineFd and self._makes_timelines):
-            semaphore = ExternalSemaphore(self, handle_type, self._driver, exportable=True)
+            semaphore = ExternalSemaphore(self, handle_type, self._semaphore_calls, exportable=True)
             handle = self.handle
             semaphore.make(lambda: backend.create_semaphore(handle, handle_type))
             return semaphore
@@ -758,7 +758,7 @@ class Device(Sole):
         )
 
     @property
-    def _driver(self) -> DriverSemaphores:
+    def _semaphore_calls(self) -> DriverSemaphores:
         return self.once("semaphores", lambda: DriverSemaphores(self))
 
     @inside

@@ -23,7 +23,7 @@ class Enqueues(ABC):
 
     _batch: Any
     _direct: bool
-    """Whether a driver's own call is all there is to one."""
+    """Whether the driver's own call is all that a wait or a signal makes."""
 
     def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
         """Set the object that each call marks beside the stream, and what is noted of each stream."""
@@ -55,7 +55,7 @@ class Enqueues(ABC):
     ) -> Any:
         """Mark, look, note, call, unmark. Return what is noted of the stream; None if a graph captures the call.
 
-        `noted` is that, if the stream has used the object before: the caller has looked.
+        The caller has looked up `noted`, what is noted of the stream: None before the stream's first use.
         `give` enqueues. A driver's takes the batch, the stream's handle, the values, and of a wait the milliseconds;
         another one takes the known stream in place of the handle, and the wait.
         """

@@ -70,7 +70,7 @@ class GraphStep:
             None if semaphore is None or semaphore.lifetime.state in GONE else semaphore for semaphore in found
         )
         self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
-        self._natives = [semaphore.handle for semaphore in self._ours]
+        self._handles = [semaphore.handle for semaphore in self._ours]
         counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
         self._largest = min(one.max_value for one in self._ours) if counts else None
         """The largest value of semaphores that all count; None if some do not."""
@@ -97,14 +97,14 @@ class GraphStep:
         """The values as the backend takes them."""
         if len(values) != len(self.semaphores):
             raise InvalidArgumentError("values", f"there are {len(values)} for {len(self.semaphores)} semaphores.")
-        if len(self._natives) != len(self.semaphores):
+        if len(self._handles) != len(self.semaphores):
             raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
         return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
         """Set checked values. The caller marks."""
         owner = self._owner
-        owner.driver.set_node(owner._executable, self._node, self._natives, numbers)
+        owner.driver.set_node(owner._executable, self._node, self._handles, numbers)
         self.values = numbers
 
     def _advanced(self, by: int) -> tuple[int, ...]:

@@ -677,9 +677,9 @@ class SemaphoreBatch(Sole, Enqueues):
         self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
         self._direct = semaphores[0]._direct
         self._give_wait, self._give_signal = semaphores[0]._give_wait, semaphores[0]._give_signal
-        self._natives = [semaphore.lifetime for semaphore in semaphores]
+        self._lifetimes = [semaphore.lifetime for semaphore in semaphores]
         # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
-        self.lifetime = Lifetime("SemaphoreBatch", parents=self._natives)
+        self.lifetime = Lifetime("SemaphoreBatch", parents=self._lifetimes)
         self.lifetime.open()
         self._gives(self.lifetime, self.device, {})
 
@@ -710,8 +710,8 @@ class SemaphoreBatch(Sole, Enqueues):
                 semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=timeout)
             return
         pending = Waits()
-        pending.semaphore = self._natives[0]  # the semaphore's release waits for the stream, too
-        pending.semaphores, pending.values = self._natives, self._given(numbers)
+        pending.semaphore = self._lifetimes[0]  # the semaphore's release waits for the stream, too
+        pending.semaphores, pending.values = self._lifetimes, self._given(numbers)
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
         known = (type(stream) is Stream and stream.known) or reached(self.device, stream)

@@ -177,7 +177,7 @@ class SharedHandoff(Shared, Handoff):
         Handoff.__init__(self, to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
         self._forth = to_compute
         self._back = to_graphics or to_compute
-        self._natives = vk.lifetime, self._back.vulkan_object, self._forth.vulkan_object
+        self._lifetimes = vk.lifetime, self._back.vulkan_object, self._forth.vulkan_object
         self._spare: list[Submission] = []
         """Submissions that no call uses: a call pops one, or makes one, so that two threads never share one."""
         self._bridge = bridge
@@ -292,7 +292,7 @@ class SharedHandoff(Shared, Handoff):
         signalled = api.ffi.NULL if fence is None else api.cast("VkFence", fence, "fence")
         if stage is not c.STAGE_ALL_COMMANDS:
             check_flags(stage, "stage")
-        context, back, forth = self._natives
+        context, back, forth = self._lifetimes
         contexts, backs, forths = context.calls, back.calls, forth.calls
         contexts += MARK
         backs += MARK
