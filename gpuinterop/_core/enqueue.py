@@ -84,11 +84,10 @@ class Enqueues(ABC):
                 give(self._batch, known.handle, numbers, pending.ms)
             else:
                 give(self._batch, known, numbers, pending)
-            if odd or pending is not None:
+            if (odd or pending is not None) and len(known.waits) > known.limit:
                 if pending is not None:
                     pending.enqueued = True
-                if len(known.waits) > known.limit:
-                    known.came_along()
+                known.came_along()
         except GpuInteropError:  # the call has enqueued nothing
             if pending is not None:
                 pending.passed = True

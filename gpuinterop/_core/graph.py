@@ -21,7 +21,7 @@ from .known_stream import CapturedError, KnownStream, Wait
 from .lifetime import GONE, LIVE, MARK, Lifetime, hold, note_use
 from .monitor import locked
 from .resource import Resource
-from .semaphore import ExternalSemaphore, last_signalled
+from .semaphore import ExternalSemaphore, Told, note_told
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
@@ -333,9 +333,9 @@ class Graph(Resource, Enqueues):
             pending.semaphore = self._waits[0]
             pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
         known = reached(self.device, stream)
-        lasts = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
-        for (step, place, _semaphore), last in zip(self._signals, lasts, strict=True):
-            last[0] = max(step.values[place], last[0])
+        places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
+        for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
+            told[at] = max(step.values[place], told[at])
 
     def _launch_now(self, _batch: None, known: KnownStream, *_: object) -> None:
         if known.graph is not None or self.driver.is_capturing(known.handle):  # by any library
@@ -350,12 +350,12 @@ class Graph(Resource, Enqueues):
         check_stream(self.device, stream)
         stream.known_as().refuse_edge()
 
-    def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[list[int]]:
+    def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[Told]:
         check_stream(self.device, stream)
         for mapping, (first, last) in self._mappings.items():
             mapping.used_on(known, first, last)
-        note_use(self._marked, known, [last_signalled(semaphore, known) for _, _, semaphore in self._signals])
-        return cast(Sequence[list[int]], self._marked.uses[known])
+        note_use(self._marked, known, note_told([semaphore for _, _, semaphore in self._signals], known))
+        return cast(Sequence[Told], self._marked.uses[known])
 
     def _hold_in(self, graph: Graph) -> None:
         """Do nothing: the call is refused."""

@@ -360,7 +360,7 @@ class KnownStream(Lifetime):
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
             uses = semaphore.uses.copy().items()  # what each stream was told last
-            tellers = [stream for stream, told in uses if told[0] >= value]
+            tellers = [stream for stream, (told, at) in uses if told[at] >= value]
             before = [None if one in seen else one.stuck_behind(*seen) for one in tellers]
             if all(before):
                 return before[0] if before else wait

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from .. import system
 from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type, inside
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 T = TypeVar("T")
+
+Told: TypeAlias = tuple[list[int], int]
+"""The list that has the value which a stream was told to signal last, and the place in it. Calls change it there."""
 
 _SEQUENCES = (tuple, list)
 _MAX_MILLISECONDS = 2**31 - 1
@@ -365,11 +368,14 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             else self._checked(value, self._cannot_signal)
         )
         known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
-        told = self._noted.get(known)
-        if told is not None and number <= told[0] and self._grows:
-            self._check_growth(known, number, told[0], "value")
-        if (told := self._enqueue(stream, known, told, self._give_signal, (number,))) is not None:
-            told[0] = number
+        noted = self._noted.get(known)
+        if noted is not None:
+            told, at = noted
+            if number <= told[at] and self._grows:
+                self._check_growth(known, number, told[at], "value")
+        if (noted := self._enqueue(stream, known, noted, self._give_signal, (number,))) is not None:
+            told, at = noted
+            told[at] = number
 
     # -- on the calling thread -----------------------------------------------------------------------------------
 
@@ -563,10 +569,9 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         check_stream(self.device, stream)
         stream.known_as().refuse_edge()
 
-    def _note_use(self, stream: Stream, known: KnownStream) -> list[int]:
-        """Note a stream's first use; return what `last_signalled` does."""
+    def _note_use(self, stream: Stream, known: KnownStream) -> Told:
         check_stream(self.device, stream)
-        return last_signalled(self.lifetime, known)
+        return note_told([self.lifetime], known)[0]
 
     def _hold_in(self, graph: Graph) -> None:
         graph.hold(self.lifetime)
@@ -607,22 +612,26 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @inside
     def last_signalled(self) -> int:
         """The largest value that streams of this process were told to signal."""
-        return max((last[0] for last in self.lifetime.uses.copy().values()), default=0)
+        return max((told[at] for told, at in self.lifetime.uses.copy().values()), default=0)
 
     @inside
     def forget_values(self) -> None:
         """Forget the signalled values: a capture noted some that its graph has not signalled."""
-        for last in self.lifetime.uses.copy().values():
-            last[0] = 0
+        for told, at in self.lifetime.uses.copy().values():
+            told[at] = 0
 
 
 @locked
-def last_signalled(semaphore: Lifetime, stream: KnownStream) -> list[int]:
-    """The last value that the stream was told to signal, in a list, which calls change; notes the use."""
-    if stream not in semaphore.uses:
-        note_use(semaphore, stream, [0])
-    last: list[int] = semaphore.uses[stream]
-    return last
+def note_told(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[Told]:
+    """Note a stream's use of semaphores. Return where each has the last value that the stream was told to signal.
+
+    Semaphores that are noted together share a list, so that a batch tells all of them by one copy in C.
+    """
+    new = [one for one in semaphores if stream not in one.uses]
+    values = [0] * len(new)
+    for at, one in enumerate(new):
+        note_use(one, stream, (values, at))
+    return [one.uses[stream] for one in semaphores]
 
 
 def origin_kind(kind: type) -> OriginKind:
@@ -733,30 +742,44 @@ class SemaphoreBatch(Sole, Enqueues):
         numbers = self._check_values(values, self._cannot_signal)
         known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
         noted = self._noted.get(known)
-        lasts = noted or [one._noted.get(known, (0,)) for one in self._semaphores]
+        lasts = (noted and noted[0]) or self._lasts(known)
         for number, last in zip(numbers, lasts):  # noqa: B905 - they were counted
-            if number <= last[0]:
+            if number <= last:
                 self._check_each(known, numbers, lasts)
                 break
-        lasts = self._enqueue(stream, known, noted, self._give_signal, numbers)
-        for number, last in zip(numbers, lasts or ()):  # noqa: B905
-            last[0] = number
+        if (noted := self._enqueue(stream, known, noted, self._give_signal, numbers)) is not None:
+            told, places = noted
+            if told is not None:
+                told[:] = numbers
+                return
+            for number, (told, at) in zip(numbers, places):  # noqa: B905
+                told[at] = number
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _check_each(self, known: KnownStream, numbers: Sequence[int], lasts: Sequence[Sequence[int]]) -> None:
+    def _lasts(self, known: KnownStream) -> Sequence[int]:
+        """The values that the stream was told to signal last; 0 where it was told none."""
+        places = (semaphore._noted.get(known, ([0], 0)) for semaphore in self._semaphores)
+        return [values[at] for values, at in places]
+
+    def _check_each(self, known: KnownStream, numbers: Sequence[int], lasts: Sequence[int]) -> None:
         for semaphore, number, last in zip(self._semaphores, numbers, lasts, strict=True):
-            if semaphore._grows and number <= last[0]:
-                semaphore._check_growth(known, number, last[0], "values")
+            if semaphore._grows and number <= last:
+                semaphore._check_growth(known, number, last, "values")
 
     def _look_closer(self, stream: Stream) -> None:
         for semaphore in self._semaphores:
             semaphore._look_closer(stream)
 
-    def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[list[int]]:
+    def _note_use(self, stream: Stream, known: KnownStream) -> tuple[list[int] | None, list[Told]]:
+        """Note a stream's first use; return the list of all values, if the batch's semaphores share one, and places."""
+        check_stream(self.device, stream)
         for one in [one for one in self._noted.copy() if one.forgotten]:
             self._noted.pop(one, None)
-        noted = self._noted[known] = [one._note_use(stream, known) for one in self._semaphores]
+        places = note_told(self._lifetimes, known)
+        values = places[0][0]
+        shared = places == [(values, at) for at in range(len(values))]
+        noted = self._noted[known] = (values if shared else None, places)
         return noted
 
     def _hold_in(self, graph: Graph) -> None:

@@ -249,7 +249,7 @@ class Made:
 
     def _told(self) -> int:
         semaphores = [self.natives[name] for name in ("semaphore", "own") if name in self.natives]
-        return max((told[0] for one in semaphores for told in one.uses.values()), default=0)
+        return max((told[at] for one in semaphores for told, at in one.uses.values()), default=0)
 
     def _waiting(self) -> set[str]:
         return {name for name, one in self.natives.items() if isinstance(one, KnownStream) and one.pending()}

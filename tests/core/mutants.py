@@ -111,7 +111,8 @@ _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
 _MARKS = "    calls, streams = marked.calls, known.calls\n"
 _TELL = (
     "    for step, place, one in self._signals:\n"
-    "        last_signalled(one, stream.known_as())[0] = step.values[place]\n"
+    "        told, at = note_told([one], stream.known_as())[0]\n"
+    "        told[at] = step.values[place]\n"
 )
 _NOTES = '        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()\n'
 
@@ -298,7 +299,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a launch notes its signals, then calls the driver": Mutant(
         (
-            (Graph.launch, "    lasts = self._enqueue(", _TELL + "    lasts = self._enqueue("),
+            (Graph.launch, "    places = self._enqueue(", _TELL + "    places = self._enqueue("),
         ),
         "Graph.launch",
     ),
