@@ -265,12 +265,12 @@ class KnownStream(Lifetime):
     device: Streams
 
     __slots__ = (
-        "backend", "broken", "captured", "failure", "graph", "kept", "key", "limit", "odd", "owned", "pointer",
+        "backend", "broken", "captured", "failure", "graph", "key", "limit", "odd", "owned", "pointer",
         "points", "thread", "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool) -> None:
-        super().__init__("Stream", self._let_go, device=device)
+        super().__init__("Stream", device.backend.destroy_stream if owned else None, device=device)
         self.backend = device.backend
         self.owned = owned
         self.ends_with_children = not owned
@@ -283,8 +283,6 @@ class KnownStream(Lifetime):
         """Points that may not be reached yet."""
         self.limit = _MANY_WAITS
         """Number of waits above which the driver is asked which have passed; less than 0 for a thread's own stream."""
-        self.kept: deque[list[Any]] = deque()
-        """Host memory of pending copies, with the point behind each."""
         self.broken = False
         """Whether one of our captures could not be ended: the captured work will never run."""
         self.captured = False
@@ -310,11 +308,6 @@ class KnownStream(Lifetime):
     def note_odd(self) -> None:
         """Set `odd` anew. Under the monitor, after each change of what it stands for."""
         self.odd = self.captured or self.failure is not None or self.thread is not None
-
-    def _let_go(self, handle: DriverHandle) -> None:
-        if self.owned:
-            self.backend.destroy_stream(handle)
-        self.kept.clear()
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
@@ -460,7 +453,6 @@ class KnownStream(Lifetime):
         if done is False:
             return False
         settle(self, seen)
-        self.drop_kept()
         return True
 
     def came_along(self) -> None:
@@ -469,7 +461,7 @@ class KnownStream(Lifetime):
         Only its thread can query a thread's own default stream, so without a mark there must be an event.
         """
         if self.thread is not None:
-            self.drop_kept()
+            self.poll()
             with contextlib.suppress(CapturedError):
                 self.point()
         elif len(self.waits) > self.limit:
@@ -524,18 +516,6 @@ class KnownStream(Lifetime):
             del points[0]
         return points
 
-    def drop_kept(self) -> None:
-        """Drop the host memory of finished copies."""
-        self.poll()
-        for entry in self.kept.copy():  # another thread may drop them meanwhile
-            point = entry[0]
-            if point is None:  # the copy is being enqueued, or was interrupted
-                if self.calls.copy() or not self.is_idle():
-                    return
-            elif point.state is LIVE:
-                return
-            _drop(self, entry)
-
     # -- failure -------------------------------------------------------------------------------------------------
 
     def fail(self, error: GpuInteropError) -> None:
@@ -566,12 +546,6 @@ def _tell(stream: KnownStream) -> GpuInteropError | None:
     """Note that the caller will raise the failure: in one step, for a new wrapper forgets a failure that was told."""
     stream.told = stream.failure is not None
     return stream.failure
-
-
-@locked
-def _drop(stream: KnownStream, entry: list[Any]) -> None:
-    if stream.kept and stream.kept[0] is entry:  # else another thread has dropped it
-        del stream.kept[0]
 
 
 class _Me:
@@ -671,7 +645,6 @@ def _intern(
         revive(stream)
         device.table[key] = stream
         _forget(device)
-    stream.release = stream._let_go
     if stream.told:  # a caller knows of the failure: this wrapper starts without it
         stream.failure = None
         stream.told = False

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, Moment, settle
-from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, Standing
+from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, Standing, note_use, retire
 from .monitor import dropped
 from .resource import Resource
 
@@ -283,23 +283,25 @@ class Stream(Resource):
         if host is None:
             self._call(stream, call, *lifetimes)
             return
-        stream.drop_kept()
-        entry: list[Any] = [None, host]
-        calls = stream.calls
+
+        def copy(handle: DriverHandle) -> None:
+            if stream.captured:  # since the check
+                raise CapturedError(stream)
+            call(handle)
+
+        kept = Lifetime("host memory", keep=host)  # closed below, and then let go when the stream's work is done
+        note_use(kept, stream, None)
         # If the copy keeps the GIL, a wait that is enqueued after the check would never end.
         shut: list[Any] = stream.device.gate.shut if self.driver.holds_gil else Marks()
-        calls += MARK  # first: the mark tells a thread that finds the entry without a point that a call is under way
         shut += MARK
         try:
             if self.driver.holds_gil:
-                self.check_host_copy(host)
-            if stream.captured:  # since the check
-                raise CapturedError(stream)
-            stream.kept.append(entry)
-            self._call(stream, call, *lifetimes)
-            entry[0] = stream.point()
+                self._refuse_host_copy(host)
+            kept.open()
+            self._call(stream, copy, *lifetimes)
         finally:
-            del calls[-1], shut[-1]
+            del shut[-1]
+            retire(kept)
 
     @inside
     def follow(self, other: KnownStream) -> None:
@@ -352,7 +354,14 @@ class Stream(Resource):
 
     @inside
     def check_host_copy(self, host: HostArray) -> None:
-        """Refuse a copy of host memory into a graph that may outlive it, or one that would block behind a wait."""
+        """Refuse a copy of host memory into a graph that may outlive it, or one that would block behind a wait.
+
+        Lets the host memory of finished copies go before.
+        """
+        drain()
+        self._refuse_host_copy(host)
+
+    def _refuse_host_copy(self, host: HostArray) -> None:
         if self.capturing:
             raise InvalidArgumentError(
                 "stream",

@@ -99,11 +99,11 @@ ROWS: dict[str, Row] = {
     "Event.done": Row({"is_done": "event"}, asks="event"),
     "Event.wait": Row({"is_done": "event"}, asks="event"),
     "Buffer.copy_from_host": Row(
-        {"create_stream": "", "copy": "buffer buffer.mapping", "record": "", "synchronize": ""},
+        {"create_stream": "", "copy": "buffer buffer.mapping", "synchronize": ""},
         notes="buffer.mapping", later="", early=True,
     ),
     "Buffer.copy_from_host, on a stream": Row(
-        {"copy": "stream buffer buffer.mapping", "record": "stream"}, notes="buffer.mapping", early=True
+        {"copy": "stream buffer buffer.mapping"}, notes="buffer.mapping", early=True
     ),
     "Buffer.copy_to_host": Row(
         {"create_stream": "", "record": "other", "wait_event": "other", "copy": "shared shared.mapping",
@@ -132,7 +132,7 @@ ROWS: dict[str, Row] = {
     "ArrayLevel.copy_from_buffer": Row(
         {"copy_level": "stream array shared.mapping"}, notes="array shared.mapping", early=True
     ),
-    "ArrayLevel.copy_from_host": Row({"copy_level": "stream array", "record": "stream"}, notes="array", early=True),
+    "ArrayLevel.copy_from_host": Row({"copy_level": "stream array"}, notes="array", early=True),
     "Graph.launch": Row(
         {"launch": "other graph.executable"}, notes="graph.executable semaphore buffer.mapping", gate=True, tells=6
     ),

@@ -227,13 +227,6 @@ MUTANTS: dict[str, Mutant] = {
         ((drain._end_of, "stream.last_point()", "stream.points[-1] if stream.points else None"),),
         "a look at a thread's own default stream beside its end",
     ),
-    "kept memory is looked for, then taken": Mutant(
-        (
-            (KnownStream.drop_kept, "for entry in self.kept.copy():  #", "while self.kept:  #"),
-            (KnownStream.drop_kept, "point = entry[0]\n", "entry = self.kept[0]\n        point = entry[0]\n"),
-        ),
-        "two threads drop the host memory of copies",
-    ),
     "a failure is noted as told, then looked up": Mutant(
         (
             (KnownStream.tell_failure, "_tell(self)", "(setattr(self, 'told', True), self.failure)[1]"),

@@ -306,10 +306,6 @@ SCENES: dict[str, Scene] = {
         [_fill, lambda w: w.shared.fill(2, stream=w.other), lambda w: w.allocation.close(timeout=LIMIT)],
     ),
     "a pipeline that is never idle": Scene("semaphore", [_frames, _round], begin=_crowded),
-    "two threads drop the host memory of copies": Scene(
-        "shared stream", [lambda w: w.stream.synchronize(LIMIT)] * 2, begin=_copy,
-        by_opcode=[KnownStream.drop_kept],
-    ),
     "a look at a closed stream beside one that wraps it again": Scene(
         "shared wrapped", [lambda w: w.make(w.device.wrap_stream(64)), lambda w: w.allocation.close()],
         begin=_closed_wrapper, backend=Lasting,
