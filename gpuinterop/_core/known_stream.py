@@ -12,11 +12,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again
 from .gate import Gate, waiting
-from .lifetime import GONE, LIVE, MARK, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
+from .lifetime import GONE, LIVE, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
 from .monitor import after_fork, locked
 
 if TYPE_CHECKING:
@@ -159,32 +159,29 @@ def _fail_behind(stream: KnownStream, wait: Wait, error: GpuInteropError) -> Non
         stream.voids.append((first, next(order)))  # numbered last: what is enqueued behind this sees the failure
 
 
-@locked
-def fail_stream(stream: KnownStream, error: GpuInteropError) -> None:
-    """Fail a stream whose work has had no effect."""
-    stream.fail(error)
-
-
 class Moment(Lifetime):
-    """An event behind everything that a stream was given before it."""
+    """An event behind everything that a stream was given before it.
 
-    __slots__ = ("covers",)
+    On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream, which ends it.
+    """
 
-    def __init__(self, noun: str, stream: KnownStream, how: Standing) -> None:
-        # On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream.
-        super().__init__(noun, stream.backend.destroy_event, parents=(stream,), how=how, keep=stream.keep)
-        self.covers = [wait for wait in stream.enqueued() if not wait.covered]
+    __slots__ = ()
+
+    def __init__(self, noun: str, stream: KnownStream) -> None:
+        destroy, how = stream.backend.destroy_event, Standing.YIELDS
+        super().__init__(noun, destroy, parents=(stream,), how=how, keep=stream.keep)
 
 
 class Point(Moment):
     """A moment that drains look at."""
 
-    __slots__ = ("stream", "waiters")
+    __slots__ = ("covers", "stream", "waiters")
     noted_of_closed = True  # the end of a closed stream is a point
 
     def __init__(self, stream: KnownStream) -> None:
-        super().__init__("event", stream, Standing.HOLDS)
+        super().__init__("event", stream)
         self.stream = stream
+        self.covers = [wait for wait in stream.enqueued() if not wait.covered]
         self.waiters: dict[Lifetime, None] = {}
         """Objects that a drain looks at again once the point is reached."""
 
@@ -197,9 +194,6 @@ class Point(Moment):
             pass  # the stream has failed: the rest of its work never runs
         _reached(self)
         return True
-
-    def holding(self) -> str:
-        return f"work enqueued before close() is still pending{self.stream.waiting_for()}"
 
 
 @locked
@@ -222,18 +216,6 @@ def _reached(point: Point) -> None:
         stream.points.remove(point)
     if not stream.points:
         pointed.pop(stream, None)
-
-
-@locked
-def _note_anew(stream: KnownStream, wait: Wait) -> None:
-    """Note an inherited wait again: the stream may have passed the first event it stood behind, but not this one."""
-    twin = next((one for one in stream.waits.copy() if one.origin is wait.origin), None)
-    wait.number = next(order) if twin is None else twin.number
-    stream.waits.append(wait)
-    waiting[stream] = None
-    if twin is not None:
-        wait.implied = wait.implied and twin.implied
-        stream.waits.remove(twin)
 
 
 @locked
@@ -296,11 +278,6 @@ class KnownStream(Lifetime):
         """Whether the stream has failed, is captured, or is a thread's own: calls look closer. See `note_odd`."""
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
-    @property
-    def forgotten(self) -> bool:
-        """Whether no call can find the stream."""
-        return self.state in GONE and not self.device.remembers(self)
-
     def streams(self) -> list[KnownStream]:
         """The release waits for the stream's end."""
         return [self] if self.owned else []
@@ -313,12 +290,9 @@ class KnownStream(Lifetime):
 
     def note(self, wait: Wait) -> None:
         """Note a wait, before the driver has it; then look at the gate."""
-        if wait.origin is wait:
-            wait.number = next(order)
-            self.waits.append(wait)
-            waiting[self] = None
-        else:
-            _note_anew(self, wait)
+        wait.number = next(order)
+        self.waits.append(wait)
+        waiting[self] = None
         if (failure := wait.origin.failure) is not None:  # `fail_wait` may have missed the stream
             _fail_behind(self, wait.origin, failure)
 
@@ -335,7 +309,10 @@ class KnownStream(Lifetime):
         return [wait for wait in self.waits.copy() if not wait.passed]
 
     def inherits(self, other: KnownStream) -> list[Wait]:
-        """The waits, except its own, that this stream stands behind once it is ordered behind `other`."""
+        """The waits, except its own, that this stream stands behind once it is ordered behind `other`.
+
+        Also those that it has inherited: it may have passed the event that it stood behind then, but not the next one.
+        """
         own = set(self.waits.copy())
         found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
         found.update((wait.origin, wait.inherited(implied=wait.implied)) for wait in other.pending())
@@ -366,7 +343,7 @@ class KnownStream(Lifetime):
 
     def late(self, what: str) -> SemaphoreTimeoutError:
         """Make the error of a wait for the stream that has expired: what it waits for, and how it is let go on."""
-        self._look_back()
+        self.look()
         way_out = ""
         if waits := self.waiting_for():
             way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
@@ -392,15 +369,14 @@ class KnownStream(Lifetime):
             raise CapturedError(self)
 
     def uncaptured(self, call: Callable[[DriverHandle], T], gone: T) -> T:
-        """Ask as `ask`, but raise `CapturedError` if the work goes into a graph; hold our captures up meanwhile."""
-        calls = self.calls
-        calls += MARK  # before the look: see `graph.capture`
-        try:
+        """Ask as `ask`, but raise `CapturedError` if the work goes into a graph; the mark holds our captures up."""
+
+        def asked(handle: DriverHandle) -> T:
             if self.is_capturing():
                 raise CapturedError(self)
-            return cast(T, self.ask(call, gone))
-        finally:
-            del calls[-1]
+            return call(handle)
+
+        return cast(T, self.ask(asked, gone))
 
     def is_idle(self) -> bool:
         """Whether all work is done, or has failed; False if the driver cannot be asked."""
@@ -410,10 +386,8 @@ class KnownStream(Lifetime):
         try:
             if not self.uncaptured(self.backend.is_idle, True):
                 return False
-        except CapturedError:
-            return False
-        except GpuInteropError:
-            if self.is_capturing():  # another library's capture began after the check
+        except GpuInteropError as error:
+            if isinstance(error, CapturedError) or self.is_capturing():  # another library's began after the check
                 return False
             # Else the stream has failed: the rest of its work never runs.
         settle(self, seen)
@@ -427,30 +401,26 @@ class KnownStream(Lifetime):
         """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
         if self.elsewhere:
             return None if (last := self.last_point()) is None else last.ask(use, None)
-        calls = self.calls
-        calls += MARK
-        try:
-            if not self.may_be_asked:
-                return None
-            event = self.backend.record(self.handle)
+
+        def recorded(handle: DriverHandle) -> T:
+            event = self.backend.record(handle)
             try:
                 return use(event)
             finally:
                 self.backend.destroy_event(event)
-        finally:
-            del calls[-1]
+
+        return cast("T | None", self.ask(recorded, None))
 
     def synchronize(self, timeout: float | None) -> bool:
         """Block until all work is done; False if `timeout` seconds passed. Raises the stream's failure."""
         seen, backend = self.enqueued(), self.backend
+
+        def poll(_: DriverHandle) -> bool | None:
+            return self.with_event(lambda event: backend.wait_done(event, timeout))
+
         polls = timeout is not None or backend.holds_gil or backend.synchronize_blocks_others
-        if self.elsewhere:
-            done = self.with_event(lambda event: backend.wait_done(event, timeout))
-        elif polls:
-            done = self.uncaptured(lambda _: self.with_event(lambda event: backend.wait_done(event, timeout)), None)
-        else:
-            done = self.uncaptured(backend.synchronize, None)
-        if done is False:
+        wait: Callable[[DriverHandle], bool | None] = poll if polls else backend.synchronize
+        if (poll(None) if self.elsewhere else self.uncaptured(wait, None)) is False:
             return False
         settle(self, seen)
         return True
@@ -475,15 +445,12 @@ class KnownStream(Lifetime):
         """
         point = Point(self)
         try:
-            self.uncaptured(lambda _: point.create(lambda: self.backend.record(self.handle)), None)
-            _came_behind(point)
+            self.uncaptured(lambda handle: point.create(lambda: self.backend.record(handle)), None)
         except CapturedError:
             raise
         except GpuInteropError:
             return None
-        except BaseException:
-            retire(point)
-            raise
+        _came_behind(point)
         return point
 
     def last_point(self) -> Point | None:
@@ -501,14 +468,6 @@ class KnownStream(Lifetime):
             with contextlib.suppress(CapturedError):
                 self.point()
 
-    def _look_back(self) -> None:
-        """Ask every event on the stream, so that no message names a wait that has passed."""
-        self.poll()
-        for one in self.standing.copy():
-            with contextlib.suppress(GpuInteropError):  # the stream has failed
-                if isinstance(one, Moment) and one.state is LIVE and one.ask(self.backend.is_done, False):
-                    settle(self, one.covers)
-
     def poll(self) -> list[Point]:
         """Look which points were reached; return the others."""
         points = self.points.copy()
@@ -518,8 +477,9 @@ class KnownStream(Lifetime):
 
     # -- failure -------------------------------------------------------------------------------------------------
 
+    @locked
     def fail(self, error: GpuInteropError) -> None:
-        """Fail the stream: a signal that it waited for will not come, and it was let go on. Under the monitor.
+        """Fail the stream: a signal that it waited for will not come, and it was let go on.
 
         A driver's stream cannot fail by itself. From now on its wrappers raise a copy of `error`. The failure stays
         until it was raised: a wrapper made afterwards starts without it.
@@ -575,10 +535,6 @@ class Streams:
     def known(self) -> list[KnownStream]:
         """Streams that may have work."""
         return [stream for stream in self.table.copy().values() if stream.state not in GONE]
-
-    def remembers(self, stream: KnownStream) -> bool:
-        """Whether a new wrapper may find the stream."""
-        return self.table.get(stream.key) is stream
 
     def create(self, call: Callable[[], DriverHandle], wrap: Callable[[KnownStream], T]) -> T:
         """Make a stream of ours with `call`, and what keeps it open with `wrap`."""

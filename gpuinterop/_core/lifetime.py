@@ -201,18 +201,12 @@ class Lifetime(Sole):
             )
         raise ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
-    @property
-    def may_be_asked(self) -> bool:
-        """Whether the handle exists and its release has not begun; a mark keeps it so."""
-        state = self.state  # one look: `revive` may come between two
-        return state is LIVE or state is RETIRED
-
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
         """Call the driver with the handle, even when closed; return `gone` once the release has begun."""
         calls = self.calls
         calls += MARK
-        try:
-            return question(self.handle) if self.may_be_asked else gone
+        try:  # one look at the state: `revive` may come between two
+            return question(self.handle) if self.state in (LIVE, RETIRED) else gone
         finally:
             del calls[-1]
 
@@ -261,7 +255,7 @@ class Lifetime(Sole):
             if one.state is RELEASING:
                 return f"{one.label} is {one.state.value}"
             if how is Standing.HOLDS:
-                return one.holding()
+                return f"{one.label} is still open"
         if self.calls.copy():
             return "a call is under way"
         if self.gate is not None and (waits := self.gate.blocked.get(self)):
@@ -271,10 +265,6 @@ class Lifetime(Sole):
             )
         late = next(filter(None, (one.waiting_for() for one in self.streams())), "")
         return f"work enqueued before close() is still pending{late}"
-
-    def holding(self) -> str:
-        """Why a parent is not released yet, for its `what_holds`."""
-        return f"{self.label} is still open"
 
     def __repr__(self) -> str:
         return f"<{self.label} {self.state.value}>"
@@ -405,7 +395,7 @@ def hold(lifetime: Lifetime, user: Lifetime) -> None:
 def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
     """Note that a stream's work uses the object. Forget streams that are gone."""
     if stream not in lifetime.uses:
-        for known in [known for known in lifetime.uses if known.forgotten]:
+        for known in [known for known in lifetime.uses if known.state in GONE]:
             del lifetime.uses[known]
     lifetime.uses[stream] = value
 

@@ -38,7 +38,7 @@ from ..handles import (
 )
 from .enqueue import Enqueues, reached
 from .known_stream import KnownStream, Wait, Waits
-from .lifetime import LIVE, MARK, Lifetime, note_use, retire
+from .lifetime import GONE, LIVE, MARK, Lifetime, note_use, retire
 from .monitor import dropped, locked
 from .resource import Resource
 from .stream import Stream, check_stream
@@ -774,7 +774,7 @@ class SemaphoreBatch(Sole, Enqueues):
     def _note_use(self, stream: Stream, known: KnownStream) -> tuple[list[int] | None, list[Told]]:
         """Note a stream's first use; return the list of all values, if the batch's semaphores share one, and places."""
         check_stream(self.device, stream)
-        for one in [one for one in self._noted.copy() if one.forgotten]:
+        for one in [one for one in self._noted.copy() if one.state in GONE]:
             self._noted.pop(one, None)
         places = note_told(self._lifetimes, known)
         values = places[0][0]

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, Moment, settle
-from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, Standing, note_use, retire
+from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, note_use, retire
 from .monitor import dropped
 from .resource import Resource
 
@@ -402,7 +402,7 @@ class Event(Sole):
         self._stream = stream
         self._reached = False
         # A closed stream releases its events when its work is done.
-        self.lifetime = Moment("Event", known, Standing.YIELDS)
+        self.lifetime = Moment("Event", known)
         self.lifetime.create(lambda: known.uncaptured(backend.record, None))
 
     @property

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from .. import system
 from .._arguments import check_int
-from .._core.known_stream import Wait, fail_stream, fail_wait, order
+from .._core.known_stream import Wait, fail_wait, order
 from .._core.monitor import locked
 from .._core.stream_memory import PinnedWords, Spare
 from ..errors import (
@@ -417,7 +417,7 @@ class Lane:
         assert self.refusal is not None
         for out in list(self._outs.values()):
             for pending in _taken(out.pending):
-                fail_stream(pending.stream, self.refusal)
+                pending.stream.fail(self.refusal)
 
     def _refuse(self, error: GpuInteropError) -> None:
         if self.refusal is None:

@@ -102,7 +102,6 @@ def _last(error: Failed) -> str:
     return found[0][:150]
 
 
-_MAY_BE_ASKED: Any = Lifetime.__dict__["may_be_asked"]
 _NOTE = (
     "            known.waits.append(pending)  # as in `KnownStream.note`\n"
     "            waiting[known] = None  # before the look at the gate: see there\n"
@@ -134,8 +133,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a question's mark comes behind the look": Mutant(
         (
-            (Lifetime.ask, "calls += MARK\n    try:\n        return question(self.handle) if self.may_be_asked",
-             "asked = self.may_be_asked\n    calls += MARK\n    try:\n        return question(self.handle) if asked"),
+            (Lifetime.ask, "    calls += MARK\n", "    state = self.state\n    calls += MARK\n"),
+            (Lifetime.ask, "if self.state in", "if state in"),
         ),
         "Stream.close & Stream.capturing",
     ),
@@ -161,7 +160,7 @@ MUTANTS: dict[str, Mutant] = {
         ((drain._claim, "if lifetime.calls.copy():", "if False:"),), "a signal that lasts beside a close"
     ),
     "an event is recorded on what is being released": Mutant(
-        ((KnownStream.with_event, "if not self.may_be_asked:", "if self.state in GONE:"),),
+        ((Lifetime.ask, "self.state in (LIVE, RETIRED)", "self.state not in GONE"),),
         "Stream.close & Buffer.copy_from_host",
     ),
     "a wait looks at the gate, then notes itself": Mutant(
@@ -220,7 +219,7 @@ MUTANTS: dict[str, Mutant] = {
         ((Stream._call, "if lifetimes:", "if False:"),), "a thread's own default stream beside a close"
     ),
     "a state is looked at twice": Mutant(
-        ((_MAY_BE_ASKED.fget, "state is LIVE or state is", "self.state is LIVE or self.state is"),),
+        ((Lifetime.ask, "self.state in (LIVE, RETIRED)", "self.state is LIVE or self.state is RETIRED"),),
         "a look at a closed stream beside one that wraps it again",
     ),
     "a point is looked for, then taken": Mutant(
@@ -317,7 +316,7 @@ MUTANTS: dict[str, Mutant] = {
         "ExternalSemaphore.export",
     ),
     "a use by a closed stream is forgotten": Mutant(
-        ((lifetime.note_use, "if known.forgotten", "if known.state is not LIVE"),),
+        ((lifetime.note_use, "if known.state in GONE", "if known.state is not LIVE"),),
         "a stream is closed, and another uses the same",
     ),
     "a stream that waits for a captured one does not join": Mutant(

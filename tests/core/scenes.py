@@ -9,7 +9,7 @@ from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core import drain
-from gpuinterop._core.known_stream import KnownStream, fail_stream, settle
+from gpuinterop._core.known_stream import KnownStream, settle
 from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Hold
 from gpuinterop.backend import DriverHandle
@@ -161,7 +161,7 @@ def _pass_and_drain(world: World) -> None:
 
 
 def _failed(world: World) -> None:
-    fail_stream(world.wrapped.known_as(), gi.PeerError("gone"))
+    world.wrapped.known_as().fail(gi.PeerError("gone"))
 
 
 def _is_told(world: World) -> None:

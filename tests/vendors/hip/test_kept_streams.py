@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.known_stream import fail_stream
 from gpuinterop.testing.suites.base import together
 from tests.simulated.driver import Simulator
 
@@ -98,7 +97,7 @@ def test_nothing_is_left_of_its_life_before(device: gi.Device, scope: ExitStack)
     gate.host_signal(1)
     first.close(timeout=LIMIT)
     assert event.done
-    fail_stream(native, gi.GpuInteropError("of the life before"))
+    native.fail(gi.GpuInteropError("of the life before"))
 
     second = scope.enter_context(device.create_stream())
     assert second.ptr == pointer
