@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from .. import system
@@ -76,33 +75,25 @@ def make_room() -> None:
     What is closed stays until the work on it has run: a loop that makes, uses and closes would pile it up.
     """
     drain()
-    for stream in pointed.copy():
-        if len(stream.points) > BACKLOG and not stream.pending():
-            system.until(partial(_has_caught_up, stream), BACKLOG_S)
-            drain()
-            return
-
-
-def _has_caught_up(stream: KnownStream) -> bool:
-    return len(stream.poll()) <= BACKLOG
+    stream = next((one for one in pointed.copy() if len(one.points) > BACKLOG and not one.pending()), None)
+    if stream is not None:
+        system.until(lambda: len(stream.poll()) <= BACKLOG, BACKLOG_S)
+        drain()
 
 
 def _drain() -> None:
     if interrupted():  # a signal handler struck inside a transition: the next drain releases it
         return
-    held_by: dict[Gate, str] = {}  # asked once: the answer is the same for all
     lingering.clear()
+    for gate in blocking.copy():
+        if _shown(gate.held_by) == "":
+            unblock(gate)
     while True:
         if dropped:
             retire_dropped()
-        if pointed:
-            for stream in pointed.copy():
-                _shown(stream.poll)
-        if blocking:
-            for gate in blocking.copy():
-                if not _held_by(gate, held_by):
-                    unblock(gate)
-        if not (waiting_for_a_look and _release_ready(held_by)):
+        for stream in pointed.copy():
+            _shown(stream.poll)
+        if not (waiting_for_a_look and _release_ready()):
             return
 
 
@@ -133,7 +124,7 @@ def relieve(gate: Gate) -> None:
     shut += MARK
     try:
         relieved(gate, 2 * gate.limit)  # other waits stand at the gate; try half as often, unless it succeeds
-        if system.until(lambda: not gate.look(), MOMENT_S):
+        if system.until(lambda: not gate.held_by(), MOMENT_S):
             relieved(gate, MANY)
             _drain()
     finally:
@@ -172,7 +163,7 @@ def _made_shut(gate: Gate, call: Callable[[], T], made: list[T]) -> bool:
         del shut[-1]
 
 
-def _release_ready(held_by: dict[Gate, str]) -> bool:
+def _release_ready() -> bool:
     """Look once at what may be ready; return whether anything was released."""
     claimed: list[Lifetime] = []
     moved = False
@@ -181,7 +172,7 @@ def _release_ready(held_by: dict[Gate, str]) -> bool:
         ends: dict[KnownStream, Point | None] = {}  # one event a stream, however many wait for it
         for lifetime in claimed.copy():
             try:
-                moved |= _advance(lifetime, ends, held_by)
+                moved |= _advance(lifetime, ends)
             except Exception as error:  # a backend's mistake, which the draining caller did not cause
                 _leak(lifetime, error)
             del claimed[0]
@@ -209,7 +200,7 @@ def _put_back(lifetime: Lifetime) -> None:
         waiting_for_a_look[lifetime] = None
 
 
-def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None], held_by: dict[Gate, str]) -> bool:
+def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None]) -> bool:
     """Release an object, or leave it where it waits; return whether anything has moved."""
     behind = lifetime.behind
     if behind is None and (streams := lifetime.streams()):
@@ -228,7 +219,7 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None], held_by:
         return True
     if lifetime.gate is None:
         return _release(lifetime)
-    return _release_at_gate(lifetime, lifetime.gate, held_by)
+    return _release_at_gate(lifetime, lifetime.gate)
 
 
 def _end_of(stream: KnownStream) -> Point | None:
@@ -263,17 +254,11 @@ def _end_events(lifetime: Lifetime) -> None:
             retire(one)
 
 
-def _held_by(gate: Gate, held_by: dict[Gate, str]) -> str:
-    if gate not in held_by:
-        held_by[gate] = _shown(gate.look) or ""
-    return held_by[gate]
-
-
-def _release_at_gate(lifetime: Lifetime, gate: Gate, held_by: dict[Gate, str]) -> bool:
+def _release_at_gate(lifetime: Lifetime, gate: Gate) -> bool:
     shut = gate.shut
     shut += MARK  # first: a wait that is noted after the look below finds it shut
     try:
-        waits = "the exit" if _exiting else _held_by(gate, held_by) or gate.held_by()
+        waits = "the exit" if _exiting else gate.held_by()
         if not waits:
             return _release(lifetime)
     finally:
@@ -364,14 +349,10 @@ def call_back() -> None:
         return
     calling_back += MARK
     try:
-        _call_back_all()
+        while endings:
+            _call_back()
     finally:
         del calling_back[-1]
-
-
-def _call_back_all() -> None:
-    while endings:
-        _call_back()
 
 
 def _call_back() -> None:

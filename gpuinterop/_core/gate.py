@@ -41,33 +41,20 @@ class Gate:
         self.crowded = False
         """Whether so many releases are blocked that the next wait stands aside (`drain.relieve`)."""
         self.devices: list[Streams] = []
-        self.holder: KnownStream | None = None
-        """The stream that held releases up at the last look."""
 
     def let_releases_end(self) -> None:
         """Block while a release is under way; waits do not hold a release up."""
         system.until(lambda: not self.shut, None)
 
     def held_by(self) -> str:
-        """The label of a stream that may wait for a semaphore that is not signalled yet; empty if all have passed."""
-        self.holder = next((one for one in self._waiting() if _holds_up(one)), None)
-        return "" if self.holder is None else self.holder.label
+        """The label of a stream that may wait for a semaphore that is not signalled yet; empty if all have passed.
 
-    def look(self) -> str:
-        """Ask the driver, then return `held_by`; never blocks.
-
-        The stream that held releases up the last time is asked alone, until it no longer does: its long wait costs the
-        same beside few streams and beside hundreds.
+        Asks the driver; never blocks. The stream that has waited longest is asked first, and alone if it holds releases
+        up: its wait costs the same beside few streams and beside hundreds.
         """
-        last = self.holder
-        if last is not None and last in waiting:
-            last.look()
-            if _holds_up(last):
-                return last.label
         for stream in self._waiting():
-            stream.look()
-        if held_by := self.held_by():
-            return held_by
+            if _holds_up(stream):
+                return stream.label
         # If the release keeps the GIL, no thread of this process can signal what another library's work waits for.
         for device in self.devices:
             if device.backend.releases_hold_gil:
@@ -82,10 +69,8 @@ class Gate:
         Our streams block the default one only where the two share a hardware queue; another library's may.
         """
         for stream in self._waiting():
-            if not stream.owned and stream.backend.blocks_default(stream.handle):
-                stream.look()
-                if _holds_up(stream):
-                    return stream
+            if not stream.owned and stream.backend.blocks_default(stream.handle) and _holds_up(stream):
+                return stream
         return None
 
     def _waiting(self) -> list[KnownStream]:
@@ -93,6 +78,7 @@ class Gate:
 
 
 def _holds_up(stream: KnownStream) -> bool:
+    stream.look()
     return not all(wait.is_there() for wait in stream.waits.copy())
 
 
