@@ -7,7 +7,7 @@ needs new values: `GraphSemaphores.advance` or `GraphStep.set` sets them for the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
@@ -100,6 +100,11 @@ class GraphStep:
         if len(self._handles) != len(self.semaphores):
             raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
         return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
+
+    def _named(self) -> list[tuple[int, Lifetime, bool]]:
+        """Places of the semaphores that this library imported, with whether each takes a value."""
+        found = enumerate(self.semaphores)
+        return [(place, one.lifetime, one.takes_value) for place, one in found if one is not None]
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
         """Set checked values. The caller marks."""
@@ -403,23 +408,19 @@ class Graph(Resource, Enqueues):
 
     @inside
     @locked
-    def part(self, known: KnownStream) -> None:
-        """Undo `join`: the call that would have brought the stream into the capture failed."""
-        if known in self._joined:
-            self._joined.remove(known)
-            known.graph = None
-            known.captured = False
-            known.note_odd()
+    def part(self, streams: Sequence[KnownStream]) -> None:
+        """End the capture of streams: of all at its end, or of one whose call to join it has failed."""
+        for known in streams:
+            if known in self._joined:
+                self._joined.remove(known)
+                known.graph = None
+                known.captured = False
+                known.note_odd()
 
     @inside
-    @locked
     def end(self) -> None:
         """End the capture."""
-        for known in self._joined:
-            known.graph = None
-            known.captured = False
-            known.note_odd()
-        self._joined.clear()
+        self.part(self._joined.copy())
 
     @inside
     def leave(self) -> None:
@@ -438,23 +439,8 @@ class Graph(Resource, Enqueues):
         self._made = graph, executable
         self._gives(executable, self.device, executable.uses)
         semaphores = GraphSemaphores(self.device, graph.handle, executable.handle, _parent=(self, executable))
-        self._wait_steps = [
-            (
-                step,
-                [
-                    (place, one.lifetime, one.takes_value)
-                    for place, one in enumerate(step.semaphores)
-                    if one is not None
-                ],
-            )
-            for step in semaphores.waits
-        ]
-        self._signals = [
-            (step, place, one.lifetime)
-            for step in semaphores.signals
-            for place, one in enumerate(step.semaphores)
-            if one is not None
-        ]
+        self._wait_steps = [(step, step._named()) for step in semaphores.waits]
+        self._signals = [(step, place, one) for step in semaphores.signals for place, one, _ in step._named()]
         self._waits = [semaphore for _, named in self._wait_steps for _, semaphore, _ in named]
         self._semaphores = semaphores
 
@@ -492,19 +478,8 @@ def capture(stream: Stream) -> Iterator[Graph]:
 
 def _abort(backend: GraphBackend, device: Device, known: KnownStream) -> None:
     """End a failed capture, so that the stream runs again; the caller raises the failure."""
-
-    def is_on() -> bool:
-        try:
-            return bool(known.ask(backend.is_capturing, False))
-        except GpuInteropError:
-            return False
-
-    for _ in range(2):  # the failure may be that of the call that ends it
-        if not is_on():
-            return
-        try:
-            graph = known.ask(backend.end_capture, None)
-            backend.destroy_graph(device.handle, graph)
-        except Exception:  # an invalid capture, without a graph
-            continue
-    known.broken = is_on()
+    with suppress(GpuInteropError):  # an invalid capture, without a graph
+        if known.ask(backend.is_capturing, False):  # else the failure is that of the call that has ended it
+            backend.destroy_graph(device.handle, known.ask(backend.end_capture, None))
+    with suppress(GpuInteropError):
+        known.broken = known.ask(backend.is_capturing, False)

@@ -223,10 +223,8 @@ def settle(stream: KnownStream, passed: list[Wait]) -> None:
     """Note that waits have passed."""
     for wait in passed:
         wait.passed = True
-    waits = stream.waits
-    drop = waits.popleft
-    while waits and waits[0].passed:
-        drop()
+    while stream.waits and stream.waits[0].passed:
+        stream.waits.popleft()
     if not stream.waits:
         waiting.pop(stream, None)
         if stream.waits:  # another thread added one, perhaps before the line above removed the stream
@@ -344,10 +342,9 @@ class KnownStream(Lifetime):
     def late(self, what: str) -> SemaphoreTimeoutError:
         """Make the error of a wait for the stream that has expired: what it waits for, and how it is let go on."""
         self.look()
-        way_out = ""
-        if waits := self.waiting_for():
-            way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
-        return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out}")
+        waits = self.waiting_for()
+        way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
+        return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out if waits else ''}")
 
     # -- what the driver says ------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, Moment, settle
-from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, note_use, retire
+from .lifetime import DEAD, MARK, Lifetime, Marks, note_use, retire
 from .monitor import dropped
 from .resource import Resource
 
@@ -256,8 +256,7 @@ class Stream(Resource):
 
     def _call(self, stream: KnownStream, call: Callable[[DriverHandle], T], *lifetimes: Lifetime) -> T:
         """Call the driver with the stream and one or two objects, none of which is released meanwhile."""
-        first = lifetimes[0] if lifetimes else stream
-        second = lifetimes[1] if len(lifetimes) > 1 else first
+        first, second, *_ = (*lifetimes, stream, stream)
         calls, firsts, seconds = stream.calls, first.calls, second.calls
         calls += MARK
         firsts += MARK
@@ -324,7 +323,7 @@ class Stream(Resource):
                 graph.join(stream)
                 follow(event)
             except BaseException:
-                graph.part(stream)
+                graph.part([stream])
                 raise
 
         def follow(event: DriverHandle) -> None:
@@ -428,14 +427,9 @@ class Event(Sole):
             raise self._stream.known_as().late(f" did not reach the event in {timeout:g} s")
 
     def _ask(self, question: Callable[[DriverHandle], bool]) -> bool:
-        calls = self.lifetime.calls
-        calls += MARK
-        try:
-            if self.lifetime.state is DEAD:
-                self.lifetime.check()
-            done = self.lifetime.state is not LIVE or question(self.lifetime.handle)
-        finally:
-            del calls[-1]
+        if self.lifetime.state is DEAD:
+            self.lifetime.check()
+        done: bool = self.lifetime.ask(question, True)
         if done and not self._reached:
             self._stream.check_failure()
             self._reached = True  # a later failure is behind the event

@@ -13,7 +13,8 @@ import mmap
 import operator
 import os
 import time
-from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
@@ -184,42 +185,27 @@ def spare_words(device: Device) -> Spare[PinnedWords]:
     return device.once("spare words", lambda: Spare[PinnedWords](device))
 
 
+@dataclass(slots=True, eq=False)
 class _Own:
-    """One of our own timelines as one device uses it."""
+    """One of our own timelines as one device uses it.
 
-    __slots__ = ("driver", "exported", "fd", "page", "pin", "word")
+    Attributes
+    ----------
+    exported : bool
+        Whether other processes or devices may have it.
+    """
 
-    def __init__(
-        self,
-        backend: StreamMemoryBackend,
-        fd: int,
-        page: timeline.Page,
-        pin: DriverHandle,
-        word: Address,
-        *,
-        exported: bool,
-    ) -> None:
-        self.driver = backend
-        self.fd = fd
-        self.page = page
-        self.pin = pin
-        self.word = word
-        self.exported = exported
-        """Whether other processes or devices may have it."""
+    driver: StreamMemoryBackend
+    fd: int
+    page: timeline.Page
+    pin: DriverHandle
+    word: Address
+    exported: bool
 
-    @property
-    def label(self) -> str:
-        """The semaphore's name in messages."""
-        return self.page.label
-
-    @label.setter
-    def label(self, label: str) -> None:
-        self.page.label = label
-
-    def anew(self) -> _Own:
+    def anew(self) -> Self:
         """Reset the page for another semaphore."""
         self.page.reset()
-        return _Own(self.driver, self.fd, self.page, self.pin, self.word, exported=False)
+        return self
 
     def close(self) -> None:
         """Unpin and unmap the page. If unpinning fails the page stays: the device may still use it."""
@@ -311,24 +297,28 @@ class OwnTimelines(WordCalls):
             )
         pin, there = self.driver.pin(self.device.handle, address, system.PAGE)
         page.give_to_device()
-        return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported=exported)
+        return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported)
 
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
     def wait(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         wait.number = next(order)
-        refuse_capture(stream, batch[0].label)
+        refuse_capture(stream, batch[0].page.label)
         self.driver.wait_value(stream.handle, batch[0].word, values[0])
 
     def signal(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
-        refuse_capture(stream, batch[0].label)
+        refuse_capture(stream, batch[0].page.label)
         for own, value in zip(batch, values, strict=True):
             if value <= (current := own.page.value):  # a timeline only grows: at the store it is at least this
                 raise InvalidArgumentError(
-                    "value", f"{own.label} stands at {current}: a timeline only grows; signal {current + 1} or more."
+                    "value",
+                    f"{own.page.label} stands at {current}: a timeline only grows; signal {current + 1} or more.",
                 )
         for own, value in zip(batch, values, strict=True):
             self.driver.write_value(stream.handle, own.word, value)
+
+    def know(self, semaphore: ExternalSemaphore[Any]) -> None:
+        semaphore.handle.page.label = semaphore.label
 
     def destroy(self, handle: _Own) -> None:
         if handle.exported:
