@@ -138,8 +138,14 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
 
     Raises `ResourceBusyError` where the calling thread itself would have to signal.
     """
-    made: list[T] = []
-    while not _made_shut(gate, call, made):
+    shut = gate.shut
+    while True:
+        shut += MARK
+        try:
+            if system.until(lambda: gate.before_default() is None, MOMENT_S):
+                return call()
+        finally:
+            del shut[-1]
         stream = gate.before_default()
         if stream is not None and threading.active_count() == 1 and (wait := stream.stuck_behind()):
             raise ResourceBusyError(
@@ -147,20 +153,6 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
                 "signal that: signal first, or map before the wait."
             )
         system.until(lambda: gate.before_default() is None, 10 * MOMENT_S)
-    return made[0]
-
-
-def _made_shut(gate: Gate, call: Callable[[], T], made: list[T]) -> bool:
-    """Make the call while no wait can come; False if a wait is still pending after a moment."""
-    shut = gate.shut
-    shut += MARK
-    try:
-        if not system.until(lambda: gate.before_default() is None, MOMENT_S):
-            return False
-        made.append(call())
-        return True
-    finally:
-        del shut[-1]
 
 
 def _release_ready() -> bool:

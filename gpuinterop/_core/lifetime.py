@@ -172,20 +172,13 @@ class Lifetime(Sole):
             _failed(self, error)
             raise
         if self.state is not LIVE:
-            for parent in self.parents:
-                parent.check()
-            self.check()
+            for one in (*self.parents, self):
+                one.check()
         return made
 
     def open(self) -> None:
         """Open an object that needs no native call."""
         _begin(self, LIVE)
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether there is nothing to release, to wait for or to report."""
-        kept = self.release or self.keep or self.uses or self.untracked or self.standing or self.callbacks
-        return not kept
 
     def ending(self) -> None:
         """Change what must change before the children are closed. Called under the monitor."""
@@ -246,14 +239,11 @@ class Lifetime(Sole):
         if arrays := len(self.arrays.copy()):
             return f"{arrays} exported array(s) are still alive"
         for one, how in self.standing.copy().items():
-            if one.state is LEAKED:
-                return f"{one.label} is {one.state.value}: {one.problem}"
-            if one.state is BORN:
-                return f"{one.label} is {one.state.value}"
-            if one.state is RETIRED:
+            state = one.state
+            if state in (RETIRED, LEAKED):
                 return f"{one.label} is still in use ({one.what_holds()})"
-            if one.state is RELEASING:
-                return f"{one.label} is {one.state.value}"
+            if state in (BORN, RELEASING):
+                return f"{one.label} is {state.value}"
             if how is Standing.HOLDS:
                 return f"{one.label} is still open"
         if self.calls.copy():
@@ -330,7 +320,8 @@ def _retire(lifetime: Lifetime, under: Lifetime | None) -> None:
             _retire(one, lifetime)
     waiting_for_a_look[lifetime] = None
     lifetime.state = RETIRED
-    if lifetime.is_bare and not lifetime.calls.copy():  # no drain is needed
+    keeps = lifetime.release or lifetime.keep or lifetime.uses or lifetime.untracked or lifetime.callbacks
+    if not (keeps or lifetime.standing or lifetime.calls.copy()):  # no drain is needed
         leave(lifetime)
         lifetime.state = RELEASED
     if lifetime.how is not Standing.CHILD:
@@ -404,11 +395,6 @@ def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
 def forget_use(lifetime: Lifetime, stream: KnownStream) -> None:
     """Note that a stream has finished all its work with the object."""
     lifetime.uses.pop(stream, None)
-
-
-def count_alive() -> int:
-    """Count the objects that are not released."""
-    return len(_alive)
 
 
 def alive() -> list[Lifetime]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
-from gpuinterop._core.lifetime import count_alive
+from gpuinterop._core.lifetime import alive
 from gpuinterop.exporters.memfd import MemfdExporter
 from gpuinterop.handles import HandleOrigin, OriginKind
 
@@ -83,7 +83,7 @@ def test_the_end_of_a_copy_ends_nothing(host: Device, tmp_path: Path) -> None:
 
     def count() -> object:
         host.drain()
-        return count_alive(), len(os.listdir("/proc/self/fd")), threading.active_count()
+        return len(alive()), len(os.listdir("/proc/self/fd")), threading.active_count()
 
     gc.collect()
     before = count()
@@ -100,10 +100,10 @@ def test_the_end_of_a_copy_ends_nothing(host: Device, tmp_path: Path) -> None:
             bridged.endpoint, exporter, memory, transport, team, batch, event, gi.Handoff(semaphore),
             use(allocation.export()),
         ]  # fmt: skip
-        alive = count_alive()
+        there = len(alive())
         assert [problem for owner in owners for problem in copies(owner)] == []
         gc.collect()
-        assert count_alive() == alive
+        assert len(alive()) == there
         assert [owner for owner in owners if getattr(owner, "closed", False)] == []
         bridged.signal(stream)
         bridged.host_wait(timeout=20)

@@ -25,7 +25,7 @@ from gpuinterop import system
 from gpuinterop._core import drain, gate
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import Wait, fail_wait
-from gpuinterop._core.lifetime import count_alive
+from gpuinterop._core.lifetime import alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
 
@@ -371,7 +371,7 @@ def test_a_drain_names_the_semaphore_that_holds_a_stream(fake: tuple[Device, Fak
         backend.blocked.update(number for kind, number in backend.live if kind == "stream")
         semaphore.wait(stream, 7)
         buffer.fill(1, stream=stream)
-        before = threading.active_count(), count_alive()
+        before = threading.active_count(), len(alive())
 
         def interrupt() -> None:
             raise KeyboardInterrupt
@@ -386,7 +386,7 @@ def test_a_drain_names_the_semaphore_that_holds_a_stream(fake: tuple[Device, Fak
         backend.on_synchronize = lambda: None
         device.drain(timeout=5)
         buffer.fill(2)
-        assert (threading.active_count(), count_alive()) == before
+        assert (threading.active_count(), len(alive())) == before
 
 
 def test_what_is_closed_behind_a_stream_that_hangs(fake: tuple[Device, FakeBackend]) -> None:

@@ -315,16 +315,16 @@ def test_arrays_that_come_and_go_do_not_pile_up(kind: int, taken: bool) -> None:
     with memory_of(device) as memory:
         buffer = memory.map_buffer()
         device.drain()
-        before, most = lifetime.count_alive(), 0
+        before, most = len(lifetime.alive()), 0
         for _ in range(1000):
             capsule = buffer.view((4, 4), "float32").__dlpack__(stream=None, max_version=(1, 0))
             if taken:
                 consume(capsule)
             del capsule
-            most = max(most, lifetime.count_alive() - before)
+            most = max(most, len(lifetime.alive()) - before)
         assert most <= 2, "one consumer's stream, and what stands for it"
         device.drain()
-        assert lifetime.count_alive() == before
+        assert len(lifetime.alive()) == before
 
 
 def consume(capsule: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.known_stream import Wait, fail_wait, order
-from gpuinterop._core.lifetime import Lifetime, State, count_alive
+from gpuinterop._core.lifetime import Lifetime, State, alive
 from gpuinterop.backend import DriverHandle
 
 from .fake import FakeBackend, FakeEverything, fake_device
@@ -188,13 +188,13 @@ def test_the_default_streams_of_threads_that_have_ended_do_not_pile_up() -> None
     """Threads that come one after the other have the same number; a few hundred streams are remembered."""
     device, _ = fake_device(backend=FakeEverything())
     with device.create_semaphore(gi.TimelineFd) as semaphore, device.wrap_stream(2) as stream:
-        before = count_alive()
+        before = len(alive())
         for value in range(1, 801):
             thread = threading.Thread(target=semaphore.signal, args=(stream, value))
             thread.start()
             thread.join()
         device.drain()
-        assert count_alive() - before < 400
+        assert len(alive()) - before < 400
 
 
 def pending(stream: gi.Stream) -> Wait:

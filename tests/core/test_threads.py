@@ -18,7 +18,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core.lifetime import count_alive
+from gpuinterop._core.lifetime import alive
 from gpuinterop.exporters import open_exporter
 
 from .bridge.scripted import LIMIT, Scripted
@@ -30,18 +30,18 @@ def left(host: gi.Device) -> tuple[int, int, int]:
     """Threads, descriptors and natives."""
     gc.collect()
     host.drain()
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), count_alive()
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), len(alive())
 
 
 LITTLE_MEMORY = """
 import resource, threading
 import gpuinterop as gi
-from gpuinterop._core.lifetime import count_alive
+from gpuinterop._core.lifetime import alive
 device = gi.get_backend("host").device()
 allocation = device.allocate(4096)
 allocation.buffer.fill(0)
 streams, refused = [], []
-before = count_alive()
+before = len(alive())
 threading.stack_size(1 << 20)
 room_for_this_thread = [bytes(64) for _ in range(1 << 16)][::4096]  # the pages between these are Python's, and free
 def size():
@@ -64,7 +64,7 @@ for room in (*range(-4 << 10, 64 << 10, 4 << 10), 1 << 30):  # beside the stack:
             limit(resource.RLIM_INFINITY)
 assert refused and streams and all("expected a new thread, got none" in text for text in refused), refused
 device.drain()
-assert count_alive() == before + len(streams)
+assert len(alive()) == before + len(streams)
 """
 
 

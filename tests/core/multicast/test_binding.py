@@ -291,6 +291,6 @@ def test_bytes_that_could_not_be_unbound_stay_taken(team: Team) -> None:
     with pytest.raises(gi.ResourceBusyError, match=r"its unbind failed.*make a new multicast object"):
         multicast.bind_memory(allocation)
     for parent in (multicast, allocation):  # the driver may still use both
-        with pytest.raises(gi.ResourceBusyError, match=r"MulticastBinding #\d+ is closed, and could not be released"):
+        with pytest.raises(gi.ResourceBusyError, match=r"MulticastBinding #\d+ .*could not be released"):
             parent.close(timeout=0)
     assert backend.live == {multicast.handle, allocation.handle}
