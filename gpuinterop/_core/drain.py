@@ -1,9 +1,9 @@
 """Draining: releases whatever was closed and is no longer in use.
 
 Import, create, allocate, close, synchronize and drain release. One thread releases one object; threads do not wait for
-each other's drains. A retired object is in exactly one place, which hands it on: in `waiting_for_a_look`, with a thread
-that looks at it, behind a point, at the gate, or under what stands on it, also an array. (A drain after the end of an
-array may find the mapping in another place already, and then looks once too often.)
+each other's drains. A retired object is in one place, which hands it on: in `waiting_for_a_look`, behind a point, at
+the gate, or under what stands on it, also an array. It stays in the queue while threads look at it: what an exception
+strikes there is looked at again. (So two threads may look at one object, and one of them once too often.)
 """
 
 from __future__ import annotations
@@ -157,39 +157,30 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
 
 def _release_ready() -> bool:
     """Look once at what may be ready; return whether anything was released."""
-    claimed: list[Lifetime] = []
     moved = False
-    try:
-        _claim(claimed)
-        ends: dict[KnownStream, Point | None] = {}  # one event a stream, however many wait for it
-        for lifetime in claimed.copy():
-            try:
-                moved |= _advance(lifetime, ends)
-            except Exception as error:  # a backend's mistake, which the draining caller did not cause
-                _leak(lifetime, error)
-            del claimed[0]
-        return moved
-    finally:
-        for lifetime in claimed:
-            _put_back(lifetime)
+    ends: dict[KnownStream, Point | None] = {}  # one event a stream, however many wait for it
+    for lifetime in _ready():
+        try:
+            moved |= _advance(lifetime, ends)
+        except Exception as error:  # a backend's mistake, which the draining caller did not cause
+            _leak(lifetime, error)
+    return moved
 
 
 @locked
-def _claim(claimed: list[Lifetime]) -> None:
+def _ready() -> list[Lifetime]:
+    """Objects that may be released. They stay in the queue until they go on; what is kept leaves it."""
+    found = []
     for lifetime in list(waiting_for_a_look):
         if lifetime.state is RETIRED:
             if lifetime.calls.copy():  # always a copy: it has one order with the marks of other threads
                 continue
             kept = lifetime.standing and any(how is not Standing.YIELDS for how in lifetime.standing.values())
             if not kept and not lifetime.arrays.copy():
-                claimed += (lifetime,)
+                found.append(lifetime)
+                continue
         del waiting_for_a_look[lifetime]
-
-
-@locked
-def _put_back(lifetime: Lifetime) -> None:
-    if lifetime.state is RETIRED:
-        waiting_for_a_look[lifetime] = None
+    return found
 
 
 def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None]) -> bool:
@@ -201,7 +192,6 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None]) -> bool:
                 if stream not in ends:
                     ends[stream] = _end_of(stream)
         except CapturedError:
-            _put_back(lifetime)
             return False
         behind = [end for stream in streams if (end := ends[stream]) is not None]
     if behind is not None and _park(lifetime, behind):
@@ -234,14 +224,16 @@ def _park(lifetime: Lifetime, behind: list[Point]) -> bool:
     for point in behind:
         if point.state is LIVE:
             point.waiters[lifetime] = None
+            waiting_for_a_look.pop(lifetime, None)
             return True
     return False
 
 
 @locked
 def _end_events(lifetime: Lifetime) -> None:
-    """End the events of an idle stream that others hold: such events are reached."""
+    """End the events of an idle stream that others hold: such events are reached. The last one's end looks again."""
     for one, how in list(lifetime.standing.items()):
+        waiting_for_a_look.pop(lifetime, None)
         if how is Standing.YIELDS:
             retire(one)
 
@@ -298,7 +290,6 @@ def _begin(lifetime: Lifetime) -> bool:
     if lifetime.state is not RETIRED:  # the object was opened again, or is another thread's
         return False
     if lifetime.standing or lifetime.calls.copy():
-        waiting_for_a_look[lifetime] = None
         return False
     lifetime.state = RELEASING
     return True

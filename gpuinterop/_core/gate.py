@@ -56,12 +56,8 @@ class Gate:
             if _holds_up(stream):
                 return stream.label
         # If the release keeps the GIL, no thread of this process can signal what another library's work waits for.
-        for device in self.devices:
-            if device.backend.releases_hold_gil:
-                for stream in device.known():
-                    if not stream.is_over():
-                        return stream.label
-        return ""
+        streams = [stream for device in self.devices if device.backend.releases_hold_gil for stream in device.known()]
+        return next((stream.label for stream in streams if not stream.is_idle()), "")
 
     def before_default(self) -> KnownStream | None:
         """A stream that may hold the default one up, by a wait that is not signalled yet; asks the driver.
@@ -92,6 +88,7 @@ def block(lifetime: Lifetime, held_by: str) -> None:
         gate.crowded = True
     gate.blocked[lifetime] = held_by
     blocking[gate] = None
+    waiting_for_a_look.pop(lifetime, None)
 
 
 @locked
@@ -109,9 +106,5 @@ def relieved(gate: Gate, limit: int) -> None:
     gate.crowded = False
 
 
-@after_fork
-def _forked() -> None:
-    for gate in blocking:
-        gate.blocked.clear()
-    waiting.clear()
-    blocking.clear()
+after_fork(waiting.clear)
+after_fork(blocking.clear)

@@ -296,11 +296,8 @@ class KnownStream(Lifetime):
 
     def before(self) -> list[KnownStream]:
         """Streams whose waits the stream may stand behind: itself; if another library's, also the default stream."""
-        return [
-            one
-            for one in waiting.copy()
-            if one is self or (one.device is self.device and not one.owned and not self.owned)
-        ]
+        device = None if self.owned else self.device
+        return [one for one in waiting.copy() if one is self or (one.device is device and not one.owned)]
 
     def pending(self) -> list[Wait]:
         """The waits that may be pending."""
@@ -320,18 +317,14 @@ class KnownStream(Lifetime):
         """The waits that newly enqueued work stands behind."""
         return [wait for wait in self.waits.copy() if wait.enqueued]
 
-    def stuck_behind(self, *seen: KnownStream) -> Wait | None:
-        """A wait that the stream passes only if this process signals: no other process could, and no stream will."""
-        seen = (*seen, self)
+    def stuck_behind(self) -> Wait | None:
+        """A wait that the stream passes only if this thread signals: no other process could, and no stream will."""
         for wait in (one.origin for one in self.pending()):
             semaphore, value = wait.semaphore, wait.value
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
-            uses = semaphore.uses.copy().items()  # what each stream was told last
-            tellers = [stream for stream, (told, at) in uses if told[at] >= value]
-            before = [None if one in seen else one.stuck_behind(*seen) for one in tellers]
-            if all(before):
-                return before[0] if before else wait
+            if all(told[at] < value for told, at in semaphore.uses.copy().values()):  # what each stream was told last
+                return wait
         return None
 
     def waiting_for(self) -> str:
@@ -376,10 +369,13 @@ class KnownStream(Lifetime):
         return cast(T, self.ask(asked, gone))
 
     def is_idle(self) -> bool:
-        """Whether all work is done, or has failed; False if the driver cannot be asked."""
+        """Whether all work is done, or has failed; False if the driver cannot be asked.
+
+        Of another thread's own default stream the points tell, also after the thread's end.
+        """
         seen = self.enqueued()
         if self.elsewhere:
-            return False
+            return not self.points
         try:
             if not self.uncaptured(self.backend.is_idle, True):
                 return False
@@ -389,10 +385,6 @@ class KnownStream(Lifetime):
             # Else the stream has failed: the rest of its work never runs.
         settle(self, seen)
         return True
-
-    def is_over(self) -> bool:
-        """Whether all work is done; for another thread's own default stream, by points, also after the thread's end."""
-        return not self.points if self.elsewhere else self.is_idle()
 
     def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
         """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
@@ -624,6 +616,4 @@ def _forget(device: Streams) -> None:
     device.limit = max(_REMEMBERED, 2 * len(device.table))
 
 
-@after_fork
-def _forked() -> None:
-    pointed.clear()
+after_fork(pointed.clear)

@@ -64,7 +64,7 @@ class State(Enum):
     RELEASING = "being released"
     RELEASED = "released"
     LEAKED = "closed, and could not be released"
-    DEAD = "of the parent process"
+    DEAD = "of the parent process, made before the fork"
 
 
 BORN, LIVE, RETIRED, RELEASING, RELEASED, LEAKED, DEAD = State
@@ -185,14 +185,9 @@ class Lifetime(Sole):
 
     def check(self) -> None:
         """Raise unless the object is open."""
-        if self.state is LIVE:
-            return
-        if self.state is DEAD:
-            raise ResourceClosedError(
-                f"expected an object of this process, got {self.label} of its parent, made before the fork; make a new "
-                "one here."
-            )
-        raise ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
+        if self.state is not LIVE:
+            why = DEAD.value if self.state is DEAD else "closed"
+            raise ResourceClosedError(f"{self.label} is {why}; make a new one, or close it later.")
 
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
         """Call the driver with the handle, even when closed; return `gone` once the release has begun."""
@@ -215,15 +210,12 @@ class Lifetime(Sole):
 
     def is_of(self, device: Streams) -> bool:
         """Whether a device answers for the object."""
-        mine = self.device is device or device in self.untracked
-        return mine or any(parent.is_of(device) for parent in self.parents)
+        return self.device is device or device in self.untracked or any(one.is_of(device) for one in self.parents)
 
     def streams(self) -> list[KnownStream]:
         """Streams whose work the release waits for."""
-        used = self.uses.copy()
-        if not self.untracked:
-            return list(used)
-        return [*used, *(one for device in self.untracked for one in device.known() if one not in used)]
+        any_of = [one for device in self.untracked for one in device.known()]
+        return list(dict.fromkeys([*self.uses.copy(), *any_of]))
 
     @property
     def stays(self) -> bool:

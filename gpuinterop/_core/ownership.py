@@ -13,12 +13,11 @@ import platform
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from .. import system
-from ..errors import ArgumentTypeError, GpuInteropError, HandleError, InvalidArgumentError, LeakedResourceWarning
+from ..errors import ArgumentTypeError, GpuInteropError, HandleError, InvalidArgumentError, warn_leak
 from ..handles import (
     AllocationHandle,
     D3D11Resource,
@@ -127,11 +126,9 @@ def _take_back(original: int, duplicate: int) -> None:
     if same:
         system.close(duplicate)
     elif same is None:
-        warnings.warn(
+        warn_leak(
             f"fd {duplicate}, lent to a driver whose import failed, is left open: this system cannot tell whether the "
-            "driver closed it",
-            LeakedResourceWarning,
-            stacklevel=6,
+            "driver closed it"
         )
 
 

@@ -140,7 +140,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a release does not look for calls": Mutant(
         (
-            (drain._claim, "if lifetime.calls.copy():", "if False:"),
+            (drain._ready, "if lifetime.calls.copy():", "if False:"),
             (drain._begin, "lifetime.standing or lifetime.calls.copy()", "lifetime.standing"),
         ),
         "ExternalSemaphore.close & ExternalSemaphore.signal",
@@ -149,15 +149,8 @@ MUTANTS: dict[str, Mutant] = {
         ((drain._begin, "lifetime.standing or lifetime.calls.copy()", "lifetime.standing"),),
         "a stream and what it has used are closed",
     ),
-    "a release looks for calls before it enters the monitor": Mutant(
-        (
-            (drain._release, "if not _begin", "busy = lifetime.calls.copy()\n        if busy or not _begin"),
-            (drain._begin, "lifetime.standing or lifetime.calls.copy()", "lifetime.standing"),
-        ),
-        "ExternalSemaphore.close & ExternalSemaphore.signal",
-    ),
     "a point is taken before the calls are looked for": Mutant(
-        ((drain._claim, "if lifetime.calls.copy():", "if False:"),), "a signal that lasts beside a close"
+        ((drain._ready, "if lifetime.calls.copy():", "if False:"),), "a signal that lasts beside a close"
     ),
     "an event is recorded on what is being released": Mutant(
         ((Lifetime.ask, "self.state in (LIVE, RETIRED)", "self.state not in GONE"),),
@@ -222,10 +215,6 @@ MUTANTS: dict[str, Mutant] = {
         ((Lifetime.ask, "self.state in (LIVE, RETIRED)", "self.state is LIVE or self.state is RETIRED"),),
         "a look at a closed stream beside one that wraps it again",
     ),
-    "a point is looked for, then taken": Mutant(
-        ((drain._end_of, "stream.last_point()", "stream.points[-1] if stream.points else None"),),
-        "a look at a thread's own default stream beside its end",
-    ),
     "a failure is noted as told, then looked up": Mutant(
         (
             (KnownStream.tell_failure, "_tell(self)", "(setattr(self, 'told', True), self.failure)[1]"),
@@ -257,7 +246,7 @@ MUTANTS: dict[str, Mutant] = {
         "an array beside a close",
     ),
     "a release does not look for arrays": Mutant(
-        ((drain._claim, " and not lifetime.arrays.copy()", ""),), "an array beside a close"
+        ((drain._ready, " and not lifetime.arrays.copy()", ""),), "an array beside a close"
     ),
     "an array's end comes unseen": Mutant(
         ((Hold.__del__, "if mapping.state is not LIVE:", "if False:"),), "an array's end beside a close"
