@@ -27,6 +27,8 @@ class Allocation(Mappable):
 
     Attributes
     ----------
+    devices : tuple of Device
+        Devices that may use it, its own device first, then those of `access`.
     handle_type : type
         Type of the handles that it is exported as, or of the one that it was imported from.
 
@@ -51,17 +53,12 @@ class Allocation(Mappable):
     ) -> None:
         lifetime = Lifetime("Allocation", backend.release_allocation, device=devices[0].streams)
         super().__init__(lifetime, device=devices[0], size=size)
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self.driver = backend
         self._exportable = exportable
         self.location: int | None = devices[0].ordinal  # of the device whose memory it is, as far as that is known
         self._buffers: dict[Device, Buffer] = {}
         self.handle_type = handle_type
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """Devices that may use it, its own device first, then those of `access`."""
-        return self._devices
 
     @property
     def buffer(self) -> Buffer:
@@ -95,8 +92,8 @@ class Allocation(Mappable):
         ...     stream.synchronize(timeout=10)
         """
         check_type(device, type(self.device), "device", "a gpuinterop Device")
-        if device not in self._devices:
-            known = ", ".join(map(repr, self._devices))
+        if device not in self.devices:
+            known = ", ".join(map(repr, self.devices))
             raise InvalidArgumentError(
                 "device", f"{device!r} has no access to {self.label}; expected one of {known}; name others in access=."
             )
@@ -151,11 +148,11 @@ class Allocation(Mappable):
 
     def _new_mapping(self) -> Mapping:
         backend = self.driver
-        return Mapping(self, self._devices, backend.unmap_allocation, blocks=backend.map_allocation_blocks, waits=False)
+        return Mapping(self, self.devices, backend.unmap_allocation, blocks=backend.map_allocation_blocks, waits=False)
 
     def _map(self) -> tuple[DriverHandle, int]:
         def call() -> tuple[DriverHandle, int]:
-            return self.driver.map_allocation(self.handle, [device.handle for device in self._devices])
+            return self.driver.map_allocation(self.handle, [device.handle for device in self.devices])
 
         if not self.driver.map_allocation_blocks:
             return call()

@@ -24,7 +24,6 @@ from ..errors import (
 )
 from ..handles import (
     AllocationHandle,
-    DeviceIdentity,
     Granularity,
     Handle,
     MemoryHandle,
@@ -75,11 +74,27 @@ class Device(Sole):
         The device as its backend describes it.
     capabilities : Capabilities
         What the device can do, and the reason for every gap.
+    backend : str
+        The backend's name.
+    ordinal : int
+        Number of the device among its backend's devices, from 0.
+    name : str
+        Name of the device as its driver reports it.
+    uuid : bytes or None
+        16 bytes, equal to Vulkan's ``deviceUUID``; None if the vendor's UUID differs from that.
+    pci_bus_id : str or None
+        ``dddd:bb:dd.f``, lower case.
+    luid : bytes or None
+        8 bytes; Windows only.
+    identity : DeviceIdentity
+        Identity to compare with the one that another API reports.
 
     Examples
     --------
     >>> device.backend, device.ordinal
     ('host', 0)
+    >>> gi.match_device(device.identity) is device
+    True
     >>> device.capabilities.supports((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd))
     True
     >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory, device.create_stream() as stream:
@@ -99,6 +114,9 @@ class Device(Sole):
         self._siblings = siblings
         self._born = generation()
         self.info = info
+        self.backend, self.ordinal, self.name = backend.name, info.ordinal, info.name
+        self.uuid, self.pci_bus_id, self.luid = info.uuid, info.pci_bus_id, info.luid
+        self.identity = info.identity
         self.capabilities = capabilities
         self._begin()
         _devices.add(self)
@@ -131,51 +149,6 @@ class Device(Sole):
         """Make something on first use; when two threads make it, the first one's stays."""
         found: T = self._opened[what] if what in self._opened else self._opened.setdefault(what, make())
         return found
-
-    # -- properties --------------------------------------------------------------------------------------------
-
-    @property
-    def backend(self) -> str:
-        """The backend's name."""
-        return self.driver.name
-
-    @property
-    def ordinal(self) -> int:
-        """Number of the device among its backend's devices, from 0."""
-        return self.info.ordinal
-
-    @property
-    def name(self) -> str:
-        """Name of the device as its driver reports it."""
-        return self.info.name
-
-    @property
-    def uuid(self) -> bytes | None:
-        """16 bytes, equal to Vulkan's ``deviceUUID``; None if the vendor's UUID differs from that."""
-        return self.info.uuid
-
-    @property
-    def pci_bus_id(self) -> str | None:
-        """``dddd:bb:dd.f``, lower case."""
-        return self.info.pci_bus_id
-
-    @property
-    def luid(self) -> bytes | None:
-        """8 bytes; Windows only."""
-        return self.info.luid
-
-    @functools.cached_property
-    def identity(self) -> DeviceIdentity:
-        """Identity to compare with the one that another API reports.
-
-        Examples
-        --------
-        >>> device.identity.is_cpu
-        True
-        >>> gi.match_device(device.identity) is device
-        True
-        """
-        return self.info.identity
 
     def can_access(self, peer: Device) -> bool:
         """Whether this device can use memory of `peer` (``cuDeviceCanAccessPeer`` / ``hipDeviceCanAccessPeer``).

@@ -235,6 +235,17 @@ class MulticastObject(Sized):
     `close` unmaps, unbinds and releases, in this order, each when the earlier work of `devices` is done. The process
     that created the object keeps it open until every other process has imported it.
 
+    Attributes
+    ----------
+    granularity : Granularity
+        Granularity of the offsets and sizes of bindings.
+    handle_types : tuple of type
+        Handle types for `export`; of an imported object, the type that was imported.
+    device_count : int
+        Number of devices in the whole team, over all processes.
+    devices : tuple of Device
+        Devices that this process has added.
+
     Examples
     --------
     On CUDA (here a simulated driver):
@@ -251,49 +262,27 @@ class MulticastObject(Sized):
     def __init__(
         self, team: Team, size: int, handle_types: tuple[type[AllocationHandle], ...], needs: Needs, *, exportable: bool
     ) -> None:
-        device, self._device_count, members = team
+        device, self.device_count, members = team
         self.driver = backend = multicast_backend(needs, device, members)
-        self._granularity = _check_size(backend, self._device_count, size, handle_types)
+        self.granularity = _check_size(backend, self.device_count, size, handle_types)
         drain()
         # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.
         group = _Group("MulticastObject", backend.release_allocation, device=device.streams)
         super().__init__(group, device=device, size=size)
-        self._members: tuple[Device, ...] = ()
+        self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
         self._seals: list[Any] = Marks()
         self._bound: dict[_Range, Lifetime] = {}  # kept until the driver has unbound them
         self._bindings: dict[Lifetime, MulticastBinding] = {}
-        self._handle_types = handle_types
+        self.handle_types = handle_types
         self._needs = needs
         self._exportable = exportable
-
-    # -- properties --------------------------------------------------------------------------------------------
-
-    @property
-    def granularity(self) -> Granularity:
-        """Granularity of the offsets and sizes of bindings."""
-        return self._granularity
-
-    @property
-    def handle_types(self) -> tuple[type[AllocationHandle], ...]:
-        """Handle types for `export`; of an imported object, the type that was imported."""
-        return self._handle_types
-
-    @property
-    def device_count(self) -> int:
-        """Number of devices in the whole team, over all processes."""
-        return self._device_count
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """Devices that this process has added."""
-        return self._members
 
     @property
     def complete(self) -> bool:
         """Whether this process added the whole team. It cannot see other processes' devices (`exchange`)."""
-        return len(self.devices) == self._device_count
+        return len(self.devices) == self.device_count
 
     @property
     def bindings(self) -> tuple[MulticastBinding, ...]:
@@ -332,11 +321,11 @@ class MulticastObject(Sized):
         system.under(self._lock, self._add_device, device)
 
     def _add_device(self, device: Device) -> None:
-        if device in self._members:
+        if device in self.devices:
             raise InvalidArgumentError("device", f"{device!r} was added already.")
         if self.complete:
             raise InvalidArgumentError(
-                "device", f"all {self._device_count} devices of the team were added already: {self._added()}."
+                "device", f"all {self.device_count} devices of the team were added already: {self._added()}."
             )
         if self._seals:
             raise InvalidArgumentError(
@@ -344,7 +333,7 @@ class MulticastObject(Sized):
             )
         handle = device.handle
         self.lifetime.use(lambda group: self.driver.add_device(group, handle))
-        self._members = (*self._members, device)
+        self.devices = (*self.devices, device)
 
     def bind_memory(
         self,
@@ -401,7 +390,7 @@ class MulticastObject(Sized):
         allocation.check_open()
         device = allocation.device
         self._check_home(device, allocation, "allocation")
-        if self._handle_types and not allocation._exportable:
+        if self.handle_types and not allocation._exportable:
             raise InvalidArgumentError(
                 "allocation",
                 f"{self.label} is shared and needs shareable memory, but {allocation.label} was imported: bind it in "
@@ -482,7 +471,7 @@ class MulticastObject(Sized):
         handle = device.handle
 
         def bind() -> None:  # checked inside: only now the buffer stays mapped
-            if self._handle_types and not self.driver.is_shareable(handle, number):
+            if self.handle_types and not self.driver.is_shareable(handle, number):
                 raise InvalidArgumentError(
                     "address",
                     f"{self.label} is shared, but the memory at {number:#x} was not allocated here to be shared: bind "
@@ -602,10 +591,10 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(
                 "multicast", f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
             )
-        names = ", ".join(kind.__name__ for kind in self._handle_types) or "none"
-        if handle_type is None and len(self._handle_types) == 1:
-            handle_type = self._handle_types[0]
-        if handle_type is None or handle_type not in self._handle_types:
+        names = ", ".join(kind.__name__ for kind in self.handle_types) or "none"
+        if handle_type is None and len(self.handle_types) == 1:
+            handle_type = self.handle_types[0]
+        if handle_type is None or handle_type not in self.handle_types:
             raise InvalidArgumentError(
                 "handle_type",
                 f"expected one that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
@@ -635,7 +624,7 @@ class MulticastObject(Sized):
         if not (self.complete or assume_all_added):
             raise InvalidArgumentError(
                 "assume_all_added",
-                f"this process added {len(self.devices)} of the team's {self._device_count} devices, and {what} blocks "
+                f"this process added {len(self.devices)} of the team's {self.device_count} devices, and {what} blocks "
                 "until all are added. If other processes add the rest, agree with them through gpuinterop.exchange, "
                 "or pass assume_all_added=True once they have.",
             )
@@ -657,7 +646,7 @@ class MulticastObject(Sized):
                 "address", f"expected memory of {device!r}, got {buffer.label}, memory of {mapping.devices[0]!r}."
             )
         self._check_home(device, owner if isinstance(owner, Allocation) else None, "address")
-        step = self._granularity.minimum
+        step = self.granularity.minimum
         if buffer.offset % step:
             raise InvalidArgumentError(
                 "address", f"expected a buffer at a multiple of {step} in its memory, got one at byte {buffer.offset}."
@@ -666,7 +655,7 @@ class MulticastObject(Sized):
             raise InvalidArgumentError("size", f"{size} bytes exceed {buffer.label}, which has {buffer.size}.")
 
     def _multiple(self, value: int, argument: str) -> int:
-        step = self._granularity.minimum
+        step = self.granularity.minimum
         if value % step:
             raise InvalidArgumentError(
                 argument, f"expected a multiple of the granularity, {step}, got {value}; pass {round_up(value, step)}."
@@ -751,6 +740,15 @@ class MulticastBinding(Sized):
     done; the memory is unmapped and released only after that. It does not wait for mappings or other processes: before
     you close a binding, stop all stores to its bytes.
 
+    Attributes
+    ----------
+    multicast : MulticastObject
+        The object.
+    offset : int
+        Offset in the multicast object in bytes.
+    memory : Allocation or Buffer or None
+        The bound memory; None if it was bound by a number.
+
     Examples
     --------
     On CUDA (here a simulated driver):
@@ -782,8 +780,9 @@ class MulticastBinding(Sized):
         )
         self.lifetime.untracked = tuple(device.streams for device in multicast.devices)
         self._bound = bound
-        self._multicast = multicast
-        self._memory = memory
+        self.multicast = multicast
+        self.offset = offset
+        self.memory = memory
         making = self.lifetime.calls  # the range is taken while it is marked or bound
         making += MARK
         try:
@@ -799,24 +798,10 @@ class MulticastBinding(Sized):
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Do nothing: a binding is dropped only with its object, which unbinds it after unmapping."""
 
-    @property
-    def multicast(self) -> MulticastObject:
-        return self._multicast
-
-    @property
-    def offset(self) -> int:
-        """Offset in the multicast object in bytes."""
-        return self._bound.offset
-
-    @property
-    def memory(self) -> Allocation | Buffer | None:
-        """The bound memory; None if it was bound by a number."""
-        return self._memory
-
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`)."""
         super().close(timeout)
-        self._multicast._bindings.pop(self.lifetime, None)
+        self.multicast._bindings.pop(self.lifetime, None)
 
 
 class MulticastMapping(Resource, NotAnArray):
@@ -824,6 +809,15 @@ class MulticastMapping(Resource, NotAnArray):
 
     Only ``multimem`` instructions may access it, so array libraries cannot use it, and it is not a `Buffer`; the
     devices' own allocations have buffers. `close` unmaps it when the earlier work of the devices added here is done.
+
+    Attributes
+    ----------
+    multicast : MulticastObject
+        The object.
+    size : int
+        Size in bytes.
+    devices : tuple of Device
+        Devices whose kernels may use it.
 
     Examples
     --------
@@ -842,8 +836,9 @@ class MulticastMapping(Resource, NotAnArray):
         mapping = _Mapping("MulticastMapping", backend.unmap_allocation, parents=(group,))
         super().__init__(mapping, multicast)
         mapping.untracked = tuple(device.streams for device in multicast.devices)
-        self._multicast = multicast
-        self._devices = tuple(devices)
+        self.multicast = multicast
+        self.size = multicast.size
+        self.devices = tuple(devices)
         handles = [device.handle for device in devices]
 
         def map_it() -> Any:
@@ -854,24 +849,10 @@ class MulticastMapping(Resource, NotAnArray):
         self._address = mapping.address
 
     @property
-    def multicast(self) -> MulticastObject:
-        return self._multicast
-
-    @property
     def ptr(self) -> int:
         """Address of the first byte, the same on each of `devices`; for ``multimem`` instructions only."""
         self.check_open()
         return self._address
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._multicast.size
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """Devices whose kernels may use it."""
-        return self._devices
 
     # -- refused -----------------------------------------------------------------------------------------------
     # Without these methods an array library would report only an unknown type, and some would look for a pointer

@@ -66,6 +66,13 @@ def _forked() -> None:
 class LoadedBackend(Sole):
     """A backend that works on this machine. Made by `get_backend`.
 
+    Attributes
+    ----------
+    name : str
+        Name of the backend in ``GPUINTEROP_BACKEND``.
+    unknown_version : str
+        Remark on a driver whose version no run has shown, if the backend goes by the version; else empty.
+
     Examples
     --------
     >>> backend = gi.get_backend("host")
@@ -77,14 +84,11 @@ class LoadedBackend(Sole):
 
     def __init__(self, driver: Backend) -> None:
         self.driver = driver
+        self.name = driver.name
+        self.unknown_version = driver.unknown_version
         self._rank = -driver.priority
         self._infos()  # a backend that cannot list its devices does not work
         self._devices: dict[int, Device] = {}
-
-    @property
-    def name(self) -> str:
-        """Name of the backend in ``GPUINTEROP_BACKEND``."""
-        return self.driver.name
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -97,11 +101,6 @@ class LoadedBackend(Sole):
         """Paths of the native libraries."""
         with _guarded(f"{self.name}: libraries() failed"):
             return {str(name): str(path) for name, path in self.driver.libraries().items()}
-
-    @property
-    def unknown_version(self) -> str:
-        """Remark on a driver whose version no run has shown, if the backend goes by the version; else empty."""
-        return self.driver.unknown_version
 
     def _infos(self) -> tuple[DeviceInfo, ...]:
         with _guarded(f"{self.name}: devices() failed"):

@@ -100,6 +100,11 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     and fails: `Stream.synchronize`, `Stream.query` and all later calls that enqueue raise the reason. Signals enqueued
     after that wait are not forwarded. Discard the results of work enqueued after it, which ran without the wait.
 
+    Attributes
+    ----------
+    endpoint : Endpoint
+        The bridged endpoint.
+
     Examples
     --------
     >>> import os
@@ -117,13 +122,8 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         )
         self.lifetime.counter = None  # a wait knows by itself (`Wait.reached`)
         self._parents = (bridge,)
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._cannot_signal = endpoint.cannot_signal
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The bridged endpoint."""
-        return self._endpoint
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; pending waits stay pending, unless the bridge is closed as well.
@@ -196,6 +196,11 @@ class Bridge(Resource):
     UnsupportedError
         The device's streams cannot write and wait for words.
 
+    Attributes
+    ----------
+    device : Device
+        Device whose streams use the bridge's semaphores.
+
     Notes
     -----
     `close` ends use at once and does not block. The watcher serves pending waits for up to `grace` seconds, so that
@@ -229,7 +234,7 @@ class Bridge(Resource):
         if seconds is None:
             raise InvalidArgumentError("grace", "must be finite: a stream would be left blocked for ever.")
         stream_words(device)
-        self._device = device
+        self.device = device
         self._grace = seconds
         self._watcher = Watcher()
         self._watch = _Watch(self._watcher, seconds, device.streams)
@@ -240,11 +245,6 @@ class Bridge(Resource):
         if hasattr(self, "lifetime") and not self.closed and not _ending():
             self._watcher.cancel_after(self._grace)  # a thread that waits for a stream does not drain
         super().__del__()
-
-    @property
-    def device(self) -> Device:
-        """Device whose streams use the bridge's semaphores."""
-        return self._device
 
     @staticmethod
     def capabilities(device: Device) -> Mapping[type[Handle], Capability]:
@@ -321,8 +321,8 @@ class Bridge(Resource):
         if kind not in (*_ENDPOINTS, OpaqueFd):
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
-        if not (found := _capability(cast(type[FdHandle], kind), self._device)):
-            raise UnsupportedError(found, context=f"a bridge of {self._device.name}")
+        if not (found := _capability(cast(type[FdHandle], kind), self.device)):
+            raise UnsupportedError(found, context=f"a bridge of {self.device.name}")
         if isinstance(handle, TimelineFd) and not handle.use(timeline.is_ours):
             raise HandleError(
                 "handle: the CPU cannot wait for a driver's timeline semaphore through its descriptor. If a Vulkan "
@@ -338,7 +338,7 @@ class Bridge(Resource):
             endpoint.close()
             raise
         try:  # consumed last; another thread may have consumed it meanwhile
-            lend(cast(FdHandle, handle), lambda lent: os.close(lent.fd), user=f"a bridge of {self._device.backend}")
+            lend(cast(FdHandle, handle), lambda lent: os.close(lent.fd), user=f"a bridge of {self.device.backend}")
         except BaseException:
             semaphore.close()
             raise
@@ -405,9 +405,9 @@ class Bridge(Resource):
         return semaphore
 
     def _new_lane(self, endpoint: Endpoint, peer: int | None) -> Lane:
-        lane = Lane(self._watcher, spare_words(self._device), endpoint, peer)
+        lane = Lane(self._watcher, spare_words(self.device), endpoint, peer)
         try:
-            lane.open(self._device)
+            lane.open(self.device)
         except BaseException:
             lane.end()
             raise

@@ -54,6 +54,15 @@ class Team(Sole):
         Seconds that a vote takes at most, the same on every rank: how much later than another a rank may come to a
         step.
 
+    Attributes
+    ----------
+    rank : int
+        The rank of this process, from 0.
+    size : int
+        How many ranks there are.
+    timeout : float
+        The seconds that a vote takes at most.
+
     Notes
     -----
     Every call has one outcome for all ranks. Failure: on every rank the same error, of the same class and with the same
@@ -76,24 +85,10 @@ class Team(Sole):
 
     def __init__(self, transport: Transport, *, timeout: float = 30.0) -> None:
         self._transport = check_transport(transport)
-        self._timeout = check_seconds(timeout)
+        self.rank, self.size = transport.rank, transport.size
+        self.timeout = check_seconds(timeout)
         self._broken: GpuInteropError | None = None
         """A copy without traceback and cause, which would keep alive the callers' frames, and all in them."""
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process, from 0."""
-        return self._transport.rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return self._transport.size
-
-    @property
-    def timeout(self) -> float:
-        """The seconds that a vote takes at most."""
-        return self._timeout
 
     def __repr__(self) -> str:
         return f"<Team rank {self.rank} of {self.size}{', broken' if self._broken else ''}>"
@@ -172,9 +167,9 @@ class Team(Sole):
             raise
 
     def _vote(self, step: str, value: Any, error: Exception | None) -> list[Any]:
-        end = time.monotonic() + self._timeout
-        known = {self.rank: cast(step, value, error, self._timeout)}
-        for deadline in (end - self._timeout / 2, end):
+        end = time.monotonic() + self.timeout
+        known = {self.rank: cast(step, value, error, self.timeout)}
+        for deadline in (end - self.timeout / 2, end):
             for rank, message in enumerate(self._transport.exchange(pack(known), deadline)):
                 if message is not None:
                     hear(known, rank, message, step)
@@ -289,7 +284,7 @@ class Team(Sole):
 
             def send() -> None:
                 if handle is not None:
-                    deadline = time.monotonic() + self._timeout / 2
+                    deadline = time.monotonic() + self.timeout / 2
                     for rank in range(self.size):
                         if rank != self.rank:
                             post(handle, offers[rank], self.rank, rank, deadline)
@@ -486,7 +481,7 @@ class Team(Sole):
 
             def unbind() -> None:
                 for binding in bound:
-                    binding.close(timeout=self._timeout / 2)  # pending work may hold it up
+                    binding.close(timeout=self.timeout / 2)  # pending work may hold it up
 
             step = f"{call}: bind"
             ranges = self._do(step, once)
@@ -574,6 +569,3 @@ def _check_step(argument: str, name: str) -> None:
     check_type(name, str, argument, "a str")
     if len(name) > _STEP:
         raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")
-
-
-__all__ = ["Team"]

@@ -616,6 +616,3 @@ def check_transport(transport: object) -> Transport:
     if not 0 <= found.rank < found.size:
         raise InvalidArgumentError("transport", f"says that it is rank {found.rank} of {found.size}.")
     return found
-
-
-__all__ = ["SocketTransport", "TorchTransport", "Transport"]

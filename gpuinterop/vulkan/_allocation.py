@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from .._core.allocation import Allocation
     from .._core.memory import Buffer
 
-__all__ = ["ImportedBuffer", "import_allocation"]
-
 
 class ImportedBuffer(Shared, BufferTransfer):
     """A VkBuffer on a device's allocation. Made by :func:`import_allocation`.

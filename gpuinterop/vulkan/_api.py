@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary
 from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
-__all__ = ["Api", "Functions", "check", "check_call", "result_name"]
-
 # -- numbers of the API; repeated here for default arguments, because `vulkan` is imported late ----------------------
 
 QUEUE_FAMILY_EXTERNAL: Final = 0xFFFFFFFE

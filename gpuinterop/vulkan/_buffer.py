@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .._core.memory import Buffer, ExternalMemory
     from .._core.stream import Stream
 
-__all__ = ["BufferTransfer", "SharedBuffer", "buffer_barrier", "share_buffer"]
-
 
 def buffer_barrier(
     vk: VulkanContext, buffer: Any, source: tuple[int, int, int], target: tuple[int, int, int]
@@ -132,6 +130,10 @@ class SharedBuffer(PairedMemory, BufferTransfer):
         What the buffer was mapped from.
     handle_type : type
         The type of the handle that it was exported as.
+    allocation_size : int
+        ``VkMemoryRequirements::size``, in bytes.
+    dedicated : bool
+        Whether the allocation is a dedicated one.
 
     Examples
     --------

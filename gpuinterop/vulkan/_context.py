@@ -24,7 +24,6 @@ from ._query import PhysicalDevice
 if TYPE_CHECKING:
     from .._core.resource import Resource
 
-__all__ = ["VulkanContext", "VulkanObject", "Watched", "check_context"]
 
 T = TypeVar("T")
 

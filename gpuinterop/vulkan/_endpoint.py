@@ -12,8 +12,6 @@ from ..handles import Timeline
 from ._context import VulkanContext, VulkanObject, Watched, check_context
 from ._export import counter
 
-__all__ = ["TimelineEndpoint"]
-
 
 class TimelineEndpoint(Endpoint):
     """A timeline ``VkSemaphore`` of a Vulkan device in this process, for :class:`gpuinterop.bridge.Bridge`.

@@ -27,17 +27,6 @@ from ._query import MEMORY_BITS, ImageSupport, image_type
 
 _FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 
-__all__ = [
-    "Bound",
-    "counter",
-    "create_buffer",
-    "create_image",
-    "create_semaphore",
-    "export_memory",
-    "export_semaphore",
-    "import_binary_fd",
-]
-
 
 def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
     """The handle type as which a kind of semaphore is exported."""

@@ -29,7 +29,6 @@ from ._shared import Shared, agree, check_device
 if TYPE_CHECKING:
     from .._core.device import Device
 
-__all__ = ["QueueFamily", "SharedHandoff", "VulkanSubmit", "share_handoff"]
 
 _OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
 _MODES = {"timeline": TimelineFd, "binary": OpaqueFd}

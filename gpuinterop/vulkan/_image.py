@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .._core.interchange import View
     from .._core.memory import Buffer, ExternalMemory
 
-__all__ = ["SharedImage", "image_barrier", "share_image"]
 
 ImageSide: TypeAlias = tuple[int, int, int, int]
 """Stage, access, queue family, layout."""

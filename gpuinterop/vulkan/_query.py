@@ -16,7 +16,6 @@ from ._api import Api, Functions
 if TYPE_CHECKING:
     from ._context import VulkanContext
 
-__all__ = ["ImageSupport", "PhysicalDevice", "capabilities", "identity", "required_extensions"]
 
 _INSTANCE_EXTENSIONS = (
     "VK_KHR_get_physical_device_properties2",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.semaphore import ExternalSemaphore
 
-__all__ = ["SharedSemaphore", "share_semaphore"]
 
 K = TypeVar("K")
 

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from .._core.memory import ExternalMemory
     from .._core.resource import Resource
 
-__all__ = [
-    "Pair",
-    "PairedMemory",
-    "Shared",
-    "agree",
-    "agree_on_memory",
-    "barrier",
-    "check_device",
-    "command_buffer",
-    "share",
-    "share_memory",
-]
 
 R = TypeVar("R", bound="Resource")
 S = TypeVar("S")
@@ -168,6 +156,8 @@ class PairedMemory(Pair):
         super().__init__(vk, native, memory)
         self.memory = memory
         self.handle_type = native.handle_type
+        self.allocation_size = native.size
+        self.dedicated = native.dedicated
         self._foreign = c.QUEUE_FAMILY_FOREIGN if native.handle_type is DmaBufFd else c.QUEUE_FAMILY_EXTERNAL
 
     @property
@@ -175,16 +165,6 @@ class PairedMemory(Pair):
         """The VkDeviceMemory. Raises `ResourceClosedError` after `close`, or the context's."""
         self.check_open()
         return self.vulkan_object.memory
-
-    @property
-    def allocation_size(self) -> int:
-        """``VkMemoryRequirements::size``, in bytes."""
-        return self.vulkan_object.size
-
-    @property
-    def dedicated(self) -> bool:
-        """Whether the allocation is a dedicated one."""
-        return self.vulkan_object.dedicated
 
 
 def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:
