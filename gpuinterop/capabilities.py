@@ -9,7 +9,6 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from enum import Enum
 from fnmatch import translate
 from functools import cache
@@ -265,19 +264,14 @@ class Capability:
         }
 
 
-_MEMORY: tuple[HandleType, ...] = (
-    _h.OpaqueFd, _h.DmaBufFd, _h.OpaqueWin32, _h.OpaqueWin32Kmt, _h.D3D12Heap, _h.D3D12Resource, _h.D3D11Resource,
-    _h.D3D11ResourceKmt, _h.NvSciBuf,
-)  # fmt: skip
-_SEMAPHORES: tuple[HandleType, ...] = (
-    _h.OpaqueFd, _h.TimelineFd, _h.OpaqueWin32, _h.OpaqueWin32Kmt, _h.TimelineWin32, _h.D3D12Fence, _h.D3D11Fence,
-    _h.KeyedMutex, _h.KeyedMutexKmt, _h.NvSciSync,
-)  # fmt: skip
-_NAMED: tuple[HandleType, ...] = (
-    _h.OpaqueWin32, _h.D3D12Heap, _h.D3D12Resource, _h.D3D11Resource, _h.TimelineWin32, _h.D3D12Fence, _h.D3D11Fence,
-    _h.KeyedMutex,
-)  # fmt: skip
-_ALLOCATIONS: tuple[HandleType, ...] = (_h.VmmFd, _h.OpaqueWin32, _h.OpaqueWin32Kmt, _h.FabricHandle)
+def _types(kind: HandleType) -> tuple[HandleType, ...]:
+    return tuple(one for one in _h.handle_types().values() if issubclass(one, kind))
+
+
+_MEMORY, _SEMAPHORES, _ALLOCATIONS = map(_types, (_h.MemoryHandle, _h.SemaphoreHandle, _h.AllocationHandle))
+_NAMED = tuple(
+    kind for kind in dict.fromkeys((*_MEMORY, *_SEMAPHORES)) if issubclass(kind, _h.Win32Handle) and kind.nameable
+)
 _CREATED: tuple[HandleType, ...] = (_h.OpaqueFd, _h.TimelineFd)
 
 _PAIRS: Mapping[Operation, tuple[HandleType | None, ...]] = {
@@ -641,7 +635,7 @@ def read_verified(file: Traversable) -> list[VerifiedRun]:
         return []
     try:
         return [_run(entry) for entry in tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])]
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(
             "file", f"expected runs as `gpuinterop selftest --report` writes them, got {file}: {error}"
         ) from error
@@ -656,28 +650,14 @@ def recorded(file: Traversable) -> list[VerifiedRun]:
         return []
 
 
-_RUN: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "date": (str, date), "platform": str, "device": str, "cells": list, "versions": dict, "tests": dict,
-}  # fmt: skip
-
-
-def _run(entry: object) -> VerifiedRun:
-    if not isinstance(entry, dict):
-        raise TypeError(f"expected a table for a run, got {entry!r}")
-    run: dict[str, Any] = {"versions": {}, "tests": {}, **entry}
-    for name, kind in _RUN.items():
-        if not isinstance(run.get(name), kind):
-            raise TypeError(f"the {name} of a run cannot be {run.get(name)!r}")
-    for name, kind in (("versions", str), ("tests", int)):
-        if not all(isinstance(value, kind) for value in run[name].values()):
-            raise TypeError(f"expected a {kind.__name__} for each of a run's {name}, got {run[name]!r}")
+def _run(entry: Mapping[str, Any]) -> VerifiedRun:
     return VerifiedRun(
-        date=str(run["date"]),
-        platform=run["platform"],
-        device=run["device"],
-        versions=run["versions"],
-        cells=frozenset(map(Cell.parse, run["cells"])),
-        tests=run["tests"],
+        date=str(entry["date"]),
+        platform=entry["platform"],
+        device=entry["device"],
+        versions=dict(entry.get("versions", {})),
+        cells=frozenset(map(Cell.parse, entry["cells"])),
+        tests=dict(entry.get("tests", {})),
     )
 
 

@@ -392,11 +392,7 @@ class FdHandle(Handle):
         ...     handle.fd == fd
         False
         """
-        try:
-            duplicate = os.dup(fd)
-        except OSError as error:
-            raise system.driver_error("dup", error.errno or 0) from error
-        return cls.adopt(duplicate, origin=origin)
+        return cls.adopt(system.call("dup", os.dup, fd), origin=origin)
 
     @property
     def fd(self) -> int:

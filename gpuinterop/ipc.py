@@ -262,10 +262,8 @@ class _Patience:
         """Return once a call would not block; at the deadline, raise TimeoutError if it would."""
         if (fd := self._connection.fileno()) < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        poller = select.poll()  # not select(): descriptors may be large
-        poller.register(fd, event)
         left = None if self._deadline is None else math.ceil(max(0.0, self._deadline - time.monotonic()) * 1000)
-        if not poller.poll(left):
+        if not system.poll(fd, event, left):
             raise TimeoutError("timed out")
 
 

@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import platform
+import select
 import sys
 import threading
 import time
@@ -324,23 +325,26 @@ def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
     return kind(call, code, errno.errorcode.get(code, "UNKNOWN"), meaning or os.strerror(code))
 
 
+def call(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Make a system call; its failure is the `DriverError` of that name."""
+    try:
+        return function(*arguments)
+    except OSError as error:
+        raise driver_error(name, error.errno or 0) from error
+
+
 # -- memfds and mappings -----------------------------------------------------------------------------------------
 
 
 def create_memfd(name: str, size: int) -> int:
     """Create a zeroed memfd of `size` bytes that can neither shrink nor grow."""
-    call = "memfd_create"
+    fd = call("memfd_create", os.memfd_create, name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        call = "ftruncate"
-        try:
-            os.ftruncate(fd, size)
-            fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
-        except OSError:
-            os.close(fd)
-            raise
-    except OSError as error:
-        raise driver_error(call, error.errno or 0) from error
+        call("ftruncate", os.ftruncate, fd, size)
+        call("fcntl(F_ADD_SEALS)", fcntl.fcntl, fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
+    except DriverError:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -447,6 +451,13 @@ def fence() -> None:
         for _ in range(2):  # the first round releases it, the second acquires it
             lock.acquire()
             lock.release()
+
+
+def poll(fd: int, event: int, timeout_ms: float | None) -> int:
+    """The events of a descriptor, 0 after the time-out. Not ``select()``: descriptors may be large."""
+    poller = select.poll()
+    poller.register(fd, event)
+    return sum(events for _, events in poller.poll(timeout_ms))
 
 
 # -- futex -------------------------------------------------------------------------------------------------------

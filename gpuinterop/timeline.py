@@ -225,10 +225,7 @@ class Page(Sole):
     def _open(self) -> int:
         path = f"/proc/self/fd/{self._fd}"
         _opened.add(self)
-        try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise system.driver_error(f"open({path})", error.errno or 0) from error
+        return system.call(f"open({path})", os.open, path, os.O_RDWR | os.O_CLOEXEC)
 
     def _lock(self, fd: int) -> None:
         def take() -> bool:

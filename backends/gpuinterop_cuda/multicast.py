@@ -25,59 +25,41 @@ _MOST: Final = 1 << 31  # words per launch: the kernels count in 32 bits, and st
 
 # Only multimem instructions (ISA 8.1, sm_90) may access a multicast address. In both kernels thread t processes the
 # words t, t + number of threads, and so on.
-_PTX: Final = b"""
-.version 8.1
-.target sm_90
-.address_size 64
-
-.visible .entry gpuinterop_multimem_store(.param .u64 address, .param .u32 value, .param .u32 count)
+_KERNEL: Final = """
+.visible .entry gpuinterop_multimem_%s(%s, .param .u32 count)
 {
-    .reg .pred %past;
-    .reg .b32 %value, %count, %index, %step, %size;
-    .reg .b64 %address, %word;
-    ld.param.u64 %address, [address];
-    ld.param.u32 %value, [value];
-    ld.param.u32 %count, [count];
-    mov.u32 %size, %ntid.x;
-    mov.u32 %index, %ctaid.x;
-    mov.u32 %step, %tid.x;
-    mad.lo.u32 %index, %index, %size, %step;
-    mov.u32 %step, %nctaid.x;
-    mul.lo.u32 %step, %step, %size;
+    .reg .pred %%past;
+    .reg .b32 %%value, %%count, %%index, %%step, %%size;
+    .reg .b64 %%target, %%address, %%word;
+    %s
+    ld.param.u64 %%address, [address];
+    ld.param.u32 %%count, [count];
+    mov.u32 %%size, %%ntid.x;
+    mov.u32 %%index, %%ctaid.x;
+    mov.u32 %%step, %%tid.x;
+    mad.lo.u32 %%index, %%index, %%size, %%step;
+    mov.u32 %%step, %%nctaid.x;
+    mul.lo.u32 %%step, %%step, %%size;
 more:
-    setp.ge.u32 %past, %index, %count;
-    @%past ret;
-    mad.wide.u32 %word, %index, 4, %address;
-    multimem.st.relaxed.sys.global.u32 [%word], %value;
-    add.u32 %index, %index, %step;
+    setp.ge.u32 %%past, %%index, %%count;
+    @%%past ret;
+    mad.wide.u32 %%word, %%index, 4, %%address;
+    %s
+    add.u32 %%index, %%index, %%step;
     bra more;
 }
-
-.visible .entry gpuinterop_multimem_add(.param .u64 target, .param .u64 address, .param .u32 count)
-{
-    .reg .pred %past;
-    .reg .b32 %sum, %count, %index, %step, %size;
-    .reg .b64 %target, %address, %word;
-    ld.param.u64 %target, [target];
-    ld.param.u64 %address, [address];
-    ld.param.u32 %count, [count];
-    mov.u32 %size, %ntid.x;
-    mov.u32 %index, %ctaid.x;
-    mov.u32 %step, %tid.x;
-    mad.lo.u32 %index, %index, %size, %step;
-    mov.u32 %step, %nctaid.x;
-    mul.lo.u32 %step, %step, %size;
-more:
-    setp.ge.u32 %past, %index, %count;
-    @%past ret;
-    mad.wide.u32 %word, %index, 4, %address;
-    multimem.ld_reduce.relaxed.sys.global.add.u32 %sum, [%word];
+"""
+_STORE: Final = _KERNEL % (
+    "store", ".param .u64 address, .param .u32 value", "ld.param.u32 %value, [value];",
+    "multimem.st.relaxed.sys.global.u32 [%word], %value;",
+)  # fmt: skip
+_ADD: Final = _KERNEL % (
+    "add", ".param .u64 target, .param .u64 address", "ld.param.u64 %target, [target];",
+    """multimem.ld_reduce.relaxed.sys.global.add.u32 %value, [%word];
     mad.wide.u32 %word, %index, 4, %target;
-    st.global.u32 [%word], %sum;
-    add.u32 %index, %index, %step;
-    bra more;
-}
-\0"""
+    st.global.u32 [%word], %value;""",
+)  # fmt: skip
+_PTX: Final = f"\n.version 8.1\n.target sm_90\n.address_size 64{_STORE}{_ADD}\0".encode()
 
 
 class Group(Mappable):

@@ -61,10 +61,7 @@ class Object:
     def secure(self) -> None:
         """Seal the memfd against shrinking. Called after all other checks."""
         if not self.seals & (system.SEAL_SHRINK | system.SEAL_SEAL):
-            try:
-                fcntl.fcntl(self.fd, system.F_ADD_SEALS, system.SEAL_SHRINK)
-            except OSError as error:
-                raise system.driver_error("fcntl(F_ADD_SEALS)", error.errno or 0) from error
+            system.call("fcntl(F_ADD_SEALS)", fcntl.fcntl, self.fd, system.F_ADD_SEALS, system.SEAL_SHRINK)
         if os.fstat(self.fd).st_size < self.size:
             raise HandleError("handle: the memfd was truncated while it was being imported.")
 

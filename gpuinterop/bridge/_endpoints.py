@@ -291,12 +291,9 @@ class EventFdEndpoint(Endpoint):
             os.close(self._fd)
 
     def _add(self, count: int) -> None:
-        try:
-            if not _polls(self._fd, select.POLLOUT, 0.0):  # full: the write would block
-                raise system.driver_error("write(eventfd)", errno.EAGAIN)
-            os.write(self._fd, struct.pack("=Q", count))
-        except OSError as error:
-            raise system.driver_error("write(eventfd)", error.errno or 0) from error
+        if not _polls(self._fd, select.POLLOUT, 0.0):  # full: the write would block
+            raise system.driver_error("write(eventfd)", errno.EAGAIN)
+        system.call("write(eventfd)", os.write, self._fd, struct.pack("=Q", count))
 
 
 class SyncFdEndpoint(Endpoint):
@@ -374,21 +371,15 @@ def _ioctl(fd: int, call: _Call, request: bytes) -> bytearray:
     """Make the call; return the request as the kernel left it."""
     name, number = call
     answer = bytearray(request)
-    try:
-        fcntl.ioctl(fd, number, answer, True)
-    except OSError as error:
-        raise system.driver_error(name, error.errno or 0) from error
+    system.call(name, fcntl.ioctl, fd, number, answer, True)
     return answer
 
 
 def _polls(fd: int, wanted: int, timeout: float) -> bool:
-    poller = select.poll()  # not select(): descriptors may be large
-    poller.register(fd, wanted)
-    for _, events in poller.poll(timeout * 1000):
-        if events & (select.POLLERR | select.POLLNVAL):
-            raise system.driver_error("poll", errno.EBADF, f"descriptor {fd} is closed, or in error.")
-        return bool(events & wanted)
-    return False
+    events = system.poll(fd, wanted, timeout * 1000)
+    if events & (select.POLLERR | select.POLLNVAL):
+        raise system.driver_error("poll", errno.EBADF, f"descriptor {fd} is closed, or in error.")
+    return bool(events & wanted)
 
 
 def _check_link(fd: int, wanted: str, what: str) -> None:

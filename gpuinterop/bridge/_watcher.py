@@ -473,9 +473,7 @@ def open_peer(pid: int) -> int:
 
 def ended(process: int) -> bool:
     """Whether the process of a pidfd has ended."""
-    poller = select.poll()  # not select(): descriptors may be large
-    poller.register(process, select.POLLIN)
-    return bool(poller.poll(0))
+    return system.poll(process, select.POLLIN, 0) != 0
 
 
 class Watcher:

@@ -104,24 +104,20 @@ _RESULTS: Final = {
     -1000257000: ("VK_ERROR_INVALID_OPAQUE_CAPTURE_ADDRESS", "the requested address is not available"),
 }
 
-_NEEDED_BY: Final = {
-    "vkGetMemoryFdKHR": "VK_KHR_external_memory_fd",
-    "vkGetMemoryFdPropertiesKHR": "VK_KHR_external_memory_fd",
-    "vkGetSemaphoreFdKHR": "VK_KHR_external_semaphore_fd",
-    "vkImportSemaphoreFdKHR": "VK_KHR_external_semaphore_fd",
-    "vkGetMemoryHostPointerPropertiesEXT": "VK_EXT_external_memory_host",
-    "vkGetSemaphoreCounterValue": "VK_KHR_timeline_semaphore",
-    "vkSignalSemaphore": "VK_KHR_timeline_semaphore",
-    "vkGetBufferMemoryRequirements2": "VK_KHR_get_memory_requirements2",
-    "vkGetImageMemoryRequirements2": "VK_KHR_get_memory_requirements2",
-    "vkCreateDebugUtilsMessengerEXT": "VK_EXT_debug_utils",
-    "vkDestroyDebugUtilsMessengerEXT": "VK_EXT_debug_utils",
-    "vkGetPhysicalDeviceProperties2": "VK_KHR_get_physical_device_properties2",
-    "vkGetPhysicalDeviceFeatures2": "VK_KHR_get_physical_device_properties2",
-    "vkGetPhysicalDeviceImageFormatProperties2": "VK_KHR_get_physical_device_properties2",
-    "vkGetPhysicalDeviceExternalBufferProperties": "VK_KHR_external_memory_capabilities",
-    "vkGetPhysicalDeviceExternalSemaphoreProperties": "VK_KHR_external_semaphore_capabilities",
-}
+_FUNCTIONS: Final = {
+    "VK_KHR_external_memory_fd": ("vkGetMemoryFdKHR", "vkGetMemoryFdPropertiesKHR"),
+    "VK_KHR_external_semaphore_fd": ("vkGetSemaphoreFdKHR", "vkImportSemaphoreFdKHR"),
+    "VK_EXT_external_memory_host": ("vkGetMemoryHostPointerPropertiesEXT",),
+    "VK_KHR_timeline_semaphore": ("vkGetSemaphoreCounterValue", "vkSignalSemaphore"),
+    "VK_KHR_get_memory_requirements2": ("vkGetBufferMemoryRequirements2", "vkGetImageMemoryRequirements2"),
+    "VK_EXT_debug_utils": ("vkCreateDebugUtilsMessengerEXT", "vkDestroyDebugUtilsMessengerEXT"),
+    "VK_KHR_get_physical_device_properties2": (
+        "vkGetPhysicalDeviceProperties2", "vkGetPhysicalDeviceFeatures2", "vkGetPhysicalDeviceImageFormatProperties2",
+    ),
+    "VK_KHR_external_memory_capabilities": ("vkGetPhysicalDeviceExternalBufferProperties",),
+    "VK_KHR_external_semaphore_capabilities": ("vkGetPhysicalDeviceExternalSemaphoreProperties",),
+}  # fmt: skip
+"""What each extension adds, of what we call."""
 
 _OUT_OF_MEMORY: Final = (-1, -2)
 
@@ -224,7 +220,7 @@ class Functions:
         return function
 
     def _missing(self, name: str) -> InvalidArgumentError:
-        extension = _NEEDED_BY.get(name)
+        extension = next((extension for extension, added in _FUNCTIONS.items() if name in added), None)
         if extension is None:
             return InvalidArgumentError("vk", f"the {self._owner} has no {name}; create it for a newer Vulkan.")
         return InvalidArgumentError(

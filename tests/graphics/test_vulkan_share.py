@@ -190,7 +190,7 @@ def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None
         (0x18, gi.handles.ArrayUsage.COLOR_ATTACHMENT | gi.handles.ArrayUsage.SURFACE),
     ):
         plan = _ImagePlan(application.vk, (64, 64), "R8G8B8A8_UNORM", "optimal", 3, 2, usage)
-        native: Any = SimpleNamespace(pair=lambda _: None, handle_type=gi.OpaqueFd)
+        native: Any = SimpleNamespace(pair=lambda _: None, handle_type=gi.OpaqueFd, size=64, dedicated=False)
         SharedImage(application.vk, native, memory, plan)
         assert given == {"levels": 3, "layers": 2, "usage": expected}
 
