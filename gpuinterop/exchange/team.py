@@ -35,6 +35,7 @@ from .transport import Transport, check_seconds, check_transport
 from .votes import at, cast, decide, disagreement, given_up, hear, listed, pack, pack_outcome, placed
 
 H = TypeVar("H", bound=Handle)
+T = TypeVar("T")
 
 _STEP: Final = 1000
 """Characters of a step's name."""
@@ -184,10 +185,22 @@ class Team(Sole):
         self._broken = copy.copy(outcome)
         raise outcome from cause
 
-    def _agree(self, step: str, argument: str, values: Sequence[Any], what: str) -> None:
-        """All ranks have the same values, so they all find out alike where a value differs."""
-        if any(value != values[0] for value in values):
-            self._break(disagreement(step, argument, what, dict(enumerate(values))))
+    def _make(self, step: str, make: Callable[[], T]) -> T:
+        """As `_do`; return what this rank has made, of which the others hear nothing."""
+        made: list[T] = []
+        self._do(step, lambda: made.append(make()))
+        return made[0]
+
+    def _agree(self, step: str, votes: Sequence[Sequence[Any]], *same: tuple[str, str]) -> list[Sequence[Any]]:
+        """The columns of the votes. The first ones, of which `same` has the argument and what it is, have one value.
+
+        All ranks have the same votes, so they all find out alike where a value differs.
+        """
+        columns: list[Sequence[Any]] = list(zip(*votes, strict=True))
+        for (argument, what), values in zip(same, columns, strict=False):
+            if any(value != values[0] for value in values):
+                self._break(disagreement(step, argument, what, dict(enumerate(values))))
+        return columns
 
     def _refuse(self, step: str, error: GpuInteropError) -> NoReturn:
         """Fail for a reason that every rank sees by itself, so that there is nothing to vote on."""
@@ -227,7 +240,7 @@ class Team(Sole):
         """
         call = "share_handle"
 
-        def check() -> int:
+        def check() -> list[int]:
             _check_sendable(expect, "expect")
             if check_int(root, "root") not in range(self.size):
                 raise InvalidArgumentError("root", f"expected a rank, 0 to {self.size - 1}, got {root!r}.")
@@ -235,10 +248,10 @@ class Team(Sole):
                 raise InvalidArgumentError("handle", f"is given by the root, rank {root}, and by no other.")
             if handle is not None and type(handle) is not expect:
                 raise ArgumentTypeError("handle", f"is a {type(handle).__name__}, {expect.__name__} expected.")
-            return int(root)
+            return [int(root)]
 
         step = f"{call}: arguments"
-        self._agree(step, "root", self._do(step, check), "roots")
+        self._agree(step, self._do(step, check), ("root", "roots"))
         return self._distribute(call, handle, expect, [root])[0]
 
     def gather_handles(self, handle: H) -> list[H]:
@@ -273,8 +286,7 @@ class Team(Sole):
                     return [expect.type_name, host(), inbox[0].name]
                 return [expect.type_name, "", handle.data.hex() if isinstance(handle, FabricHandle) else ""]
 
-            types, hosts, offers = zip(*self._do(step, offer), strict=True)
-            self._agree(step, "handle", types, "types")
+            _, hosts, offers = self._agree(step, self._do(step, offer), ("handle", "types"))
             if len(set(hosts)) > 1:
                 problem = (
                     "file descriptors do not go from one host or network namespace to another: "
@@ -344,6 +356,32 @@ class Team(Sole):
         4194304
         """
         call = "create_multicast"
+        self._check_devices(call, device, size, handle_type)
+        made: list[MulticastObject] = []
+        with ExitStack() as undo, ExitStack() as handles:
+
+            def create() -> None:
+                if self.rank == 0:
+                    made.append(undo.enter_context(create_multicast(self.size, size, [handle_type], device=device)))
+
+            def export() -> AllocationHandle | None:
+                return handles.enter_context(made[0].export(handle_type)) if self.rank == 0 else None
+
+            def load() -> None:
+                if self.rank != 0:
+                    made.append(undo.enter_context(import_multicast(handle, self.size, size, device=device)))
+
+            self._do(f"{call}: create", create)
+            own = self._make(f"{call}: export", export)
+            handle = handles.enter_context(self._distribute(call, own, handle_type, [0])[0])
+            # Rank 0 keeps its object open at least until this vote, when all have imported it.
+            self._do(f"{call}: import", load)
+            self._do(f"{call}: add device", lambda: made[0].add_device(device))
+            undo.pop_all()
+        return made[0]
+
+    def _check_devices(self, call: str, device: Device, size: int, handle_type: type[AllocationHandle]) -> None:
+        """The ranks agree on the arguments of a multicast object, and each has a device of its own."""
 
         def check() -> list[Any]:
             check_type(device, Device, "device", "a Device")
@@ -353,38 +391,10 @@ class Team(Sole):
             return [int(size), handle_type.type_name, mark.hex() if mark else None]
 
         step = f"{call}: arguments"
-        sizes, types, devices = zip(*self._do(step, check), strict=True)
-        self._agree(step, "size", sizes, "sizes")
-        self._agree(step, "handle_type", types, "types")
+        _, _, devices = self._agree(step, self._do(step, check), ("size", "sizes"), ("handle_type", "types"))
         marks = {rank: mark for rank, mark in enumerate(devices) if mark}
         if len(set(marks.values())) < len(marks):
             self._refuse(step, InvalidArgumentError("device", f"each rank has its own; here are {listed(marks)}."))
-
-        made: list[MulticastObject] = []
-        exported: list[AllocationHandle] = []
-        with ExitStack() as undo, ExitStack() as handles:
-
-            def create() -> None:
-                if self.rank == 0:
-                    made.append(undo.enter_context(create_multicast(self.size, size, [handle_type], device=device)))
-
-            def export() -> None:
-                if self.rank == 0:
-                    exported.append(handles.enter_context(made[0].export(handle_type)))
-
-            def load() -> None:
-                if self.rank != 0:
-                    made.append(undo.enter_context(import_multicast(handle, self.size, size, device=device)))
-
-            self._do(f"{call}: create", create)
-            self._do(f"{call}: export", export)
-            own = exported[0] if exported else None
-            handle = handles.enter_context(self._distribute(call, own, handle_type, [0])[0])
-            # Rank 0 keeps its object open at least until this vote, when all have imported it.
-            self._do(f"{call}: import", load)
-            self._do(f"{call}: add device", lambda: made[0].add_device(device))
-            undo.pop_all()
-        return made[0]
 
     def bind_memory(
         self,
@@ -445,9 +455,8 @@ class Team(Sole):
             return [multicast.size, multicast.device_count, len(multicast.devices)]
 
         step = f"{call}: ready"
-        sizes, counts, added = zip(*self._do(step, look), strict=True)
-        self._agree(step, "multicast", sizes, "sizes of their objects")
-        self._agree(step, "multicast", counts, "numbers of devices in their objects")
+        same = ("multicast", "sizes of their objects"), ("multicast", "numbers of devices in their objects")
+        _, counts, added = self._agree(step, self._do(step, look), *same)
         if sum(added) != counts[0]:
             problem = (
                 f"of the {counts[0]} devices of the object the ranks have added {listed(dict(enumerate(added)))}: the "
@@ -488,9 +497,7 @@ class Team(Sole):
             if None in ranges:
                 self._do(f"{call}: unbind", unbind)
                 return None
-            offsets, sizes = zip(*ranges, strict=True)
-            self._agree(step, "offset", offsets, "offsets")
-            self._agree(step, "size", sizes, "sizes")
+            self._agree(step, ranges, ("offset", "offsets"), ("size", "sizes"))
             undo.pop_all()
         return bound[0]
 
@@ -500,11 +507,10 @@ class Team(Sole):
         The votes find out first that all devices were added.
         """
         self._ready("map", multicast)
-        mapped: list[MulticastMapping] = []
         with ExitStack() as undo:
-            self._do("map", lambda: mapped.append(undo.enter_context(multicast.map(assume_all_added=True))))
+            mapping = self._make("map", lambda: undo.enter_context(multicast.map(assume_all_added=True)))
             undo.pop_all()
-        return mapped[0]
+        return mapping
 
     def gather_allocations(self, allocation: Allocation) -> list[Allocation]:
         """Give each rank's allocation to all.
@@ -533,7 +539,6 @@ class Team(Sole):
         """
         call = "gather_allocations"
         exported: list[AllocationHandle] = []
-        gathered: list[Allocation] = []
         with ExitStack() as undo, ExitStack() as handles:
 
             def export() -> int:
@@ -541,18 +546,16 @@ class Team(Sole):
                 exported.append(handles.enter_context(allocation.export()))
                 return allocation.size
 
-            def load() -> None:
-                for rank, (handle, size) in enumerate(zip(everyones, sizes, strict=True)):
-                    if rank == self.rank:
-                        gathered.append(allocation)
-                    else:
-                        gathered.append(undo.enter_context(allocation.device.import_allocation(handle, size)))
+            def load(rank: int) -> Allocation:
+                if rank == self.rank:
+                    return allocation
+                return undo.enter_context(allocation.device.import_allocation(everyones[rank], sizes[rank]))
 
             sizes = self._do(f"{call}: export", export)
             everyones = self._distribute(call, exported[0], type(exported[0]), range(self.size))
             for handle in everyones:
                 handles.enter_context(handle)
-            self._do(f"{call}: import", load)
+            gathered = self._make(f"{call}: import", lambda: [load(rank) for rank in range(self.size)])
             undo.pop_all()
         return gathered
 
