@@ -1320,6 +1320,11 @@ class ArrayLayout:
     usage: ArrayUsage = ArrayUsage.SURFACE
 
     @property
+    def layered(self) -> bool:
+        """Whether drivers take it for an array of layers; a single cube map is none."""
+        return self.layers != 0 and not (self.usage & ArrayUsage.CUBEMAP and self.layers == 6)
+
+    @property
     def texel(self) -> Texel:
         """What a texel of the format consists of; see `texel_of`."""
         return texel_of(self.format)

@@ -95,6 +95,4 @@ def _levels(layout: ArrayLayout) -> int:
 
 
 def _flags(layout: ArrayLayout) -> int:
-    single_cube = layout.usage & ArrayUsage.CUBEMAP and layout.layers == 6  # which is not an array of cubes
-    flags = _LAYERED if layout.layers and not single_cube else 0
-    return flags | sum(flag for usage, flag in _USES.items() if layout.usage & usage)
+    return (_LAYERED if layout.layered else 0) | sum(flag for usage, flag in _USES.items() if layout.usage & usage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from gpuinterop import system
@@ -33,10 +34,6 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
     pageable_copies_block: ClassVar[bool] = True
     releases_block: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._infos: tuple[DeviceInfo, ...] | None = None
-
     def versions(self) -> Mapping[str, str]:
         major, minor = divmod(self._driver.version, 1000)
         found = {"CUDA": f"{major}.{minor // 10}", "cuda-bindings": self._driver.bindings_version}
@@ -49,10 +46,11 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
         return {"libcuda": path} if path else {}
 
     def devices(self) -> Sequence[DeviceInfo]:
-        if self._infos is None:
-            count = self._driver.call("cuDeviceGetCount")
-            self._infos = tuple(self._info(ordinal) for ordinal in range(count))
         return self._infos
+
+    @cached_property
+    def _infos(self) -> Sequence[DeviceInfo]:
+        return [self._info(ordinal) for ordinal in range(self._driver.call("cuDeviceGetCount"))]
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
         return capabilities.table(self._driver, ordinal)

@@ -134,8 +134,7 @@ class Semaphores(Room):
         desc, _keep = descriptors.semaphore(self._driver.api, handle)
         return ImportedSemaphore(device, handle.kind).create("cuImportExternalSemaphore", desc)
 
-    def prepare(self, semaphores: Sequence[ImportedSemaphore]) -> Batch:
-        return Batch(semaphores)
+    prepare = staticmethod(Batch)
 
     def signal(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
         """``cuSignalExternalSemaphoresAsync``."""

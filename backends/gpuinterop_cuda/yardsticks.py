@@ -136,13 +136,10 @@ class Timelines:
 
     def addresses(self, *, signal: bool) -> tuple[int, int, int, int, int]:
         """The driver's function, the semaphore, its params, where their value lies, and the stream, for C."""
-        cu = self._cu
-        name = b"cuSignalExternalSemaphoresAsync" if signal else b"cuWaitExternalSemaphoresAsync"
-        flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-        function = Yardsticks.check(cu.cuGetProcAddress(name, 12010, flags))[0]
+        function = _entry(self._cu, f"cu{'Signal' if signal else 'Wait'}ExternalSemaphoresAsync")
         params = (self._signals if signal else self._waits)[0]
         where = int(params.getPtr())  # the value of a fence is the first field
-        return int(function), int(self._handles[0]), where, where, int(self._stream)
+        return function, int(self._handles[0]), where, where, int(self._stream)
 
     def graph(self) -> Graph:
         """A captured frame: it waits for the first timeline, and signals it."""
@@ -163,10 +160,6 @@ class Graph:
         nodes = check(cu.cuGraphGetNodes(self._graph, count))[0]
         kinds = [int(check(cu.cuGraphNodeGetType(node))) for node in nodes]
         self._keep: list[Any] = []
-        flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-
-        def entry(name: str) -> int:
-            return int(check(cu.cuGetProcAddress(name.encode(), 12010, flags))[0])
 
         def setter(kind: int, what: str, params: Any, node_params: Any) -> tuple[int, ...]:
             node_params.extSemArray = timelines._handles[:1]
@@ -175,12 +168,12 @@ class Graph:
             self._keep.append(node_params)
             # The bindings copy the structs into an array of their own, whose address the node's params begin with.
             array = ctypes.c_size_t.from_address(int(node_params.getPtr()) + 8).value
-            function = entry(f"cuGraphExecExternalSemaphores{what}NodeSetParams")
+            function = _entry(cu, f"cuGraphExecExternalSemaphores{what}NodeSetParams")
             return function, int(self._executable), int(nodes[kinds.index(kind)]), int(node_params.getPtr()), array
 
         self.signal = setter(8, "Signal", timelines._signals[0], cu.CUDA_EXT_SEM_SIGNAL_NODE_PARAMS())
         self.wait = setter(9, "Wait", timelines._waits[0], cu.CUDA_EXT_SEM_WAIT_NODE_PARAMS())
-        self.launch = entry("cuGraphLaunch"), int(self._executable), int(stream)
+        self.launch = _entry(cu, "cuGraphLaunch"), int(self._executable), int(stream)
 
 
 class Memory:
@@ -205,11 +198,13 @@ class Memory:
 
     def addresses(self) -> tuple[int, ...]:
         """The driver's functions, their structs, and where the fd lies, in the order of ``struct memory``, for C."""
-        cu = self._cu
-        flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-        names = b"cuImportExternalMemory", b"cuExternalMemoryGetMappedBuffer", b"cuMemFree", b"cuDestroyExternalMemory"
-        load, place, unmap, destroy = (
-            int(Yardsticks.check(cu.cuGetProcAddress(name, 12010, flags))[0]) for name in names
-        )
+        names = "cuImportExternalMemory", "cuExternalMemoryGetMappedBuffer", "cuMemFree", "cuDestroyExternalMemory"
+        load, place, unmap, destroy = (_entry(self._cu, name) for name in names)
         desc = int(self._desc.getPtr())
         return load, desc, desc + 8, place, int(self._range.getPtr()), unmap, destroy  # the fd lies behind the type
+
+
+def _entry(cu: Any, name: str) -> int:
+    """The address of a function of CUDA 12.1."""
+    flags = cu.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+    return int(Yardsticks.check(cu.cuGetProcAddress(name.encode(), 12010, flags))[0])

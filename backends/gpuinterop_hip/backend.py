@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from gpuinterop.backend import DeviceInfo, pci_bus_id
@@ -40,7 +41,6 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
         facts = self._driver.facts
         self.unknown_version, self.known_failures = facts.unknown, facts.failures
         self.holds_gil = not self._driver.is_new  # 7.2 keeps the GIL in every call, 10 releases it
-        self._infos: tuple[DeviceInfo, ...] | None = None
 
     def versions(self) -> Mapping[str, str]:
         driver = self._driver
@@ -55,10 +55,11 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
         return {"libamdhip64": path} if path else {}
 
     def devices(self) -> Sequence[DeviceInfo]:
-        if self._infos is None:
-            count = self._driver.call("hipGetDeviceCount")
-            self._infos = tuple(self._info(ordinal) for ordinal in range(count))
         return self._infos
+
+    @cached_property
+    def _infos(self) -> Sequence[DeviceInfo]:
+        return [self._info(ordinal) for ordinal in range(self._driver.call("hipGetDeviceCount"))]
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
         return capabilities.table(self._driver, ordinal)

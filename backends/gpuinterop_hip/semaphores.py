@@ -84,8 +84,7 @@ class Semaphores(Room):
         desc = descriptors.semaphore(self._driver.api, handle)
         return ImportedSemaphore(device).create("hipImportExternalSemaphore", desc)
 
-    def prepare(self, semaphores: Sequence[ImportedSemaphore]) -> Batch:
-        return Batch(semaphores)
+    prepare = staticmethod(Batch)
 
     def signal(self, batch: Batch, stream: Stream, values: Sequence[int]) -> None:
         """``hipSignalExternalSemaphoresAsync``."""

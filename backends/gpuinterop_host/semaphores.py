@@ -176,7 +176,7 @@ class BinarySemaphore(Semaphore):
         """Import and take over `fd`; leave it alone on an exception."""
         found = memory.examine(fd, "a binary semaphore", memory.SEMAPHORE_DRIVERS)
         if problem := _wrong_size(found.size) or swiftshader.problem(os.pread(fd, system.PAGE, 0)):
-            raise HandleError(_no_binary(problem))
+            raise _another("a binary semaphore of SwiftShader or the host", problem)
         if not trusted:
             raise HandleError(
                 "handle: expected a handle that you trust, got a binary semaphore, of which nothing says who holds it. "
@@ -195,7 +195,7 @@ class BinarySemaphore(Semaphore):
             pauses = system.pauses()
             looked = time.monotonic()
             while True:
-                if self._page.signaled and self._locked(self._take):
+                if self._page.signaled.value and self._locked(self._take):
                     return True
                 now = time.monotonic()
                 pause = next(pauses)
@@ -225,17 +225,17 @@ class BinarySemaphore(Semaphore):
         process = os.getpid()
 
         def add() -> None:
-            self._page.ref_count += 1
+            self._page.references.value += 1
             self._process = process  # no call between the two
 
         self._locked(add, IMPORT_LIMIT)
 
     def _drop_reference(self) -> None:
         self._process = 0
-        self._page.ref_count -= 1
+        self._page.references.value -= 1
 
     def _set(self) -> bool:
-        self._page.signaled = True
+        self._page.signaled.value = True
         return self._page.slept_on
 
     def _wake_sleepers(self) -> None:
@@ -251,9 +251,9 @@ class BinarySemaphore(Semaphore):
             )
 
     def _take(self) -> bool:
-        taken = self._page.signaled
+        taken = self._page.signaled.value != 0
         if taken:
-            self._page.signaled = False
+            self._page.signaled.value = 0
         return taken
 
     def _locked(self, action: Callable[[], bool | None], limit: float | None = None) -> bool | None:
@@ -303,9 +303,9 @@ class TimelineSemaphore(Semaphore):
         """Import and take over `fd`; leave it alone on an exception. The peer need not be trusted."""
         found = memory.examine(fd, "a timeline semaphore", ())
         if not found.fixed:
-            raise HandleError(_no_timeline("it is not sealed against shrinking and growing"))
+            raise _another("our own timeline semaphore", "it is not sealed against shrinking and growing")
         if problem := _wrong_size(found.size) or timeline.problem(os.pread(fd, system.PAGE, 0)):
-            raise HandleError(_no_timeline(problem))
+            raise _another("our own timeline semaphore", problem)
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), fd=fd)
 
     @property
@@ -377,17 +377,10 @@ def _wrong_size(size: int) -> str | None:
     return None if size == system.PAGE else f"it has {size} bytes, not one page ({system.PAGE})"
 
 
-def _no_binary(why: str) -> str:
-    return (
-        f"handle: expected a binary semaphore of SwiftShader or the host, got another object: {why}. "
-        "Import memory with import_memory, and a timeline semaphore as a TimelineFd."
-    )
-
-
-def _no_timeline(why: str) -> str:
-    return (
-        f"handle: expected our own timeline semaphore, got another object: {why}. "
-        "Import a binary semaphore as an OpaqueFd, and memory with import_memory."
+def _another(expected: str, why: str) -> HandleError:
+    return HandleError(
+        f"handle: expected {expected}, got another object: {why}. Import memory with import_memory, a timeline "
+        "semaphore as a TimelineFd, and a binary one as an OpaqueFd."
     )
 
 

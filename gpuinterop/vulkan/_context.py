@@ -368,11 +368,6 @@ class VulkanContext(Sole):
             )
         return self.queue_family_index
 
-    @inside
-    def address(self, handle: Any) -> int:
-        """The value of a handle."""
-        return self.api.address(handle)
-
 
 @locked
 def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, left: list[str]) -> None:

@@ -59,7 +59,7 @@ class TimelineEndpoint(Endpoint):
         self._through: VulkanContext | VulkanObject = vk
         """The native whose calls keep it alive: the context's, or the one that owns the semaphore."""
         _ = vk.functions.vkGetSemaphoreCounterValue  # raises if the application has not enabled timelines
-        self.label = f"Vulkan timeline {vk.address(self._semaphore):#x}"
+        self.label = f"Vulkan timeline {vk.api.address(self._semaphore):#x}"
 
     def counter(self) -> int:
         """Return the semaphore's current value."""

@@ -449,25 +449,17 @@ def share_handoff(
 
 def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
     """Return the first mode that both sides support; else raise the first gap, with the reason for every mode."""
-    if works := next((mode for mode in allow if _gap(vk, device, mode) is None), None):
-        return works
     gaps = {mode: _gap(vk, device, mode) for mode in (*_MODES, _BRIDGED)}
+    for mode in allow:
+        if gaps[mode] is None:
+            return mode
+    allowed = ", ".join(allow)
+    lines = [f"expected a mode that Vulkan's {vk.identity.name} and {device.name} both support, got {allowed}."]
+    for mode, gap in gaps.items():
+        lines.append(f"  {mode}: {gap or f'works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}.'}")
     first = gaps[allow[0]]
     assert first is not None
-    reasons = [
-        f"  {mode}: {gap or f'works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}.'}"
-        for mode, gap in gaps.items()
-    ]
-    allowed = ", ".join(allow)
-    raise UnsupportedError(
-        first.capability,
-        message="\n".join(
-            (
-                f"expected a mode that Vulkan's {vk.identity.name} and {device.name} both support, got {allowed}.",
-                *reasons,
-            )
-        ),
-    )
+    raise UnsupportedError(first.capability, message="\n".join(lines))
 
 
 def _gap(vk: VulkanContext, device: Device, mode: str) -> UnsupportedError | None:

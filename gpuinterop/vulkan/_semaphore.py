@@ -68,14 +68,10 @@ class SharedSemaphore(Pair, Generic[K]):
 
 @overload
 def share_semaphore(
-    vk: VulkanContext, device: Device, kind: type[Timeline], *, bridge: Bridge | None = None
-) -> SharedSemaphore[Timeline]: ...
+    vk: VulkanContext, device: Device, kind: type[K], *, bridge: Bridge | None = None
+) -> SharedSemaphore[K]: ...
 @overload
-def share_semaphore(vk: VulkanContext, device: Device, kind: type[Binary] = ...) -> SharedSemaphore[Binary]: ...
-@overload
-def share_semaphore(
-    vk: VulkanContext, device: Device, kind: type[Any], *, bridge: Bridge | None = None
-) -> SharedSemaphore[Any]: ...
+def share_semaphore(vk: VulkanContext, device: Device) -> SharedSemaphore[Binary]: ...
 def share_semaphore(
     vk: VulkanContext, device: Device, kind: type[Any] = Binary, *, bridge: Bridge | None = None
 ) -> SharedSemaphore[Any]:

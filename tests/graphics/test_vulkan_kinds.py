@@ -79,15 +79,15 @@ def test_what_does_not_tell_its_kind_is_taken(application: Application) -> None:
     plain.cdef("typedef void *VkInstance; typedef uint64_t VkSemaphore;")
     named.cdef("typedef struct VkPhysicalDevice_T *VkPhysicalDevice; typedef struct VkDevice_T *VkDevice;")
     wanted = gi.vulkan.identity(application.physical_device)
-    number = vk.address(application.physical_device)
+    number = vk.api.address(application.physical_device)
     theirs: Any = named.cast("VkPhysicalDevice", number)
     for handle in (number, c_void_p(number), theirs, plain.cast("void *", number), plain.cast("uint64_t", number)):
         assert gi.vulkan.identity(handle) == wanted
     gi.vulkan.VulkanContext(
-        plain.cast("VkInstance", vk.address(application.instance)),
+        plain.cast("VkInstance", vk.api.address(application.instance)),
         theirs,
-        named.cast("VkDevice", vk.address(application.device)),
-        get_instance_proc_addr=vk.address(vulkan.lib.vkGetInstanceProcAddr),
+        named.cast("VkDevice", vk.api.address(application.device)),
+        get_instance_proc_addr=vk.api.address(vulkan.lib.vkGetInstanceProcAddr),
     ).close()
     with pytest.raises(gi.ArgumentTypeError, match="VkInstance, got a VkPhysicalDevice"):
         gi.vulkan.VulkanContext(theirs, theirs, application.device)

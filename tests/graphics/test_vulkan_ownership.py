@@ -80,9 +80,9 @@ class Recorder:
         def watched(*arguments: Any) -> Any:
             if name == "vkQueueSubmit":
                 assert arguments[2].commandBufferCount == 1
-                self.seen.append((self.vk.address(arguments[2].pCommandBuffers[0]), name))
+                self.seen.append((self.vk.api.address(arguments[2].pCommandBuffers[0]), name))
             else:
-                self.seen.append((self.vk.address(arguments[0]), name))
+                self.seen.append((self.vk.api.address(arguments[0]), name))
             return real(*arguments)
 
         return watched
@@ -102,13 +102,13 @@ class Recorder:
             what = stages, access
         else:
             families = barrier.srcQueueFamilyIndex, barrier.dstQueueFamilyIndex
-            handle = self.vk.address(barrier.buffer if buffer else barrier.image)
+            handle = self.vk.api.address(barrier.buffer if buffer else barrier.image)
             what = Transfer(handle, families, stages, access, range=(barrier.offset, barrier.size) if buffer else ())
             if image:
                 part, layouts = barrier.subresourceRange, (barrier.oldLayout, barrier.newLayout)
                 whole = part.aspectMask, part.baseMipLevel, part.levelCount, part.baseArrayLayer, part.layerCount
                 what = replace(what, layouts=layouts, range=whole)
-        self.seen.append((self.vk.address(commands), what))
+        self.seen.append((self.vk.api.address(commands), what))
 
     def take(self) -> list[tuple[int, Any]]:
         """What came since the last call."""
@@ -142,7 +142,7 @@ def recorder(context: gi.vulkan.VulkanContext, monkeypatch: pytest.MonkeyPatch) 
 
 def check_buffer(shared: Any, recorder: Recorder, other: int) -> None:
     """Both transfers of a buffer, by default and as asked for."""
-    handle = recorder.vk.address(shared.vk_buffer)
+    handle = recorder.vk.api.address(shared.vk_buffer)
     assert handle
     shared.release(COMMANDS)
     assert recorder.one() == released(handle, ALL, MEMORY_READ_WRITE, to=other)
@@ -156,7 +156,7 @@ def check_buffer(shared: Any, recorder: Recorder, other: int) -> None:
 
 def check_image(shared: Any, recorder: Recorder, other: int, levels: int = 1, layers: int = 1) -> None:
     """Both transfers of an image, by default and as asked for."""
-    handle = recorder.vk.address(shared.vk_image)
+    handle = recorder.vk.api.address(shared.vk_image)
     assert handle
     whole = COLOUR, 0, levels, 0, layers
     layouts = GENERAL, GENERAL
@@ -269,7 +269,7 @@ def copied(handle: int) -> list[Any]:
 
 def test_the_exporters_memory(staged: VulkanExporter, watched: Recorder) -> None:
     with staged.create_memory(4096) as memory:
-        handle = staged.vk.address(memory.vk_buffer)
+        handle = staged.vk.api.address(memory.vk_buffer)
         assert watched.take() == []
         memory.write(8, b"abcd")
         assert in_one(watched.take()) == copied(handle)
@@ -283,7 +283,7 @@ def test_the_exporters_fills(staged: VulkanExporter, watched: Recorder) -> None:
         assert staged.submit(fill=fills).done(30)
         expected: list[Any] = []
         for memory in (first, second):
-            handle = staged.vk.address(memory.vk_buffer)
+            handle = staged.vk.api.address(memory.vk_buffer)
             expected += [
                 acquired(handle, TRANSFER, TRANSFER_WRITE),
                 "vkCmdFillBuffer",
@@ -295,7 +295,7 @@ def test_the_exporters_fills(staged: VulkanExporter, watched: Recorder) -> None:
 def test_the_exporters_kernels(staged: VulkanExporter, watched: Recorder) -> None:
     with Producer(staged, WaveParameters(width=8, height=8), None) as producer:
         memory: Any = producer.memory
-        handle = staged.vk.address(memory.vk_buffer)
+        handle = staged.vk.api.address(memory.vk_buffer)
         cleared, stepped = (
             watched.take()[:5],
             [

@@ -89,15 +89,15 @@ def test_swiftshader_signals_us(backend: HostBackend, device: Device, stream: An
     assert os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{swiftshader_format.SEMAPHORE_NAME}")
     assert fcntl.fcntl(fd, system.F_GET_SEALS) == system.SEAL_SEAL
     semaphore: Any = backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
-    assert semaphore._page.ref_count == 2
+    assert semaphore._page.references.value == 2
     backend.wait(backend.prepare([semaphore]), stream, [0], 30_000)
     event = backend.record(stream)
     swiftshader.submit(signal=native)
     assert backend.wait_done(event, LIMIT)
-    assert not semaphore._page.signaled  # consumed
+    assert not semaphore._page.signaled.value  # consumed
     swiftshader.idle()
     swiftshader.destroy(native)
-    assert semaphore._page.ref_count == 1
+    assert semaphore._page.references.value == 1
     backend.destroy_semaphore(semaphore)
 
 
@@ -107,7 +107,7 @@ def test_we_signal_swiftshader(backend: HostBackend, device: Device, stream: Any
     handle = backend.export_semaphore(semaphore)
     assert isinstance(handle, OpaqueFd)
     native = swiftshader.import_semaphore(handle.detach())
-    assert semaphore._page.ref_count == 3
+    assert semaphore._page.references.value == 3
     back, fd = swiftshader.semaphore()
     answer: Any = backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
     for _ in range(20):
@@ -118,7 +118,7 @@ def test_we_signal_swiftshader(backend: HostBackend, device: Device, stream: Any
         swiftshader.idle()
     swiftshader.destroy(native)
     swiftshader.destroy(back)
-    assert semaphore._page.ref_count == 2
+    assert semaphore._page.references.value == 2
     assert swiftshader_format.problem(ctypes.string_at(semaphore._address, system.PAGE)) is None
     backend.destroy_semaphore(answer)
     backend.destroy_semaphore(semaphore)

@@ -274,12 +274,12 @@ def test_references_are_counted(backend: HostBackend, device: Device, export: An
     semaphore = backend.create_semaphore(device, OpaqueFd)
     handle = export(semaphore)
     other = load(backend, device, handle)
-    assert other._page.ref_count == 3
+    assert other._page.references.value == 3
     backend.destroy_semaphore(semaphore)
-    assert other._page.ref_count == 2
+    assert other._page.references.value == 2
     backend.destroy_semaphore(other)
     third = load(backend, device, handle)
-    assert third._page.ref_count == 2
+    assert third._page.references.value == 2
     backend.destroy_semaphore(third)
 
 
@@ -346,7 +346,7 @@ def test_a_dead_lock_holds_nobody_up(
     other = load(backend, device, handle)
     start(peers.die_in_lock, handle, None).join()
     backend.destroy_semaphore(other)
-    assert semaphore._page.ref_count == 4  # ours, the other's, the dead peer's, those under way: nobody could take it
+    assert semaphore._page.references.value == 4  # ours, the other's, the dead peer's, those under way
     with pytest.raises(PeerError, match=r"no longer exists"):
         load_or_close(backend, device, handle)
     with pytest.raises(ResourceClosedError, match="is closed"):
@@ -462,7 +462,7 @@ def test_one_signal_for_one_waiter(backend: HostBackend, device: Device, create:
     for expected in range(1, 5):
         backend.host_signal(semaphore, 0)
         assert backend.host_wait(taken, expected, LIMIT)
-        assert not semaphore._page.signaled
+        assert not semaphore._page.signaled.value
         assert count == expected
     for stream in streams:
         backend.synchronize(stream)
@@ -603,9 +603,9 @@ semaphore = backend.create_semaphore(device, OpaqueFd)
 other = backend.import_semaphore(device, OpaqueFd(backend.export_semaphore(semaphore).detach(), trusted=True))
 for _ in range(3):
     assert in_child(semaphore, other) == 0
-print(semaphore._page.ref_count)
+print(semaphore._page.references.value)
 backend.destroy_semaphore(other)
-print(semaphore._page.ref_count)
+print(semaphore._page.references.value)
 """
 )
 

@@ -144,7 +144,7 @@ class Check:
         """What the driver is asked for once."""
         backend: Any = self.device.driver
         type(backend)()
-        backend._infos = None
+        vars(backend).pop("_infos", None)
         for info in backend.devices():
             list(backend.capabilities(info.ordinal))
         backend.versions()

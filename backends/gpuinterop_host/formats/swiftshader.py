@@ -141,31 +141,15 @@ class Mutex:
 
 
 class Page:
-    """The fields of a semaphore's page. Access `ref_count`, and clear or set `signaled`, only with the lock held."""
+    """The fields of a semaphore's page. Access `references`, and clear or set `signaled`, only with the lock held."""
 
     def __init__(self, address: int) -> None:
         self.mutex = Mutex(address)
         self._address = address
         self._cond = address + MUTEX_SIZE
         self._kind = ctypes.c_int32.from_address(address + _KIND)
-        self._references = ctypes.c_int32.from_address(address + REFERENCES)
-        self._signaled = ctypes.c_uint8.from_address(address + SIGNALED)
-
-    @property
-    def signaled(self) -> bool:
-        return self._signaled.value != 0
-
-    @signaled.setter
-    def signaled(self, value: bool) -> None:
-        self._signaled.value = value
-
-    @property
-    def ref_count(self) -> int:
-        return self._references.value
-
-    @ref_count.setter
-    def ref_count(self, value: int) -> None:
-        self._references.value = value
+        self.references = ctypes.c_int32.from_address(address + REFERENCES)
+        self.signaled = ctypes.c_uint8.from_address(address + SIGNALED)
 
     @property
     def slept_on(self) -> bool:
@@ -204,7 +188,7 @@ def initialise(address: int) -> None:
     """Make an unsignaled semaphore of a zeroed page: one reference for the maker, one for descriptors in flight."""
     ctypes.c_int32.from_address(address + _KIND).value = _SHARED  # all other fields of a free mutex are 0
     ctypes.memmove(address + MUTEX_SIZE, _FRESH_COND, _COND_SIZE)
-    Page(address).ref_count = 2
+    Page(address).references.value = 2
 
 
 def _fresh_cond() -> bytes:
