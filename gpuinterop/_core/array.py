@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .._arguments import NotAnArray, check_int
+from .._arguments import NotAnArray, check_int, check_nbytes
 from ..backend import ArrayBackend
-from ..errors import InvalidArgumentError
+from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
-from .interchange import HostArray
+from .interchange import HostArray, resolve_ints
 from .lifetime import MARK, Lifetime, note_use
 from .resource import Resource
 from .stream import Stream, check_stream
@@ -208,6 +209,23 @@ class ArrayLevel(NotAnArray):
             )
         finally:
             del calls[-1]
+
+
+def array_layout(
+    format: str, extent: Sequence[int], levels: int, layers: int, offset: int, usage: ArrayUsage
+) -> ArrayLayout:
+    """The layout of these arguments, checked but for what the memory has room for."""
+    start = check_nbytes(offset, "offset", minimum=0)
+    dims = resolve_ints(extent, "extent")
+    if not 1 <= len(dims) <= 3:
+        raise InvalidArgumentError("extent", f"expected 1 to 3 dimensions, got {len(dims)}.")
+    if not isinstance(usage, ArrayUsage):
+        raise ArgumentTypeError("usage", f"expected a gpuinterop.ArrayUsage, got {usage!r}.")
+    width, height, depth = (*dims, 0, 0)[:3]
+    levels, layers = check_int(levels, "levels"), check_int(layers, "layers")
+    return ArrayLayout(
+        format=format, extent=(width, height, depth), levels=levels, layers=layers, offset=start, usage=usage
+    )
 
 
 def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:

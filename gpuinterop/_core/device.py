@@ -342,21 +342,9 @@ class Device(Sole):
             )
         make_room()
         allocation = Allocation(members, backend, kind, size=count, exportable=False)
-        native_device = self.handle
-
-        def load(lent: AllocationHandle) -> Any:
-            loaded = backend.import_allocation(native_device, lent, size=count)
-            try:
-                allocation.location = backend.location(loaded)
-                _check_access(members, allocation.location, cell)
-            except BaseException:  # while the handle is still the caller's
-                undo("an imported allocation", lambda: backend.release_allocation(loaded))
-                raise
-            return loaded
-
         lend(
             handle,
-            lambda lent: allocation.lifetime.create(lambda: load(lent)),
+            lambda lent: allocation.lifetime.create(lambda: _load(allocation, lent, cell)),
             user=f"{self.backend} import_allocation",
             lifetime=allocation.lifetime,
         )
@@ -827,6 +815,19 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
                 ),
                 context=device.name,
             )
+
+
+def _load(allocation: Allocation, lent: AllocationHandle, cell: Cell) -> DriverHandle:
+    """Import an allocation, if all its devices reach the memory."""
+    backend = allocation.driver
+    loaded = backend.import_allocation(allocation.device.handle, lent, size=allocation.size)
+    try:
+        allocation.location = backend.location(loaded)
+        _check_access(allocation.devices, allocation.location, cell)
+    except BaseException:  # while the handle is still the caller's
+        undo("an imported allocation", lambda: backend.release_allocation(loaded))
+        raise
+    return loaded
 
 
 def team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[Device | None, int, list[Device]]:

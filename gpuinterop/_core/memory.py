@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NoReturn, Self
 from .. import system
 from .._arguments import NotAnArray, check_int, check_nbytes, inside
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
-from ..handles import ArrayLayout, ArrayUsage, MemoryHandle
-from .array import MipmappedArray, map_mipmapped_array
+from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
+from ..handles import ArrayUsage, MemoryHandle
+from .array import MipmappedArray, array_layout, map_mipmapped_array
 from .drain import drain, wait_for
-from .interchange import HostArray, View, layout_of, resolve_ints
+from .interchange import HostArray, View, layout_of
 from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
 from .monitor import dropped, locked
 from .resource import Resource
@@ -667,21 +667,7 @@ class ExternalMemory(Mappable):
         """
         self.check_open()
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
-        start = check_nbytes(offset, "offset", minimum=0)
-        dims = list(resolve_ints(extent, "extent"))
-        if not 1 <= len(dims) <= 3:
-            raise InvalidArgumentError("extent", f"expected 1 to 3 dimensions, got {len(dims)}.")
-        if not isinstance(usage, ArrayUsage):
-            raise ArgumentTypeError("usage", f"expected a gpuinterop.ArrayUsage, got {usage!r}.")
-        dims += [0] * (3 - len(dims))
-        layout = ArrayLayout(
-            format=format,
-            extent=(dims[0], dims[1], dims[2]),
-            levels=check_int(levels, "levels"),
-            layers=check_int(layers, "layers"),
-            offset=start,
-            usage=usage,
-        )
+        layout = array_layout(format, extent, levels, layers, offset, usage)
         drain()
         return map_mipmapped_array(self, layout)
 

@@ -350,12 +350,9 @@ class MulticastObject(Sized):
         ----------
         allocation : Allocation
             Memory on a device that was added here. Closing it closes the binding. A shared multicast object needs
-            shareable memory, so an imported allocation is refused: the driver reports no handle type for imported
-            memory. That it would refuse such a bind is inferred from that, not tried.
-        offset : int
-            Offset in this object in bytes.
-        start : int
-            Offset in the allocation in bytes.
+            shareable memory, which imported memory is not: the driver reports no handle type for it.
+        offset, start : int
+            Offsets in this object and in the allocation, in bytes.
         size : int
             Size in bytes; by default as much as both have. All three are multiples of the minimum granularity.
         assume_all_added : bool
@@ -386,38 +383,21 @@ class MulticastObject(Sized):
         (2097152, 2097152)
         """
         self.check_open()
-        check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
-        allocation.check_open()
-        device = allocation.device
-        self._check_home(device, allocation, "allocation")
-        if self.handle_types and not allocation._exportable:
-            raise InvalidArgumentError(
-                "allocation",
-                f"{self.label} is shared and needs shareable memory, but {allocation.label} was imported: bind it in "
-                "the process that made it with Device.allocate.",
-            )
+        self._check_allocation(allocation)
         at = self._offset(offset, "offset", self._size)
         first = self._offset(start, "start", allocation.size)
         count = min(self._size - at, allocation.size - first) if size is None else size
-        bound = self._range_of(device, at, count)
+        bound = self._range_of(allocation.device, at, count)
         allocation.check_range(first, bound.size, "the allocation")
-        handle = device.handle
-        return self._bind(
-            bound,
-            lambda: self.driver.bind_memory(self.handle, handle, at, allocation.handle, first, bound.size),
-            allocation,
-            allocation.lifetime,
-            assume_all_added,
-        )
+        handle = allocation.device.handle
+
+        def bind() -> None:
+            self.driver.bind_memory(self.handle, handle, at, allocation.handle, first, bound.size)
+
+        return self._bind(bound, bind, allocation, allocation.lifetime, assume_all_added)
 
     def bind_address(
-        self,
-        device: Device,
-        address: int | Buffer,
-        size: int,
-        offset: int = 0,
-        *,
-        assume_all_added: bool = False,
+        self, device: Device, address: int | Buffer, size: int, offset: int = 0, *, assume_all_added: bool = False
     ) -> MulticastBinding:
         """Bind memory of one device that is mapped already (``cuMulticastBindAddr``).
 
@@ -470,13 +450,8 @@ class MulticastObject(Sized):
             self._check_buffer(device, buffer, bound.size)
         handle = device.handle
 
-        def bind() -> None:  # checked inside: only now the buffer stays mapped
-            if self.handle_types and not self.driver.is_shareable(handle, number):
-                raise InvalidArgumentError(
-                    "address",
-                    f"{self.label} is shared, but the memory at {number:#x} was not allocated here to be shared: bind "
-                    "memory of Device.allocate.",
-                )
+        def bind() -> None:
+            self._check_shareable(device, number)  # inside: only now the buffer stays mapped
             self.driver.bind_address(self.handle, handle, at, number, bound.size)
 
         behind = _mapping_at(device, number) if buffer is None else buffer.lifetime
@@ -636,6 +611,25 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(
                 argument,
                 f"expected memory of {device!r}, got {allocation.label}, which lies on device {allocation.location}.",
+            )
+
+    def _check_allocation(self, allocation: Allocation) -> None:
+        check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
+        allocation.check_open()
+        self._check_home(allocation.device, allocation, "allocation")
+        if self.handle_types and not allocation._exportable:
+            raise InvalidArgumentError(
+                "allocation",
+                f"{self.label} is shared and needs shareable memory, but {allocation.label} was imported: bind it in "
+                "the process that made it with Device.allocate.",
+            )
+
+    def _check_shareable(self, device: Device, address: int) -> None:
+        if self.handle_types and not self.driver.is_shareable(device.handle, address):
+            raise InvalidArgumentError(
+                "address",
+                f"{self.label} is shared, but the memory at {address:#x} was not allocated here to be shared: bind "
+                "memory of Device.allocate.",
             )
 
     def _check_buffer(self, device: Device, buffer: Buffer, size: int) -> None:

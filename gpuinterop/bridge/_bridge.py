@@ -317,6 +317,21 @@ class Bridge(Resource):
         check_type(handle, Handle, "handle", "a typed handle such as gpuinterop.EventFd(fd)")
         self.check_open()
         handle.check_open()
+        endpoint = self._endpoint_of(handle)
+        try:
+            semaphore = self._bridge(endpoint, peer)
+        except GpuInteropError:  # of any other exception it is not known whether the bridge has it
+            endpoint.close()
+            raise
+        try:  # consumed last; another thread may have consumed it meanwhile
+            lend(cast(FdHandle, handle), lambda lent: os.close(lent.fd), user=f"a bridge of {self.device.backend}")
+        except BaseException:
+            semaphore.close()
+            raise
+        return semaphore
+
+    def _endpoint_of(self, handle: Handle) -> Endpoint:
+        """The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it."""
         kind = type(handle)
         if kind not in (*_ENDPOINTS, OpaqueFd):
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
@@ -329,20 +344,8 @@ class Bridge(Resource):
                 "device of this process made it, use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
                 "semaphore)); if another process did, import it first on a Vulkan device of the same UUID."
             )
-        # The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it.
         with cast(FdHandle, handle).duplicate() as duplicate:
-            endpoint = _ENDPOINTS[type(duplicate)][0](duplicate)
-        try:
-            semaphore = self._bridge(endpoint, peer)
-        except GpuInteropError:  # of any other exception it is not known whether the bridge has it
-            endpoint.close()
-            raise
-        try:  # consumed last; another thread may have consumed it meanwhile
-            lend(cast(FdHandle, handle), lambda lent: os.close(lent.fd), user=f"a bridge of {self.device.backend}")
-        except BaseException:
-            semaphore.close()
-            raise
-        return semaphore
+            return _ENDPOINTS[type(duplicate)][0](duplicate)
 
     def from_endpoint(self, endpoint: Endpoint, *, peer: int | None = None) -> BridgedSemaphore[Any]:
         """Bridge the semaphore of an endpoint.

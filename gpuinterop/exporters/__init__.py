@@ -46,7 +46,7 @@ def open_exporter(
     Returns
     -------
     Exporter
-        The exporter, which makes memory and semaphores by its own means. The caller closes it.
+        It makes memory and semaphores by its own means.
 
     Raises
     ------
@@ -74,6 +74,10 @@ def open_exporter(
         options["driver"] = driver
     if identity is not None:
         options["identity"] = identity
+    return _open(name, process, options)
+
+
+def _open(name: str, process: bool, options: dict[str, Any]) -> Exporter:
     if process:
         from .process import ProcessExporter
 

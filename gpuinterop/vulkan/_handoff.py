@@ -429,7 +429,10 @@ def share_handoff(
         raise InvalidArgumentError("allow", "expected one mode or more of 'timeline', 'binary', 'bridged', got none.")
     if unknown := [mode for mode in allow if mode not in (*_MODES, _BRIDGED)]:
         raise InvalidArgumentError("allow", f"expected 'timeline', 'binary' or 'bridged', got {unknown[0]!r}.")
-    mode = _agree_on_mode(vk, device, allow)
+    return _make(vk, device, _agree_on_mode(vk, device, allow), bridge)
+
+
+def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None) -> SharedHandoff:
     with ExitStack() as undo:
         if mode == "binary":
             to_compute = share_semaphore(vk, device, Binary)
