@@ -484,9 +484,6 @@ class Rule:
         if self.gap:
             Scope(self.gap)
         Scope(self.scope)
-        for name in ("cells", "but", "when"):
-            if not isinstance(getattr(self, name), list | tuple):
-                raise TypeError(f"{name} of the rule that says {self.reason!r} is not a list")
 
     def holds(self, facts: Mapping[str, object]) -> bool:
         """Whether all facts of the rule hold."""

@@ -237,8 +237,7 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     _check_connection(connection)
     _check_sequence("expect", expect, "receive_handle")
     for kind in expect:
-        if kind not in WIRE_TYPES:
-            raise ArgumentTypeError("expect", f"{_name(kind)} cannot be received; expected {_names()}.")
+        check_sendable(kind, "expect")
     size = _HEADER.size + _ENTRY.size * len(expect)
     fds: list[int] = []
     try:
@@ -310,8 +309,11 @@ def _name(thing: object) -> str:
     return thing.__name__ if isinstance(thing, type) else f"a {type(thing).__name__}"
 
 
-def _names() -> str:
-    return ", ".join(kind.__name__ for kind in WIRE_TYPES)
+def check_sendable(kind: object, argument: str) -> None:
+    """Refuse what is not one of `WIRE_TYPES`."""
+    if kind not in WIRE_TYPES:
+        known = ", ".join(one.__name__ for one in WIRE_TYPES)
+        raise ArgumentTypeError(argument, f"{_name(kind)} cannot be sent; expected one of {known}.")
 
 
 def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -> bytes:
@@ -372,8 +374,7 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
 
 
 def _pack(handle: Handle) -> bytes:
-    if type(handle) not in WIRE_TYPES:
-        raise ArgumentTypeError("handle", f"a {type(handle).__name__} cannot be sent; expected {_names()}.")
+    check_sendable(type(handle), "handle")
     handle.check_open()
     origin, device = handle.origin, None
     kind = flags = size = 0

@@ -235,7 +235,6 @@ class Bridge(Resource):
             raise InvalidArgumentError("grace", "must be finite: a stream would be left blocked for ever.")
         stream_words(device)
         self.device = device
-        self._grace = seconds
         self._watcher = Watcher()
         self._watch = _Watch(self._watcher, seconds, device.streams)
         super().__init__(self._watch)
@@ -243,7 +242,7 @@ class Bridge(Resource):
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "lifetime") and not self.closed and not _ending():
-            self._watcher.cancel_after(self._grace)  # a thread that waits for a stream does not drain
+            self._watcher.cancel_after(self._watch.grace)  # a thread that waits for a stream does not drain
         super().__del__()
 
     @staticmethod
@@ -431,7 +430,7 @@ class Bridge(Resource):
         """
         limit = check_timeout(timeout)
         if timeout is not None:  # this thread lets the streams go; if interrupted, the watcher does
-            self._watch.grace = self._grace + (math.inf if limit is None else limit)
+            self._watch.grace += math.inf if limit is None else limit
         try:
             super().close(timeout)
         except ResourceBusyError:

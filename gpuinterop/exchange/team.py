@@ -29,7 +29,7 @@ from ..errors import (
     again,
 )
 from ..handles import AllocationHandle, FabricHandle, FdHandle, Handle, VmmFd
-from ..ipc import WIRE_TYPES
+from ..ipc import check_sendable
 from .delivery import Inbox, host, post
 from .transport import Transport, check_seconds, check_transport
 from .votes import at, cast, decide, disagreement, given_up, hear, listed, pack, pack_outcome, placed
@@ -241,7 +241,7 @@ class Team(Sole):
         call = "share_handle"
 
         def check() -> list[int]:
-            _check_sendable(expect, "expect")
+            check_sendable(expect, "expect")
             if check_int(root, "root") not in range(self.size):
                 raise InvalidArgumentError("root", f"expected a rank, 0 to {self.size - 1}, got {root!r}.")
             if (handle is None) == (self.rank == root):
@@ -280,7 +280,7 @@ class Team(Sole):
 
             def offer() -> list[str]:
                 """The type, the host, and the inbox; or a fabric handle's bytes, which go as they are."""
-                _check_sendable(expect, "handle")
+                check_sendable(expect, "handle")
                 if issubclass(expect, FdHandle):
                     inbox.append(scope.enter_context(Inbox()))
                     return [expect.type_name, host(), inbox[0].name]
@@ -385,7 +385,7 @@ class Team(Sole):
 
         def check() -> list[Any]:
             check_type(device, Device, "device", "a Device")
-            _check_sendable(handle_type, "handle_type")
+            check_sendable(handle_type, "handle_type")
             device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
             mark = device.identity.uuid or device.identity.luid
             return [int(size), handle_type.type_name, mark.hex() if mark else None]
@@ -558,13 +558,6 @@ class Team(Sole):
             gathered = self._make(f"{call}: import", lambda: [load(rank) for rank in range(self.size)])
             undo.pop_all()
         return gathered
-
-
-def _check_sendable(kind: object, argument: str) -> None:
-    if kind not in WIRE_TYPES:
-        name = kind.__name__ if isinstance(kind, type) else repr(kind)
-        known = ", ".join(one.__name__ for one in WIRE_TYPES)
-        raise ArgumentTypeError(argument, f"{name} cannot be sent; {known} can.")
 
 
 def _check_step(argument: str, name: str) -> None:
