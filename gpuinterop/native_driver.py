@@ -11,9 +11,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
-from .backend import DriverHandle, leave_to_core
+from .backend import leave_to_core
 from .errors import DriverError, GpuInteropError, warn_leak
 from .handles import (
     AllocationHandle,
@@ -27,16 +27,25 @@ from .handles import (
     Win32Handle,
 )
 
-_T = TypeVar("_T")
+UNNAMED: Final = (ValueError, KeyError)
+"""Errors that bindings raise for a number without a name: the latter cuda-python 12.9, for a status."""
+
 _MadeT = TypeVar("_MadeT", bound="Made")
 
 
 class NativeDriver(ABC):
     """The functions of a driver. A call's results are a tuple that begins with its status, 0 for success."""
 
+    api: Any
+    """The bindings' module."""
+
+    @staticmethod
     @abstractmethod
-    def returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function and return all its results, for any status."""
+    def unnamed(error: Exception) -> tuple[int, ...]:
+        """Results of a call for which the bindings raise, because a number has no name; raises what is another error.
+
+        The driver is then newer than the bindings.
+        """
 
     @abstractmethod
     def error(self, call: str, code: Any) -> DriverError:
@@ -44,18 +53,32 @@ class NativeDriver(ABC):
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function and return its results without the status; raise unless that is success."""
-        result = self.returned(name, *arguments)
+        try:  # as `status`, without a frame more
+            result = getattr(self.api, name)(*arguments)
+        except UNNAMED as error:
+            result = self.unnamed(error)
         if result[0]:
             raise self.error(name, result[0])
         return result[1] if len(result) == 2 else result[1:]
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a function whose failure may be an answer; return all its results."""
-        return self.returned(name, *arguments)
+        try:
+            result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
+        except UNNAMED as error:
+            return self.unnamed(error)
+        return result
 
-    def free(self, name: str, handle: Any, *more: Any) -> Any:
-        """Call a function that releases an object; otherwise as `call`."""
-        return self.call(name, handle, *more)
+    free = call
+    """Call a function that releases an object."""
+
+    @abstractmethod
+    def run(self, current: Any, work: Callable[..., Any], *arguments: Any, aside: bool = True) -> Any:
+        """Call `work` with what `current` names current, or, for None, with the present one; then restore that.
+
+        With `aside`, calls do not invalidate another thread's capture in global mode, which is torch's default: any
+        thread's event query or free would. Pass it for calls unrelated to a capture.
+        """
 
     def attribute(self, call: str, kind: Callable[[int], Any], device: Any, number: int) -> int:
         """A device's attribute by its number; 0 if the bindings or the driver do not know it."""
@@ -74,18 +97,24 @@ class NativeDriver(ABC):
         warn_leak(f"{self.error(call, code)}; its object or setting stays as it is")
 
 
-class NativeDevice(ABC):
-    """A device, with its driver's calls."""
+class NativeDevice:
+    """A device, with its driver's calls.
+
+    Parameters
+    ----------
+    driver : NativeDriver
+    ordinal : int
+    current : object
+        What makes the device current: a context, or the ordinal.
+    """
 
     driver: Any
 
-    def __init__(self, driver: NativeDriver, ordinal: int) -> None:
+    def __init__(self, driver: NativeDriver, ordinal: int, current: object) -> None:
         self.driver = driver
         self.ordinal = ordinal
-
-    @abstractmethod
-    def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        """Call `work` with the device current. Pass `aside` for calls that do not belong to a stream."""
+        self.run = partial(driver.run, current)
+        """The driver's `run`, with the device current."""
 
     def call(self, name: str, *arguments: Any, aside: bool = True) -> Any:
         """`NativeDriver.call` calls a function that does not create objects, on this device."""
@@ -125,8 +154,8 @@ class Made(ABC):
         self.made = False
 
     def create(self, name: str, *arguments: Any) -> Self:
-        """Make the object, with this call alone."""
-        self.device.create(self, partial(self.make, name, *arguments))
+        """Make the object, with this call alone: if it fails, there is nothing to undo."""
+        self.device.run(self.make, name, *arguments)
         return self
 
     @abstractmethod
@@ -198,8 +227,6 @@ def exported(kind: type[AllocationHandle], found: Any) -> AllocationHandle:
 class Releases:
     """The calls that release, for a backend whose objects are `Made`: `Made.back` names the native function."""
 
-    def release(self, made: DriverHandle) -> None:
-        made.release()
-
+    release: Any = staticmethod(Made.release)
     destroy_stream = destroy_event = unmap_buffer = destroy_memory = destroy_semaphore = release
     destroy_array = unmap_allocation = release_allocation = unpin = release

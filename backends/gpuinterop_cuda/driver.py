@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from ctypes import byref, c_int, c_void_p
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpuinterop import native_driver, system
 from gpuinterop.backend import Backend
@@ -20,15 +20,13 @@ from gpuinterop.native_driver import NativeDevice, NativeDriver, Releases
 
 from .error_hints import GENERAL, MEANINGS, NEWER_NAMES
 
-UNNAMED: Final = (ValueError, KeyError)
-"""Errors that the bindings raise for a number without a name: those of 13.x, and of 12.9 for a status (`unnamed`)."""
 OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` returns
 
-_T = TypeVar("_T")
+_Place: Final = c_void_p * 1  # ctypes passes an array as its address, without a `byref`
 
 
 class Driver(NativeDriver):
@@ -70,12 +68,13 @@ class Driver(NativeDriver):
         kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
         return kind(call, number, symbol, meaning)
 
-    def returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        try:
-            result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
-        except UNNAMED as error:
-            return unnamed(error)
-        return result
+    @staticmethod
+    def unnamed(error: Exception) -> tuple[int, ...]:
+        found = re.match(r"(\d+)(?: is not a valid (\w+))?$", str(error))
+        if found is None:
+            raise error
+        number = int(found[1])
+        return (number,) if found[2] in (None, "CUresult") else (0, number)
 
     def _describe(self, number: int) -> tuple[str, str]:
         try:
@@ -112,24 +111,18 @@ class Driver(NativeDriver):
             found = self._entries[name] = ctypes.CFUNCTYPE(c_int)(address)
         return found
 
-    def run(self, context: int, aside: bool, work: Callable[..., _T], arguments: Iterable[Any]) -> _T:
-        """Call `work` with a context current, or, for 0, with the present one, then restore that.
-
-        If that context is current already, as where torch or CuPy runs, there is nothing to push or to pop.
-
-        With `aside`, calls do not invalidate another thread's capture in global mode, which is torch's default: any
-        thread's event query would (``cuThreadExchangeStreamCaptureMode``). Pass it for calls unrelated to a capture.
-        """
+    def run(self, current: int | None, work: Callable[..., Any], *arguments: Any, aside: bool = True) -> Any:
+        # A context that is current already, as where torch or CuPy runs, is neither pushed nor popped.
         pushed: list[int] = []  # C code stores the status: no exception comes between the call and the store
         mode = c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
         place = byref(mode)
         try:
-            if context:
-                here = c_void_p()
-                if code := self._current(byref(here)):
+            if current is not None:
+                here = _Place()
+                if code := self._current(here):
                     raise self.error("cuCtxGetCurrent", code)
-                if here.value != context:
-                    pushed.extend(map(self._push, (c_void_p(context),)))
+                if here[0] != current:
+                    pushed.extend(map(self._push, (c_void_p(current),)))
                     if pushed[0]:
                         raise self.error("cuCtxPushCurrent", pushed[0])
             try:
@@ -150,13 +143,10 @@ class Context(NativeDevice):
     driver: Driver
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        super().__init__(driver, ordinal)
         self.number = driver.call("cuDeviceGet", ordinal)
         self.handle = driver.call("cuDevicePrimaryCtxRetain", self.number)
         self.pointer = int(self.handle)
-
-    def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        return self.driver.run(self.pointer, aside, work, arguments)
+        super().__init__(driver, ordinal, self.pointer)
 
 
 class Made(native_driver.Made):
@@ -186,18 +176,6 @@ class Room(Releases, Backend):
 def at(address: int) -> Any:
     """A pointer or a handle as ctypes passes it fastest: a ``byref`` is converted already, a ``c_void_p`` anew."""
     return byref(ctypes.c_char.from_address(address))
-
-
-def unnamed(error: Exception) -> tuple[int, ...]:
-    """Results of a call whose status, or whose answer after success, has no name in the bindings.
-
-    The driver is then newer than the bindings.
-    """
-    found = re.match(r"(\d+)(?: is not a valid (\w+))?$", str(error))
-    if found is None:
-        raise error
-    number = int(found[1])
-    return (number,) if found[2] in (None, "CUresult") else (0, number)
 
 
 def _unusable(error: RuntimeError) -> BackendUnavailableError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Hashable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpuinterop.errors import InvalidArgumentError
 
@@ -19,8 +19,6 @@ _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end 
 _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
 _IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
-
-_T = TypeVar("_T")
 
 
 class Stream(Made):
@@ -45,7 +43,7 @@ class Stream(Made):
             if not code:
                 self.key = ("id", int(found[0]))
 
-    def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Call `work` on the stream: with its context current, if it is a default stream."""
         return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
@@ -88,7 +86,7 @@ class Streams(Room):
         code, *found = self._driver.status("cuStreamGetCtx", stream.handle)
         if code or int(found[0]) == device.pointer:  # the call may fail for a green context's stream
             return stream
-        ordinal = int(self._driver.run(int(found[0]), False, self._driver.call, ("cuCtxGetDevice",)))
+        ordinal = int(self._driver.run(int(found[0]), self._driver.call, "cuCtxGetDevice", aside=False))
         if ordinal != device.ordinal:
             raise InvalidArgumentError(
                 "stream",
@@ -142,7 +140,7 @@ class Streams(Room):
     def is_done(self, event: Event) -> bool:
         """``cuEventQuery``."""
         return self._is_reached(
-            "cuEventQuery", self._driver.run(0, True, self._driver.status, ("cuEventQuery", event.handle))[0]
+            "cuEventQuery", self._driver.run(None, self._driver.status, "cuEventQuery", event.handle)[0]
         )
 
     def _is_reached(self, call: str, code: Any) -> bool:

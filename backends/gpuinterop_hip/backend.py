@@ -65,7 +65,7 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
         return capabilities.table(self._driver, ordinal)
 
     def open_device(self, ordinal: int) -> Gpu:
-        return Gpu(self._driver, ordinal)
+        return Gpu(self._driver, ordinal, ordinal)
 
     def _info(self, ordinal: int) -> DeviceInfo:
         driver = self._driver

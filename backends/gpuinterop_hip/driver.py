@@ -13,7 +13,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpuinterop import native_driver, system
 from gpuinterop.backend import Backend
@@ -29,8 +29,6 @@ _ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the struc
 _RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
 _KFD: Final = "/dev/kfd"  # the kernel driver's device, on every Linux with an AMD GPU for computing
 _RUNTIME_FILE: Final = re.compile(r"/libamdhip64[^/]*\.so[^/]*$")
-
-_T = TypeVar("_T")
 
 
 class Driver(NativeDriver):
@@ -78,17 +76,17 @@ class Driver(NativeDriver):
         return kind(call, number, symbol, meaning)
 
     def status(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        code, *found = self.returned(name, *arguments)
+        code, *found = super().status(name, *arguments)
         if code:
             self.forget_error()
         return (int(code), *found)
 
-    def returned(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        try:
-            result: tuple[Any, ...] = getattr(self.api, name)(*arguments)
-        except ValueError as error:
-            return unnamed(error)
-        return result
+    @staticmethod
+    def unnamed(error: Exception) -> tuple[int]:
+        found = re.match(r"(\d+) is not a valid hipError_t$", str(error))
+        if found is None:
+            raise error
+        return (int(found[1]),)
 
     def direct(self, name: str, first: Any, *more: Any) -> None:
         """Call the library's function, past the bindings; integers are passed as wide as pointers."""
@@ -103,7 +101,7 @@ class Driver(NativeDriver):
 
         torch and others query that error after their own launches, and would take ours for theirs.
         """
-        self.returned("hipGetLastError")
+        super().status("hipGetLastError")
 
     def _no_init(self, call: str, code: int) -> BackendUnavailableError:
         """Make the error of a runtime that does not start."""
@@ -123,7 +121,7 @@ class Driver(NativeDriver):
             code = self.api.hipError_t(number)
         except ValueError:  # newer than the bindings
             return f"hipError_t {number}", "unknown to these bindings"
-        _, *text = self.returned("hipGetErrorString", code)
+        _, *text = super().status("hipGetErrorString", code)
         return code.name, (text_of(text[0]) if text else "") or code.name
 
     # -- functions of the runtime ----------------------------------------------------------------------------------
@@ -166,18 +164,12 @@ class Driver(NativeDriver):
                 ),
             )
 
-    def run(self, work: Callable[..., _T], *arguments: Any, ordinal: int | None = None, aside: bool = True) -> _T:
-        """Call `work` with a device current (``hipSetDevice``), or with the present one, then restore it.
-
-        With `aside`, another thread's capture in global mode, which is torch's default, does not refuse our calls:
-        otherwise any thread's event query or free fails (``hipThreadExchangeStreamCaptureMode``). Pass it for calls
-        unrelated to a capture.
-        """
-        before = ordinal if ordinal is None else self.call("hipGetDevice")
+    def run(self, current: int | None, work: Callable[..., Any], *arguments: Any, aside: bool = True) -> Any:
+        before = current if current is None else self.call("hipGetDevice")
         mode = ctypes.c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
         place, put = ctypes.byref(mode), self.library.hipSetDevice
         try:
-            if before != ordinal and (code := put(ordinal)):
+            if before != current and (code := put(current)):
                 raise self.error("hipSetDevice", code)
             try:
                 if aside and self._exchange is not None and (code := self._exchange(place)):
@@ -187,7 +179,7 @@ class Driver(NativeDriver):
                 if mode.value != _RELAXED and (code := self._exchange(place)):
                     self.warn("hipThreadExchangeStreamCaptureMode", code)
         finally:
-            if before != ordinal and (code := put(before)):
+            if before != current and (code := put(before)):
                 self.warn("hipSetDevice", code)
 
     def capture_status(self, stream: int) -> tuple[int, int]:
@@ -203,9 +195,6 @@ class Gpu(NativeDevice):
     """A device. HIP creates objects on the device that is current in the calling thread."""
 
     driver: Driver
-
-    def run(self, work: Callable[..., _T], *arguments: Any, aside: bool = True) -> _T:
-        return self.driver.run(work, *arguments, ordinal=self.ordinal, aside=aside)
 
 
 class Made(native_driver.Made):
@@ -239,14 +228,6 @@ class Room(Releases, Backend):
 def _wide(argument: Any) -> ctypes.c_void_p:
     """An argument of any integer type, or the address of one of the bindings' structs."""
     return ctypes.c_void_p(int(argument))
-
-
-def unnamed(error: ValueError) -> tuple[int]:
-    """Results of a call whose status has no name in the bindings, because the runtime is newer than they are."""
-    found = re.match(r"(\d+) is not a valid hipError_t$", str(error))
-    if found is None:
-        raise error
-    return (int(found[1]),)
 
 
 def version_text(number: int) -> str:

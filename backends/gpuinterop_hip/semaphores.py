@@ -19,7 +19,7 @@ from gpuinterop.handles import AnySemaphoreHandle, Win32Handle
 
 from . import descriptors
 from .capabilities import nameless
-from .driver import Gpu, Made, Room, unnamed
+from .driver import Gpu, Made, Room
 from .streams import Stream
 
 
@@ -107,7 +107,7 @@ class Semaphores(Room):
         try:
             (code,) = stream.run(function, batch.handles, ctypes.addressof(slot), batch.count, stream.handle)
         except ValueError as error:
-            (code,) = unnamed(error)
+            (code,) = self._driver.unnamed(error)
         pool.append(slot)
         if code:
             raise self._driver.error(name, code)

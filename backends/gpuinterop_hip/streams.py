@@ -11,7 +11,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpuinterop.errors import InvalidArgumentError
 
@@ -23,7 +23,6 @@ _DISABLE_TIMING: Final = 2  # hipEventDisableTiming
 _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
 _NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
 
-_T = TypeVar("_T")
 _numbers = itertools.count()
 
 
@@ -86,7 +85,7 @@ class Stream(Made):
         # The name for the legacy stream is newer than the number 0, which every runtime accepts.
         self.handle = _NULL if pointer == _LEGACY else pointer
 
-    def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Call `work` on the stream: with its device current, if it is a default stream."""
         return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
@@ -166,7 +165,7 @@ class Streams(Room):
             return True
         if code:
             raise self._driver.error("hipStreamIsCapturing", code)
-        return status != 0
+        return bool(status)
 
     def record(self, stream: Stream) -> Event:
         """``hipEventCreateWithFlags`` makes an event, and ``hipEventRecord`` enqueues it."""
@@ -185,7 +184,7 @@ class Streams(Room):
     def is_done(self, event: Event) -> bool:
         """``hipEventQuery``."""
         return self._is_reached(
-            "hipEventQuery", self._driver.run(self._driver.status, "hipEventQuery", event.handle)[0]
+            "hipEventQuery", self._driver.run(None, self._driver.status, "hipEventQuery", event.handle)[0]
         )
 
     def _is_reached(self, call: str, code: int) -> bool:
