@@ -145,7 +145,7 @@ def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limi
     (cpython #148874).
     """
     try:
-        lock.acquire(timeout=limit)
+        lock.acquire(True, limit)
         return call(*arguments)
     finally:
         try:  # noqa: SIM105 - a call in between could be interrupted

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from .. import system
 from ..errors import ResourceBusyError
 
 if TYPE_CHECKING:
@@ -35,18 +34,26 @@ lingering: deque[object] = deque(maxlen=64)
 
 
 def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
-    """Run a function under the monitor."""
+    """Run a function under the monitor, as `system.under` does it, without its frame: calls come here many times."""
 
     @functools.wraps(transition)
     def entered(*arguments: *Ts) -> T:
-        return system.under(_lock, transition, *arguments)
+        lock = _lock
+        try:
+            lock.acquire()
+            return transition(*arguments)
+        finally:
+            try:  # noqa: SIM105 - see there
+                lock.release()
+            except RuntimeError:
+                pass
 
     return entered
 
 
 def interrupted() -> bool:
     """Whether the caller is a signal handler or finalizer that struck inside a transition of its thread."""
-    return system.holds(_lock)
+    return _lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
 def refuse_reentry() -> None:
