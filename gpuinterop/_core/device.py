@@ -672,7 +672,7 @@ class Device(Sole):
             key = self.driver.stream_key(handle)
         if (found := self._consumers.get(key)) is not None and (stream := found()) is not None:
             known = stream.known  # None: each thread's own
-            if known is not None and known.failure is None and not stream.closed:
+            if known is not None and known.failure is None and stream.lifetime.state is LIVE:
                 return stream
         if handle is None:
             handle = self.driver.adopt_stream(self.handle, pointer)

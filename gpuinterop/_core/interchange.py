@@ -101,7 +101,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
 class Layout:
     """What all views of one shape, element type and strides have in common, made once (`layout_of`)."""
 
-    __slots__ = ("dtype", "high", "low", "misfit", "shape", "strides")
+    __slots__ = ("blank", "dtype", "high", "low", "misfit", "shape", "strides")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> None:
         self.shape = shape
@@ -110,6 +110,8 @@ class Layout:
         self.low, self.high = span(shape, strides, dtype.itemsize)
         self.misfit = next((stride for stride in strides if stride % dtype.itemsize), None)
         """A stride that DLPack cannot express, because it is not a multiple of the element size."""
+        self.blank: Any = None
+        """NumPy's array of the layout, at no address: the first export makes it, and each has a view of it."""
 
 
 _layouts: dict[Any, Layout] = {}
@@ -123,6 +125,8 @@ def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] 
         found = _layouts.get((dims, dtype, strides))
     except TypeError:  # a list, or a dtype without a hash
         found = None
+    if found is not None and dims is found.shape and strides is None:
+        return found
     if found is None or not _PLAIN.issuperset(map(type, (*dims, *(strides or ())))):  # True equals 1, and is refused
         return _resolved(dims, dtype, strides)
     return found
@@ -159,9 +163,8 @@ _AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), 
 """The streams that the array API forbids."""
 
 # NumPy makes every capsule: its deleter is C code. One in Python would destroy an exception that is on its way when the
-# array dies. NumPy takes all memory for the host's; what it says of a GPU's is written over.
-_NUMPYS: Final = (_CPU, 0)
-_NOWHERE: Final = 64  # NumPy's address of a GPU's memory: it refuses 0, and reads none
+# array dies. NumPy takes all memory for the host's; what it says of the place and of the type is written over.
+_NOWHERE: Final = 64  # NumPy refuses the address 0, and reads none
 
 
 class _Described(ctypes.Structure):
@@ -185,13 +188,24 @@ _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-class _Exported:
+class _Base:
     """The base of an array that NumPy makes: what is to live as long as that does."""
 
-    __slots__ = ("__array_interface__", "consumer", "hold")
+    __slots__ = ("__array_interface__", "hold")
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface
+
+
+@functools.cache
+def _exported() -> type[Any]:
+    """The type of the arrays that capsules keep: NumPy's, with room for what is to live as long."""
+    import numpy as np
+
+    class Exported(np.ndarray[Any, Any]):
+        __slots__ = ("consumer", "hold")
+
+    return Exported
 
 
 @functools.cache
@@ -242,21 +256,22 @@ class View:
     >>> field[:] = 1
     """
 
+    _token: object = None
+    """The hold on the bytes that the first look at `__cuda_array_interface__` takes."""
+
     def __init__(self, buffer: Buffer, layout: Layout, offset: int) -> None:
         self._buffer = buffer
         self._layout = layout
-        self._dtype = layout.dtype
         self._pointer = buffer.address + offset
-        self._token: object = None
         self.shape = layout.shape
         self.strides = layout.strides
 
     @property
     def dtype(self) -> Any:
         try:
-            return self._dtype.for_numpy()
+            return self._layout.dtype.for_numpy()
         except ImportError:
-            return self._dtype.name
+            return self._layout.dtype.name
 
     @property
     def ndim(self) -> int:
@@ -264,7 +279,7 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self._dtype.itemsize
+        return math.prod(self.shape) * self._layout.dtype.itemsize
 
     @property
     def ptr(self) -> int:
@@ -273,7 +288,7 @@ class View:
         return self._pointer
 
     def __repr__(self) -> str:
-        return f"<View {self._dtype.name}{list(self.shape)} of {self._buffer.label}>"
+        return f"<View {self._layout.dtype.name}{list(self.shape)} of {self._buffer.label}>"
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.device.info.dlpack
@@ -312,31 +327,35 @@ class View:
         >>> np.from_dlpack(view)
         array([0., 0., 0., 0.], dtype=float32)
         """
-        device = self._buffer.device.info.dlpack
-        if dl_device is not None:
-            _check_pair(dl_device, "dl_device")
+        buffer, layout = self._buffer, self._layout
+        device = buffer.device.info.dlpack
         if max_version is not None:
             _check_pair(max_version, "max_version")
-        if dl_device is not None and dl_device != device:
-            raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
+        if dl_device is not None:
+            _check_pair(dl_device, "dl_device")
+            if dl_device != device:
+                raise BufferError(
+                    f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy."
+                )
         if copy:
             raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
-        if (misfit := self._layout.misfit) is not None:
+        if (misfit := layout.misfit) is not None:
             raise BufferError(
-                f"DLPack counts strides in elements: expected a multiple of {self._dtype.itemsize} bytes, got "
+                f"DLPack counts strides in elements: expected a multiple of {self._layout.dtype.itemsize} bytes, got "
                 f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
         _check_stream(stream, device[0])
-        array = self._array(self._pointer if self._is_of_host() else _NOWHERE)
-        array.base.hold = self._buffer.hold()  # before the wait below: the buffer may be closed meanwhile
-        array.base.consumer = self._order(stream, device[0])
+        if (blank := layout.blank) is None:
+            blank = layout.blank = self._array(_NOWHERE).view(_exported())
+        array = blank.view()
+        array.hold = buffer.hold()  # before the wait below: the buffer may be closed meanwhile
+        array.consumer = self._order(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and _numpy_knows_versions()
         capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
-        if device != _NUMPYS or self._dtype.is_bfloat16:
-            name, offset = _KINDS_OF_CAPSULES[versioned]
-            tensor = _Described.from_address(_pointer_of(capsule, name) + offset)
-            tensor.data, tensor.code = self._pointer, self._dtype.code
-            tensor.device_type, tensor.device_id = device
+        name, offset = _KINDS_OF_CAPSULES[versioned]
+        tensor = _Described.from_address(_pointer_of(capsule, name) + offset)
+        tensor.data, tensor.code = self._pointer, layout.dtype.code
+        tensor.device_type, tensor.device_id = device
         return capsule
 
     def _array(self, address: int) -> Any:
@@ -344,7 +363,7 @@ class View:
         import numpy as np
 
         try:
-            return np.asarray(_Exported(self._described(address)))
+            return np.asarray(_Base(self._described(address)))
         except (ValueError, OverflowError) as error:  # too many dimensions; broadcast to more than the address space
             raise BufferError(f"expected a shape that NumPy can describe, got {self!r}: {error}.") from None
 
@@ -370,7 +389,7 @@ class View:
         return {
             "shape": self.shape,
             "strides": self.strides,
-            "typestr": self._dtype.typestr,
+            "typestr": self._layout.dtype.typestr,
             "data": (address, False),
             "version": 3,
         }
@@ -383,7 +402,7 @@ class View:
         """
         if self._is_of_host():  # else a library would hand the pointer to a GPU
             raise AttributeError("memory of the host has no __cuda_array_interface__; use numpy.asarray(view).")
-        if self._dtype.is_bfloat16:
+        if self._layout.dtype.is_bfloat16:
             raise AttributeError(
                 "__cuda_array_interface__ has no name for bfloat16; use from_dlpack(view), or a view of 'uint16'."
             )
@@ -418,7 +437,7 @@ class View:
         """
         if not self._is_of_host():
             self._refuse_numpy()
-        if self._dtype.is_bfloat16:
+        if self._layout.dtype.is_bfloat16:
             raise ArgumentTypeError(
                 "view",
                 f"expected elements with a format of the buffer protocol, got {self!r}; take a view of 'uint16'.",
@@ -440,7 +459,7 @@ class View:
         if not self._is_of_host():
             self._refuse_numpy()
         try:
-            own = self._dtype.for_numpy()
+            own = self._layout.dtype.for_numpy()
         except ImportError:
             raise ArgumentTypeError(
                 "view",
@@ -470,11 +489,13 @@ def _check_pair(pair: Any, argument: str) -> None:
 
 
 def _check_stream(stream: int | None, device_type: int) -> None:
-    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
+    if stream is None:
+        return
+    if isinstance(stream, bool) or not isinstance(stream, int):
         raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
-    if device_type == _CPU and stream not in (None, -1):
+    if device_type == _CPU and stream != -1:
         raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
-    if stream is not None and not -1 <= stream <= MAX_64:
+    if not -1 <= stream <= MAX_64:
         raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
     if stream in _AMBIGUOUS.get(device_type, ()):
         raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")

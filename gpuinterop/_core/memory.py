@@ -201,7 +201,8 @@ class Hold:
         arrays = mapping.arrays
         arrays += MARK
         self._buffer = buffer  # no call in between: the finalizer finds the mark
-        mapping.expose()
+        if not mapping.untracked:
+            mapping.expose()
 
     def __copy__(self) -> Self:
         return self  # a second one would take off a mark that it has not put on
@@ -300,7 +301,8 @@ class Buffer(Sized):
         >>> np.asarray(rows).shape
         (64, 60, 4)
         """
-        self.check_open()
+        if self.lifetime.state is not LIVE:
+            self.check_open()
         layout = layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
@@ -468,7 +470,7 @@ class Buffer(Sized):
     @inside
     def is_used_by(self, stream: Stream) -> bool:
         """Whether all bytes are noted as the stream's, and no other stream has used the mapping."""
-        known, uses = stream.known_as(), self.mapping.uses.copy()
+        known, uses = stream.known or stream.known_as(), self.mapping.uses.copy()
         hull = uses.get(known)
         if hull is None or len(uses) != 1 or known.graph is not None:
             return False
