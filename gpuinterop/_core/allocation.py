@@ -150,9 +150,11 @@ class Allocation(Mappable):
         backend = self.driver
         return Mapping(self, self.devices, backend.unmap_allocation, blocks=backend.map_allocation_blocks, waits=False)
 
-    def _map(self) -> tuple[DriverHandle, int]:
-        def call() -> tuple[DriverHandle, int]:
-            return self.driver.map_allocation(self.handle, [device.handle for device in self.devices])
+    def _map(self, mapping: Mapping) -> DriverHandle:
+        def call() -> DriverHandle:
+            devices = [device.handle for device in self.devices]
+            handle, mapping.address = self.driver.map_allocation(self.handle, devices)
+            return handle
 
         if not self.driver.map_allocation_blocks:
             return call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from .. import system
@@ -12,7 +13,7 @@ from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
 from .array import MipmappedArray, array_layout, map_mipmapped_array
-from .drain import drain, wait_for
+from .drain import drain, tidy, wait_for
 from .interchange import HostArray, View, layout_of
 from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
 from .monitor import dropped, locked
@@ -52,7 +53,7 @@ class Mapping(Lifetime):
         self.waits = waits
         """Whether the driver's unmap call waits for all work of the device."""
         self.address = 0
-        self.size = owner.size
+        self.size = owner._size
 
     def is_of(self, device: Streams) -> bool:
         """Whether the device is one of those that have it mapped."""
@@ -139,13 +140,13 @@ class Mappable(Sized):
         """Make a mapping that is not mapped natively yet."""
 
     @abstractmethod
-    def _map(self) -> tuple[DriverHandle, int]:
-        """Map the memory natively; return the handle and the address."""
+    def _map(self, mapping: Mapping) -> DriverHandle:
+        """Map the memory natively; set the mapping's address, and return the handle."""
 
     def _buffer(self, offset: int, size: int, device: Device) -> Buffer:
         """Make a buffer, mapping the memory if necessary, even while other threads close buffers."""
+        tidy()
         while True:
-            drain()
             self.check_open()
             mapping = self._mapping
             if mapping is None or mapping.state is not LIVE:
@@ -170,16 +171,12 @@ class Mappable(Sized):
         try:
             mapping = _claim_mapping(self, fresh)
             if mapping is fresh:
-                fresh.create(lambda: self._map_into(fresh))
+                fresh.create(partial(self._map, fresh))
         finally:
             del making[-1]
         if mapping is not fresh:
             system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
         return mapping
-
-    def _map_into(self, mapping: Mapping) -> DriverHandle:
-        handle, mapping.address = self._map()
-        return handle
 
 
 @locked
@@ -679,5 +676,6 @@ class ExternalMemory(Mappable):
         backend, blocks = self.driver, self.driver.releases_block
         return Mapping(self, (self.device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
 
-    def _map(self) -> tuple[DriverHandle, int]:
-        return self.driver.map_buffer(self.handle, size=self._size)
+    def _map(self, mapping: Mapping) -> DriverHandle:
+        handle, mapping.address = self.driver.map_buffer(self.lifetime.handle, size=self._size)
+        return handle
