@@ -96,6 +96,9 @@ class Support(Enum):
     """Turned off with ``GPUINTEROP_DISABLE``."""
 
 
+_USABLE: Final = (Support.SUPPORTED, Support.UNVERIFIED)
+
+
 class Scope(Enum):
     """What a gap depends on: another version or model may support the operation.
 
@@ -239,7 +242,7 @@ class Capability:
     @property
     def usable(self) -> bool:
         """Whether the operation is SUPPORTED or UNVERIFIED, and may be tried. ``bool(capability)`` is the same."""
-        return self.support in (Support.SUPPORTED, Support.UNVERIFIED)
+        return self.support in _USABLE
 
     def __bool__(self) -> bool:
         return self.usable
@@ -407,7 +410,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         gpuinterop.errors.UnsupportedError: graph_capture is unsupported on ...: the CPU has no graphs: ...
         """
         for requirement in requirements:
-            if not (found := self.of(requirement)).usable:
+            if (found := self.of(requirement)).support not in _USABLE:
                 raise UnsupportedError(found, context=self._owner)
 
 

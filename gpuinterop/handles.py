@@ -397,7 +397,8 @@ class FdHandle(Handle):
     @property
     def fd(self) -> int:
         """Number of the descriptor. Raises `HandleError` once the handle is closed, consumed or detached."""
-        self.check_open()
+        if self._state is not _State.OPEN:
+            self.check_open()
         return self._fd
 
     def fileno(self) -> int:
@@ -436,7 +437,8 @@ class FdHandle(Handle):
             The fd is owned, and other code has closed it. The handle is closed all the same.
         """
         super().close()
-        _close_passed()
+        if _passed:
+            _close_passed()
         if not self._owned:
             self._let_calls_end()
         if not self._owned:
