@@ -136,13 +136,15 @@ class Device(Sole):
     @inside
     def handle(self) -> DriverHandle:
         """The native device, which the first use opens. To list devices creates no context."""
+        return self.once("handle", self._open)
+
+    def _open(self) -> DriverHandle:
         if self._born != generation() and not self.driver.survives_fork:
             raise ResourceClosedError(
                 f"expected a device of this process, got {self.name} of its parent: no driver survives a fork; "
                 "start processes by spawn or forkserver, or use the device in the child alone."
             )
-        handle: DriverHandle = self.once("handle", lambda: self.driver.open_device(self.info.ordinal))
-        return handle
+        return self.driver.open_device(self.info.ordinal)
 
     @inside
     def once(self, what: str, make: Callable[[], T]) -> T:
@@ -242,8 +244,10 @@ class Device(Sole):
         device, backend, lifetime = self.handle, self.driver, memory.lifetime
         lend(
             handle,
-            lambda lent: lifetime.create(lambda: backend.import_memory(device, lent, size=count, dedicated=whole)),
-            user=f"{self.backend} import_memory",
+            lambda lent: lifetime.create(
+                functools.partial(backend.import_memory, device, lent, size=count, dedicated=whole)
+            ),
+            user=f"{backend.name} import_memory",
             lifetime=lifetime,
         )
         return memory
