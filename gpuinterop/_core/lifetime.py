@@ -268,9 +268,9 @@ def _came_up(lifetime: Lifetime, made: Any) -> None:
     if lifetime.state is BORN:  # else the object is the parent process's
         lifetime.handle = made
         lifetime.state = LIVE
-    closed = any(parent.state is not LIVE for parent in lifetime.parents)
-    if closed and not lifetime.noted_of_closed:
-        _retire(lifetime, None)
+    for parent in lifetime.parents:
+        if parent.state is not LIVE and not lifetime.noted_of_closed:
+            _retire(lifetime, None)
 
 
 @locked

@@ -184,7 +184,8 @@ MUTANTS: dict[str, Mutant] = {
         "Buffer.close & ExternalMemory.close",
     ),
     "a child that comes up under a closed parent stays": Mutant(
-        ((lifetime._came_up, "if closed and", "if False and"),), "ExternalMemory.close & ExternalMemory.map_buffer"
+        ((lifetime._came_up, "            _retire(lifetime, None)\n", "            pass\n"),),
+        "ExternalMemory.close & ExternalMemory.map_buffer",
     ),
     "a closed child is forgotten where its parent is closed": Mutant(
         ((lifetime.leave, "if parent.state is RETIRED:", "if parent.state is LIVE:"),),
