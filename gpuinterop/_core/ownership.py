@@ -244,7 +244,7 @@ def _names(wanted: type[Handle]) -> str:
 
 
 def is_dedicated(handle: Handle, dedicated: bool | None) -> bool:
-    if not isinstance(dedicated, bool | None):
+    if dedicated is not None and not isinstance(dedicated, bool):
         raise ArgumentTypeError("dedicated", f"expected True, False or None, got {dedicated!r}.")
     known = handle.origin.dedicated if handle.origin is not None else None
     if isinstance(handle, _ALWAYS_DEDICATED):
