@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpuinterop.backend import Address
 from gpuinterop.handles import MemoryHandle
 
@@ -22,14 +20,9 @@ class ImportedMemory(Made):
 class MappedBuffer(Made):
     """A mapped object; ``cuDestroyExternalMemory`` does not free it."""
 
-    __slots__ = ("address",)
+    __slots__ = ()
     back = "cuMemFree"
     blocks = True
-    address: Address
-
-    def make(self, name: str, *arguments: Any) -> None:
-        super().make(name, *arguments)
-        self.address = int(self.handle)
 
 
 class Memory(Room):
@@ -45,7 +38,7 @@ class Memory(Room):
         desc = self._driver.api.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
         desc.offset, desc.size, desc.flags = 0, size, 0
         mapping = MappedBuffer(memory.device).create("cuExternalMemoryGetMappedBuffer", memory.handle, desc)
-        return mapping, mapping.address
+        return mapping, int(mapping.handle)
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
         """``cuMemcpyAsync``, which recognises the kinds of the two addresses."""
