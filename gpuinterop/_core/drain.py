@@ -175,8 +175,8 @@ def _ready() -> list[Lifetime]:
         if lifetime.state is RETIRED:
             if lifetime.calls.copy():  # always a copy: it has one order with the marks of other threads
                 continue
-            kept = lifetime.standing and any(how is not Standing.YIELDS for how in lifetime.standing.values())
-            if not kept and not lifetime.arrays.copy():
+            standing = lifetime.standing.values()
+            if not (Standing.CHILD in standing or Standing.HOLDS in standing or lifetime.arrays.copy()):
                 found.append(lifetime)
                 continue
         del waiting_for_a_look[lifetime]

@@ -247,7 +247,7 @@ MUTANTS: dict[str, Mutant] = {
         "an array beside a close",
     ),
     "a release does not look for arrays": Mutant(
-        ((drain._ready, " and not lifetime.arrays.copy()", ""),), "an array beside a close"
+        ((drain._ready, " or lifetime.arrays.copy()", ""),), "an array beside a close"
     ),
     "an array's end comes unseen": Mutant(
         ((Hold.__del__, "if mapping.state is not LIVE:", "if False:"),), "an array's end beside a close"
