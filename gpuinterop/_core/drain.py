@@ -247,7 +247,7 @@ def _release_at_gate(lifetime: Lifetime, gate: Gate) -> bool:
             return _release(lifetime)
     finally:
         del shut[-1]
-    block(lifetime, waits)
+    block(gate, lifetime, waits)
     if len(gate.blocked) == TOO_MANY:
         warn_leak(
             f"{TOO_MANY} closed objects cannot be released, because {waits} always had a pending semaphore wait: "

@@ -79,10 +79,9 @@ def _holds_up(stream: KnownStream) -> bool:
 
 
 @locked
-def block(lifetime: Lifetime, held_by: str) -> None:
+def block(gate: Gate, lifetime: Lifetime, held_by: str) -> None:
     """Put a release aside while a wait is pending."""
-    gate = lifetime.gate
-    if gate is None or lifetime.state is not RETIRED:
+    if lifetime.state is not RETIRED:
         return
     if len(gate.blocked) >= gate.limit:
         gate.crowded = True

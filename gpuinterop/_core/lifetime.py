@@ -270,7 +270,7 @@ def _came_up(lifetime: Lifetime, made: Any) -> None:
         lifetime.state = LIVE
     for parent in lifetime.parents:
         if parent.state is not LIVE and not lifetime.noted_of_closed:
-            _retire(lifetime, None)
+            _retire(lifetime)
 
 
 @locked
@@ -286,7 +286,7 @@ def _failed(lifetime: Lifetime, error: BaseException) -> None:
             lifetime.state = LIVE
         else:
             strike(lifetime, "made")
-    _retire(lifetime, None)
+    _retire(lifetime)
 
 
 def strike(lifetime: Lifetime, what: str) -> None:
@@ -296,13 +296,7 @@ def strike(lifetime: Lifetime, what: str) -> None:
     lifetime.state = LEAKED  # the parents stay: the driver may have the object
 
 
-@locked
-def retire(lifetime: Lifetime) -> None:
-    """End use of an object, of its children, and of objects that close with their last child."""
-    _retire(lifetime, None)
-
-
-def _retire(lifetime: Lifetime, under: Lifetime | None) -> None:
+def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
     """Retire an object, and a parent that ends with it, unless that is `under`, which is being retired."""
     if lifetime.state is not LIVE:
         return
@@ -324,7 +318,11 @@ def _retire(lifetime: Lifetime, under: Lifetime | None) -> None:
         if not any(
             how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
         ):  # the latest first: those are open
-            _retire(parent, None)
+            _retire(parent)
+
+
+retire: Callable[[Lifetime], None] = locked(_retire)
+"""End use of an object, of its children, and of objects that close with their last child."""
 
 
 @locked
@@ -350,7 +348,7 @@ def retire_dropped() -> None:
     """Retire the objects that finalizers queued, and look again at those that are: their last array may be gone."""
     while dropped:
         lifetime = dropped[0]
-        _retire(lifetime, None)
+        _retire(lifetime)
         if lifetime.state is RETIRED:
             waiting_for_a_look[lifetime] = None
         dropped.popleft()

@@ -138,10 +138,8 @@ def same_open_file(first: int, second: int) -> bool | None:
         os.get_inheritable(second)
     except OSError:
         return False  # closed
-    try:
+    with contextlib.suppress(OSError):  # before Linux 6.10
         return bool(fcntl.fcntl(first, _F_DUPFD_QUERY, second))
-    except OSError:
-        pass  # before Linux 6.10
     if (by_kcmp := _kcmp(first, second)) is not None:
         return by_kcmp
     memfds = [system.seals(fd) is not None for fd in (first, second)]
