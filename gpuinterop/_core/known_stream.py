@@ -165,23 +165,23 @@ class Moment(Lifetime):
     On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream, which ends it.
     """
 
-    __slots__ = ()
+    __slots__ = ("covers",)
 
     def __init__(self, noun: str, stream: KnownStream) -> None:
         destroy, how = stream.backend.destroy_event, Standing.YIELDS
         super().__init__(noun, destroy, parents=(stream,), how=how, keep=stream.keep)
+        self.covers = [wait for wait in stream.enqueued() if not wait.covered]
 
 
 class Point(Moment):
     """A moment that drains look at."""
 
-    __slots__ = ("covers", "stream", "waiters")
+    __slots__ = ("stream", "waiters")
     noted_of_closed = True  # the end of a closed stream is a point
 
     def __init__(self, stream: KnownStream) -> None:
         super().__init__("event", stream)
         self.stream = stream
-        self.covers = [wait for wait in stream.enqueued() if not wait.covered]
         self.waiters: dict[Lifetime, None] = {}
         """Objects that a drain looks at again once the point is reached."""
 
@@ -334,7 +334,11 @@ class KnownStream(Lifetime):
 
     def late(self, what: str) -> SemaphoreTimeoutError:
         """Make the error of a wait for the stream that has expired: what it waits for, and how it is let go on."""
-        self.look()
+        self.poll()
+        for one in self.standing.copy():  # every event, so that no message names a wait that has passed
+            with contextlib.suppress(GpuInteropError):  # the stream has failed
+                if isinstance(one, Moment) and one.state is LIVE and one.ask(self.backend.is_done, False):
+                    settle(self, one.covers)
         waits = self.waiting_for()
         way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
         return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out if waits else ''}")
