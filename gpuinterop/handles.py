@@ -1323,7 +1323,7 @@ class ArrayLayout:
 
     @property
     def layered(self) -> bool:
-        """Whether drivers take it for an array of layers; a single cube map is none."""
+        """Whether drivers take it for an array of layers, which a single cube map is not."""
         return self.layers != 0 and not (self.usage & ArrayUsage.CUBEMAP and self.layers == 6)
 
     @property

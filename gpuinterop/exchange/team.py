@@ -186,7 +186,7 @@ class Team(Sole):
         raise outcome from cause
 
     def _make(self, step: str, make: Callable[[], T]) -> T:
-        """As `_do`; return what this rank has made, of which the others hear nothing."""
+        """Do a step, and return what this rank has made, of which the others hear nothing."""
         made: list[T] = []
         self._do(step, lambda: made.append(make()))
         return made[0]
