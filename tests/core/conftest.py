@@ -34,3 +34,14 @@ def host() -> Device:
 @pytest.fixture
 def fake() -> tuple[Device, FakeBackend]:
     return fake_device()
+
+
+@pytest.fixture
+def device(fake: tuple[Device, FakeBackend]) -> Device:
+    return fake[0]
+
+
+@pytest.fixture
+def backend(fake: tuple[object, FakeBackend]) -> FakeBackend:
+    """What is below `device`; of a module with a `fake` of its own, that one's."""
+    return fake[1]

@@ -20,12 +20,17 @@ from .fake import FakeBackend, FakeMulticast, fake_device, fake_team
 LIMIT = 20.0
 STEP = FakeMulticast.ALLOCATIONS.minimum
 SIZE = 4 * STEP
-Team = tuple[list[Device], FakeMulticast]
+Devices = list[Device]
 
 
 @pytest.fixture
-def team() -> Team:
+def fake() -> tuple[Devices, FakeMulticast]:
     return fake_team()
+
+
+@pytest.fixture
+def devices(fake: tuple[Devices, FakeMulticast]) -> Devices:
+    return fake[0]
 
 
 def handle_of(**origin: Any) -> gi.VmmFd:
@@ -53,8 +58,7 @@ def refused(
 # -- granularity and peers -------------------------------------------------------------------------------------------
 
 
-def test_both_granularities_are_reported(team: Team) -> None:
-    devices, backend = team
+def test_both_granularities_are_reported(devices: Devices, backend: FakeMulticast) -> None:
     found = devices[0].allocation_granularity()
     assert (found.minimum, found.recommended) == FakeMulticast.ALLOCATIONS
     assert devices[0].allocation_granularity(gi.FabricHandle) == found
@@ -65,8 +69,7 @@ def test_both_granularities_are_reported(team: Team) -> None:
         gap.allocation_granularity()
 
 
-def test_sizes_are_rounded_up_to_the_minimum(team: Team) -> None:
-    devices, backend = team
+def test_sizes_are_rounded_up_to_the_minimum(devices: Devices, backend: FakeMulticast) -> None:
     for asked, rounded in ((1, STEP), (STEP, STEP), (STEP + 1, 2 * STEP), (3 * STEP, 3 * STEP)):
         with devices[1].allocate(asked) as allocation:
             assert allocation.size == rounded
@@ -76,8 +79,7 @@ def test_sizes_are_rounded_up_to_the_minimum(team: Team) -> None:
         assert not handle.closed
 
 
-def test_peers(team: Team) -> None:
-    devices, backend = team
+def test_peers(devices: Devices, backend: FakeMulticast) -> None:
     backend.strangers = {(0, 2), (1, 0)}
     assert devices[0].peers == [devices[1], devices[3]]
     assert devices[1].peers == [devices[2], devices[3]]
@@ -115,8 +117,7 @@ def test_the_registry_knows_the_peers() -> None:
 # -- access ----------------------------------------------------------------------------------------------------------
 
 
-def test_access_for_a_list_of_devices(team: Team) -> None:
-    devices, backend = team
+def test_access_for_a_list_of_devices(devices: Devices, backend: FakeMulticast) -> None:
     with devices[2].allocate(SIZE, access=[devices[0], devices[2], devices[0], devices[3]]) as allocation:
         assert allocation.device is devices[2]
         assert allocation.devices == (devices[2], devices[0], devices[3])
@@ -142,8 +143,7 @@ def test_access_for_a_list_of_devices(team: Team) -> None:
         alone.buffer_on(devices[1])
 
 
-def test_access_takes_devices_of_the_same_backend(team: Team) -> None:
-    devices, backend = team
+def test_access_takes_devices_of_the_same_backend(devices: Devices, backend: FakeMulticast) -> None:
     stranger = fake_team()[0][1]
     bad: list[Any] = [[0], [None], devices[1], 1, "1"]
     for access in bad:
@@ -160,8 +160,7 @@ def test_access_takes_devices_of_the_same_backend(team: Team) -> None:
         )
 
 
-def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -> None:
-    devices, backend = team
+def test_array_libraries_are_ordered_behind_the_other_devices_work(devices: Devices, backend: FakeMulticast) -> None:
     with (
         devices[0].allocate(SIZE, access=[devices[1]]) as allocation,
         devices[1].create_stream() as theirs,
@@ -175,8 +174,7 @@ def test_array_libraries_are_ordered_behind_the_other_devices_work(team: Team) -
         assert users == {theirs.handle, ("adopted", 40)}  # and behind the library's
 
 
-def test_the_default_streams_of_two_devices_are_two(team: Team) -> None:
-    devices, backend = team
+def test_the_default_streams_of_two_devices_are_two(devices: Devices, backend: FakeMulticast) -> None:
     with devices[0].allocate(SIZE, access=[devices[1]]) as allocation:
         streams = [device.wrap_stream(0) for device in devices[:2]]
         for device, stream in zip(devices, streams, strict=False):
@@ -186,8 +184,7 @@ def test_the_default_streams_of_two_devices_are_two(team: Team) -> None:
         assert len(called(backend, "wait_event")) == before + 2
 
 
-def test_a_peer_without_access_is_named_before_anything_is_allocated(team: Team) -> None:
-    devices, backend = team
+def test_a_peer_without_access_is_named_before_anything_is_allocated(devices: Devices, backend: FakeMulticast) -> None:
     backend.strangers = {(2, 0)}
     error = refused(
         backend, lambda: devices[0].allocate(SIZE, access=devices[1:]),
@@ -206,8 +203,7 @@ def test_a_peer_without_access_is_named_before_anything_is_allocated(team: Team)
 # -- imports ---------------------------------------------------------------------------------------------------------
 
 
-def test_imports_for_a_list_of_devices(team: Team) -> None:
-    devices, backend = team
+def test_imports_for_a_list_of_devices(devices: Devices, backend: FakeMulticast) -> None:
     backend.lies_on = 3
     handle = handle_of(device=devices[3].identity, trusted=False)
     with devices[1].import_allocation(handle, SIZE, access=[devices[0], devices[1]]) as allocation:
@@ -220,9 +216,10 @@ def test_imports_for_a_list_of_devices(team: Team) -> None:
 
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("member", [0, 2])
-def test_what_the_origin_says_is_refused_before_the_import(team: Team, trusted: bool, member: int) -> None:
+def test_what_the_origin_says_is_refused_before_the_import(
+    devices: Devices, backend: FakeMulticast, trusted: bool, member: int
+) -> None:
     """Itself needs access to the memory's device, as those of `access` do."""
-    devices, backend = team
     backend.strangers = {(member, 3)}
     with handle_of(device=devices[3].identity, trusted=trusted) as handle:
         error = refused(
@@ -238,9 +235,8 @@ def test_what_the_origin_says_is_refused_before_the_import(team: Team, trusted: 
 
 
 @pytest.mark.parametrize("origin", ["none", "stranger", "lie"])
-def test_what_only_the_import_shows_is_undone(team: Team, origin: str) -> None:
+def test_what_only_the_import_shows_is_undone(devices: Devices, backend: FakeMulticast, origin: str) -> None:
     """An origin may refuse, but never vouch: where the memory lies is asked of the driver."""
-    devices, backend = team
     backend.strangers = {(2, 3)}
     backend.lies_on = 3
     elsewhere = gi.DeviceIdentity(name="theirs", uuid=b"x" * 16)
@@ -260,8 +256,7 @@ def test_what_only_the_import_shows_is_undone(team: Team, origin: str) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_driver_that_does_not_tell_is_believed(team: Team) -> None:
-    devices, backend = team
+def test_a_driver_that_does_not_tell_is_believed(devices: Devices, backend: FakeMulticast) -> None:
     backend.strangers = {(0, 3), (0, 1)}
     devices[0].import_allocation(handle_of(), SIZE, access=[devices[1]]).close()
     backend.lies_on = 0
@@ -269,8 +264,9 @@ def test_a_driver_that_does_not_tell_is_believed(team: Team) -> None:
     assert not backend.live
 
 
-def test_a_failed_question_undoes_the_import(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, backend = team
+def test_a_failed_question_undoes_the_import(
+    devices: Devices, backend: FakeMulticast, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def location(allocation: object) -> int:
         raise gi.DriverError("cuMemGetAllocationPropertiesFromHandle", 1, "CUDA_ERROR_INVALID_VALUE")
@@ -283,8 +279,7 @@ def test_a_failed_question_undoes_the_import(team: Team, monkeypatch: pytest.Mon
     assert not backend.live
 
 
-def test_a_release_that_fails_too_does_not_hide_the_failure(team: Team) -> None:
-    devices, backend = team
+def test_a_release_that_fails_too_does_not_hide_the_failure(devices: Devices, backend: FakeMulticast) -> None:
     backend.strangers = {(2, 3)}
     backend.lies_on = 3
 
@@ -306,9 +301,10 @@ def test_a_release_that_fails_too_does_not_hide_the_failure(team: Team) -> None:
 @pytest.mark.parametrize("how", ["fill", "ptr", "view", "array"])
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("busy", [0, 1, 2])
-def test_unmapping_waits_for_every_devices_work(team: Team, busy: int, closed: bool, how: str) -> None:
+def test_unmapping_waits_for_every_devices_work(
+    devices: Devices, backend: FakeMulticast, busy: int, closed: bool, how: str
+) -> None:
     """That with the memory, and all that there is where its address was given away; also of a closed stream."""
-    devices, backend = team
     stream = devices[busy].create_stream()
     backend.blocked.add(stream.ptr)
     allocation = devices[0].allocate(SIZE, access=devices[1:3])
@@ -334,8 +330,7 @@ def test_unmapping_waits_for_every_devices_work(team: Team, busy: int, closed: b
     assert not backend.live
 
 
-def test_a_device_without_access_is_not_waited_for(team: Team) -> None:
-    devices, backend = team
+def test_a_device_without_access_is_not_waited_for(devices: Devices, backend: FakeMulticast) -> None:
     with devices[3].create_stream() as stream:
         backend.blocked.add(stream.ptr)
         allocation = devices[0].allocate(SIZE, access=[devices[1]])
@@ -346,8 +341,7 @@ def test_a_device_without_access_is_not_waited_for(team: Team) -> None:
         backend.blocked.clear()
 
 
-def test_the_last_of_its_buffers_unmaps_it(team: Team) -> None:
-    devices, backend = team
+def test_the_last_of_its_buffers_unmaps_it(devices: Devices, backend: FakeMulticast) -> None:
     with devices[0].allocate(SIZE, access=devices[1:]) as allocation:
         buffers = [allocation.buffer_on(device) for device in devices]
         for buffer in buffers[:-1]:
@@ -364,9 +358,8 @@ def test_the_last_of_its_buffers_unmaps_it(team: Team) -> None:
         assert len(called(backend, "map_allocation")) == 2
 
 
-def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(team: Team) -> None:
+def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(devices: Devices, backend: FakeMulticast) -> None:
     """They are its own: one warning says it all."""
-    devices, backend = team
     with pytest.warns(gi.LeakedResourceWarning) as caught:
         allocation = devices[0].allocate(SIZE, access=[devices[1]])
         for device in devices[:2]:
@@ -378,9 +371,7 @@ def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(team: Team)
     assert not backend.live
 
 
-def test_a_failed_mapping_leaves_the_allocation(team: Team) -> None:
-    devices, backend = team
-
+def test_a_failed_mapping_leaves_the_allocation(devices: Devices, backend: FakeMulticast) -> None:
     def fail() -> None:
         raise gi.DriverError("cuMemSetAccess", 1, "CUDA_ERROR_INVALID_VALUE")
 

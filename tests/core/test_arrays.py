@@ -50,10 +50,9 @@ def fake() -> tuple[Device, FakeBackend]:
     ],
 )
 def test_an_exception_outlives_the_array(
-    fake: tuple[Device, FakeBackend], take: Any, error: type[Exception], use: Callable[[Any], object]
+    device: Device, backend: FakeBackend, take: Any, error: type[Exception], use: Callable[[Any], object]
 ) -> None:
     """The last reference to the array goes while the exception is on its way."""
-    device, backend = fake
     memory = memory_of(device)
     view = memory.map_buffer().view(16)
     with pytest.raises(error):
@@ -63,8 +62,7 @@ def test_an_exception_outlives_the_array(
 
 
 @pytest.mark.parametrize("take", HOSTS)
-def test_the_array_keeps_the_bytes_and_the_view_does_not(fake: tuple[Device, FakeBackend], take: Any) -> None:
-    device, backend = fake
+def test_the_array_keeps_the_bytes_and_the_view_does_not(device: Device, backend: FakeBackend, take: Any) -> None:
     memory = memory_of(device)
     view = memory.map_buffer().view(16)
     array = take(view)
@@ -160,8 +158,7 @@ def test_a_shape_that_numpy_does_not_know_is_refused(
 # -- NumPy's own way -------------------------------------------------------------------------------------------------
 
 
-def test_numpys_array_is_a_copy_where_it_must_be(fake: tuple[Device, FakeBackend]) -> None:
-    device, _ = fake
+def test_numpys_array_is_a_copy_where_it_must_be(device: Device) -> None:
     with memory_of(device) as memory:
         view = memory.map_buffer().view(4, "int32")
         own = np.asarray(view)

@@ -27,8 +27,7 @@ def fake() -> tuple[Device, FakeDriver]:
     return device, backend
 
 
-def test_nothing_that_blocks_is_released_behind_a_pending_wait(fake: tuple[Device, FakeDriver]) -> None:
-    device, backend = fake
+def test_nothing_that_blocks_is_released_behind_a_pending_wait(device: Device, backend: FakeDriver) -> None:
     gate, other, memory = semaphore_of(device), semaphore_of(device), memory_of(device)
     _held = memory.map_buffer(), memory.map_mipmapped_array("R8_UNORM", (4, 4))
     with device.create_stream() as stream:
@@ -47,9 +46,8 @@ def test_nothing_that_blocks_is_released_behind_a_pending_wait(fake: tuple[Devic
         gate.close()
 
 
-def test_a_callback_runs_without_the_lock(fake: tuple[Device, FakeDriver]) -> None:
+def test_a_callback_runs_without_the_lock(device: Device, backend: FakeDriver) -> None:
     """It may do what it likes, also wait for a thread that enqueues a wait."""
-    device, backend = fake
     gate, other = semaphore_of(device), semaphore_of(device)
     with device.create_stream() as stream:
         done: list[bool] = []
@@ -68,9 +66,8 @@ def test_a_callback_runs_without_the_lock(fake: tuple[Device, FakeDriver]) -> No
 
 
 @pytest.mark.parametrize("by", ["wait", "batch", "follow"])
-def test_a_callback_waits_while_blocked_releases_go(fake: tuple[Device, FakeDriver], by: str) -> None:
+def test_a_callback_waits_while_blocked_releases_go(device: Device, backend: FakeDriver, by: str) -> None:
     """It runs with nothing held: not the gate, which its wait would stand at for ever, and no mark of the call."""
-    device, backend = fake
     gate, one = semaphore_of(device), semaphore_of(device)
     batch = gi.SemaphoreBatch(one)
     with device.create_stream() as stream, device.create_stream() as other:
@@ -101,8 +98,7 @@ def test_a_callback_waits_while_blocked_releases_go(fake: tuple[Device, FakeDriv
     one.close(timeout=LIMIT)
 
 
-def test_a_finalizer_of_what_was_kept_waits_too(fake: tuple[Device, FakeDriver]) -> None:
-    device, backend = fake
+def test_a_finalizer_of_what_was_kept_waits_too(device: Device, backend: FakeDriver) -> None:
     gate = semaphore_of(device)
     with device.create_stream() as stream:
 
@@ -120,9 +116,8 @@ def test_a_finalizer_of_what_was_kept_waits_too(fake: tuple[Device, FakeDriver])
     gate.close(timeout=LIMIT)
 
 
-def test_a_blocked_release_costs_the_same_beside_many_streams(fake: tuple[Device, FakeDriver]) -> None:
+def test_a_blocked_release_costs_the_same_beside_many_streams(device: Device, backend: FakeDriver) -> None:
     """One stream holds it up, and that one is asked alone."""
-    device, backend = fake
     gate, other = semaphore_of(device), semaphore_of(device)
     streams = [device.create_stream() for _ in range(200)]
     for stream in streams:
@@ -141,8 +136,7 @@ def test_a_blocked_release_costs_the_same_beside_many_streams(fake: tuple[Device
     gate.close(timeout=LIMIT)
 
 
-def test_a_pending_wait_is_looked_for_once_a_drain(fake: tuple[Device, FakeDriver]) -> None:
-    device, backend = fake
+def test_a_pending_wait_is_looked_for_once_a_drain(device: Device, backend: FakeDriver) -> None:
     gate = semaphore_of(device)
     with device.create_stream() as stream:
         gate.wait(stream, 1)

@@ -34,8 +34,7 @@ def buffer_of(device: Device) -> tuple[gi.ExternalMemory, gi.Buffer]:
     return memory, memory.map_buffer()
 
 
-def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, FakeGraphs]) -> None:
-    device, backend = fake
+def test_each_launch_has_the_values_it_was_given(device: Device, backend: FakeGraphs) -> None:
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
             semaphore.wait(stream, 1)
@@ -62,8 +61,7 @@ def test_each_launch_has_the_values_it_was_given(fake: tuple[Device, FakeGraphs]
         graph.close()
 
 
-def test_binary_semaphores_keep_no_value(fake: tuple[Device, FakeGraphs]) -> None:
-    device, _ = fake
+def test_binary_semaphores_keep_no_value(device: Device) -> None:
     with binary(device) as one, semaphore_of(device) as other, device.create_stream() as stream:
         with stream.capture() as graph:
             gi.SemaphoreBatch(one, other).signal(stream, (None, 5))
@@ -76,8 +74,7 @@ def test_binary_semaphores_keep_no_value(fake: tuple[Device, FakeGraphs]) -> Non
         graph.close()
 
 
-def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Device, FakeGraphs]) -> None:
-    device, backend = fake
+def test_the_semaphores_outlive_their_close_until_the_graph_goes(device: Device, backend: FakeGraphs) -> None:
     semaphore, stream = semaphore_of(device), device.create_stream()
     memory, buffer = buffer_of(device)
     with stream.capture() as graph:
@@ -100,9 +97,8 @@ def test_the_semaphores_outlive_their_close_until_the_graph_goes(fake: tuple[Dev
     stream.close()
 
 
-def test_another_librarys_graph(fake: tuple[Device, FakeGraphs]) -> None:
+def test_another_librarys_graph(device: Device, backend: FakeGraphs) -> None:
     """Its stream is captured by others, the values are baked in and set anew; its handles stay its own."""
-    device, backend = fake
     semaphore, foreign = semaphore_of(device), device.wrap_stream(99)
     backend.begin_capture(("adopted", 99))
     semaphore.wait(foreign, 1)
@@ -120,8 +116,7 @@ def test_another_librarys_graph(fake: tuple[Device, FakeGraphs]) -> None:
     foreign.close()
 
 
-def test_a_node_of_somebody_elses_semaphore_is_left_alone(fake: tuple[Device, FakeGraphs]) -> None:
-    device, backend = fake
+def test_a_node_of_somebody_elses_semaphore_is_left_alone(device: Device, backend: FakeGraphs) -> None:
     backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(4242,), values=(1,))]
     with gi.GraphSemaphores(device, 7, 8) as semaphores:
         assert semaphores.steps[0].semaphores == (None,)
@@ -129,8 +124,7 @@ def test_a_node_of_somebody_elses_semaphore_is_left_alone(fake: tuple[Device, Fa
             semaphores.advance(1)
 
 
-def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, FakeGraphs]) -> None:
-    device, _ = fake
+def test_values_that_were_captured_are_not_the_streams_last(device: Device) -> None:
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
         semaphore.signal(stream, 5)
         with stream.capture() as graph:
@@ -140,9 +134,8 @@ def test_values_that_were_captured_are_not_the_streams_last(fake: tuple[Device, 
         graph.close()
 
 
-def test_no_event_goes_into_a_capture(fake: tuple[Device, FakeGraphs]) -> None:
+def test_no_event_goes_into_a_capture(device: Device, backend: FakeGraphs) -> None:
     """Closing and dropping things during a capture releases nothing, records nothing, and is made up for afterwards."""
-    device, backend = fake
     semaphore, foreign = semaphore_of(device), device.wrap_stream(99)
     memory, buffer = buffer_of(device)
     buffer.fill(1, stream=foreign)  # real work, before the capture
@@ -164,8 +157,7 @@ def test_no_event_goes_into_a_capture(fake: tuple[Device, FakeGraphs]) -> None:
     foreign.close()
 
 
-def test_what_a_capture_would_not_survive_is_refused(fake: tuple[Device, FakeGraphs]) -> None:
-    device, backend = fake
+def test_what_a_capture_would_not_survive_is_refused(device: Device, backend: FakeGraphs) -> None:
     memory, buffer = buffer_of(device)
     with device.create_stream() as stream:
         with stream.capture() as graph:
@@ -190,8 +182,7 @@ def test_what_a_capture_would_not_survive_is_refused(fake: tuple[Device, FakeGra
     memory.close()
 
 
-def test_a_capture_whose_body_fails_ends(fake: tuple[Device, FakeGraphs]) -> None:
-    device, backend = fake
+def test_a_capture_whose_body_fails_ends(device: Device, backend: FakeGraphs) -> None:
     with device.create_stream() as stream:
         with pytest.raises(KeyError), stream.capture() as graph:
             raise KeyError
@@ -201,9 +192,8 @@ def test_a_capture_whose_body_fails_ends(fake: tuple[Device, FakeGraphs]) -> Non
             graph.launch(stream)
 
 
-def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, FakeGraphs]) -> None:
+def test_what_a_joined_stream_uses_is_held(device: Device, backend: FakeGraphs) -> None:
     """Also through another wrapper of the captured stream, and a semaphore that is dropped in the body."""
-    device, backend = fake
     memory, buffer = buffer_of(device)
     with device.create_stream() as stream, device.create_stream() as other:
         with stream.capture() as graph:
@@ -226,9 +216,8 @@ def test_what_a_joined_stream_uses_is_held(fake: tuple[Device, FakeGraphs]) -> N
         assert (backend.count("mapping"), backend.count("semaphore")) == (0, 0)
 
 
-def test_what_a_launch_waits_for_is_named(fake: tuple[Device, FakeGraphs]) -> None:
+def test_what_a_launch_waits_for_is_named(device: Device, backend: FakeGraphs) -> None:
     """As it was when it was launched: the next launch waits for more."""
-    device, backend = fake
     with semaphore_of(device) as one, semaphore_of(device) as two, device.create_stream() as stream:
         with stream.capture() as graph:
             one.wait(stream, 1)
@@ -243,9 +232,8 @@ def test_what_a_launch_waits_for_is_named(fake: tuple[Device, FakeGraphs]) -> No
         graph.close()
 
 
-def test_a_pending_launch_keeps_no_graph(fake: tuple[Device, FakeGraphs]) -> None:
+def test_a_pending_launch_keeps_no_graph(device: Device, backend: FakeGraphs) -> None:
     """Its wait is remembered as long as it is pending: it names natives alone."""
-    device, backend = fake
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
             semaphore.wait(stream, 1)
@@ -260,8 +248,7 @@ def test_a_pending_launch_keeps_no_graph(fake: tuple[Device, FakeGraphs]) -> Non
         backend.blocked.clear()
 
 
-def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:
-    device, _ = fake
+def test_advance_sets_all_or_nothing(device: Device) -> None:
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
             semaphore.wait(stream, 1)
@@ -273,8 +260,7 @@ def test_advance_sets_all_or_nothing(fake: tuple[Device, FakeGraphs]) -> None:
         graph.close()
 
 
-def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(fake: tuple[Device, FakeGraphs]) -> None:
-    device, _ = fake
+def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(device: Device) -> None:
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
 
         def fail() -> None:
@@ -307,7 +293,7 @@ def test_without_graphs_it_is_a_gap() -> None:
             gi.GraphSemaphores(device, 1, 2)
 
 
-def test_a_stream_of_another_gpu_is_refused(fake: tuple[Device, FakeGraphs]) -> None:
+def test_a_stream_of_another_gpu_is_refused() -> None:
     """torch's default stream has the number 0 on every GPU: what tells them apart is the stream's own word."""
 
     class TorchDevice:

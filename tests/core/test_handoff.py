@@ -8,11 +8,10 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.handoff import HandoffStep
 
-from .fake import fake_device
+from .fake import FakeBackend
 
 
-def test_a_timeline_serves_both_directions() -> None:
-    device, backend = fake_device()
+def test_a_timeline_serves_both_directions(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
         handoff = gi.Handoff(timeline)
         assert handoff.mode == "timeline"
@@ -25,8 +24,7 @@ def test_a_timeline_serves_both_directions() -> None:
         assert handoff.frame == 3
 
 
-def test_binary_takes_one_each_way() -> None:
-    device, backend = fake_device()
+def test_binary_takes_one_each_way(device: gi.Device, backend: FakeBackend) -> None:
     with (
         device.create_stream() as stream,
         device.import_semaphore(gi.OpaqueWin32(handle=8)) as to_compute,
@@ -42,8 +40,7 @@ def test_binary_takes_one_each_way() -> None:
 
 
 @pytest.mark.parametrize("tracks", [True, False])
-def test_out_of_turn_raises_and_enqueues_nothing(tracks: bool) -> None:
-    device, backend = fake_device()
+def test_out_of_turn_raises_and_enqueues_nothing(device: gi.Device, backend: FakeBackend, tracks: bool) -> None:
     with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
         handoff = gi.Handoff(timeline, tracks_submits=tracks)
         count = len(backend.calls)
@@ -63,8 +60,7 @@ def test_out_of_turn_raises_and_enqueues_nothing(tracks: bool) -> None:
         assert [call[0] for call in backend.calls[count:]] == ["wait", "signal"]
 
 
-def test_semaphores_that_do_not_fit_are_refused() -> None:
-    device, _ = fake_device()
+def test_semaphores_that_do_not_fit_are_refused(device: gi.Device) -> None:
     with (
         device.import_semaphore(gi.OpaqueWin32(handle=8)) as binary,
         device.import_semaphore(gi.TimelineWin32(handle=9)) as timeline,
@@ -137,8 +133,7 @@ def test_the_counter_says_the_frame_where_it_can_be_seen(host: tuple[gi.Stream, 
         timeline.host_signal(stands + 1)
 
 
-def test_a_driver_s_timeline_goes_by_what_was_signalled_here() -> None:
-    device, backend = fake_device()
+def test_a_driver_s_timeline_goes_by_what_was_signalled_here(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
         frames(gi.Handoff(timeline), stream, 3, lambda step: None)
         handoff = gi.Handoff(timeline)
@@ -155,8 +150,7 @@ def test_a_driver_s_timeline_goes_by_what_was_signalled_here() -> None:
 
 
 @pytest.mark.parametrize("tracks", [True, False])
-def test_where_no_frame_begins_the_caller_says_which_is_next(tracks: bool) -> None:
-    device, _ = fake_device()
+def test_where_no_frame_begins_the_caller_says_which_is_next(device: gi.Device, tracks: bool) -> None:
     with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
         timeline.signal(stream, 7)
         with pytest.raises(gi.InvalidArgumentError, match=r"stands at 7.*frame=4, whose values are 9 and 10") as caught:
@@ -181,8 +175,7 @@ def test_a_frame_that_has_gone_by_is_refused(host: tuple[gi.Stream, Any], tracks
         gi.Handoff(timeline, tracks_submits=tracks, frame="3")  # type: ignore[arg-type]
 
 
-def test_binary_ones_go_on_as_the_caller_says() -> None:
-    device, _ = fake_device()
+def test_binary_ones_go_on_as_the_caller_says(device: gi.Device) -> None:
     with (
         device.import_semaphore(gi.OpaqueWin32(handle=8)) as to_compute,
         device.import_semaphore(gi.OpaqueWin32(handle=9)) as to_graphics,

@@ -16,7 +16,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.handles import FdHandle, Handle
 
-from .fake import fake_device
+from .fake import FakeBackend, fake_device
 
 
 @pytest.fixture
@@ -75,9 +75,8 @@ ENDS: dict[str, Callable[[FdHandle], object]] = {"close": FdHandle.close, "detac
 @pytest.mark.parametrize("owned", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
 def test_what_ends_a_handle_during_its_import_takes_effect_afterwards(
-    fd: int, strangers: Strangers, end: str, owned: bool, fails: bool
+    device: gi.Device, backend: FakeBackend, fd: int, strangers: Strangers, end: str, owned: bool, fails: bool
 ) -> None:
-    device, backend = fake_device()
     before = open_fds()
     number = os.dup(fd)
     handle = gi.OpaqueFd.adopt(number) if owned else gi.OpaqueFd(number)
@@ -168,9 +167,8 @@ def test_a_number_that_is_about_to_be_duplicated_is_not_closed_before(
     strangers.leave()
 
 
-def test_what_is_lent_is_apart_from_what_threads_open(fd: int) -> None:
+def test_what_is_lent_is_apart_from_what_threads_open(device: gi.Device, backend: FakeBackend, fd: int) -> None:
     """Also in a process that has hundreds open: a driver that closes it makes no room among their numbers."""
-    device, backend = fake_device()
     lent: list[int] = []
 
     def importing(handle: Handle) -> None:

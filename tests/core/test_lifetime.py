@@ -167,9 +167,8 @@ def test_a_child_that_could_not_be_released_keeps_its_parent(child: str) -> None
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_whatever_fails_in_a_release_is_reported_and_masks_nothing(
-    fake: tuple[Device, FakeBackend], monkeypatch: pytest.MonkeyPatch
+    device: Device, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, backend = fake
     shown: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: shown.append(repr(args.exc_value)))
 
@@ -202,8 +201,7 @@ def test_whatever_fails_in_a_release_is_reported_and_masks_nothing(
     assert all(any(error in text for text in shown) for error in ("a callback's own", "the driver is gone"))
 
 
-def test_a_stream_that_can_record_nothing_is_closed_all_the_same(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
+def test_a_stream_that_can_record_nothing_is_closed_all_the_same(device: Device, backend: FakeBackend) -> None:
     stream, memory = device.create_stream(), memory_of(device)
     backend.on_record = _fail
     stream.close(timeout=5)
@@ -334,9 +332,8 @@ def test_a_callback_that_takes_its_time_holds_up_nobody() -> None:
     settle(device, backend)
 
 
-def test_a_device_drains_what_is_its_own(fake: tuple[Device, FakeBackend]) -> None:
+def test_a_device_drains_what_is_its_own(device: Device) -> None:
     """An object of another device is not waited for, and what can never be released is not, on any."""
-    device, _ = fake
     other, theirs = fake_device()
     used = memory_of(other)
     held = used.map_buffer().hold()
@@ -349,8 +346,7 @@ def test_a_device_drains_what_is_its_own(fake: tuple[Device, FakeBackend]) -> No
     assert theirs.count("memory") == 0
 
 
-def test_a_mapping_that_is_still_in_use_cannot_be_made_again(fake: tuple[Device, FakeBackend]) -> None:
-    device, _backend = fake
+def test_a_mapping_that_is_still_in_use_cannot_be_made_again(device: Device) -> None:
     with memory_of(device) as memory:
         buffer = memory.map_buffer()
         array = np.from_dlpack(buffer.view(4))
@@ -362,9 +358,8 @@ def test_a_mapping_that_is_still_in_use_cannot_be_made_again(fake: tuple[Device,
         memory.map_buffer().close()
 
 
-def test_a_drain_names_the_semaphore_that_holds_a_stream(fake: tuple[Device, FakeBackend]) -> None:
+def test_a_drain_names_the_semaphore_that_holds_a_stream(device: Device, backend: FakeBackend) -> None:
     """Ctrl-C in a fill or a copy closes the stream of ours that it was on, whose end is an event."""
-    device, backend = fake
     with device.create_stream() as stream, memory_of(device) as memory, semaphore_of(device) as semaphore:
         buffer = memory.map_buffer()
         buffer.fill(2)
@@ -389,9 +384,8 @@ def test_a_drain_names_the_semaphore_that_holds_a_stream(fake: tuple[Device, Fak
         assert (threading.active_count(), len(alive())) == before
 
 
-def test_what_is_closed_behind_a_stream_that_hangs(fake: tuple[Device, FakeBackend]) -> None:
+def test_what_is_closed_behind_a_stream_that_hangs(device: Device, backend: FakeBackend) -> None:
     """A semaphore is abandoned when its time is over; a stream is waited for as if it were open."""
-    device, backend = fake
     stream, semaphore = device.create_stream(), device.import_semaphore(gi.TimelineWin32(handle=8))
     semaphore.wait(stream, 1)
     backend.blocked.add(stream.ptr)
@@ -443,8 +437,7 @@ def test_the_numbers_of_the_manual_are_the_librarys() -> None:
 # -- what lives how long -----------------------------------------------------------------------------------------------
 
 
-def test_a_keepalive_lives_as_long_as_what_was_imported(fake: tuple[Device, FakeBackend]) -> None:
-    device, _backend = fake
+def test_a_keepalive_lives_as_long_as_what_was_imported(device: Device) -> None:
     owner = Owner()
     alive = weakref.ref(owner)
     memory = device.import_memory(gi.OpaqueWin32Kmt(handle=8, keepalive=owner), size=64)
@@ -457,9 +450,8 @@ def test_a_keepalive_lives_as_long_as_what_was_imported(fake: tuple[Device, Fake
     assert alive() is None
 
 
-def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(fake: tuple[Device, FakeBackend]) -> None:
+def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(device: Device, backend: FakeBackend) -> None:
     """HIP looks at the stream of an event that it is asked for, also when all work is done."""
-    device, backend = fake
     owner = Owner()
     alive = weakref.ref(owner)
     memory = memory_of(device)
@@ -485,8 +477,7 @@ def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(fake: tuple[De
     assert alive() is None
 
 
-def test_an_owner_that_keeps_an_array_of_the_memory_is_let_go(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
+def test_an_owner_that_keeps_an_array_of_the_memory_is_let_go(device: Device, backend: FakeBackend) -> None:
     owner = Owner()
     alive = weakref.ref(owner)
     memory = memory_of(device)
@@ -501,9 +492,7 @@ def test_an_owner_that_keeps_an_array_of_the_memory_is_let_go(fake: tuple[Device
     assert (backend.count("mapping"), backend.count("memory")) == (0, 0)
 
 
-def test_a_collected_cycle_goes_children_first(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
-
+def test_a_collected_cycle_goes_children_first(device: Device, backend: FakeBackend) -> None:
     class Holder:
         memory: gi.ExternalMemory
         buffer: gi.Buffer
@@ -520,8 +509,7 @@ def test_a_collected_cycle_goes_children_first(fake: tuple[Device, FakeBackend])
     assert destroyed(backend) == ["mapping", "memory"]
 
 
-def test_a_capsule_that_nobody_takes_destroys_no_error_and_no_memory(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
+def test_a_capsule_that_nobody_takes_destroys_no_error_and_no_memory(device: Device, backend: FakeBackend) -> None:
     memory = memory_of(device)
     view = memory.map_buffer().view(4, "bfloat16")  # NumPy has none, and says so after it took the capsule
     with pytest.raises((BufferError, RuntimeError), match=r"[Dd]type"):
@@ -738,8 +726,7 @@ def test_copies_of_many_threads_leave_few_streams() -> None:
     backend.at = lambda *_: None
 
 
-def test_a_wrapper_a_frame_leaves_nothing_behind(fake: tuple[Device, FakeBackend]) -> None:
-    device, backend = fake
+def test_a_wrapper_a_frame_leaves_nothing_behind(device: Device, backend: FakeBackend) -> None:
     with device.import_semaphore(gi.TimelineWin32(handle=8)) as semaphore:
         for frame in range(1, 200):
             semaphore.wait(device.wrap_stream(64), frame)
@@ -804,9 +791,8 @@ allocation.close()
 
 
 def test_the_exit_waits_for_work_and_not_for_arrays(
-    fake: tuple[Device, FakeBackend], monkeypatch: pytest.MonkeyPatch
+    device: Device, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, backend = fake
     memory = memory_of(device)
     array = np.from_dlpack(memory.map_buffer().view(4))
     memory.close()

@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 import gpuinterop as gi
 from gpuinterop._core import lifetime
 
-from .fake import fake_device, memory_of
+from .fake import FakeBackend, fake_device, memory_of
 
 SIZE = 4096
 Call = Callable[[], object]
@@ -41,9 +41,8 @@ def test_whatever_the_ranges_the_driver_maps_once(ranges: list[tuple[int, int]])
         assert made == [("map_buffer", 64)] * bool(open_ones)
 
 
-def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes() -> None:
+def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes(device: gi.Device, backend: FakeBackend) -> None:
     """Not behind one that used others, and not only behind the latest."""
-    device, backend = fake_device()
     out = np.zeros(16, np.uint8)
 
     def waited_for(call: Call) -> set[object]:
@@ -65,8 +64,7 @@ def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes() -> None:
         assert {call[1] for call in backend.calls if call[0] == "synchronize"} >= {first.handle, second.handle}
 
 
-def test_an_interface_has_one_stream_which_is_behind_all() -> None:
-    device, backend = fake_device()
+def test_an_interface_has_one_stream_which_is_behind_all(device: gi.Device, backend: FakeBackend) -> None:
     device.info = replace(device.info, array_interface="__cuda_array_interface__", dlpack=(2, 0))
     with memory_of(device) as memory, device.create_stream() as first, device.create_stream() as second:
         buffer = memory.map_buffer()
@@ -83,9 +81,8 @@ def test_an_interface_has_one_stream_which_is_behind_all() -> None:
             assert copied[1][1] != found, "it would stand behind the others' work"
 
 
-def test_a_stream_that_was_dropped_is_waited_for_once() -> None:
+def test_a_stream_that_was_dropped_is_waited_for_once(device: gi.Device, backend: FakeBackend) -> None:
     """Whatever is left of it: its work may still be to come."""
-    device, backend = fake_device()
     out = np.zeros(16, np.uint8)
     with memory_of(device) as memory, memory.map_buffer() as buffer:
         stream = device.wrap_stream(40)
@@ -134,9 +131,8 @@ def test_bad_ranges_name_the_argument(arguments: dict[str, int], argument: str) 
         assert backend.calls[-1][0] == "import_memory"
 
 
-def test_an_offset_beyond_the_end_is_what_is_wrong() -> None:
+def test_an_offset_beyond_the_end_is_what_is_wrong(device: gi.Device) -> None:
     """And not the size, the source or the shape, of which the caller may have said nothing. Nothing has no end."""
-    device, _backend = fake_device()
     with memory_of(device, SIZE) as memory, device.create_stream() as stream:
         buffer = memory.map_buffer(16, 256)
         calls: list[Callable[[int], object]] = [
@@ -158,9 +154,8 @@ def test_an_offset_beyond_the_end_is_what_is_wrong() -> None:
             buffer.view(0, offset=257)
 
 
-def test_what_is_misaligned_is_the_address() -> None:
+def test_what_is_misaligned_is_the_address(device: gi.Device) -> None:
     """That of a buffer at an odd place too: there an offset of 0 is wrong. The message has one that fits."""
-    device, _backend = fake_device()
     with memory_of(device, SIZE) as memory, contextlib.ExitStack() as scope:
         for mapped, offset in ((3, 0), (4, 8), (0, 12), (1, 16)):
             buffer = scope.enter_context(memory.map_buffer(mapped))
@@ -197,8 +192,7 @@ def test_a_view_reaches_exactly_what_numpy_says(shape: list[int], strides: list[
                 assert element.__array_interface__["data"][0] == buffer.ptr + start
 
 
-def test_views_carry_every_type_and_both_protocols() -> None:
-    device, _backend = fake_device()
+def test_views_carry_every_type_and_both_protocols(device: gi.Device) -> None:
     with memory_of(device) as memory:
         buffer = memory.map_buffer()
         for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64"):
@@ -216,9 +210,8 @@ def test_views_carry_every_type_and_both_protocols() -> None:
                 buffer.view(4, bad)
 
 
-def test_a_view_is_a_buffer() -> None:
+def test_a_view_is_a_buffer(device: gi.Device, backend: FakeBackend) -> None:
     """Writable, in its shape and strides, on the same bytes; the memory stays as long as the memoryview does."""
-    device, backend = fake_device()
     memory = memory_of(device)
     buffer = memory.map_buffer()
     theirs = memoryview(backend.memory).cast("B")
@@ -278,9 +271,8 @@ def test_bfloat16_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
             _ = view.__cuda_array_interface__
 
 
-def test_views_of_one_layout_are_windows_of_their_own() -> None:
+def test_views_of_one_layout_are_windows_of_their_own(device: gi.Device) -> None:
     """What they have in common is made once: it must not be the address, nor let another shape in that is equal."""
-    device, _backend = fake_device()
     with memory_of(device) as memory:
         buffer = memory.map_buffer()
         ctypes.memmove(buffer.ptr, bytes(range(256)), 256)
@@ -341,8 +333,7 @@ def consume(capsule: object) -> None:
 _USED = ctypes.c_char_p(b"used_dltensor_versioned")
 
 
-def test_dlpack_by_the_array_api() -> None:
-    device, _backend = fake_device()
+def test_dlpack_by_the_array_api(device: gi.Device) -> None:
     with memory_of(device) as memory:
         view = memory.map_buffer().view((2, 2), "float32")
         assert view.__dlpack_device__() == (1, 0)
@@ -471,8 +462,7 @@ def test_numpy_takes_no_memory_of_a_gpu(kind: int) -> None:
         assert view.__cuda_array_interface__["data"] == (view.ptr, False)
 
 
-def test_host_consumers_wait_for_the_last_write() -> None:
-    device, backend = fake_device()
+def test_host_consumers_wait_for_the_last_write(device: gi.Device, backend: FakeBackend) -> None:
     with memory_of(device) as memory, device.create_stream() as stream:
         buffer = memory.map_buffer()
         buffer.fill(7, size=4, stream=stream)
@@ -481,8 +471,7 @@ def test_host_consumers_wait_for_the_last_write() -> None:
         assert not hasattr(buffer.view(4), "__cuda_array_interface__")
 
 
-def test_copies_both_ways_and_their_bounds() -> None:
-    device, backend = fake_device()
+def test_copies_both_ways_and_their_bounds(device: gi.Device, backend: FakeBackend) -> None:
     with memory_of(device) as memory, device.create_stream() as stream:
         buffer = memory.map_buffer()
         data = np.arange(16, dtype="float32")
@@ -510,8 +499,7 @@ def test_copies_both_ways_and_their_bounds() -> None:
         assert len(backend.calls) == count
 
 
-def test_a_pageable_copy_behind_a_pending_wait_is_refused() -> None:
-    device, backend = fake_device()
+def test_a_pageable_copy_behind_a_pending_wait_is_refused(device: gi.Device, backend: FakeBackend) -> None:
     with (
         memory_of(device) as memory,
         device.create_stream() as stream,
@@ -528,8 +516,7 @@ def test_a_pageable_copy_behind_a_pending_wait_is_refused() -> None:
         buffer.copy_to_host(bytearray(4), stream=stream)
 
 
-def test_arrays_are_laid_out_checked_and_copied() -> None:
-    device, backend = fake_device()
+def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: FakeBackend) -> None:
     with memory_of(device, 1 << 16) as memory, device.create_stream() as stream:
         array = memory.map_mipmapped_array("R32G32B32A32_SFLOAT", (32, 16), levels=3)
         assert [array.level(n).nbytes for n in range(3)] == [8192, 2048, 512]
@@ -568,9 +555,8 @@ def test_arrays_are_laid_out_checked_and_copied() -> None:
     assert not [native for native in backend.live if native[0] == "array"]
 
 
-def test_a_copied_hold_is_the_same_hold() -> None:
+def test_a_copied_hold_is_the_same_hold(device: gi.Device, backend: FakeBackend) -> None:
     """A second one would take off the mark of another array."""
-    device, backend = fake_device()
     memory = memory_of(device)
     buffer = memory.map_buffer()
     array, token = buffer.hold(), buffer.hold()

@@ -10,7 +10,7 @@ import gpuinterop as gi
 from gpuinterop._core import ownership
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind
 
-from .fake import fake_device
+from .fake import FakeBackend, fake_device
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def open_fds() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def test_success_consumes_whether_the_driver_closes_or_not(fd: int) -> None:
-    device, backend = fake_device()
+def test_success_consumes_whether_the_driver_closes_or_not(device: gi.Device, backend: FakeBackend, fd: int) -> None:
     for on_import in (lambda handle: os.close(handle.fd), lambda handle: os.close(handle.detach())):
         before = open_fds()
         backend.on_import = on_import
@@ -63,8 +62,7 @@ def test_failure_leaves_the_fd_open_and_nothing_leaks(fd: int, failure: object, 
     device.import_memory(handle, size=4096).close(timeout=5)  # and it can be tried again
 
 
-def test_a_number_that_became_somebody_elses_is_not_closed(fd: int) -> None:
-    device, backend = fake_device()
+def test_a_number_that_became_somebody_elses_is_not_closed(device: gi.Device, backend: FakeBackend, fd: int) -> None:
     stranger = os.memfd_create("stranger")
     reused = []
 
@@ -128,8 +126,7 @@ def test_a_size_beyond_the_object_is_refused_before_the_driver_sees_it(fd: int) 
     assert not backend.calls
 
 
-def test_what_the_origin_contradicts_is_refused(fd: int) -> None:
-    device, backend = fake_device()
+def test_what_the_origin_contradicts_is_refused(device: gi.Device, backend: FakeBackend, fd: int) -> None:
     other = gi.DeviceIdentity(name="another GPU", uuid=b"x" * 16)
     with pytest.raises(gi.HandleError, match=r"another GPU.*match_device"):
         device.import_memory(gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY, device=other)), size=1)
@@ -151,8 +148,7 @@ def test_what_the_origin_contradicts_is_refused(fd: int) -> None:
     assert backend.calls[0] == ("import_memory", "OpaqueFd", 1, True)
 
 
-def test_direct3d_resources_are_always_dedicated() -> None:
-    device, backend = fake_device()
+def test_direct3d_resources_are_always_dedicated(device: gi.Device, backend: FakeBackend) -> None:
     device.import_memory(gi.D3D12Resource(handle=8), size=64).close(timeout=5)
     assert backend.calls[0] == ("import_memory", "D3D12Resource", 64, True)
     with pytest.raises(gi.InvalidArgumentError, match="dedicated"):

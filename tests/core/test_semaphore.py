@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 import gpuinterop as gi
 from gpuinterop.handles import OriginKind
 
-from .fake import fake_device, semaphore_of
+from .fake import FakeBackend, fake_device, semaphore_of
 
 Call = Callable[[], object]
 
@@ -17,8 +17,7 @@ BINARY = gi.OpaqueWin32
 TIMELINE = gi.TimelineWin32
 
 
-def test_every_kind_has_its_calls() -> None:
-    device, backend = fake_device()
+def test_every_kind_has_its_calls(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as stream:
         for kind, value in ((BINARY, None), (TIMELINE, 3), (gi.D3D12Fence, 3), (gi.KeyedMutex, 3)):
             with semaphore_of(device, kind) as semaphore:
@@ -35,8 +34,7 @@ def test_every_kind_has_its_calls() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5, True])
-def test_impossible_values_are_refused(value: Any) -> None:
-    device, backend = fake_device()
+def test_impossible_values_are_refused(device: gi.Device, backend: FakeBackend, value: Any) -> None:
     with device.create_stream() as stream, semaphore_of(device) as semaphore:
         for call in (semaphore.signal, semaphore.wait):
             with pytest.raises(gi.InvalidArgumentError, match=r"^value:"):
@@ -44,8 +42,7 @@ def test_impossible_values_are_refused(value: Any) -> None:
         assert not [call for call in backend.calls if call[0] in ("wait", "signal")]
 
 
-def test_a_timeline_does_not_go_back_on_its_stream() -> None:
-    device, backend = fake_device()
+def test_a_timeline_does_not_go_back_on_its_stream(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as one, device.create_stream() as two, semaphore_of(device) as semaphore:
         semaphore.signal(one, 5)
         for value in (3, 5):
@@ -58,8 +55,7 @@ def test_a_timeline_does_not_go_back_on_its_stream() -> None:
             fence.signal(one, 3)  # Direct3D fences may go back
 
 
-def test_streams_must_be_ours_open_and_of_the_device() -> None:
-    device, _ = fake_device()
+def test_streams_must_be_ours_open_and_of_the_device(device: gi.Device) -> None:
     other, _ = fake_device()
     closed = device.create_stream()
     closed.close()
@@ -88,8 +84,7 @@ def test_gaps_are_refused_per_operation() -> None:
         assert len([call for call in backend.calls if call[0] in ("wait", "signal")]) == 1
 
 
-def test_timeouts_reach_the_driver_in_milliseconds() -> None:
-    device, backend = fake_device()
+def test_timeouts_reach_the_driver_in_milliseconds(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as stream, semaphore_of(device, gi.KeyedMutex) as mutex:
         mutex.wait(stream, 7, timeout=1.5)
         assert backend.calls[-1] == ("wait", stream.handle, (7,), 1500)
@@ -98,8 +93,7 @@ def test_timeouts_reach_the_driver_in_milliseconds() -> None:
                 mutex.wait(stream, 7, timeout=bad)
 
 
-def test_batches_are_one_call_or_none() -> None:
-    device, backend = fake_device()
+def test_batches_are_one_call_or_none(device: gi.Device, backend: FakeBackend) -> None:
     with (
         device.create_stream() as stream,
         semaphore_of(device) as one,
@@ -129,9 +123,8 @@ def test_batches_are_one_call_or_none() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5, True, None])
-def test_impossible_values_in_a_batch_are_refused(value: Any) -> None:
+def test_impossible_values_in_a_batch_are_refused(device: gi.Device, backend: FakeBackend, value: Any) -> None:
     """Among values that fit: a batch looks at all at once."""
-    device, backend = fake_device()
     with device.create_stream() as stream, semaphore_of(device) as one, semaphore_of(device) as two:
         batch = gi.SemaphoreBatch(one, two)
         for call in (batch.signal, batch.wait):
@@ -180,9 +173,8 @@ def test_batches_and_their_semaphores_know_what_each_other_signalled(told: list[
         each.close()
 
 
-def test_what_a_batch_waits_for_is_named() -> None:
+def test_what_a_batch_waits_for_is_named(device: gi.Device, backend: FakeBackend) -> None:
     """Also behind another stream, which waits for it no more than that one does."""
-    device, backend = fake_device()
     with device.create_stream() as stream, device.create_stream() as behind:
         one, two, flag = semaphore_of(device), semaphore_of(device), semaphore_of(device, BINARY)
         gi.SemaphoreBatch(one, two).wait(stream, (42, 7))
@@ -218,8 +210,7 @@ def test_without_host_semaphores_the_host_calls_are_gaps() -> None:
         device.allocate(4096, gi.OpaqueFd)  # type: ignore[arg-type]
 
 
-def test_bare_numbers_and_wrong_types_are_no_handles() -> None:
-    device, backend = fake_device()
+def test_bare_numbers_and_wrong_types_are_no_handles(device: gi.Device, backend: FakeBackend) -> None:
     with pytest.raises(TypeError, match=r"handle: .*OpaqueFd\(fd\)") as caught:
         device.import_memory(7, size=4096)  # type: ignore[arg-type]
     assert isinstance(caught.value, gi.InvalidArgumentError)

@@ -34,8 +34,7 @@ class NewerProtocol:
         return (7, 96)
 
 
-def test_other_libraries_streams_are_understood_and_kept_alive() -> None:
-    device, backend = fake_device()
+def test_other_libraries_streams_are_understood_and_kept_alive(device: gi.Device, backend: FakeBackend) -> None:
     for foreign, pointer in ((Torch(), 64), (CuPy(), 80), (Protocol(), 96), (0, 0), (112, 112)):
         stream = device.wrap_stream(foreign)
         assert stream.ptr == pointer
@@ -49,8 +48,7 @@ def test_other_libraries_streams_are_understood_and_kept_alive() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, True, "stream", -1, object(), NewerProtocol(), np.zeros(1)])
-def test_what_is_no_stream_is_refused(bad: object) -> None:
-    device, _ = fake_device()
+def test_what_is_no_stream_is_refused(device: gi.Device, bad: object) -> None:
     with pytest.raises(gi.InvalidArgumentError, match=r"^stream:"):
         device.wrap_stream(bad)
 
@@ -76,8 +74,7 @@ async def watch(event: gi.Event, backend: FakeBackend) -> str:
     return await task
 
 
-def test_events_are_done_waited_for_awaited_and_freed() -> None:
-    device, backend = fake_device()
+def test_events_are_done_waited_for_awaited_and_freed(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as stream:
         event = stream.record()
         backend.blocked.add(stream.ptr)
@@ -93,8 +90,7 @@ def test_events_are_done_waited_for_awaited_and_freed() -> None:
     assert not backend.count("event")
 
 
-def test_wait_stream_orders_behind_the_others_work() -> None:
-    device, backend = fake_device()
+def test_wait_stream_orders_behind_the_others_work(device: gi.Device, backend: FakeBackend) -> None:
     other_device, _ = fake_device()
     with device.create_stream() as one, device.create_stream() as two, other_device.create_stream() as far:
         one.wait_stream(two)
@@ -169,8 +165,7 @@ def told(call: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_failed_stream_says_so_wherever_it_is_used() -> None:
-    device, _ = fake_device()
+def test_a_failed_stream_says_so_wherever_it_is_used(device: gi.Device) -> None:
     with device.create_stream() as failed, device.create_stream() as other:
         failed.known_as().fail(gi.PeerError("gone"))
         calls = (
@@ -207,9 +202,8 @@ def pending(stream: gi.Stream) -> Wait:
     return wait
 
 
-def test_who_was_ordered_behind_a_wait_fails_with_it() -> None:
+def test_who_was_ordered_behind_a_wait_fails_with_it(device: gi.Device, backend: FakeBackend) -> None:
     """By the native streams: wrappers come and go. Not one that was ordered behind what came before it."""
-    device, backend = fake_device()
     with device.create_stream() as waiting, device.create_stream() as before, device.create_stream() as behind:
         before.wait_stream(waiting)
         wait = pending(waiting)
@@ -226,9 +220,8 @@ def test_who_was_ordered_behind_a_wait_fails_with_it() -> None:
         backend.blocked.clear()
 
 
-def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream() -> None:
+def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream(device: gi.Device) -> None:
     """Another library's stream may stand behind its device's default stream; one of ours never does."""
-    device, _ = fake_device()
     with device.create_stream() as ours, device.create_stream() as behind, device.create_stream() as aside:
         wait = pending(device.wrap_stream(0))
         behind.wait_stream(device.wrap_stream(64))
@@ -259,9 +252,8 @@ def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> Non
         semaphore.close(timeout=5)
 
 
-def test_an_event_that_is_not_recorded_yet_tells_nothing() -> None:
+def test_an_event_that_is_not_recorded_yet_tells_nothing(device: gi.Device, backend: FakeBackend) -> None:
     """Another thread may be recording one when a time-out looks at all of them; the wait holds releases up still."""
-    device, backend = fake_device()
     with device.create_stream() as waiting:
         wait, native = pending(waiting), waiting.known_as()
         backend.blocked.add(waiting.ptr)
@@ -274,8 +266,7 @@ def test_an_event_that_is_not_recorded_yet_tells_nothing() -> None:
         wait.passed = True
 
 
-def test_a_wait_that_is_done_is_nobodys_any_more() -> None:
-    device, backend = fake_device()
+def test_a_wait_that_is_done_is_nobodys_any_more(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as waiting, device.create_stream() as behind:
         wait = pending(waiting)
         backend.blocked.add(waiting.ptr)
@@ -289,8 +280,7 @@ def test_a_wait_that_is_done_is_nobodys_any_more() -> None:
         assert not told(waiting.record)
 
 
-def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
-    device, backend = fake_device()
+def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told(device: gi.Device, backend: FakeBackend) -> None:
     first, other = device.wrap_stream(64), device.wrap_stream(80)
     first.known_as().fail(gi.PeerError("gone"))
     first.close()
@@ -313,8 +303,7 @@ def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told() -> None:
         assert not told(ours.synchronize)
 
 
-def test_the_priority_is_the_users() -> None:
-    device, backend = fake_device()
+def test_the_priority_is_the_users(device: gi.Device, backend: FakeBackend) -> None:
     device.create_stream().close()
     device.create_stream(high_priority=True).close()
     assert [call[1] for call in backend.calls if call[0] == "create_stream"] == [False, True]

@@ -16,7 +16,7 @@ LIMIT = 20.0
 STEP, GOOD = FakeMulticast.GROUPS
 SIZE = 8 * STEP
 REFUSED = gi.DriverError("cuSomething", 1, "CUDA_ERROR_INVALID_VALUE")
-Team = tuple[list[Device], FakeMulticast]
+Devices = list[Device]
 
 
 def names(backend: FakeMulticast) -> list[str]:

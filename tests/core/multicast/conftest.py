@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ..fake import fake_team
-from .calls import Team
+from ..fake import FakeMulticast, fake_team
+from .calls import Devices
 
 
 @pytest.fixture
-def team() -> Team:
+def fake() -> tuple[Devices, FakeMulticast]:
     return fake_team()
+
+
+@pytest.fixture
+def devices(fake: tuple[Devices, FakeMulticast]) -> Devices:
+    return fake[0]

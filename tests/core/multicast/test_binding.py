@@ -11,11 +11,11 @@ import pytest
 
 import gpuinterop as gi
 
-from .calls import LIMIT, SIZE, STEP, Team, close_all, fail, names, refused
+from ..fake import FakeMulticast
+from .calls import LIMIT, SIZE, STEP, Devices, close_all, fail, names, refused
 
 
-def test_binding_memory(team: Team) -> None:
-    devices, backend = team
+def test_binding_memory(devices: Devices, backend: FakeMulticast) -> None:
     with (
         gi.create_multicast(devices[:2], SIZE) as multicast,
         devices[1].allocate(4 * STEP) as small,
@@ -35,8 +35,7 @@ def test_binding_memory(team: Team) -> None:
         assert part.multicast is multicast
 
 
-def test_bad_ranges_are_refused(team: Team) -> None:
-    devices, backend = team
+def test_bad_ranges_are_refused(devices: Devices, backend: FakeMulticast) -> None:
     multicast = gi.create_multicast(devices[:2], SIZE)
     allocation = devices[0].allocate(4 * STEP)
     odd = devices[1].allocate(STEP + STEP // 2)
@@ -83,8 +82,7 @@ def test_bad_ranges_are_refused(team: Team) -> None:
     close_all(multicast, allocation, odd)
 
 
-def test_a_device_binds_its_own_memory_and_was_added(team: Team) -> None:
-    devices, backend = team
+def test_a_device_binds_its_own_memory_and_was_added(devices: Devices, backend: FakeMulticast) -> None:
     multicast = gi.create_multicast(devices[:2], SIZE)
     foreign, shared = devices[2].allocate(SIZE), devices[0].allocate(SIZE, access=[devices[1]])
     seen = shared.buffer_on(devices[1])
@@ -116,8 +114,7 @@ def test_a_device_binds_its_own_memory_and_was_added(team: Team) -> None:
     close_all(multicast, foreign, shared, peers)
 
 
-def test_binding_an_address(team: Team) -> None:
-    devices, backend = team
+def test_binding_an_address(devices: Devices, backend: FakeMulticast) -> None:
     with (
         gi.create_multicast(devices[:2], SIZE, gi.VmmFd) as multicast,
         devices[0].allocate(SIZE) as allocation,
@@ -134,8 +131,7 @@ def test_binding_an_address(team: Team) -> None:
         assert multicast.bindings == (by_number, by_buffer)
 
 
-def test_a_part_of_a_buffer_starts_at_the_granularity(team: Team) -> None:
-    devices, backend = team
+def test_a_part_of_a_buffer_starts_at_the_granularity(devices: Devices, backend: FakeMulticast) -> None:
     with (
         gi.create_multicast(devices[:2], SIZE) as multicast,
         devices[0].import_memory(gi.OpaqueWin32(handle=8), size=4 * STEP) as memory,
@@ -148,8 +144,7 @@ def test_a_part_of_a_buffer_starts_at_the_granularity(team: Team) -> None:
 
 
 @pytest.mark.parametrize("imported", [False, True])
-def test_a_shared_object_takes_shareable_memory_only(team: Team, imported: bool) -> None:
-    devices, backend = team
+def test_a_shared_object_takes_shareable_memory_only(devices: Devices, backend: FakeMulticast, imported: bool) -> None:
     if imported:
         shared = gi.import_multicast(gi.FabricHandle(bytes(64)), devices[:2], SIZE)
     else:
@@ -171,8 +166,7 @@ def test_a_shared_object_takes_shareable_memory_only(team: Team, imported: bool)
             private.bind_memory(theirs)
 
 
-def test_nothing_is_bound_twice(team: Team) -> None:
-    devices, backend = team
+def test_nothing_is_bound_twice(devices: Devices, backend: FakeMulticast) -> None:
     with (
         gi.create_multicast(devices[:2], SIZE) as multicast,
         devices[0].allocate(SIZE) as first,
@@ -190,8 +184,7 @@ def test_nothing_is_bound_twice(team: Team) -> None:
         assert len(multicast.bindings) == 4
 
 
-def test_a_failed_bind_leaves_the_bytes_free(team: Team) -> None:
-    devices, backend = team
+def test_a_failed_bind_leaves_the_bytes_free(devices: Devices, backend: FakeMulticast) -> None:
     with (
         gi.create_multicast(devices[:1], SIZE) as multicast,
         devices[0].allocate(SIZE) as allocation,
@@ -209,8 +202,7 @@ def test_a_failed_bind_leaves_the_bytes_free(team: Team) -> None:
     assert names(backend).count("unbind") == 1
 
 
-def test_an_unbind_equals_its_bind(team: Team) -> None:
-    devices, backend = team
+def test_an_unbind_equals_its_bind(devices: Devices, backend: FakeMulticast) -> None:
     with (
         gi.create_multicast(devices[:2], SIZE) as multicast,
         devices[0].allocate(SIZE) as first,
@@ -240,9 +232,8 @@ def test_an_unbind_equals_its_bind(team: Team) -> None:
         multicast.unbind(devices[1], 0, STEP)
 
 
-def test_a_closed_object_says_so_first(team: Team) -> None:
+def test_a_closed_object_says_so_first(devices: Devices) -> None:
     """Not that devices are missing: nothing would be gained by adding them."""
-    devices, _backend = team
     multicast = gi.create_multicast(2, SIZE, device=devices[0])
     multicast.add_device(devices[0])
     multicast.close()
@@ -260,9 +251,8 @@ def test_a_closed_object_says_so_first(team: Team) -> None:
                 call()
 
 
-def test_bytes_whose_unbind_is_to_come_are_busy(team: Team) -> None:
+def test_bytes_whose_unbind_is_to_come_are_busy(devices: Devices, backend: FakeMulticast) -> None:
     """A driver gets the moment that it needs to see work as done: the first look may come too early."""
-    devices, backend = team
     with (
         devices[1].create_stream() as stream,
         gi.create_multicast(devices[:2], SIZE) as multicast,
@@ -281,8 +271,7 @@ def test_bytes_whose_unbind_is_to_come_are_busy(team: Team) -> None:
         multicast.bind_memory(allocation, size=STEP)
 
 
-def test_bytes_that_could_not_be_unbound_stay_taken(team: Team) -> None:
-    devices, backend = team
+def test_bytes_that_could_not_be_unbound_stay_taken(devices: Devices, backend: FakeMulticast) -> None:
     multicast = gi.create_multicast(devices[:1], SIZE)
     allocation = devices[0].allocate(SIZE)
     backend.on["unbind"] = fail

@@ -14,14 +14,13 @@ from gpuinterop._core import registry
 from gpuinterop._core.device import Device
 from gpuinterop.capabilities import Operation
 
-from ..fake import fake_team
-from .calls import GOOD, SIZE, STEP, Team, close_all, fail, names, refused, releases
+from ..fake import FakeMulticast, fake_team
+from .calls import GOOD, SIZE, STEP, Devices, close_all, fail, names, refused, releases
 
 # -- creating --------------------------------------------------------------------------------------------------------
 
 
-def test_a_team_of_devices_is_added_at_once(team: Team) -> None:
-    devices, backend = team
+def test_a_team_of_devices_is_added_at_once(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices[1:3], SIZE, gi.VmmFd) as multicast:
         assert multicast.devices == (devices[1], devices[2])
         assert multicast.complete
@@ -40,8 +39,9 @@ def test_a_team_of_devices_is_added_at_once(team: Team) -> None:
     assert not backend.live
 
 
-def test_a_team_over_processes_is_a_number(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, backend = team
+def test_a_team_over_processes_is_a_number(
+    devices: Devices, backend: FakeMulticast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with gi.create_multicast(3, SIZE, (gi.VmmFd, gi.FabricHandle, gi.VmmFd), device=devices[2]) as multicast:
         assert names(backend) == ["create_multicast"]
         assert backend.calls[0][1:] == (2, 3, SIZE, (gi.VmmFd, gi.FabricHandle))
@@ -58,8 +58,7 @@ def test_a_team_over_processes_is_a_number(team: Team, monkeypatch: pytest.Monke
         assert multicast.handle_types == ()
 
 
-def test_granularity_is_known_before_creation(team: Team) -> None:
-    devices, backend = team
+def test_granularity_is_known_before_creation(devices: Devices, backend: FakeMulticast) -> None:
     for asked in (3, devices[:3]):
         found = devices[0].multicast_granularity(asked, 12345, gi.VmmFd)
         assert (found.minimum, found.recommended) == (STEP, GOOD)
@@ -67,8 +66,7 @@ def test_granularity_is_known_before_creation(team: Team) -> None:
     assert not backend.calls
 
 
-def test_a_size_beside_the_granularity_names_the_next_good_one(team: Team) -> None:
-    devices, backend = team
+def test_a_size_beside_the_granularity_names_the_next_good_one(devices: Devices, backend: FakeMulticast) -> None:
     for size in (1, STEP - 1, STEP + 1, SIZE + STEP // 2):
         good, best = -(-size // STEP) * STEP, -(-size // GOOD) * GOOD
         match = rf"granularity, {STEP}, got .*; pass {good},.* {best}, a multiple of {GOOD}\."
@@ -78,8 +76,7 @@ def test_a_size_beside_the_granularity_names_the_next_good_one(team: Team) -> No
         refused(backend, partial(gi.create_multicast, devices, size), "size")
 
 
-def test_bad_teams_are_refused(team: Team) -> None:
-    devices, backend = team
+def test_bad_teams_are_refused(devices: Devices, backend: FakeMulticast) -> None:
     stranger = fake_team()[0][0]
     refused(backend, lambda: gi.create_multicast([], SIZE), "devices", error=gi.ArgumentTypeError)
     refused(backend, lambda: gi.create_multicast([], SIZE, device=devices[0]), "devices", "one device or more")
@@ -130,8 +127,7 @@ def test_every_device_must_have_multicast_and_the_exports() -> None:
 
 
 @pytest.mark.parametrize("call", ["create_multicast", "add_device"])
-def test_a_failed_creation_leaves_nothing(team: Team, call: str) -> None:
-    devices, backend = team
+def test_a_failed_creation_leaves_nothing(devices: Devices, backend: FakeMulticast, call: str) -> None:
     left = [3]
 
     def fail_at_last() -> None:
@@ -147,8 +143,7 @@ def test_a_failed_creation_leaves_nothing(team: Team, call: str) -> None:
     assert releases(backend) == (["release"] if call == "add_device" else [])
 
 
-def test_adding_devices(team: Team) -> None:
-    devices, backend = team
+def test_adding_devices(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(2, SIZE, device=devices[3]) as multicast:
         wrong: Any = 0
         refused(backend, lambda: multicast.add_device(wrong), "device", error=gi.ArgumentTypeError)
@@ -167,8 +162,7 @@ def test_adding_devices(team: Team) -> None:
 
 
 @pytest.mark.parametrize("use", ["bind_memory", "bind_address", "map"])
-def test_no_device_is_added_behind_a_bind_or_a_map(team: Team, use: str) -> None:
-    devices, backend = team
+def test_no_device_is_added_behind_a_bind_or_a_map(devices: Devices, backend: FakeMulticast, use: str) -> None:
     with (
         gi.create_multicast(3, SIZE, gi.VmmFd, device=devices[0]) as multicast,
         devices[0].allocate(SIZE) as allocation,
@@ -184,8 +178,7 @@ def test_no_device_is_added_behind_a_bind_or_a_map(team: Team, use: str) -> None
         refused(backend, lambda: multicast.add_device(devices[1]), "device", "before anything is bound or mapped")
 
 
-def test_what_the_driver_refused_does_not_end_the_adding(team: Team) -> None:
-    devices, backend = team
+def test_what_the_driver_refused_does_not_end_the_adding(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(2, SIZE, device=devices[0]) as multicast, devices[0].allocate(SIZE) as allocation:
         multicast.add_device(devices[0])
         backend.on.update(bind_memory=fail, map_allocation=fail)
@@ -198,9 +191,8 @@ def test_what_the_driver_refused_does_not_end_the_adding(team: Team) -> None:
 # -- all were added --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_bound_or_mapped_before_all_were_added(team: Team) -> None:
+def test_nothing_is_bound_or_mapped_before_all_were_added(devices: Devices, backend: FakeMulticast) -> None:
     """The driver would block, for ever if need be."""
-    devices, backend = team
     allocation = devices[0].allocate(SIZE)
     multicast = gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0])
     multicast.add_device(devices[0])

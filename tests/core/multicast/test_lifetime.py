@@ -11,8 +11,8 @@ import pytest
 
 import gpuinterop as gi
 
-from ..fake import fake_team
-from .calls import LIMIT, SIZE, STEP, Team, allocations, close_all, releases
+from ..fake import FakeMulticast, fake_team
+from .calls import LIMIT, SIZE, STEP, Devices, allocations, close_all, releases
 
 
 @pytest.mark.parametrize("unmapped_before", [False, True])
@@ -51,9 +51,10 @@ def test_releases_come_in_order(done_after: int, mapped_first: bool, unmapped_be
 
 @pytest.mark.parametrize("what", ["mapping", "binding", "multicast"])
 @pytest.mark.parametrize("closed", [False, True])
-def test_the_work_of_every_device_is_waited_for(team: Team, what: str, closed: bool) -> None:
+def test_the_work_of_every_device_is_waited_for(
+    devices: Devices, backend: FakeMulticast, what: str, closed: bool
+) -> None:
     """Also that of a stream that is closed: its device drains with the others."""
-    devices, backend = team
     multicast = gi.create_multicast(devices[:3], SIZE)
     allocation = devices[0].allocate(SIZE)
     mapping, binding = multicast.map(), multicast.bind_memory(allocation)
@@ -76,8 +77,7 @@ def test_the_work_of_every_device_is_waited_for(team: Team, what: str, closed: b
     assert not backend.live
 
 
-def test_another_devices_work_is_not(team: Team) -> None:
-    devices, backend = team
+def test_another_devices_work_is_not(devices: Devices, backend: FakeMulticast) -> None:
     stream = devices[3].create_stream()
     backend.blocked.add(stream.ptr)
     with gi.create_multicast(devices[:2], SIZE) as multicast, multicast.map():
@@ -87,9 +87,8 @@ def test_another_devices_work_is_not(team: Team) -> None:
     stream.close()
 
 
-def test_bound_memory_stays_until_it_is_unbound(team: Team) -> None:
+def test_bound_memory_stays_until_it_is_unbound(devices: Devices, backend: FakeMulticast) -> None:
     """Closing it ends the binding, and its own release comes after the unbind, which waits for all of the team."""
-    devices, backend = team
     multicast = gi.create_multicast(devices[:2], SIZE)
     allocation = devices[0].allocate(SIZE)
     binding = multicast.bind_memory(allocation)
@@ -110,8 +109,7 @@ def test_bound_memory_stays_until_it_is_unbound(team: Team) -> None:
     assert not backend.live
 
 
-def test_a_bound_buffer_is_kept_alive_and_closing_it_unbinds(team: Team) -> None:
-    devices, backend = team
+def test_a_bound_buffer_is_kept_alive_and_closing_it_unbinds(devices: Devices, backend: FakeMulticast) -> None:
     multicast = gi.create_multicast(devices[:2], SIZE, gi.VmmFd)
     allocation = devices[0].allocate(SIZE)
     binding = multicast.bind_address(devices[0], allocation.buffer, STEP)
@@ -139,8 +137,7 @@ def test_a_bound_buffer_is_kept_alive_and_closing_it_unbinds(team: Team) -> None
     assert not backend.live
 
 
-def test_a_binding_that_nobody_holds_stays(team: Team) -> None:
-    devices, backend = team
+def test_a_binding_that_nobody_holds_stays(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices[:1], SIZE) as multicast, devices[0].allocate(SIZE) as allocation:
         multicast.bind_memory(allocation)
         gc.collect()
@@ -154,8 +151,7 @@ def test_a_binding_that_nobody_holds_stays(team: Team) -> None:
         assert releases(backend) == ["unmap"]
 
 
-def test_an_allocation_does_not_keep_the_object_alive(team: Team) -> None:
-    devices, backend = team
+def test_an_allocation_does_not_keep_the_object_alive(devices: Devices, backend: FakeMulticast) -> None:
     allocation = devices[0].allocate(SIZE)
     multicast = gi.create_multicast(devices[:1], SIZE)
     multicast.bind_memory(allocation)

@@ -13,13 +13,13 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.handles import HandleOrigin, OriginKind
 
-from .calls import LIMIT, SIZE, STEP, Team, fail, names, refused, releases
+from ..fake import FakeMulticast
+from .calls import LIMIT, SIZE, STEP, Devices, fail, names, refused, releases
 
 # -- mapping ---------------------------------------------------------------------------------------------------------
 
 
-def test_mapping_for_devices(team: Team) -> None:
-    devices, backend = team
+def test_mapping_for_devices(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices[:3], SIZE) as multicast:
         everybody = multicast.map()
         some = multicast.map([devices[2], devices[0], devices[2]])
@@ -47,8 +47,7 @@ def test_mapping_for_devices(team: Team) -> None:
         refused(backend, lambda: multicast.map(assume_all_added=True), "devices", "no device that could map it")
 
 
-def test_a_failed_map_leaves_nothing(team: Team) -> None:
-    devices, backend = team
+def test_a_failed_map_leaves_nothing(devices: Devices, backend: FakeMulticast) -> None:
     backend.on["map_allocation"] = fail
     with gi.create_multicast(devices, SIZE) as multicast, pytest.raises(gi.DriverError):
         multicast.map()
@@ -56,8 +55,7 @@ def test_a_failed_map_leaves_nothing(team: Team) -> None:
     assert not backend.live
 
 
-def test_only_multimem_may_touch_a_mapping(team: Team) -> None:
-    devices, backend = team
+def test_only_multimem_may_touch_a_mapping(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices, SIZE) as multicast, devices[0].allocate(SIZE) as allocation:
         mapping: Any = multicast.map()
         assert not isinstance(mapping, gi.Buffer)
@@ -88,8 +86,7 @@ def test_only_multimem_may_touch_a_mapping(team: Team) -> None:
 # -- export and import -----------------------------------------------------------------------------------------------
 
 
-def test_export(team: Team) -> None:
-    devices, backend = team
+def test_export(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices, SIZE, gi.VmmFd) as multicast, multicast.export() as handle:
         assert isinstance(handle, gi.VmmFd)
         assert handle.origin == HandleOrigin(kind=OriginKind.MULTICAST, size=SIZE, trusted=True)
@@ -105,8 +102,7 @@ def test_export(team: Team) -> None:
         refused(backend, multicast.export, "handle_type", "none; pass handle_types= to create_multicast")
 
 
-def test_import_consumes_the_handle(team: Team) -> None:
-    devices, backend = team
+def test_import_consumes_the_handle(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(3, SIZE, gi.VmmFd, device=devices[0]) as multicast:
         handle = multicast.export()
     backend.calls.clear()
@@ -122,8 +118,7 @@ def test_import_consumes_the_handle(team: Team) -> None:
         gi.import_multicast(handle, 3, SIZE, device=devices[1])
 
 
-def test_what_was_exported_is_not_taken_for_another_thing(team: Team) -> None:
-    devices, backend = team
+def test_what_was_exported_is_not_taken_for_another_thing(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices, SIZE, gi.VmmFd) as multicast, devices[0].allocate(SIZE) as allocation:
         group, memory = multicast.export(), allocation.export()
     backend.calls.clear()
@@ -146,8 +141,7 @@ def test_what_was_exported_is_not_taken_for_another_thing(team: Team) -> None:
 
 
 @pytest.mark.parametrize("call", ["import_multicast", "add_device"])
-def test_a_failed_import_leaves_the_handle(team: Team, call: str) -> None:
-    devices, backend = team
+def test_a_failed_import_leaves_the_handle(devices: Devices, backend: FakeMulticast, call: str) -> None:
     backend.on[call] = fail
     handle = gi.VmmFd.adopt(os.memfd_create("group"))
     before = len(os.listdir("/proc/self/fd"))

@@ -11,7 +11,8 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core import monitor
 
-from .calls import LIMIT, SIZE, STEP, Team, allocations, close_all, releases
+from ..fake import FakeMulticast
+from .calls import LIMIT, SIZE, STEP, Devices, allocations, close_all, releases
 
 
 def is_held(lock: Any) -> bool:
@@ -27,9 +28,8 @@ def is_held(lock: Any) -> bool:
         return threads.submit(take).result(LIMIT)
 
 
-def test_a_device_is_added_by_one_thread_at_a_time(team: Team) -> None:
+def test_a_device_is_added_by_one_thread_at_a_time(devices: Devices, backend: FakeMulticast) -> None:
     """The second one to come sees what the first has done."""
-    devices, backend = team
     seen: list[bool] = []
     with gi.create_multicast(2, SIZE, device=devices[0]) as multicast:
         backend.on["add_device"] = lambda: seen.append(is_held(multicast._lock))
@@ -39,9 +39,8 @@ def test_a_device_is_added_by_one_thread_at_a_time(team: Team) -> None:
     assert seen == [True]
 
 
-def test_bytes_are_reserved_by_one_thread_at_a_time(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_reserved_by_one_thread_at_a_time(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody finds them free while another is about to take them."""
-    devices, _ = team
     with gi.create_multicast(devices[:1], SIZE) as multicast, devices[0].allocate(SIZE) as memory:
         overlapping, seen = multicast._overlapping, list[bool]()
 
@@ -55,9 +54,10 @@ def test_bytes_are_reserved_by_one_thread_at_a_time(team: Team, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("closing", ["multicast", "allocation"])
-def test_what_is_closed_while_it_is_bound_is_unbound_again(team: Team, closing: str) -> None:
+def test_what_is_closed_while_it_is_bound_is_unbound_again(
+    devices: Devices, backend: FakeMulticast, closing: str
+) -> None:
     """And released behind that; a driver that blocks holds nothing else up."""
-    devices, backend = team
     inside, go_on = threading.Event(), threading.Event()
     allocation, other = allocations([devices[0], devices[0]])
     multicast = gi.create_multicast(2, SIZE, gi.VmmFd, device=devices[0])
@@ -101,8 +101,9 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(team: Team, closing: 
 
 
 @pytest.mark.parametrize("call", ["export_multicast", "add_device"])
-def test_what_is_closed_during_a_call_is_released_behind_it(team: Team, call: str) -> None:
-    devices, backend = team
+def test_what_is_closed_during_a_call_is_released_behind_it(
+    devices: Devices, backend: FakeMulticast, call: str
+) -> None:
     multicast = gi.create_multicast(1, SIZE, gi.VmmFd, device=devices[0])
     seen: list[list[str]] = []
 
@@ -123,10 +124,9 @@ def test_what_is_closed_during_a_call_is_released_behind_it(team: Team, call: st
 @pytest.mark.parametrize("asking", [False, True])
 @pytest.mark.parametrize("pending", [False, True])
 def test_a_buffer_that_is_closed_while_it_is_bound_stays_mapped_until_it_is_unbound(
-    team: Team, pending: bool, asking: bool, monkeypatch: pytest.MonkeyPatch
+    devices: Devices, backend: FakeMulticast, pending: bool, asking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where work of another device of the team, which does not map the memory, holds the unbind up."""
-    devices, backend = team
     multicast = gi.create_multicast(devices[:2], SIZE, gi.VmmFd)
     allocation = devices[0].allocate(SIZE)
     buffer = allocation.buffer
