@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
 
 import pytest
 
+import gpuinterop as gi
 from gpuinterop._core.device import Device
+from gpuinterop.bridge import Bridge
 
-from ..fake import fake_device
+from ..fake import FakeBackend, fake_device
 from .scripted import WordsBackend
 
 if sys.platform != "linux":
@@ -17,7 +19,17 @@ if sys.platform != "linux":
 
 
 @pytest.fixture
-def words(scope: ExitStack) -> tuple[Device, WordsBackend]:
-    backend = WordsBackend()
-    device, _ = fake_device(backend=backend)
-    return device, backend
+def fake() -> tuple[Device, FakeBackend]:
+    return fake_device(backend=WordsBackend())
+
+
+@pytest.fixture
+def bridge(host: Device) -> Iterator[Bridge]:
+    with Bridge(host) as made:
+        yield made
+
+
+@pytest.fixture
+def stream(host: Device) -> Iterator[gi.Stream]:
+    with host.create_stream() as made:
+        yield made

@@ -156,13 +156,11 @@ def sync_files(monkeypatch: pytest.MonkeyPatch) -> SyncFiles:
 
 
 def test_a_sync_file_passes_every_wait_and_takes_no_signal(
-    host: Device, scope: ExitStack, sync_files: SyncFiles
+    sync_files: SyncFiles, bridge: Bridge, stream: gi.Stream, scope: ExitStack
 ) -> None:
     mine = os.eventfd(0, os.EFD_NONBLOCK)
     scope.callback(os.close, mine)
-    bridge = scope.enter_context(Bridge(host))
     semaphore: Any = scope.enter_context(bridge.import_semaphore(gi.SyncFd(os.dup(mine))))
-    stream = scope.enter_context(host.create_stream())
     assert semaphore.kind is Binary
     for call in (lambda: semaphore.signal(stream), semaphore.host_signal):
         with pytest.raises(gi.UnsupportedError, match="only the driver that made a sync file"):
@@ -202,8 +200,7 @@ def test_a_sync_file_that_cannot_be_asked(sync_files: SyncFiles) -> None:
 
 
 @pytest.mark.parametrize("make", [gi.EventFd, gi.SyncFd, gi.TimelineFd, gi.OpaqueFd])
-def test_a_descriptor_of_another_kind_stays_the_callers(host: Device, scope: ExitStack, make: Any) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_a_descriptor_of_another_kind_stays_the_callers(bridge: Bridge, make: Any) -> None:
     fd, other = os.pipe()
     handle = make(fd)
     before = len(os.listdir("/proc/self/fd"))
@@ -218,8 +215,7 @@ def test_a_descriptor_of_another_kind_stays_the_callers(host: Device, scope: Exi
     os.close(other)
 
 
-def test_success_consumes_the_handle(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_success_consumes_the_handle(bridge: Bridge) -> None:
     fd = os.eventfd(0)
     handle = gi.EventFd(fd)
     semaphore: Any = bridge.import_semaphore(handle)
@@ -232,14 +228,12 @@ def test_success_consumes_the_handle(host: Device, scope: ExitStack) -> None:
         os.fstat(fd)
 
 
-def test_one_of_our_own_timelines(host: Device, scope: ExitStack) -> None:
+def test_one_of_our_own_timelines(host: Device, bridge: Bridge, stream: gi.Stream, scope: ExitStack) -> None:
     """The value is read from the memfd as `gpuinterop.timeline` specifies it: 8 bytes at 16."""
     made = scope.enter_context(host.create_semaphore(gi.TimelineFd))
     look = made.export()
     scope.callback(look.close)
-    bridge = scope.enter_context(Bridge(host))
     semaphore = scope.enter_context(bridge.import_semaphore(made.export()))
-    stream = scope.enter_context(host.create_stream())
     semaphore.wait(stream, 4)
     assert blocked(stream)
     made.host_signal(4)
@@ -253,9 +247,8 @@ def test_one_of_our_own_timelines(host: Device, scope: ExitStack) -> None:
     assert semaphore.value == 2**40
 
 
-def test_the_counter_of_an_endpoint(host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counter_of_an_endpoint(bridge: Bridge, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bridged timeline has its endpoint's; one without is a gap, from which a handoff begins at 0."""
-    bridge = scope.enter_context(Bridge(host))
     endpoint = Scripted()
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
     endpoint.reached = 6
@@ -271,9 +264,8 @@ def test_the_counter_of_an_endpoint(host: Device, scope: ExitStack, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", [gi.OpaqueFd, gi.TimelineFd])
-def test_a_host_semaphore_as_the_foreign_side(host: Device, scope: ExitStack, kind: Any) -> None:
+def test_a_host_semaphore_as_the_foreign_side(host: Device, bridge: Bridge, scope: ExitStack, kind: Any) -> None:
     made: Any = scope.enter_context(host.create_semaphore(kind))
-    bridge = scope.enter_context(Bridge(host))
     semaphore: Any = scope.enter_context(bridge.from_endpoint(SemaphoreEndpoint(made)))
     stream, other = (scope.enter_context(host.create_stream()) for _ in range(2))
     for turn in range(1, 20, 2):

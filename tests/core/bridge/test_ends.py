@@ -34,11 +34,9 @@ def share_of(thread: system.Thread, seconds: float) -> float:
     return (time.clock_gettime(clock) - used) / (time.monotonic() - began)
 
 
-def test_a_bridge_that_waits_costs_next_to_nothing(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_a_bridge_that_waits_costs_next_to_nothing(bridge: Bridge, stream: gi.Stream, scope: ExitStack) -> None:
     endpoint = Scripted()
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
-    stream = scope.enter_context(host.create_stream())
     assert not _watcher_of(bridge), "no thread before there is work for it"
     semaphore.wait(stream, 1)
     (thread,) = _watcher_of(bridge)
@@ -108,10 +106,8 @@ def test_dropped_without_close(host: Device) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_closed_things_are_refused(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_closed_things_are_refused(bridge: Bridge, stream: gi.Stream) -> None:
     semaphore: Any = bridge.from_endpoint(Scripted())
-    stream = scope.enter_context(host.create_stream())
     end(semaphore)
     calls: list[Script] = [
         lambda: semaphore.wait(stream, 1), lambda: semaphore.host_signal(1), lambda: semaphore.host_wait(1),
@@ -127,12 +123,10 @@ def test_closed_things_are_refused(host: Device, scope: ExitStack) -> None:
     end(bridge)
 
 
-def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack) -> None:
+def test_a_thread_in_host_wait_is_let_go_by_close(bridge: Bridge, stream: gi.Stream) -> None:
     """At once, and alone: a stream's wait stays pending, as without that thread."""
-    bridge = scope.enter_context(Bridge(host))
     endpoint = Scripted()
     semaphore: Any = bridge.from_endpoint(endpoint)
-    stream = scope.enter_context(host.create_stream())
     semaphore.wait(stream, 1)
     caught: list[BaseException] = []
 
@@ -154,10 +148,8 @@ def test_a_thread_in_host_wait_is_let_go_by_close(host: Device, scope: ExitStack
     semaphore.close(timeout=LIMIT)
 
 
-def test_a_semaphore_that_is_closed_with_a_timeout_lets_its_streams_go(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_a_semaphore_that_is_closed_with_a_timeout_lets_its_streams_go(bridge: Bridge, stream: gi.Stream) -> None:
     semaphore = bridge.from_endpoint(Scripted())
-    stream = scope.enter_context(host.create_stream())
     semaphore.wait(stream, 1)
     with pytest.raises(gi.ResourceBusyError):
         semaphore.close(timeout=0.01)
@@ -165,12 +157,11 @@ def test_a_semaphore_that_is_closed_with_a_timeout_lets_its_streams_go(host: Dev
         stream.synchronize(LIMIT)
 
 
-def test_a_bridge_waits_as_long_as_it_is_told_to(host: Device, scope: ExitStack) -> None:
+def test_a_bridge_waits_as_long_as_it_is_told_to(host: Device, stream: gi.Stream) -> None:
     """Longer than what pending waits get otherwise."""
     endpoint = Scripted()
     bridge = Bridge(host, grace=0.0)
     semaphore = bridge.from_endpoint(endpoint)
-    stream = scope.enter_context(host.create_stream())
     semaphore.wait(stream, 1)
     looks = itertools.count()
 
@@ -183,15 +174,13 @@ def test_a_bridge_waits_as_long_as_it_is_told_to(host: Device, scope: ExitStack)
     stream.synchronize(LIMIT)
 
 
-def test_batches(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_batches(host: Device, bridge: Bridge, stream: gi.Stream, scope: ExitStack) -> None:
     endpoints = [Scripted(), Scripted(Binary)]
     one, other = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in endpoints)
     own: Any = scope.enter_context(host.create_semaphore(gi.TimelineFd))
     with pytest.raises(gi.InvalidArgumentError, match="batches of their own"):
         SemaphoreBatch(one, own)
     batch = SemaphoreBatch(one, other)
-    stream = scope.enter_context(host.create_stream())
     batch.wait(stream, (3, None))
     endpoints[0].reached = 3
     assert blocked(stream)

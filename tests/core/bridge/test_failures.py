@@ -17,9 +17,8 @@ from ..fake import fake_device
 from .scripted import LIMIT, Script, Scripted, WordsBackend, fails, lane_of, until
 
 
-def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitStack) -> None:
+def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, bridge: Bridge, scope: ExitStack) -> None:
     """`wait_stream` behind a bridged wait, twice over: they ran without it, too, and what they signal is not told."""
-    bridge = scope.enter_context(Bridge(host))
     broken, told = Scripted(), Scripted()
     first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
     waiting, behind, last, before = (scope.enter_context(host.create_stream()) for _ in range(4))
@@ -40,10 +39,9 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, scope: ExitSta
 
 
 def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
-    words: tuple[Device, WordsBackend], scope: ExitStack
+    device: Device, backend: WordsBackend, scope: ExitStack
 ) -> None:
     """Streams of two devices may have one number."""
-    device, backend = words
     peer, _ = fake_device(backend=backend)
     broken, told = Scripted(), Scripted()
     first = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(broken))
@@ -66,10 +64,9 @@ def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
+    device: Device, backend: WordsBackend, scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Before or behind the note of it: whoever follows fails, and what it signals is not told."""
-    device, backend = words
     bridge = scope.enter_context(Bridge(device))
     broken, told = Scripted(), Scripted()
     first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
@@ -104,10 +101,9 @@ def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
 
 
 def test_a_stream_that_fails_as_it_signals_tells_nobody(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+    device: Device, backend: WordsBackend, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the call's own look at the stream."""
-    device, backend = words
     bridge = scope.enter_context(Bridge(device))
     broken, told = Scripted(), Scripted()
     first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
@@ -128,12 +124,11 @@ def test_a_stream_that_fails_as_it_signals_tells_nobody(
     assert not lane.busy
 
 
-def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_one_native_stream_of_several_wrappers(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """A library's stream is wrapped anew each frame: the failure of a wait through one wrapper is that of all.
 
     What was enqueued before the stream was let go is not told, through whichever; what a later wrapper does is.
     """
-    device, backend = words
     bridge = scope.enter_context(Bridge(device))
     broken, told = Scripted(), Scripted()
     first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
@@ -162,11 +157,9 @@ def test_one_native_stream_of_several_wrappers(words: tuple[Device, WordsBackend
     assert told.told[0] == 1
 
 
-def test_an_event_before_the_failure_was_reached(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_an_event_before_the_failure_was_reached(bridge: Bridge, stream: gi.Stream, scope: ExitStack) -> None:
     endpoint = Scripted()
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
-    stream = scope.enter_context(host.create_stream())
     before = stream.record()
     before.wait(LIMIT)
     semaphore.wait(stream, 1)

@@ -84,8 +84,7 @@ def test_one_of_the_host(host: Device, scope: ExitStack, kind: Any) -> None:
     made.close()
 
 
-def test_one_of_words(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    device, backend = words
+def test_one_of_words(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     made: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))
     semaphore: Any = device.import_semaphore(made.export())
     stream = scope.enter_context(device.create_stream())
@@ -113,8 +112,7 @@ def test_one_of_words(words: tuple[Device, WordsBackend], scope: ExitStack) -> N
     assert label in str(warned[0].message)
 
 
-def test_a_page_that_is_used_again_has_the_new_name(words: tuple[Device, WordsBackend]) -> None:
-    device, _ = words
+def test_a_page_that_is_used_again_has_the_new_name(device: Device) -> None:
     labels = []
     for _ in range(2):
         with device.create_semaphore(gi.TimelineFd) as semaphore:
@@ -125,8 +123,7 @@ def test_a_page_that_is_used_again_has_the_new_name(words: tuple[Device, WordsBa
 
 
 @pytest.mark.parametrize("of", ["eventfd", "timeline", "scripted", "semaphore"])
-def test_one_that_is_bridged(host: Device, scope: ExitStack, of: str) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_one_that_is_bridged(host: Device, bridge: Bridge, scope: ExitStack, of: str) -> None:
     stream, other = (scope.enter_context(host.create_stream()) for _ in range(2))
     made = scope.enter_context(host.create_semaphore(gi.TimelineFd))
     semaphore: Any

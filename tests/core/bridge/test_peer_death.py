@@ -51,9 +51,8 @@ def test_a_dead_peer_lets_the_stream_go(host: Device, scope: ExitStack, peer: su
 
 
 def test_what_the_peer_signalled_before_it_died_counts(
-    words: tuple[Device, WordsBackend], scope: ExitStack, peer: subprocess.Popen[bytes]
+    device: Device, scope: ExitStack, peer: subprocess.Popen[bytes]
 ) -> None:
-    device, _ = words
     endpoint = Scripted()
     bridge = scope.enter_context(Bridge(device))
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint, peer=peer.pid))
@@ -73,10 +72,9 @@ def test_what_the_peer_signalled_before_it_died_counts(
 
 
 def test_a_peer_that_has_gone_may_still_be_told(
-    words: tuple[Device, WordsBackend], scope: ExitStack, peer: subprocess.Popen[bytes]
+    device: Device, backend: WordsBackend, scope: ExitStack, peer: subprocess.Popen[bytes]
 ) -> None:
     """It was to signal, and no stream waits for it: that it ends is no failure."""
-    device, backend = words
     endpoint = Scripted()
     bridge = scope.enter_context(Bridge(device))
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint, peer=peer.pid))
@@ -110,8 +108,8 @@ def test_a_thread_that_waits_hears_of_a_dead_peer(
         semaphore.host_wait(2, timeout=LIMIT)
 
 
-def test_what_is_no_process(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(words[0]))
+def test_what_is_no_process(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(device))
     for wrong, kind in (
         ("x", gi.ArgumentTypeError),
         (1.5, gi.ArgumentTypeError),
@@ -122,11 +120,11 @@ def test_what_is_no_process(words: tuple[Device, WordsBackend], scope: ExitStack
     ):
         with pytest.raises(kind, match="peer"):
             bridge.from_endpoint(Scripted(), peer=wrong)  # type: ignore[arg-type]
-    assert words[1].pins == {}
+    assert backend.pins == {}
 
 
-def test_a_peer_that_is_none(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(words[0]))
+def test_a_peer_that_is_none(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
+    bridge = scope.enter_context(Bridge(device))
     gone = subprocess.Popen(["true"])
     gone.wait()
     fd = os.eventfd(0)
@@ -141,6 +139,6 @@ def test_a_peer_that_is_none(words: tuple[Device, WordsBackend], scope: ExitStac
             call()
     assert handle.fd == fd
     assert endpoint.closed == 0
-    assert words[1].pins == {}
+    assert backend.pins == {}
     assert len(os.listdir("/proc/self/fd")) == before
     os.close(fd)

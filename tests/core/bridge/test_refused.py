@@ -32,9 +32,8 @@ from .scripted import (
 )
 
 
-def test_a_stream_that_is_captured_is_refused(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_a_stream_that_is_captured_is_refused(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """Each launch of the graph would write, and wait for, the same value again."""
-    device, backend = words
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(Scripted()))
     stream = scope.enter_context(device.create_stream())
     backend.capturing.add(stream.ptr)
@@ -47,8 +46,7 @@ def test_a_stream_that_is_captured_is_refused(words: tuple[Device, WordsBackend]
 
 
 @pytest.mark.parametrize("kind", [Binary, Timeline])
-def test_a_wait_that_fails_is_nobodys(words: tuple[Device, WordsBackend], scope: ExitStack, kind: type) -> None:
-    device, backend = words
+def test_a_wait_that_fails_is_nobodys(device: Device, backend: WordsBackend, scope: ExitStack, kind: type) -> None:
     endpoint = Scripted(kind)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
@@ -64,9 +62,8 @@ def test_a_wait_that_fails_is_nobodys(words: tuple[Device, WordsBackend], scope:
 
 
 def test_a_signal_taken_for_a_wait_that_failed_is_not_lost(
-    words: tuple[Device, WordsBackend], scope: ExitStack
+    device: Device, backend: WordsBackend, scope: ExitStack
 ) -> None:
-    device, backend = words
     endpoint = Scripted(Binary)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
@@ -87,8 +84,7 @@ def test_a_signal_taken_for_a_wait_that_failed_is_not_lost(
     assert word_of(semaphore) < backend.waits[1][2], "one signal, two waits"
 
 
-def test_a_signal_that_fails_is_not_counted(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    device, backend = words
+def test_a_signal_that_fails_is_not_counted(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     endpoint = Scripted()
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
@@ -102,9 +98,8 @@ def test_a_signal_that_fails_is_not_counted(words: tuple[Device, WordsBackend], 
     until(lambda: endpoint.told == [2])
 
 
-def test_ctrl_c_behind_the_call_strands_nobody(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_ctrl_c_behind_the_call_strands_nobody(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """It may strike when the stream waits already: the wait is seen to all the same."""
-    device, backend = words
     endpoint = Scripted()
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
@@ -121,8 +116,7 @@ def test_ctrl_c_behind_the_call_strands_nobody(words: tuple[Device, WordsBackend
     assert backend.writes[0][2] == 2, "the one before may have been written"
 
 
-def test_cancelled_while_a_wait_is_being_enqueued(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    device, backend = words
+def test_cancelled_while_a_wait_is_being_enqueued(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(Scripted()))
     stream = scope.enter_context(device.create_stream())
     lane = lane_of(semaphore)
@@ -143,9 +137,8 @@ def test_cancelled_while_a_wait_is_being_enqueued(words: tuple[Device, WordsBack
         stream.synchronize(LIMIT)
 
 
-def test_failed_while_a_signal_is_being_enqueued(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_failed_while_a_signal_is_being_enqueued(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """Nobody looks at that lane any more: the stream is told by the call itself."""
-    device, backend = words
     endpoint = Scripted()
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream, other = (scope.enter_context(device.create_stream()) for _ in range(2))
@@ -167,8 +160,7 @@ def test_failed_while_a_signal_is_being_enqueued(words: tuple[Device, WordsBacke
     assert endpoint.told == []
 
 
-def test_a_page_that_cannot_be_pinned(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    device, backend = words
+def test_a_page_that_cannot_be_pinned(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     bridge = scope.enter_context(Bridge(device))
     endpoint = Scripted()
     backend.on_pin = fails
@@ -186,9 +178,8 @@ def test_a_page_that_cannot_be_pinned(words: tuple[Device, WordsBackend], scope:
     assert backend.pins == {}
 
 
-def test_what_is_refused_has_pinned_nothing(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_what_is_refused_has_pinned_nothing(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """To unpin may block behind a stream that waits for the caller (CUDA)."""
-    device, backend = words
     bridge = scope.enter_context(Bridge(device))
     backend.on_pin = lambda: pytest.fail("pinned before the checks")
     fd, other = os.pipe()
@@ -205,10 +196,9 @@ def test_what_is_refused_has_pinned_nothing(words: tuple[Device, WordsBackend], 
 
 @pytest.mark.parametrize("when", ["pinned", "bridged"])
 def test_closed_while_a_semaphore_is_being_made(
-    words: tuple[Device, WordsBackend], monkeypatch: pytest.MonkeyPatch, when: str
+    device: Device, backend: WordsBackend, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Another thread closes the bridge: the call fails, and what it was given is still the caller's."""
-    device, backend = words
     fd = os.eventfd(0, os.EFD_NONBLOCK)
     handle = gi.EventFd(fd)
     endpoint = Scripted()
@@ -243,11 +233,9 @@ def test_closed_while_a_semaphore_is_being_made(
 
 
 def test_a_mistake_in_the_watcher_strands_nobody(
-    host: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+    host: Device, bridge: Bridge, stream: gi.Stream, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bridge = scope.enter_context(Bridge(host))
     semaphore = scope.enter_context(bridge.from_endpoint(Scripted()))
-    stream = scope.enter_context(host.create_stream())
 
     def wrong(watcher: Any) -> None:
         raise ZeroDivisionError("ours")

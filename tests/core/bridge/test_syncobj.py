@@ -158,10 +158,8 @@ def test_the_calls_of_a_syncobj(kernel: Kernel) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_frames_over_a_syncobj(kernel: Kernel, host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_frames_over_a_syncobj(kernel: Kernel, bridge: Bridge, stream: gi.Stream, scope: ExitStack) -> None:
     semaphore = scope.enter_context(bridge.import_semaphore(gi.DrmSyncobjFd(os.dup(0))))
-    stream = scope.enter_context(host.create_stream())
     for value in range(1, 21, 2):
         semaphore.wait(stream, value)
         semaphore.signal(stream, value + 1)
@@ -170,8 +168,7 @@ def test_frames_over_a_syncobj(kernel: Kernel, host: Device, scope: ExitStack) -
         until(lambda value=value: kernel.point == value + 1)
 
 
-def test_a_syncobj_that_is_none_stays_the_callers(kernel: Kernel, host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_a_syncobj_that_is_none_stays_the_callers(kernel: Kernel, bridge: Bridge) -> None:
     kernel.error = 22
     with gi.DrmSyncobjFd.adopt(os.dup(0)) as handle:
         before = len(os.listdir("/proc/self/fd"))

@@ -21,8 +21,9 @@ from gpuinterop.handles import Binary
 from .scripted import LIMIT, Scripted, WordsBackend, end, fails, lane_of, until, word_of
 
 
-def test_values_may_be_skipped_and_signals_are_told_once(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
-    device, backend = words
+def test_values_may_be_skipped_and_signals_are_told_once(
+    device: Device, backend: WordsBackend, scope: ExitStack
+) -> None:
     endpoint = Scripted()
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())
@@ -43,9 +44,8 @@ def test_values_may_be_skipped_and_signals_are_told_once(words: tuple[Device, Wo
     assert endpoint.told == [20]
 
 
-def test_two_streams_have_words_of_their_own(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_two_streams_have_words_of_their_own(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """Their stores are not in order with each other: the second one's says nothing about the first one's."""
-    device, backend = words
     endpoint = Scripted(Binary)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     one, other = (scope.enter_context(device.create_stream()) for _ in range(2))
@@ -60,9 +60,8 @@ def test_two_streams_have_words_of_their_own(words: tuple[Device, WordsBackend],
     until(lambda: len(endpoint.told) == 3)
 
 
-def test_every_signal_lets_one_binary_wait_pass(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_every_signal_lets_one_binary_wait_pass(device: Device, scope: ExitStack) -> None:
     """Eight threads enqueue at once; numbers and queue stay in one order, however they interleave."""
-    device, _ = words
     endpoint = Scripted(Binary)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     numbers = itertools.count(1)
@@ -91,10 +90,9 @@ def test_every_signal_lets_one_binary_wait_pass(words: tuple[Device, WordsBacken
 
 
 def test_no_more_streams_signal_at_once_than_there_are_words(
-    words: tuple[Device, WordsBackend], scope: ExitStack
+    device: Device, backend: WordsBackend, scope: ExitStack
 ) -> None:
     most = os.sysconf("SC_PAGESIZE") // 64 - 1  # one is for the waits
-    device, backend = words
     endpoint = Scripted(Binary)
     semaphore: Any = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     streams = [scope.enter_context(device.create_stream()) for _ in range(most + 1)]
@@ -116,9 +114,8 @@ def test_no_more_streams_signal_at_once_than_there_are_words(
     until(lambda: len(endpoint.told) == most + 1)
 
 
-def test_words_go_from_stream_to_stream(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_words_go_from_stream_to_stream(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """Also of streams that are open: there may be as many as one likes, as long as few signal at once."""
-    device, backend = words
     endpoint = Scripted()
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     streams = [scope.enter_context(device.create_stream()) for _ in range(100)]
@@ -129,9 +126,8 @@ def test_words_go_from_stream_to_stream(words: tuple[Device, WordsBackend], scop
     assert not lane_of(semaphore).busy
 
 
-def test_the_default_stream_of_each_thread_is_another(words: tuple[Device, WordsBackend], scope: ExitStack) -> None:
+def test_the_default_stream_of_each_thread_is_another(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     """CUDA and HIP call every thread's own by the number 2."""
-    device, backend = words
     endpoint = Scripted()
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = device.wrap_stream(2)
@@ -163,9 +159,8 @@ def test_the_calling_threads_own_stream_raises_what_has_failed(host: Device, sco
 
 
 def test_many_waits_queued_ahead_are_looked_at_one_by_one(
-    words: tuple[Device, WordsBackend], scope: ExitStack, monkeypatch: pytest.MonkeyPatch
+    device: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, _ = words
     endpoint = Scripted()
     semaphore = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(endpoint))
     stream = scope.enter_context(device.create_stream())

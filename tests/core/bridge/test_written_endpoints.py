@@ -54,8 +54,7 @@ def test_a_signal_that_the_endpoint_refuses_reaches_the_owner(host: Device, scop
     assert endpoint.told == []
 
 
-def test_a_slow_endpoint_holds_up_nobody_for_good(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_a_slow_endpoint_holds_up_nobody_for_good(host: Device, bridge: Bridge, scope: ExitStack) -> None:
     slow, quick = Scripted(), Scripted()
     slow.on_wait = lambda: time.sleep(0.01)
     first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (slow, quick))
@@ -69,7 +68,7 @@ def test_a_slow_endpoint_holds_up_nobody_for_good(host: Device, scope: ExitStack
     one.synchronize(LIMIT)
 
 
-def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, scope: ExitStack) -> None:
+def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, stream: gi.Stream, scope: ExitStack) -> None:
     """Its look never ends: close() lets the stream go all the same."""
     stuck, inside = threading.Event(), threading.Event()
     scope.callback(stuck.set)
@@ -82,7 +81,6 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, scope: Exi
     endpoint.on_wait = block
     bridge = Bridge(host)
     semaphore = bridge.from_endpoint(endpoint)
-    stream = scope.enter_context(host.create_stream())
     semaphore.wait(stream, 1)
     assert inside.wait(LIMIT)
     behind = stream.record()
@@ -109,8 +107,7 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, scope: Exi
     lane.words.close()
 
 
-def test_what_is_no_endpoint_is_refused(host: Device, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(host))
+def test_what_is_no_endpoint_is_refused(host: Device, bridge: Bridge) -> None:
     for wrong in (None, 3, Scripted, gi.EventFd):
         with pytest.raises(gi.ArgumentTypeError, match="endpoint"):
             bridge.from_endpoint(wrong)  # type: ignore[arg-type]
