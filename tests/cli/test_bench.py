@@ -24,6 +24,7 @@ from gpuinterop.cli.bench import calls, clock, command, floor, frames, page, pro
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.exporters.vulkan.device import Device
 from gpuinterop.exporters.vulkan.drivers import Instance
+from tests.programs import python
 
 from .invoke import Done, invoke
 from .parties import require_driver
@@ -265,12 +266,9 @@ def test_what_the_device_cannot_do_is_left_out_with_the_reason() -> None:
     """A process of its own: a device keeps the table that it begins with."""
     names = ["signal and wait", "batches", "timelines of our own", "threads", "views", "wakes between two processes"]
     words = [part for name in names for part in ("--only", name)]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "gpuinterop", "bench", "--backend", "host", "--quick", "--json", *words],
-        env={**os.environ, "GPUINTEROP_DISABLE": "*_semaphore:timeline_fd"}, capture_output=True, text=True,
-        timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stderr == ""
+    command = ("-W", "error", "-m", "gpuinterop", "bench", "--backend", "host", "--quick", "--json", *words)
+    done = python(*command, GPUINTEROP_DISABLE="*_semaphore:timeline_fd")
+    assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)["figures"]
     assert [one["name"] for one in figures] == [*names[:4], "view + np.from_dlpack", names[5]]
     for figure in figures:

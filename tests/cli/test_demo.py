@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from PIL import Image
 
 from gpuinterop.cli.demo import command, consumer, parties
 from gpuinterop.exporters import process
+from tests.programs import python
 
 from .invoke import Done, invoke
 from .parties import require_driver
@@ -34,10 +33,8 @@ def demo(folder: Path, *arguments: str) -> Done:
 
 
 def demo_process(folder: Path, *arguments: str, **environment: str) -> Done:
-    command = [sys.executable, "-W", "error", "-m", "gpuinterop", "demo", "--size", "64x48", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False
-    )
+    command = ("-W", "error", "-m", "gpuinterop", "demo", "--size", "64x48", *arguments)
+    done = python(*command, cwd=folder, seconds=100, **environment)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -255,9 +252,7 @@ def test_an_interrupt_among_the_imports_is_one_line(tmp_path: Path) -> None:
         "sys.meta_path.insert(0, Finder)\n"
         "from gpuinterop.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = python("-c", program, "demo", seconds=100, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpuinterop.capabilities import DOMAIN, Scope, Support
+from tests.programs import printed, python
 
 from .invoke import invoke
 from .parties import require_driver
@@ -20,10 +19,7 @@ from .parties import require_driver
 
 def info(**environment: str) -> tuple[dict[str, Any], str]:
     """What it prints as JSON, in a process of its own; and what it says."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "gpuinterop", "info", "--json"],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = python("-W", "error", "-m", "gpuinterop", "info", "--json", seconds=100, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -159,9 +155,7 @@ assert not heavy, heavy
 
 
 def test_json_needs_numpy_alone() -> None:
-    done = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "host" in [entry["name"] for entry in json.loads(done.stdout)["backends"]]
+    assert "host" in [entry["name"] for entry in json.loads(printed("-c", _LIGHT))["backends"]]
 
 
 @pytest.mark.parametrize(("command", "lacks"), [("info", "rich"), ("demo", "rich"), ("demo", "PIL")])

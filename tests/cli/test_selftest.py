@@ -18,6 +18,7 @@ from gpuinterop._core.registry import GROUP
 from gpuinterop.cli import records
 from gpuinterop.cli.records import recorded_runs, verified_file
 from tests.cli.invoke import invoke
+from tests.programs import printed
 
 HARDWARE = Path(__file__).parents[2] / "docs" / "reference" / "runs.md"
 
@@ -134,7 +135,4 @@ def test_version() -> None:
 
 
 def test_python_m() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpuinterop", "--version"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert gpuinterop.__version__ in done.stdout
+    assert gpuinterop.__version__ in printed("-m", "gpuinterop", "--version")

@@ -17,7 +17,6 @@ import resource
 import select
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.errors import again
 from gpuinterop.exchange import SocketTransport, Team, Transport, delivery, transport as transports
+from tests.programs import printed
 
 from .fake import FakeMulticast, fake_team
 
@@ -1005,8 +1005,7 @@ def test_an_inbox_without_what_was_said() -> None:
 def test_importing_it_imports_nothing_else() -> None:
     """The transports' libraries come with the transports."""
     program = "import sys, gpuinterop.exchange; print({'torch', 'mpi4py', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "set()\n"
+    assert printed("-c", program) == "set()\n"
 
 
 # -- multicast, on a backend that notes what it is asked ---------------------------------------------------------------

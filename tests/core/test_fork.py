@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.programs import python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="the host backend forks")
 
@@ -77,10 +78,7 @@ everything()
 @pytest.mark.parametrize("disable", ["", "import_semaphore:timeline_fd"], ids=["the backend's", "of stream words"])
 def test_a_child_can_do_all_from_its_first_call(disable: str) -> None:
     """In the second case the core makes the timelines, and keeps spare pages of memory that parent and child share."""
-    environment = {**os.environ, "GPUINTEROP_DISABLE": disable}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
+    done = python("-c", PROGRAM, GPUINTEROP_DISABLE=disable)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
@@ -102,5 +100,5 @@ allocation = device.allocate(4096)
 allocation.on_released(fork)
 allocation.close(timeout=5)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = python("-c", program)
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,13 +3,13 @@
 import ast
 import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import gpuinterop
+from tests.programs import printed, python
 
 ROOT = Path(gpuinterop.__file__).parents[1]
 
@@ -43,14 +43,7 @@ print("clean")
 
 
 def run(code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *options, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    return python(*options, "-c", code, **environment)
 
 
 def test_import_loads_nothing_and_reads_nothing() -> None:
@@ -69,15 +62,8 @@ def test_the_version(installed: bool, tmp_path: Path) -> None:
         metadata = tmp_path / "gpuinterop-7.8.9.dist-info" / "METADATA"
         metadata.parent.mkdir()
         metadata.write_text(f"Metadata-Version: 2.4\nName: gpuinterop\nVersion: {expected}\n")
-    result = subprocess.run(
-        [sys.executable, "-S", "-c", "import gpuinterop; print(gpuinterop.__version__)"],  # -S: no site-packages
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
-        cwd=tmp_path,
-        check=False,
-    )
+    program = ("-S", "-c", "import gpuinterop; print(gpuinterop.__version__)")  # -S: no site-packages
+    result = python(*program, cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(ROOT), str(tmp_path))))
     assert (result.stdout.strip(), result.stderr) == (expected, "")
 
 
@@ -91,17 +77,9 @@ def test_a_wrong_backend_breaks_no_import() -> None:
 
 def test_a_wrong_backend_breaks_no_other_pytest_run(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_nothing():\n    pass\n")
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env={**os.environ, "GPUINTEROP_BACKEND": "nonsense", "GPUINTEROP_DISABLE": "no_such_thing"},
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "1 passed" in result.stdout
+    wrong = {"GPUINTEROP_BACKEND": "nonsense", "GPUINTEROP_DISABLE": "no_such_thing"}
+    run = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))
+    assert "1 passed" in printed(*run, cwd=tmp_path, seconds=120, **wrong)
 
 
 def test_every_public_name_resolves() -> None:

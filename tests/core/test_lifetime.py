@@ -7,7 +7,6 @@ import functools
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -28,6 +27,7 @@ from gpuinterop._core.known_stream import Wait, fail_wait
 from gpuinterop._core.lifetime import alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
+from tests.programs import python
 
 from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
 
@@ -89,10 +89,7 @@ class Owner:
 
 def ends_well(code: str, *arguments: str) -> str:
     """What another interpreter says that runs the code."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = python("-c", code, *arguments, cwd=ROOT, PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 

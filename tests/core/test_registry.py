@@ -4,7 +4,6 @@ import dataclasses
 import importlib.resources
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from gpuinterop._core import registry
 from gpuinterop.backend import DeviceInfo, pci_bus_id
 from gpuinterop.capabilities import DOMAIN, Capability, Operation, Rules, Scope, Support, VerifiedRun, read_verified
 from gpuinterop.cli.info import collect
+from tests.programs import python
 
 from . import fake
 from .fake import FakeBackend, FakeWords
@@ -661,18 +661,8 @@ def test_a_profile_needs_no_more_of_a_backend_than_that_it_is_installed(tmp_path
     (info / "entry_points.txt").write_text(f"[{point.group}]\n{point.name} = {point.value}\n")
     others = ("acme", "gpuinterop_cuda", "gpuinterop_hip", "cuda", "hip", "rocm")
     for profile in ("acme-old", "hip-linux", "cuda-linux", "cuda-no-multicast"):
-        done = subprocess.run(
-            [sys.executable, "-c", PROFILED, *others],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
-                "GPUINTEROP_DISABLE": f"profile:{profile}",
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        done = python("-c", PROFILED, *others, PYTHONPATH=path, GPUINTEROP_DISABLE=f"profile:{profile}")
         assert done.stdout == "['turned off by GPUINTEROP_DISABLE=profile']\n[]\n", done.stderr
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.programs import python
 
 RUN = '''
 import importlib
@@ -34,9 +35,7 @@ except ImportError as error:  # 3.12 loads no ctypes there
 
 
 def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-W", "ignore", "-c", program)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import gc
 import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -20,6 +19,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.lifetime import alive
 from gpuinterop.exporters import open_exporter
+from tests.programs import python
 
 from .bridge.scripted import LIMIT, Scripted
 
@@ -70,9 +70,7 @@ assert len(alive()) == before + len(streams)
 
 def test_a_stream_whose_thread_finds_no_memory() -> None:
     """It starts or it does not: no stream is handed out whose work never runs."""
-    done = subprocess.run(
-        [sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", LITTLE_MEMORY)
     assert done.returncode == 0, done.stderr
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from ctypes import c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpuinterop as gi
+from tests.programs import python
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -29,10 +28,7 @@ def outcomes(driver: str) -> tuple[dict[tuple[str, str, str], dict[str, Any]], l
     others: list[dict[str, Any]] = []
     while True:
         before = len(found)
-        child = subprocess.run(
-            [sys.executable, str(PROGRAM), driver, str(before)],
-            capture_output=True, text=True, timeout=LIMIT, check=False,
-        )  # fmt: skip
+        child = python(str(PROGRAM), driver, str(before), seconds=LIMIT)
         case = None
         for line in map(json.loads, child.stdout.splitlines()):
             if "parameter" in line:

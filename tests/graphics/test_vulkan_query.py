@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from gpuinterop.capabilities import DOMAIN, Scope, Support, VerifiedRun
 from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
 from gpuinterop.exporters.vulkan.drivers import choose
 from gpuinterop.vulkan import _query
+from tests.programs import printed
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -26,7 +25,7 @@ def test_importing_needs_neither_vulkan_nor_numpy() -> None:
         "import sys, gpuinterop.vulkan, gpuinterop.exporters.vulkan\n"
         "assert not {'vulkan', 'numpy'} & set(sys.modules), set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    printed("-c", code)
 
 
 def test_without_the_package_the_message_says_what_to_install() -> None:
@@ -40,15 +39,10 @@ def test_without_the_package_the_message_says_what_to_install() -> None:
         "except gi.BackendUnavailableError as error: assert error.fix == 'pip install gpuinterop[vulkan]'\n"
         "else: raise SystemExit('no error')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    printed("-c", code)
 
 
 def test_without_a_driver_the_list_is_empty_and_says_why(tmp_path: object) -> None:
-    environment = {
-        **os.environ,
-        "VK_ICD_FILENAMES": f"{tmp_path}/none.json",
-        "VK_DRIVER_FILES": f"{tmp_path}/none.json",
-    }
     code = (
         "from gpuinterop.exporters.vulkan import list_drivers, VulkanExporter\n"
         "import gpuinterop as gi\n"
@@ -58,7 +52,8 @@ def test_without_a_driver_the_list_is_empty_and_says_why(tmp_path: object) -> No
         "except gi.BackendUnavailableError as error: print(error)\n"
         "else: raise SystemExit('no error')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
+    nowhere = f"{tmp_path}/none.json"
+    printed("-c", code, VK_ICD_FILENAMES=nowhere, VK_DRIVER_FILES=nowhere)
 
 
 def test_list_drivers(driver: str) -> None:
@@ -178,9 +173,9 @@ def test_required_extensions_before_an_instance() -> None:
         "import sys; sys.modules['vulkan'] = sys.modules['cffi'] = None\n"
         "import gpuinterop as gi; print(*gi.vulkan.required_extensions())"
     )
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    assert "VK_KHR_external_memory_capabilities" in run.stdout
-    assert run.stdout.endswith("[]\n")
+    told = printed("-c", code)
+    assert "VK_KHR_external_memory_capabilities" in told
+    assert told.endswith("[]\n")
 
 
 def test_required_extensions(application: Application, driver: str) -> None:

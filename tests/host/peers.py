@@ -14,14 +14,13 @@ from gpuinterop.handles import OpaqueFd, TimelineFd
 from gpuinterop_host.backend import HostBackend
 from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore
+from tests.programs import python
 
 LIMIT = 30.0
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return python("-W", "error", "-c", code, seconds=LIMIT, PYTHONPATH=os.pathsep.join(sys.path))
 
 
 def _import(backend: HostBackend, handle: OpaqueFd | TimelineFd) -> Any:

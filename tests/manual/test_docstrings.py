@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 import types
@@ -16,6 +15,7 @@ from typing import Final
 import pytest
 
 import gpuinterop as gi
+from tests.programs import printed
 from tests.simulated.build import build
 
 from .examples import Docstring, docstrings, run
@@ -93,17 +93,8 @@ def _child(mode: str, expected: int, **variables: str) -> None:
     """Run those of a mode in a process of its own, where warnings are errors."""
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
         variables[name] = os.pathsep.join(filter(None, (variables.get(name), os.environ.get(name))))
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tests.manual.examples", mode],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": passed\n") == expected
+    program = ("-X", "faulthandler", "-W", "error", "-m", "tests.manual.examples", mode)
+    assert printed(*program, cwd=ROOT, seconds=100, **variables).count(": passed\n") == expected
 
 
 def test_on_cuda() -> None:

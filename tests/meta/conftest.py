@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 TOY = Path(__file__).parent / "toy"
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "backend"
@@ -62,12 +62,10 @@ def run_pytest(tmp_path: Path) -> Callable[..., Outcome]:
         variables |= {"GPUINTEROP_KIT_LIMIT": limit, "COLUMNS": "400", "PYTHONDONTWRITEBYTECODE": "1"}
         variables |= {"PYTHONPATH": os.pathsep.join(paths), **(environment or {})}
         without = ("no:cacheprovider", "no:hypothesispytest")  # the latter takes a third of a run to say nothing
-        command = [sys.executable, "-m", "pytest", *(f"-p{name}" for name in without), "-rfE", "--tb=short", *arguments]
+        command = ["-m", "pytest", *(f"-p{name}" for name in without), "-rfE", "--tb=short", *arguments]
         if kit:
             command += ["--pyargs", "gpuinterop.testing"]
-        done = subprocess.run(
-            command, cwd=work, env=variables, capture_output=True, text=True, timeout=seconds, check=False
-        )
+        done = python(*command, cwd=work, env=variables, seconds=seconds)
         output = done.stdout + done.stderr
         failed = {match[1] for match in re.finditer(r"^(?:FAILED|ERROR) (?:\S*::)?(\w+::\w+)", output, re.MULTILINE)}
         tail = output.rstrip().splitlines()[-1] if output.strip() else ""

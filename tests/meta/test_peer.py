@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
+from tests.programs import python
 
 LEFT = """
 import os, signal
@@ -50,7 +50,7 @@ def test_a_limit_for_answers() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent, where it is asked to")
 def test_it_ends_with_its_parent() -> None:
     """Also where it cannot notice that itself."""
-    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=50, check=False)
+    done = python("-c", LEFT, seconds=50)
     assert done.returncode == -signal.SIGKILL, done.stderr
     peer = int(done.stdout)
     deadline = time.monotonic() + 20

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 TOOL = Path(__file__).parents[2] / "tools" / "plain_english.py"
 
 
 def said(file: Path, text: str) -> str:
     file.write_text(text, encoding="utf-8")
-    done = subprocess.run([sys.executable, TOOL, file], capture_output=True, text=True, check=False, timeout=30)
+    done = python(str(TOOL), str(file), seconds=30)
     assert done.returncode == (1 if done.stdout else 0), done.stderr
     return done.stdout
 

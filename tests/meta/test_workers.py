@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 TESTS = """
 import os, subprocess, sys
@@ -29,15 +30,8 @@ def test_a_worker_that_is_ended_leaves_no_process(tmp_path: Path) -> None:
     shutil.copy(root / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(TESTS)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "1", "--max-worker-restart=0", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        env=clean | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = ("-m", "pytest", "-n", "1", "--max-worker-restart=0", "-p", "no:cacheprovider", ".")
+    done = python(*command, cwd=tmp_path, env=clean, PYTHONPATH=str(root))
     assert "crashed" in done.stdout, done.stdout + done.stderr
     state = Path("/proc") / (tmp_path / "child").read_text() / "stat"
     limit = time.monotonic() + LIMIT

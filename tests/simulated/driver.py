@@ -16,8 +16,6 @@ import ctypes
 import gc
 import os
 import struct
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from typing import Any, Final, Literal
 
 import gpuinterop as gi
 from tests.kept_streams import count_kept_streams
+from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
 
 _FD: Final = {"driver": 0, "open": 1, "closed": 2}
@@ -211,16 +210,7 @@ class Simulator:
 
     def run(self, program: str, **variables: str) -> str:
         """What a Python program has printed that has this driver; it must succeed, without a warning."""
-        done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-W", "error", "-c", program],
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return printed("-X", "faulthandler", "-W", "error", "-c", program, env=self.environment(**variables))
 
     @contextlib.contextmanager
     def kept_rules(self, backend: str) -> Iterator[None]:

@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import warnings
@@ -31,6 +30,7 @@ from gpuinterop.backend import INTERFACES
 from gpuinterop.exporters import open_exporter
 from gpuinterop.native_driver import Releases
 from tests.kept_streams import destroy_kept_streams
+from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
 
 from .driver import Simulator, assert_simulated
@@ -472,17 +472,8 @@ class Check:
 
 def run(vendor: str, environment: Mapping[str, str]) -> Any:
     """What the program prints, in a process that finds the simulated driver."""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", __name__, vendor],
-        env=environment,
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    root = Path(__file__).resolve().parents[2]
+    return json.loads(printed("-X", "faulthandler", "-m", __name__, vendor, cwd=root, env=environment, seconds=110))
 
 
 def main() -> None:

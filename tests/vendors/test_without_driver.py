@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
+from tests import programs
 
 from .parties import SIMULATED
 from .table import VENDOR
@@ -32,15 +32,9 @@ def python(
         if not name.startswith("GPUINTEROP_") and name != "PYTHONPATH" and (driver or name != "LD_LIBRARY_PATH")
     }
     found = BINDINGS if path is None else path
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**clean, **({"PYTHONPATH": found} if found else {}), **environment},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    if found:
+        clean["PYTHONPATH"] = found
+    return programs.python("-W", "error", "-c", program, cwd=tmp_path, env=clean, **environment)
 
 
 def reason_of(done: subprocess.CompletedProcess[str]) -> str:

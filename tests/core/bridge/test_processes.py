@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
+
+from tests.programs import printed
 
 
 def run(script: str, limit: float = 60.0) -> str:
@@ -23,9 +23,7 @@ def run(script: str, limit: float = 60.0) -> str:
             def close(self): pass
     """
     code = textwrap.dedent(preamble) + textwrap.dedent(script)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed("-c", code, seconds=limit)
 
 
 def test_the_interpreter_exits_while_a_stream_waits() -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -26,6 +24,7 @@ from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 from tests.core.forged import forge
+from tests.programs import python
 
 from ..parties import REAL
 
@@ -370,7 +369,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) - 10)
 
 def test_after_a_fork_nothing_works(primary: Any) -> None:
     program = textwrap.dedent(FORK)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = python("-c", program)
     assert done.stdout == f"{NOT_INITIALIZED}\n", done.stderr
 
 

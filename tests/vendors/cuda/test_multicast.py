@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,6 +23,7 @@ from gpuinterop._core import registry
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop_cuda import capabilities
 from gpuinterop_cuda.backend import CudaBackend
+from tests.programs import printed
 from tests.simulated.driver import Simulator, assert_simulated
 
 from ..parties import REAL, native
@@ -426,16 +425,9 @@ def test_a_driver_with_the_first_version_of_the_binds_only(simulator: Simulator)
     """What binds, and the kit's suite, as of CUDA 13.0, whatever the bindings have."""
     chosen = "TestMulticast or bind or Bind or bound or told"
     suite = f"{Path(__file__).parents[1]}/test_conformance.py::TestMulticast"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, suite, "-k", chosen],
-        env=simulator.environment(GPUINTEROP_SIM_CUDA_VERSION="13000"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed, 1 skipped" in done.stdout
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, suite, "-k", chosen)
+    environment = simulator.environment(GPUINTEROP_SIM_CUDA_VERSION="13000")
+    assert " passed, 1 skipped" in printed(*command, env=environment, seconds=240)
 
 
 # -- several processes ------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from gpuinterop.testing import multicast, stand_ins
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.report import format_document, write_report
 from tests.cli.invoke import invoke
+from tests.programs import python
 from tests.simulated.driver import Simulator, assert_simulated
 
 pytestmark = pytest.mark.timeout(150)
@@ -137,14 +138,8 @@ def run_process(environment: dict[str, str], tmp_path: Path) -> Callable[..., Do
     ) -> Done:
         _script(folder, role, script)
         python_path = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
-        done = subprocess.run(
-            [sys.executable, "-m", "gpuinterop", "selftest", "multicast", "--backend", "cuda", *arguments],
-            env={**environment, "PYTHONPATH": python_path, **variables},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        command = ("-m", "gpuinterop", "selftest", "multicast", "--backend", "cuda", *arguments)
+        done = python(*command, env=environment, seconds=120, PYTHONPATH=python_path, **variables)
         _are_gone(folder)
         return Done(done.returncode, done.stdout, done.stderr)
 
@@ -486,14 +481,7 @@ def test_of_two_drivers_both_must_be_simulated(simulator: Simulator, unmarked: P
         ([unmarked, simulator.path], "False True"),
     ):
         environment = {**simulator.environment(), "LD_LIBRARY_PATH": str(paths[0].parent)}
-        done = subprocess.run(
-            [sys.executable, "-c", TWO, *map(str, paths)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = python("-c", TWO, *map(str, paths), env=environment)
         assert done.stdout.strip() == found, (paths, done.stderr)
 
 

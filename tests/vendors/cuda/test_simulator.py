@@ -21,6 +21,7 @@ from cuda.bindings import driver as cuda
 
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
+from tests.programs import python
 from tests.simulated.driver import Simulator, assert_simulated
 
 from .test_facts import (
@@ -309,14 +310,7 @@ with bound() as (group, (handle,)), mapped(group, [0]) as everywhere, mapped(han
 
 
 def test_a_plain_store_is_stopped(simulator: Simulator) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN_STORE],
-        env=simulator.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", PLAIN_STORE, env=simulator.environment())
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "its own\n"), done.stderr
 
 

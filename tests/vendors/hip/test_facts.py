@@ -23,7 +23,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -35,6 +34,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from tests.programs import python
 from tests.simulated.driver import Simulator, loaded
 
 from ..parties import MODE, PARTIES, SIMULATED, open_party
@@ -105,14 +105,8 @@ hip = Runtime("libamdhip64.so")
 def child(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program that has the runtime as `hip`."""
     root = str(Path(__file__).resolve().parents[3])
-    return subprocess.run(
-        [sys.executable, "-c", START + textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    return python("-c", START + textwrap.dedent(program), PYTHONPATH=path, **environment)
 
 
 def printed(program: str, **environment: str) -> list[str]:

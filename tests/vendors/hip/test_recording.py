@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.capabilities import read_verified
 from gpuinterop.testing.suites.libraries import libraries
+from tests.programs import printed
 from tests.simulated.build import build
 
 from ..parties import SIMULATED
@@ -41,17 +41,7 @@ def clean(libraries: str, **more: str) -> dict[str, str]:
 
 def told(folder: Path, environment: dict[str, str], *command: str) -> str:
     """What a command of Python's prints that succeeds."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed(*command, cwd=folder, env=environment, seconds=100)
 
 
 def test_a_stand_in_is_never_recorded(tmp_path: Path) -> None:

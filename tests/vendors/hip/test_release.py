@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from contextlib import ExitStack
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from tests.programs import printed
 from tests.simulated.driver import Simulator
 
 from ..parties import open_party
@@ -33,16 +31,8 @@ faulthandler.dump_traceback_later(30, exit=True)  # in C: a call that keeps the 
 
 def mapped(program: str) -> list[str]:
     """What a program prints that maps an allocation."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEHIND + textwrap.dedent(program)],
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,  # the first stream compiles AMD's kernels
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    program = BEHIND + textwrap.dedent(program)
+    return printed("-c", program, seconds=100, PYTHONUNBUFFERED="1").splitlines()  # the first stream compiles kernels
 
 
 def test_a_mapping_stands_aside_for_the_default_stream() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.programs import printed, python
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator
 
@@ -29,17 +28,8 @@ def run(*arguments: str, **environment: str) -> dict[str, int]:
     clean = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     clean["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if "/.build/" not in path)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments],
-        env={**clean, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    summary = done.stdout.strip().splitlines()[-1]
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments)
+    summary = printed(*command, cwd=ROOT, env=clean, seconds=500, **environment).strip().splitlines()[-1]
     return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", summary)}
 
 
@@ -51,14 +41,7 @@ def test_it_does_abort(simulator: Simulator) -> None:
         "device.driver.import_semaphore(device.handle, gi.TimelineWin32(handle=5))"
     )
     for aborts in ("1", "0"):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=simulator.environment(**{ABORTING: aborts}),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = python("-c", program, env=simulator.environment(**{ABORTING: aborts}))
         assert done.stdout == "before\n"
         if aborts == "1":
             assert done.returncode == -signal.SIGABRT

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.programs import python
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED
@@ -79,14 +79,7 @@ def test_streams_of_others_are_refused_where_there_are_two(simulator: Simulator,
     environment = simulator.environment()
     environment["LD_LIBRARY_PATH"] = str(mine.parent)  # how 7.2 finds it; 10 by ROCM_PATH
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        env={**environment, "ROCM_PATH": str(folders[0]), "THEIRS": str(theirs)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-W", "error", "-c", PROGRAM, env=environment, ROCM_PATH=str(folders[0]), THEIRS=str(theirs))
     assert (done.returncode, done.stdout) == (0, f"{mine}\n"), done.stdout + done.stderr
 
 

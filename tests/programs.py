@@ -1,0 +1,30 @@
+"""Programs that tests start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+
+def python(
+    *arguments: str, cwd: Any = None, env: Any = os.environ, seconds: Any = 60, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python, with these variables beside those of `env`, until it ends."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**env, **variables},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def printed(*arguments: str, **options: Any) -> str:
+    """Run it likewise, and return what it prints; it must succeed."""
+    done = python(*arguments, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
