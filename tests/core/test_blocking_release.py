@@ -16,6 +16,7 @@ from gpuinterop import system
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.gate import MANY
+from tests.beside import elsewhere
 
 from .fake import LIMIT, FakeDriver, fake_device, memory_of, semaphore_of
 
@@ -88,10 +89,7 @@ def test_a_callback_waits_while_blocked_releases_go(device: Device, backend: Fak
             "batch": lambda: batch.wait(stream, (2,)),
             "follow": lambda: other.wait_stream(stream),
         }
-        thread = threading.Thread(target=calls[by], daemon=True)
-        thread.start()
-        thread.join(LIMIT)
-        assert not thread.is_alive()
+        elsewhere(calls[by])
         assert waited == [by]
         backend.pass_all()
     gate.close(timeout=LIMIT)
@@ -107,10 +105,7 @@ def test_a_finalizer_of_what_was_kept_waits_too(device: Device, backend: FakeDri
                 gate.wait(stream, 1)
 
         keyed = device.import_semaphore(gi.OpaqueWin32Kmt(handle=8, keepalive=Owner()))
-        thread = threading.Thread(target=keyed.close, daemon=True)
-        thread.start()
-        thread.join(LIMIT)
-        assert not thread.is_alive()
+        elsewhere(keyed.close)
         assert len(backend.waiting) == 1
         backend.pass_all()
     gate.close(timeout=LIMIT)

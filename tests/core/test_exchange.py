@@ -29,6 +29,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.errors import again
 from gpuinterop.exchange import SocketTransport, Team, Transport, delivery, transport as transports
+from tests.beside import beside
 from tests.programs import printed
 
 from .fake import FakeMulticast, fake_team
@@ -695,12 +696,10 @@ def test_two_that_say_that_they_are_the_same_rank(tmp_path: Path) -> None:
             over.wait(LIMIT)
 
     over = threading.Event()
-    thread = threading.Thread(target=twice, daemon=True)
-    thread.start()
-    with pytest.raises(gi.PeerError, match="two processes say that they are rank 1"):
-        SocketTransport(f"@{tmp_path}", 0, 3, timeout=5)
-    over.set()
-    thread.join(LIMIT)
+    with beside(twice):
+        with pytest.raises(gi.PeerError, match="two processes say that they are rank 1"):
+            SocketTransport(f"@{tmp_path}", 0, 3, timeout=5)
+        over.set()
 
 
 def test_a_place_that_is_taken(place: Any, tmp_path: Path) -> None:
@@ -791,11 +790,8 @@ def test_a_rank_0_of_another_version(tmp_path: Path) -> None:
                     connection.recv(100)
                     connection.sendall(answer)
 
-            thread = threading.Thread(target=serve, daemon=True)
-            thread.start()
-            with pytest.raises(gi.PeerError, match=match):
+            with beside(serve), pytest.raises(gi.PeerError, match=match):
                 SocketTransport(f"@{tmp_path}", 1, 2, timeout=LIMIT if "come" not in match else 0.3)
-            thread.join(LIMIT)
 
 
 def test_arguments_of_sockets(tmp_path: Path) -> None:
@@ -825,11 +821,8 @@ def test_what_is_no_rank_is_not_let_in(tmp_path: Path, hello: bytes, match: str)
             connection.sendall(hello)
             connection.recv(100)  # a rank waits for an answer
 
-    thread = threading.Thread(target=stranger)
-    thread.start()
-    with pytest.raises(gi.PeerError, match=match):
+    with beside(stranger), pytest.raises(gi.PeerError, match=match):
         SocketTransport(f"@{tmp_path}", 0, 2, timeout=LIMIT)
-    thread.join(LIMIT)
 
 
 def test_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

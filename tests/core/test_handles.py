@@ -4,7 +4,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import gpuinterop as gi
 from gpuinterop import handles
 from gpuinterop.capabilities import disable
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind, handle_types
+from tests.beside import elsewhere
 
 
 @pytest.fixture
@@ -246,10 +246,7 @@ class Ends:
 
     def __reduce__(self) -> Any:
         number = self.handle.fd
-        thread = threading.Thread(target=self.handle.close)
-        thread.start()
-        thread.join(20)
-        assert not thread.is_alive()
+        elsewhere(self.handle.close)
         while not is_open(number):
             self.taken.append(os.memfd_create("another"))
         return int, ()

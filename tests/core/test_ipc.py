@@ -12,6 +12,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import ipc
 from gpuinterop.handles import HandleOrigin, OriginKind
+from tests.beside import elsewhere
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -316,10 +317,7 @@ def test_a_handle_that_another_thread_closes_meanwhile_sends_no_other_file(at: s
     secret: list[int] = []
 
     def end() -> None:
-        thread = threading.Thread(target=last.close)
-        thread.start()
-        thread.join(20)
-        assert not thread.is_alive()
+        elsewhere(last.close)
         while not is_open(number):
             secret.append(os.memfd_create("secret"))
 

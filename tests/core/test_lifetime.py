@@ -27,6 +27,7 @@ from gpuinterop._core.known_stream import Wait, fail_wait
 from gpuinterop._core.lifetime import alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
+from tests.beside import beside
 from tests.programs import python
 
 from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
@@ -318,14 +319,10 @@ def test_a_callback_that_takes_its_time_holds_up_nobody() -> None:
         assert go_on.wait(LIMIT)
 
     memory.on_released(callback)
-    thread = threading.Thread(target=memory.close, daemon=True)
-    thread.start()
-    assert inside.wait(LIMIT)
-    try:
+    with beside(memory.close):
+        assert inside.wait(LIMIT)
         other.close(timeout=0.5)
-    finally:
         go_on.set()
-        thread.join(LIMIT)
     settle(device, backend)
 
 
@@ -711,11 +708,8 @@ def test_copies_of_many_threads_leave_few_streams() -> None:
         meeting.wait(LIMIT)
 
     backend.on_synchronize = meet_here
-    threads = [threading.Thread(target=lambda: buffer.copy_to_host(bytearray(16))) for _ in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    with beside(*[lambda: buffer.copy_to_host(bytearray(16))] * 32):
+        pass
     backend.on_synchronize = lambda: None
     device.synchronize()
     device.drain()

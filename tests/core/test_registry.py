@@ -20,6 +20,7 @@ from gpuinterop._core import registry
 from gpuinterop.backend import DeviceInfo, pci_bus_id
 from gpuinterop.capabilities import DOMAIN, Capability, Operation, Rules, Scope, Support, VerifiedRun, read_verified
 from gpuinterop.cli.info import collect
+from tests.beside import beside, elsewhere
 from tests.programs import python
 
 from . import fake
@@ -372,17 +373,10 @@ def test_a_device_is_had_while_another_thread_loads_a_backend(install: Install) 
             taken.set()
             go_on.wait(30)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
+    with beside(hold):
         assert taken.wait(30)
-        asking = threading.Thread(target=gi.device)
-        asking.start()
-        asking.join(10)
-        assert not asking.is_alive()
-    finally:
+        elsewhere(gi.device)
         go_on.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("ordinal", ["cuda", [], "0", None, True, False, 0.0])

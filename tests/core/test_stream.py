@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +11,7 @@ import gpuinterop as gi
 from gpuinterop._core.known_stream import Moment, Wait, fail_wait, order
 from gpuinterop._core.lifetime import Lifetime, Standing, State, alive
 from gpuinterop.backend import DriverHandle
+from tests.beside import elsewhere
 
 from .fake import FakeBackend, FakeEverything, fake_device
 
@@ -185,9 +185,7 @@ def test_the_default_streams_of_threads_that_have_ended_do_not_pile_up() -> None
     with device.create_semaphore(gi.TimelineFd) as semaphore, device.wrap_stream(2) as stream:
         before = len(alive())
         for value in range(1, 801):
-            thread = threading.Thread(target=semaphore.signal, args=(stream, value))
-            thread.start()
-            thread.join()
+            elsewhere(semaphore.signal, stream, value)
         device.drain()
         assert len(alive()) - before < 400
 

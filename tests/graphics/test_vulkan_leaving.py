@@ -20,6 +20,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.handles import Binary, Timeline
 from gpuinterop.vulkan import VulkanContext
+from tests.beside import beside
 
 if TYPE_CHECKING:
     from tests.graphics.test_readme_sample import SHAPE, SIZE, SlowRenderer, sample
@@ -269,13 +270,10 @@ def test_vulkans_own_queue_is_waited_for(program: Program) -> None:
         program.vk.close(LIMIT)
         ended.set()
 
-    with HeldQueue(program, shared) as held:
-        closing = threading.Thread(target=close)
-        closing.start()
+    with HeldQueue(program, shared) as held, beside(close):
         assert not ended.wait(0.2), "the queue is at work with the buffer"
         held.let_go()
         assert ended.wait(LIMIT)
-        closing.join()
     program.end()
     assert bytes(mapped) == b"\1" * 4096
     stays_right(array, mapped)

@@ -15,6 +15,7 @@ from gpuinterop.errors import DriverError, InvalidArgumentError, ResourceClosedE
 from gpuinterop.handles import TimelineFd
 from gpuinterop_host import streams
 from gpuinterop_host.backend import Device, HostBackend
+from tests.beside import beside
 
 from .peers import run
 
@@ -230,17 +231,8 @@ def test_the_calling_thread_is_each_callers_own(backend: HostBackend, device: De
     stream = backend.adopt_stream(device, 0)
     semaphore: Any = backend.create_semaphore(device, TimelineFd)
     batch = backend.prepare([semaphore])
-    passed: list[bool] = []
-
-    def wait() -> None:
-        backend.wait(batch, stream, [1], 30_000)
-        passed.append(True)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    backend.signal(batch, stream, [1])  # this thread is not held up by the other's wait
-    thread.join(LIMIT)
-    assert passed
+    with beside(lambda: backend.wait(batch, stream, [1], 30_000)):
+        backend.signal(batch, stream, [1])  # this thread is not held up by the other's wait
     backend.destroy_semaphore(semaphore)
 
 

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,6 +28,7 @@ from gpuinterop._core.lifetime import RETIRED, alive
 from gpuinterop.backend import INTERFACES
 from gpuinterop.exporters import open_exporter
 from gpuinterop.native_driver import Releases
+from tests.beside import elsewhere
 from tests.kept_streams import destroy_kept_streams
 from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
@@ -177,22 +177,14 @@ class Check:
 
     def default_stream(self) -> None:
         """From a thread with no context: the calls need the device's own."""
-        failed: list[BaseException] = []
 
         def work() -> None:
-            try:
-                with self.device.wrap_stream(0) as stream, self.semaphore() as semaphore:
-                    semaphore.signal(stream, 1)
-                    semaphore.wait(stream, 1)
-                    _ = stream.capturing
-            except BaseException as error:
-                failed.append(error)
+            with self.device.wrap_stream(0) as stream, self.semaphore() as semaphore:
+                semaphore.signal(stream, 1)
+                semaphore.wait(stream, 1)
+                _ = stream.capturing
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(LIMIT)
-        for error in failed:
-            raise error
+        elsewhere(work)
 
     @contextmanager
     def semaphore(self) -> Iterator[Any]:

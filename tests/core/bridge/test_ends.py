@@ -22,6 +22,7 @@ from gpuinterop._core.semaphore import SemaphoreBatch
 from gpuinterop.bridge import Bridge, SemaphoreEndpoint
 from gpuinterop.bridge._watcher import _Out, _Signal, _Waiting
 from gpuinterop.handles import Binary
+from tests.beside import beside
 
 from .scripted import LIMIT, Script, Scripted, blocked, end, until
 
@@ -128,20 +129,9 @@ def test_a_thread_in_host_wait_is_let_go_by_close(bridge: Bridge, stream: gi.Str
     endpoint = Scripted()
     semaphore: Any = bridge.from_endpoint(endpoint)
     semaphore.wait(stream, 1)
-    caught: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            semaphore.host_wait(1, timeout=LIMIT)
-        except gi.GpuInteropError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    until(lambda: semaphore.lifetime.calls)
-    semaphore.close()
-    thread.join(LIMIT)
-    assert [type(error) for error in caught] == [gi.ResourceClosedError]
+    with pytest.raises(gi.ResourceClosedError), beside(lambda: semaphore.host_wait(1, timeout=LIMIT)):
+        until(lambda: semaphore.lifetime.calls)
+        semaphore.close()
     assert blocked(stream)
     endpoint.reached = 1
     stream.synchronize(LIMIT)

@@ -17,6 +17,7 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.semaphore import SemaphoreBatch
 from gpuinterop.bridge import Bridge, _watcher
 from gpuinterop.handles import Binary
+from tests.beside import elsewhere
 
 from .scripted import LIMIT, Scripted, WordsBackend, end, fails, lane_of, until, word_of
 
@@ -133,9 +134,7 @@ def test_the_default_stream_of_each_thread_is_another(device: Device, backend: W
     stream = device.wrap_stream(2)
     semaphore.signal(stream, 1)
     for value in range(2, 10):  # one after the other: a new thread gets the ident of one that has ended
-        thread = threading.Thread(target=semaphore.signal, args=(stream, value))
-        thread.start()
-        thread.join(LIMIT)
+        elsewhere(semaphore.signal, stream, value)
     assert len({word for _, word, _ in backend.writes}) == 9
 
 

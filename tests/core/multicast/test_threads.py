@@ -10,6 +10,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core import monitor
+from tests.beside import beside
 
 from ..fake import FakeMulticast
 from .calls import LIMIT, SIZE, STEP, Devices, allocations, close_all, releases
@@ -68,17 +69,12 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(
         assert go_on.wait(LIMIT)
 
     backend.on["bind_memory"] = block
-    errors: list[BaseException] = []
 
     def bind() -> None:
-        try:
+        with pytest.raises(gi.ResourceClosedError):
             multicast.bind_memory(allocation, size=STEP, assume_all_added=True)
-        except gi.ResourceClosedError as error:
-            errors.append(error)
 
-    thread = threading.Thread(target=bind)
-    thread.start()
-    try:
+    with beside(bind):
         assert inside.wait(LIMIT)
         del backend.on["bind_memory"]
         assert multicast.bindings == ()
@@ -89,11 +85,7 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(
         {"multicast": multicast, "allocation": allocation}[closing].close()
         thing = multicast.handle if closing == "multicast" else allocation.handle
         assert ("release_allocation", thing) not in backend.calls
-    finally:
         go_on.set()
-        thread.join(LIMIT)
-    assert not thread.is_alive()
-    assert len(errors) == 1
     close_all(multicast, allocation, other)
     unbound = backend.calls.index(("unbind", multicast.handle, 0, 0, STEP))
     assert unbound < backend.calls.index(("release_allocation", thing))

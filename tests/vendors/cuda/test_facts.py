@@ -23,6 +23,7 @@ from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
+from tests.beside import beside, elsewhere
 from tests.core.forged import forge
 from tests.programs import python
 
@@ -325,9 +326,7 @@ def test_an_import_needs_a_context_and_leaves_it_open(party: Exporter) -> None:
             found["event"] = code_of(cuda.cuEventCreate(2))
             found["allocation"] = code_of(cuda.cuMemAlloc(4096))
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(LIMIT)
+        elsewhere(work)
         assert found.pop("current") == 0
         assert len(found) == 5
         assert set(found.values()) == {INVALID_CONTEXT}
@@ -346,9 +345,7 @@ def test_signal_and_wait_on_a_stream_need_no_context(party: Exporter) -> None:
             results.append(code_of(signal(semaphore, stream)))
 
         theirs.signal()
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(LIMIT)
+        elsewhere(work)
         assert results == [0, SUCCESS, SUCCESS]
         assert idle(stream)
         assert theirs.wait(timeout=LIMIT)
@@ -541,11 +538,9 @@ def test_a_pageable_copy_blocks_behind_a_wait_and_a_pinned_one_does_not(context:
             ok(cuda.cuMemcpyDtoHAsync(pageable, device, 4096, stream))
             returned.set()
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        blocked = not returned.wait(SHORT)
-        word(flag).value = 1
-        thread.join(LIMIT)
+        with beside(work):
+            blocked = not returned.wait(SHORT)
+            word(flag).value = 1
         assert blocked
         assert idle(stream)
         assert pageable.raw == ctypes.string_at(host, 4096) == b"\x09" * 4096
@@ -630,9 +625,7 @@ def test_a_global_capture_forbids_what_is_unsafe_to_every_thread_but_relaxed_one
         ):
             found.clear()
             ok(cuda.cuStreamBeginCapture(stream, capture))
-            thread = threading.Thread(target=ask, args=(asking,))
-            thread.start()
-            thread.join(LIMIT)
+            elsewhere(ask, asking)
             assert found == [expected]
             if expected:
                 end_invalid(stream)

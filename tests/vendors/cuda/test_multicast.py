@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpuinterop._core import registry
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop_cuda import capabilities
 from gpuinterop_cuda.backend import CudaBackend
+from tests.beside import beside
 from tests.programs import printed
 from tests.simulated.driver import Simulator, assert_simulated
 
@@ -442,23 +442,11 @@ def test_a_bind_blocks_until_the_other_process_has_added_its_device(
     group.add_device(devices[0])
     peer.import_multicast(exported(group), 2, SIZE)
     memory = scope.enter_context(devices[0].allocate(SIZE))
-    problems: list[BaseException] = []
-
-    def bind() -> None:
-        try:
-            group.bind_memory(memory, assume_all_added=True)
-        except BaseException as error:
-            problems.append(error)
-
-    thread = threading.Thread(target=bind)
-    thread.start()
-    assert simulator.held("cuMulticastBindMem", LIMIT)
-    memory.buffer.fill(3)
-    assert simulator.live()["multicast_binding"] == 0
-    peer.add_device()
-    thread.join(LIMIT)
-    assert not thread.is_alive()
-    assert problems == []
+    with beside(lambda: group.bind_memory(memory, assume_all_added=True)):
+        assert simulator.held("cuMulticastBindMem", LIMIT)
+        memory.buffer.fill(3)
+        assert simulator.live()["multicast_binding"] == 0
+        peer.add_device()
     assert len(group.bindings) == 1
 
 

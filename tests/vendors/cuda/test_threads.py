@@ -11,6 +11,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop_cuda.backend import CudaBackend
+from tests.beside import elsewhere
 from tests.simulated.driver import Simulator
 
 LIMIT = 30.0
@@ -51,9 +52,7 @@ def test_events_outlive_the_thread_whose_default_stream_they_are_of(device: gi.D
             events.append(stream.record())
 
         for turn in range(ROUNDS):
-            thread = threading.Thread(target=work, args=(turn,))
-            thread.start()
-            thread.join(LIMIT)
+            elsewhere(work, turn)
         for event in events:
             event.wait(LIMIT)
             assert event.done

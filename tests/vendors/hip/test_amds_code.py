@@ -19,6 +19,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.bridge import Bridge
+from tests.beside import beside
 from tests.simulated.driver import Simulator
 from tests.simulated.stand_in import StandIn
 
@@ -133,11 +134,9 @@ def test_the_work_of_a_device_is_waited_for_before_its_memory_goes(peer: gi.Devi
     hip.ok("hipSetDevice", 0)
     hip.ok("hipStreamWaitValue64", stream, place, 1, 0, 2**64 - 1)
     hip.ok("hipMemsetD8Async", buffer.ptr, 7, 1 << 16, stream)
-    closing = threading.Thread(target=memory.close, args=(LIMIT,))
-    closing.start()
-    early = released.wait(0.2)
-    word(place).value = 1
-    closing.join(LIMIT)
+    with beside(lambda: memory.close(LIMIT)):
+        early = released.wait(0.2)
+        word(place).value = 1
     assert not early, "the memory was released while work on it was pending"
     assert released.is_set()
     assert theirs.read(0, 1 << 16) == b"\x07" * (1 << 16)

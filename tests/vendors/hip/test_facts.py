@@ -34,6 +34,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from tests.beside import beside
 from tests.programs import python
 from tests.simulated.driver import Simulator, loaded
 
@@ -141,12 +142,9 @@ def finishes(call: Callable[[], object], release: Callable[[], None], *, expecte
             failed.append(error)
         done.set()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    early = done.wait(LIMIT if expected else SHORT)
-    release()
-    thread.join(LIMIT)
-    assert not thread.is_alive()
+    with beside(work):
+        early = done.wait(LIMIT if expected else SHORT)
+        release()
     assert not failed, failed
     return early
 
