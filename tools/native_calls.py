@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ import numpy as np
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from tests.kept_streams import destroy_kept_streams
+from tests.programs import printed
 from tests.simulated.build import build
 from tests.simulated.driver import Simulator, assert_simulated
 from tests.spare_pages import unpin_spare_pages
@@ -336,17 +336,8 @@ def run(vendor: str) -> Sections:
     environment["LD_LIBRARY_PATH"] = os.pathsep.join((str(library.parent), environment.get("LD_LIBRARY_PATH", "")))
     environment["GPUINTEROP_SIM_DEVICES"] = "2"
     environment["ROCM_PATH"] = str(library.parent)  # there hip-python 10 finds no other runtime
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "tools.native_calls", "_here", vendor],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: Sections = json.loads(done.stdout)
+    program = ("-X", "faulthandler", "-W", "error", "-m", "tools.native_calls", "_here", vendor)
+    found: Sections = json.loads(printed(*program, cwd=ROOT, env=environment, seconds=100))
     return found
 
 
