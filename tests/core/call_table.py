@@ -163,9 +163,7 @@ _PASSIVE = {
 
 def without_a_row() -> list[str]:
     """The public methods that have neither a row nor a reason."""
-    known = {name.partition(", ")[0] for name in ROWS} | {
-        name for name, how in pairs.METHODS.items() if type(how) is str
-    }
+    known = {name.partition(", ")[0] for name in ROWS} | pairs.excused()
     for cls in _MULTICAST:
         known |= {f"{cls.__name__}.{name}" for name, it in inspect.getmembers_static(cls) if type(it) is property}
     classes = [cls for cls in (*pairs.CLASSES, *_MULTICAST) if cls is not gi.OpaqueFd]

@@ -20,8 +20,9 @@ ACTIONS = pairs.actions()
 
 
 def test_every_public_method_is_in_a_pair_or_has_a_reason() -> None:
-    """METHODS in pairs.py says of each which actions call it, or why none does."""
-    assert set(pairs.public_methods()) == set(pairs.METHODS)
+    """METHODS in pairs.py says of each which actions call it, or REASONS why none does."""
+    assert not pairs.METHODS.keys() & pairs.excused()
+    assert set(pairs.public_methods()) == pairs.METHODS.keys() | pairs.excused()
 
 
 @pytest.mark.timeout(1200 if DEEP else 300)
