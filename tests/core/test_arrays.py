@@ -29,11 +29,6 @@ if sys.version_info >= (3, 12):
     HOSTS.append(memoryview)
 
 
-@pytest.fixture
-def fake() -> tuple[Device, FakeBackend]:
-    return fake_device()
-
-
 # -- how long --------------------------------------------------------------------------------------------------------
 
 

@@ -65,6 +65,13 @@ KEPT: Final = (
 """What must be gone at the end. Some streams and events are kept for later copies."""
 
 
+WEIGHTS: Final = {
+    "import_allocation": 1, "binary": 1, "bridge": 1, "synchronize_device": 1, "collect": 1, "order": 2, "fill": 8,
+    "wait_for_signal": 8, "signal": 10, "wait": 12,
+}  # fmt: skip
+"""How often operations are made; others are made four times, and two that end something."""
+
+
 class StaleBytesError(AssertionError):
     """A copy was not behind the work that wrote what it copies."""
 
@@ -255,9 +262,7 @@ class Thread:
         self.streams: dict[World, Any] = {}
         self._operations = [(name[3:], getattr(self, name)) for name in dir(self) if name.startswith("do_")]
         ends = ("close_", "drop_", "forget_", "detach")  # less often: the pools are to be full
-        self._weights = [
-            getattr(operation, "weight", 2 if name.startswith(ends) else 4) for name, operation in self._operations
-        ]
+        self._weights = [WEIGHTS.get(name, 2 if name.startswith(ends) else 4) for name, _ in self._operations]
 
     def work(self) -> None:
         while not self.run.stopping:
@@ -378,12 +383,11 @@ class Thread:
 
     def do_map_array(self) -> None:
         if self.world.maps_arrays:
-            array = self.any("memories").map_mipmapped_array("R32_SFLOAT", (32, 32, 0))
-            self.put("levels", Level(array))
+            self.put("levels", self.any("memories").map_mipmapped_array("R32_SFLOAT", (32, 32, 0)))
 
     def do_copy_level(self) -> None:
         if self.world.maps_arrays:
-            level = self.any("levels").array.level(0)
+            level = self.any("levels").level(0)
             copy = level.copy_to_buffer if self.chance.random() < 0.5 else level.copy_from_buffer
             copy(self.any("allocations").buffer, stream=self.any("streams"))
 
@@ -415,8 +419,6 @@ class Thread:
     def do_close_import(self) -> None:
         self.leave("imports")
 
-    do_import_allocation.weight = 1  # type: ignore[attr-defined]
-
     def do_close_allocation(self) -> None:
         self.leave("allocations")
 
@@ -432,8 +434,6 @@ class Thread:
         buffer = self.buffer()
         offset = self.chance.randrange(0, buffer.size, 64)
         buffer.fill(self.chance.randrange(256), offset=offset, size=64, stream=self.stream_or_none())
-
-    do_fill.weight = 8  # type: ignore[attr-defined]
 
     def do_copy_from_host(self) -> None:
         self.buffer().copy_from_host(np.zeros(32, np.uint8), stream=self.stream_or_none())
@@ -487,8 +487,6 @@ class Thread:
                         stream.query()  # raises, where it has failed
                 raise StaleBytesError(f"expected {bytes_}, got {sorted(set(found.tolist()))}")
 
-    do_order.weight = 2  # type: ignore[attr-defined]
-
     # -- semaphores ------------------------------------------------------------------------------------------------
 
     def wait_for_clock(self, stream: Any) -> None:
@@ -506,8 +504,6 @@ class Thread:
 
     def do_wait(self) -> None:
         self.wait_for_clock(self.any("streams"))
-
-    do_wait.weight = 12  # type: ignore[attr-defined]
 
     def do_host_wait(self) -> None:
         clock, semaphore = self.any("ins").thing
@@ -527,13 +523,9 @@ class Thread:
         self.wait_for_clock(out.stream)
         out.signal()
 
-    do_signal.weight = 10  # type: ignore[attr-defined]
-
     def do_wait_for_signal(self) -> None:
         out = self.any("outs")
         out.semaphore.wait(self.any("streams"), out.value)
-
-    do_wait_for_signal.weight = 8  # type: ignore[attr-defined]
 
     def do_close_out(self) -> None:
         self.leave("outs")
@@ -552,8 +544,6 @@ class Thread:
                 self.world.later.append(lambda: (theirs.signal(), theirs.close()))
                 semaphore.wait(stream)
 
-    do_binary.weight = 1  # type: ignore[attr-defined]
-
     def do_bridge(self) -> None:
         """One for a while; streams wait through it. It is closed when they have been let go."""
         world = self.world
@@ -567,8 +557,6 @@ class Thread:
                 semaphore.wait(self.any("streams"), clock.ask(1))
             if self.chance.random() < 0.5:
                 self.put("ins", In(clock, semaphore))
-
-    do_bridge.weight = 1  # type: ignore[attr-defined]
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
@@ -598,26 +586,12 @@ class Thread:
     def do_synchronize_device(self) -> None:
         self.world.device.synchronize(timeout=self.chance.choice([0, 0.002, 0.01]))
 
-    do_synchronize_device.weight = 1  # type: ignore[attr-defined]
-
     def do_find_device(self) -> None:
         device = self.world.device
         assert gi.get_backend(device.backend).device(device.ordinal) is device
 
     def do_collect(self) -> None:
         gc.collect(self.chance.randrange(3))
-
-    do_collect.weight = 1  # type: ignore[attr-defined]
-
-
-class Level:
-    """A mipmapped array, which has no `close` that takes part in the random ones."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def close(self) -> None:
-        self.array.close()
 
 
 class In(Kept):
