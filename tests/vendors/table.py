@@ -46,8 +46,6 @@ class Vendor:
     import_codes: tuple[int, ...]
     beyond: Mapping[str, str]
     """What maps memory, and what is said where that fails."""
-    pins: tuple[str, ...]
-    """What pins a page for stream words."""
     semaphores: Mapping[type[Any], int]
     """Windows' types of semaphores, with their numbers."""
     busy: str
@@ -102,7 +100,6 @@ VENDORS: Final = {
             "ExternalMemoryGetMappedBuffer": "exported object",
             "ExternalMemoryGetMappedMipmappedArray": "layout",
         },
-        pins=("MemHostRegister", "MemHostGetDevicePointer"),
         semaphores={
             gi.OpaqueWin32: 2,
             gi.OpaqueWin32Kmt: 3,
@@ -142,7 +139,6 @@ VENDORS: Final = {
         import_fds=("open",),  # HIP closes none
         import_codes=(INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED, UNKNOWN),
         beyond={"ExternalMemoryGetMappedBuffer": "beyond the imported object"},
-        pins=("HostRegister", "HostGetDevicePointer"),
         semaphores={
             gi.OpaqueWin32: 2,
             gi.OpaqueWin32Kmt: 3,

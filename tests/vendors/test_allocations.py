@@ -172,20 +172,6 @@ def test_where_imported_memory_is(peers: list[gi.Device], scope: ExitStack) -> N
         assert content(again.buffer_on(second), 4) == bytes([device.ordinal + 7]) * 4 == content(allocation.buffer, 4)
 
 
-def test_an_import_whose_place_is_not_told_is_undone(
-    simulator: Simulator, devices: list[gi.Device], scope: ExitStack
-) -> None:
-    first = devices[0]
-    allocation = scope.enter_context(first.allocate(1))
-    handle = scope.enter_context(exported(allocation))
-    before = simulator.live()
-    simulator.fail(f"{VENDOR.prefix}MemGetAllocationPropertiesFromHandle", code=999)
-    with pytest.raises(gi.DriverError, match="MemGetAllocationPropertiesFromHandle"):
-        first.import_allocation(handle, allocation.size)
-    assert simulator.live() == before
-    first.import_allocation(handle, allocation.size).close()
-
-
 def test_access_that_the_driver_refuses_is_named(
     simulator: Simulator, devices: list[gi.Device], scope: ExitStack
 ) -> None:

@@ -448,18 +448,3 @@ def test_a_bind_blocks_until_the_other_process_has_added_its_device(
         assert simulator.live()["multicast_binding"] == 0
         peer.add_device()
     assert len(group.bindings) == 1
-
-
-@pytest.mark.parametrize("nth", [1, 3])
-def test_an_import_whose_granularity_is_not_told_leaves_nothing(
-    simulator: Simulator, devices: list[gi.Device], group: gi.MulticastObject, scope: ExitStack, nth: int
-) -> None:
-    """Neither where the core asks for it, first, nor where the backend does; the handle is the caller's yet."""
-    handle = exported(group)
-    before, descriptors = simulator.live(), set(os.listdir("/proc/self/fd"))
-    simulator.fail("cuMulticastGetGranularity", code=801, nth=nth)
-    with pytest.raises(gi.DriverError, match="cuMulticastGetGranularity"):
-        gi.import_multicast(handle, 2, SIZE, device=devices[1])
-    assert simulator.live() == before
-    assert set(os.listdir("/proc/self/fd")) == descriptors
-    scope.enter_context(gi.import_multicast(handle, 2, SIZE, device=devices[1]))

@@ -20,10 +20,7 @@ import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.process import ProcessExporter
 from gpuinterop.testing.suites.base import held, new_stream
-from tests.core.forged import FORGED
 from tests.simulated.driver import Simulator
-
-from ..parties import open_party
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
@@ -106,30 +103,6 @@ def test_plain_memory_is_all_there_is(device: gi.Device, scope: ExitStack) -> No
         stream.synchronize(LIMIT)
 
 
-def test_the_driver_imports_no_semaphore(device: gi.Device, simulator: Simulator, scope: ExitStack) -> None:
-    """Ours are pinned, and nothing else; a driver's own goes to the driver, and is not pinned."""
-    calls = ("cuMemHostRegister", "cuImportExternalSemaphore", "cuStreamWaitValue64", "cuWaitExternalSemaphoresAsync")
-
-    def counts() -> list[int]:
-        return [simulator.calls(call) for call in calls]
-
-    stream = new_stream(device, scope)
-    before = counts()
-    made, _ = make(device, scope)
-    ours = imported(device, made.export(), scope)
-    made.signal(stream, 1)
-    ours.wait(stream, 1)
-    stream.synchronize(LIMIT)
-    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 0, 1, 0]
-    with open_party("memfd", device) as exporter, exporter.create_semaphore(gi.Timeline) as theirs:
-        before = counts()
-        other = imported(device, theirs.export(), scope)
-        theirs.signal(1)
-        other.wait(stream, 1)
-        stream.synchronize(LIMIT)
-        assert [now - then for now, then in zip(counts(), before, strict=True)] == [0, 1, 0, 1]
-
-
 def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store behind a fence to system scope, a wait for "or more", a page for every context."""
     from cuda.bindings import driver as cuda
@@ -156,55 +129,6 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
     assert given["cuMemHostRegister"][2] == cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP
     assert given["cuStreamWriteValue64"][3] == int(cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
     assert given["cuStreamWaitValue64"][3] == int(cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
-
-
-@pytest.mark.parametrize("what", FORGED)
-def test_the_driver_refuses_what_is_not_ours(device: gi.Device, what: str) -> None:
-    """And leaves it as it was."""
-    with gi.TimelineFd.adopt(FORGED[what]()) as handle:
-        before = os.fstat(handle.fd)
-        content = os.pread(handle.fd, before.st_size, 0) if before.st_size else b""
-        with pytest.raises(gi.DriverError, match="cuImportExternalSemaphore"):
-            device.import_semaphore(handle)
-        after = os.fstat(handle.fd)
-        assert (after.st_dev, after.st_ino, after.st_size) == (before.st_dev, before.st_ino, before.st_size)
-        assert not content or os.pread(handle.fd, before.st_size, 0) == content
-
-
-# -- pending waits -----------------------------------------------------------------------------------------------------
-
-
-def test_a_page_stays_pinned_while_a_stream_waits(device: gi.Device, simulator: Simulator, scope: ExitStack) -> None:
-    made, counter = make(device, scope)
-    stream = new_stream(device, scope)
-    made.wait(stream, 1)
-    before = simulator.calls("cuMemHostUnregister")
-    made.close()
-    device.drain()
-    assert simulator.calls("cuMemHostUnregister") == before
-    assert held(stream)
-    counter.value = 1
-    stream.synchronize(LIMIT)
-    made.close(timeout=LIMIT)
-    assert simulator.calls("cuMemHostUnregister") == before + 1
-
-
-@pytest.mark.parametrize(("enqueue", "call"), [("wait", "cuStreamWaitValue64"), ("signal", "cuStreamWriteValue64")])
-def test_a_driver_that_enqueues_nothing(
-    device: gi.Device, simulator: Simulator, scope: ExitStack, enqueue: str, call: str
-) -> None:
-    """The error names the call; the same value is taken afterwards, and no wait is remembered that is not there."""
-    made, counter = make(device, scope)
-    stream = new_stream(device, scope)
-    simulator.fail(call, code=719)
-    with pytest.raises(gi.DriverError, match=call):
-        getattr(made, enqueue)(stream, 1)
-    assert stream.known_as().waiting_for() == ""
-    assert counter.value == 0
-    made.signal(stream, 1)
-    made.wait(stream, 1)
-    stream.synchronize(LIMIT)
-    assert counter.value == 1
 
 
 def test_without_the_attribute_there_are_none(simulator: Simulator) -> None:
@@ -280,14 +204,3 @@ def test_a_party_that_dies_inside_the_lock(device: gi.Device, scope: ExitStack) 
     ours.host_wait(3, timeout=LIMIT)
     ours.host_signal(4)
     ours.host_wait(4, timeout=LIMIT)
-
-
-# -- two devices -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def devices() -> list[gi.Device]:
-    found = list(gi.get_backend("cuda").devices())
-    if len(found) < 2:
-        pytest.skip("needs two devices")
-    return found[:2]
