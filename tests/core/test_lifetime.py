@@ -600,21 +600,6 @@ def test_an_array_is_let_go_however_often_its_stream_is_wrapped() -> None:
         assert seen() is None
 
 
-def test_a_copy_of_a_level_is_a_use_of_both() -> None:
-    device, backend = everything(Pinned())
-    stream, gate = device.create_stream(), semaphore_of(device)
-    memory, allocation = memory_of(device), device.allocate(4096)
-    array = memory.map_mipmapped_array("R8_UNORM", (4, 4))
-    gate.wait(stream, 1)
-    array.level(0).copy_from_buffer(allocation.buffer, stream=stream)
-    allocation.close()
-    memory.close()
-    stream.close()
-    device.drain()
-    assert (backend.count("mapping"), backend.count("array")) == (1, 1)
-    settle(device, backend, gate)
-
-
 def test_a_semaphore_keeps_no_stream_that_is_gone() -> None:
     device, backend = everything()
     semaphore = semaphore_of(device)

@@ -6,7 +6,6 @@ process, has written.
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -41,14 +40,6 @@ def exported(allocation: gi.Allocation, *, known: bool = True) -> gi.VmmFd:
 # -- one allocation, several devices -------------------------------------------------------------------------
 
 
-def test_peers_are_named(devices: list[gi.Device]) -> None:
-    first, second = devices
-    assert first.can_access(first)
-    for device, other in ((first, second), (second, first)):
-        assert (other in device.peers) == device.can_access(other)
-        assert device not in device.peers
-
-
 def test_every_device_sees_the_same_bytes(peers: list[gi.Device]) -> None:
     """At one address, each with streams of its own; either device's memory."""
     for first, second in (peers, peers[::-1]):
@@ -67,23 +58,6 @@ def test_every_device_sees_the_same_bytes(peers: list[gi.Device]) -> None:
             assert content(here) == b"\x5a" * allocation.size
             here.fill(0x3C, offset=allocation.size - 8, size=8)
             assert content(there)[-9:] == b"\x5a" + b"\x3c" * 8
-
-
-def test_a_device_without_access_has_no_buffer(devices: list[gi.Device], scope: ExitStack) -> None:
-    first, second = devices
-    allocation = scope.enter_context(first.allocate(1))
-    with pytest.raises(gi.InvalidArgumentError, match="access=") as caught:
-        allocation.buffer_on(second)
-    assert caught.value.argument == "device"
-
-
-def test_granularity(devices: list[gi.Device]) -> None:
-    for device in devices:
-        found = device.allocation_granularity()
-        assert found.minimum > 0
-        assert found.recommended % found.minimum == 0
-        with device.allocate(found.minimum + 1) as allocation:
-            assert allocation.size == 2 * found.minimum
 
 
 def test_both_granularities_are_the_drivers(simulator: Simulator, devices: list[gi.Device]) -> None:
@@ -109,28 +83,6 @@ def test_a_device_that_cannot_is_refused_before_the_driver(simulator: Simulator,
     assert first not in second.peers
     with second.allocate(1, access=[first]) as allocation:  # the other way round it can
         assert allocation.buffer_on(first).ptr == allocation.buffer.ptr
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_an_import_that_cannot_be_used_is_refused(
-    simulator: Simulator, devices: list[gi.Device], scope: ExitStack, known: bool
-) -> None:
-    """By the handle's origin before the driver is called; where that is not known, the import is undone."""
-    first, second = devices
-    simulator.set_peer_access(1, 0, False)
-    allocation = scope.enter_context(first.allocate(1))
-    handle = scope.enter_context(exported(allocation, known=known))
-    second.allocation_granularity()  # which opens it: a context is alive as well
-    before, descriptors = simulator.live(), set(os.listdir("/proc/self/fd"))
-    simulator.forget_log()
-    with pytest.raises(gi.UnsupportedError) as caught:
-        second.import_allocation(handle, allocation.size)
-    _names_both(caught.value, first, gi.Operation.IMPORT_ALLOCATION)
-    call = f"{VENDOR.prefix}MemImportFromShareableHandle"
-    assert simulator.trace(call) == ([] if known else [call])
-    assert simulator.live() == before
-    assert set(os.listdir("/proc/self/fd")) == descriptors
-    first.import_allocation(handle, allocation.size).close()  # it is still the caller's
 
 
 def test_a_real_device_that_cannot_is_refused(devices: list[gi.Device]) -> None:
@@ -187,31 +139,6 @@ def test_access_that_the_driver_refuses_is_named(
     first.drain()  # HIP's unmapping blocks, and stands at the gate
     assert simulator.live() == before
     assert allocation.buffer_on(second).size == allocation.size
-
-
-# -- lifetime ------------------------------------------------------------------------------------------------
-
-
-def test_unmapping_waits_for_the_work_of_every_device(
-    simulator: Simulator, devices: list[gi.Device], scope: ExitStack
-) -> None:
-    first, second = devices
-    gate: Any = scope.enter_context(second.create_semaphore(gi.TimelineFd))
-    opener: Any = scope.enter_context(first.import_semaphore(gate.export()))
-    stream, other = (scope.enter_context(device.create_stream()) for device in (second, first))
-    allocation = first.allocate(1, access=[second])
-    gate.wait(stream, 1)
-    allocation.buffer_on(second).fill(1, stream=stream)
-    calls = tuple(f"{VENDOR.prefix}Mem{what}" for what in ("Unmap", "Release"))
-    simulator.forget_log()
-    allocation.close()
-    with pytest.raises(gi.ResourceBusyError):
-        allocation.close(timeout=0.01)
-    assert simulator.trace(*calls) == []
-    opener.signal(other, 1)
-    stream.synchronize(LIMIT)
-    allocation.close(timeout=LIMIT)
-    assert simulator.trace(*calls) == list(calls)
 
 
 # -- two processes -------------------------------------------------------------------------------------------

@@ -47,14 +47,6 @@ def test_mapping_for_devices(devices: Devices, backend: FakeMulticast) -> None:
         refused(backend, lambda: multicast.map(assume_all_added=True), "devices", "no device that could map it")
 
 
-def test_a_failed_map_leaves_nothing(devices: Devices, backend: FakeMulticast) -> None:
-    backend.on["map_allocation"] = fail
-    with gi.create_multicast(devices, SIZE) as multicast, pytest.raises(gi.DriverError):
-        multicast.map()
-    assert releases(backend) == ["release"]
-    assert not backend.live
-
-
 def test_only_multimem_may_touch_a_mapping(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices, SIZE) as multicast, devices[0].allocate(SIZE) as allocation:
         mapping: Any = multicast.map()

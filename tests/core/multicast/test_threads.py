@@ -92,27 +92,6 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(
     assert not backend.live
 
 
-@pytest.mark.parametrize("call", ["export_multicast", "add_device"])
-def test_what_is_closed_during_a_call_is_released_behind_it(
-    devices: Devices, backend: FakeMulticast, call: str
-) -> None:
-    multicast = gi.create_multicast(1, SIZE, gi.VmmFd, device=devices[0])
-    seen: list[list[str]] = []
-
-    def close() -> None:
-        multicast.close()
-        seen.append(releases(backend))
-
-    backend.on[call] = close
-    if call == "add_device":
-        multicast.add_device(devices[0])
-    else:
-        multicast.export().close()
-    assert seen == [[]]
-    multicast.close(timeout=LIMIT)
-    assert releases(backend) == ["release"]
-
-
 @pytest.mark.parametrize("asking", [False, True])
 @pytest.mark.parametrize("pending", [False, True])
 def test_a_buffer_that_is_closed_while_it_is_bound_stays_mapped_until_it_is_unbound(
