@@ -12,7 +12,6 @@ import gc
 import os
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +25,7 @@ from gpuinterop._core.stream_memory import SPARE, PinnedWords
 from gpuinterop.backend import leave_to_core
 from gpuinterop.exporters import open_exporter
 from gpuinterop.handles import HandleOrigin, OriginKind
+from tests.beside import beside
 
 from .fake import FakeWords, fake_device
 from .forged import FORGED, GROW, PAGE, SHRINK, forge, put
@@ -445,29 +445,6 @@ def test_whose_a_party_s_timeline_is(device: Device, backend: FakeWords) -> None
 # -- waiting and closing -----------------------------------------------------------------------------------------------
 
 
-class Waiter:
-    """A thread in `host_wait`."""
-
-    def __init__(self, semaphore: Any, value: int) -> None:
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(semaphore, value), daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + LIMIT
-        while not semaphore.lifetime.calls and time.monotonic() < deadline:
-            os.sched_yield()
-
-    def _run(self, semaphore: Any, value: int) -> None:
-        try:
-            semaphore.host_wait(value, timeout=LIMIT)
-        except BaseException as error:
-            self.error = error
-
-    def end(self) -> BaseException | None:
-        self._thread.join(LIMIT)
-        assert not self._thread.is_alive()
-        return self.error
-
-
 def test_a_device_s_store_is_seen_without_a_wake(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that waits looks again by itself: no sleep of it is longer than a millisecond."""
     sleeps: list[float] = []
@@ -478,8 +455,7 @@ def test_a_device_s_store_is_seen_without_a_wake(device: Device, monkeypatch: py
         real(address, expected, seconds)
 
     monkeypatch.setattr(system, "futex_wait", futex_wait)
-    with made_by(device) as made, made.export() as handle:
-        waiter = Waiter(made, 7)
+    with made_by(device) as made, made.export() as handle, beside(lambda: made.host_wait(7, timeout=LIMIT)):
         deadline = time.monotonic() + LIMIT
         while len(sleeps) < 20 and time.monotonic() < deadline:
             os.sched_yield()
@@ -488,7 +464,6 @@ def test_a_device_s_store_is_seen_without_a_wake(device: Device, monkeypatch: py
         while len(sleeps) < asleep + 5 and time.monotonic() < deadline:
             os.sched_yield()
         store(handle.fd, 7)
-        assert waiter.end() is None
     assert len(sleeps) >= 25
     assert max(sleeps) <= 1e-3
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop.handles import Binary, Timeline
 from gpuinterop.vulkan import VulkanContext
 from tests.beside import beside
@@ -290,18 +291,9 @@ def test_two_threads_close_one_context(program: Program) -> None:
         return int(status(device, fence))
 
     program.vk.functions.__dict__["vkGetFenceStatus"] = look
-    with HeldQueue(program, shared) as held:
-        closing = [threading.Thread(target=program.vk.close, args=(LIMIT,)) for _ in range(2)]
-        for thread in closing:
-            thread.start()
-        deadline = time.monotonic() + LIMIT
-        while len(looking) < 2 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert len(looking) == 2
+    with HeldQueue(program, shared) as held, beside(*[lambda: program.vk.close(LIMIT)] * 2):
+        assert system.until(lambda: len(looking) == 2, LIMIT)
         held.let_go()
-        for thread in closing:
-            thread.join(LIMIT)
-            assert not thread.is_alive()
     assert shared.vulkan_object.closed
 
 

@@ -94,22 +94,12 @@ def _pipe() -> int:
     return writer
 
 
-def _semaphore() -> int:
+def _semaphore(kind: Any) -> int:
     backend = HostBackend()
-    semaphore = backend.create_semaphore(backend.open_device(0), OpaqueFd)
-    handle = backend.export_semaphore(semaphore)
+    semaphore = backend.create_semaphore(backend.open_device(0), kind)
+    handle: Any = backend.export_semaphore(semaphore)
     backend.destroy_semaphore(semaphore)
-    assert isinstance(handle, OpaqueFd)
-    return handle.detach()
-
-
-def _timeline() -> int:
-    backend = HostBackend()
-    semaphore = backend.create_semaphore(backend.open_device(0), TimelineFd)
-    handle = backend.export_semaphore(semaphore)
-    backend.destroy_semaphore(semaphore)
-    assert isinstance(handle, TimelineFd)
-    return handle.detach()
+    return int(handle.detach())
 
 
 REFUSED: list[tuple[str, Callable[[], int], str]] = [
@@ -123,8 +113,8 @@ REFUSED: list[tuple[str, Callable[[], int], str]] = [
     ("nearly SwiftShader's", lambda: memfd(flags=os.MFD_CLOEXEC, name="SwiftShader"), "cannot be"),
     ("read only", _read_only, "not open for reading and writing"),
     ("sealed against writing", lambda: memfd(seals=0x8), "F_SEAL_WRITE"),
-    ("binary semaphore", _semaphore, "of a semaphore"),
-    ("timeline semaphore", _timeline, "of a semaphore"),
+    ("binary semaphore", lambda: _semaphore(OpaqueFd), "of a semaphore"),
+    ("timeline semaphore", lambda: _semaphore(TimelineFd), "of a semaphore"),
     ("too small", lambda: memfd(SIZE - 1), "size: .* beyond the memory object"),
     ("empty", lambda: memfd(0), "size: "),
     ("memory as such", lambda: memfd(system.PAGE), "size: .* beyond the memory object"),
@@ -260,7 +250,7 @@ def test_import_allocation_refused(backend: HostBackend, device: Device, seals: 
 
 
 def test_semaphore_is_no_allocation(backend: HostBackend, device: Device) -> None:
-    fd = _timeline()
+    fd = _semaphore(TimelineFd)
     with pytest.raises(HandleError, match="expected an allocation"):
         backend.import_allocation(device, VmmFd(fd), size=system.PAGE)
     os.close(fd)

@@ -16,6 +16,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
+from gpuinterop.testing.suites.base import held
 from tests.simulated.build import build
 
 from .parties import WITHOUT_GPU
@@ -44,14 +45,6 @@ def start(other: str, scope: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Back
         monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(build("cuda").parent), *entries]))
     there: Any = SimpleNamespace(backend=other, ordinal=0)
     return scope.enter_context(BackendPeer(there))
-
-
-def held(stream: gi.Stream) -> bool:
-    try:
-        stream.synchronize(SHORT)
-    except gi.SemaphoreTimeoutError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("other", [*OTHERS, VENDOR.name])
