@@ -674,7 +674,9 @@ class FakeMulticast(FakeBackend, MulticastBackend):
         return native
 
     def export_allocation(self, allocation: DriverHandle) -> AllocationHandle:
-        return VmmFd.adopt(os.memfd_create("allocation"))
+        handle = VmmFd.adopt(os.memfd_create("allocation"))
+        os.ftruncate(handle.fd, len(self.bytes[allocation]))
+        return handle
 
     def import_allocation(self, device: DriverHandle, handle: AllocationHandle, *, size: int) -> DriverHandle:
         self._note("import_allocation", device, size)

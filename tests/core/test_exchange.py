@@ -1233,7 +1233,8 @@ def test_no_descriptor_outlives_a_call_that_fails(call: str, round_of_death: int
                 team.vote("done")
             except gi.PeerError as error:
                 there.wait(LIMIT)
-                return (error, backend.count("group") - len(made), descriptors())
+                there_are = backend.count("group") + backend.count("allocation")
+                return (error, there_are - 1 - len(made), descriptors())
             finally:
                 for one in made:
                     one.close()
