@@ -117,7 +117,8 @@ def test_where_nothing_can_prove_it_the_duplicate_is_left_and_said(monkeypatch: 
 
 def test_a_size_beyond_the_object_is_refused_before_the_driver_sees_it(fd: int) -> None:
     device, backend = fake_device()
-    for handle in (gi.OpaqueFd(fd), gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY, size=4096))):
+    for said in (None, 1 << 20, 4096):  # of the origin, which is another process's: more is not believed
+        handle = gi.OpaqueFd(fd, origin=HandleOrigin(kind=OriginKind.MEMORY, size=said))
         with pytest.raises(gi.InvalidArgumentError, match="beyond the object") as caught:
             device.import_memory(handle, size=8193)
         assert caught.value.argument == "size"
