@@ -97,6 +97,20 @@ def test_the_semaphores_outlive_their_close_until_the_graph_goes(device: Device,
     stream.close()
 
 
+def test_a_launch_uses_all_bytes_that_its_capture_did(device: Device, backend: FakeGraphs) -> None:
+    """A copy of any of them, without a stream, is ordered behind it."""
+    memory, buffer = buffer_of(device)
+    with memory, device.create_stream() as stream:
+        with stream.capture() as graph:
+            for offset in (64, 0, 128):
+                buffer.fill(1, offset=offset, size=16, stream=stream)
+        with graph:
+            graph.launch(stream)
+        for offset in (0, 64, 128):
+            buffer.copy_to_host(bytearray(16), offset=offset)
+        assert [call[2] for call in backend.calls if call[0] == "wait_event"] == [stream.handle] * 3
+
+
 def test_another_librarys_graph(device: Device, backend: FakeGraphs) -> None:
     """Its stream is captured by others, the values are baked in and set anew; its handles stay its own."""
     semaphore, foreign = semaphore_of(device), device.wrap_stream(99)
@@ -111,9 +125,15 @@ def test_another_librarys_graph(device: Device, backend: FakeGraphs) -> None:
         semaphore.close()
         device.drain()
         assert backend.count("semaphore") == 1
+        launched = device.wrap_stream(98)
+        backend.blocked.add(98)  # others launch it where they like
+    device.drain()
+    assert backend.count("semaphore") == 1
+    backend.blocked.clear()
     device.drain()
     assert (backend.count("semaphore"), backend.count("graph"), backend.count("executable")) == (0, 1, 1)
     foreign.close()
+    launched.close()
 
 
 def test_a_node_of_somebody_elses_semaphore_is_left_alone(device: Device, backend: FakeGraphs) -> None:
