@@ -471,6 +471,24 @@ def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(device: Device
     assert alive() is None
 
 
+def test_a_wrapped_streams_owner_outlives_its_events(device: Device) -> None:
+    """Also where another wrapper, which names no owner, keeps the stream open."""
+    owner = Owner()
+    alive = weakref.ref(owner)
+    stream = device.wrap_stream(owner)
+    event = stream.record()
+    with device.wrap_stream(64):
+        stream.close()
+        del owner, stream
+        device.drain()
+        gc.collect()
+        assert alive() is not None
+        del event
+        device.drain()
+        gc.collect()
+        assert alive() is None
+
+
 def test_an_owner_that_keeps_an_array_of_the_memory_is_let_go(device: Device, backend: FakeBackend) -> None:
     owner = Owner()
     alive = weakref.ref(owner)
