@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
 from gpuinterop._core import lifetime
+from gpuinterop._core.known_stream import fail_stream
 
 from .fake import FakeBackend, fake_device, memory_of
 
@@ -416,6 +417,19 @@ def test_each_array_of_one_consumer_keeps_its_stream() -> None:
         assert backend.count("mapping") == 0
 
 
+def test_a_consumers_failure_that_was_told_is_over_with_its_next_array() -> None:
+    """Also while an earlier array of it is alive."""
+    device, _ = fake_device(dlpack=(2, 0))
+    with memory_of(device) as memory, device.wrap_stream(40) as consumer:
+        buffer = memory.map_buffer()
+        _earlier = buffer.view(4).__dlpack__(stream=40)
+        fail_stream(consumer.known_as(), gi.PeerError("gone"))
+        with pytest.raises(gi.PeerError, match="gone"):
+            buffer.fill()
+        _next = buffer.view(4).__dlpack__(stream=40)
+        buffer.fill()
+
+
 def test_a_consumer_that_had_a_part_of_the_bytes_takes_the_rest() -> None:
     device, backend = fake_device(dlpack=(2, 0))
     with memory_of(device) as memory:
@@ -505,13 +519,14 @@ def test_a_pageable_copy_behind_a_pending_wait_is_refused(device: gi.Device, bac
         device.create_stream() as stream,
         device.import_semaphore(gi.TimelineWin32(handle=8)) as semaphore,
     ):
-        buffer = memory.map_buffer()
+        buffer, level = memory.map_buffer(), memory.map_mipmapped_array("R8_UNORM", (2, 2)).level(0)
         semaphore.wait(stream, 4)
         backend.blocked.add(stream.ptr)
-        with pytest.raises(gi.ResourceBusyError, match=r"deadlock") as caught:
-            buffer.copy_to_host(bytearray(4), stream=stream)
-        assert "to reach 4" in str(caught.value)
-        assert not [call for call in backend.calls if call[0] == "copy"]
+        for copied in (buffer, level):
+            with pytest.raises(gi.ResourceBusyError, match=r"deadlock") as caught:
+                copied.copy_to_host(bytearray(4), stream=stream)
+            assert "to reach 4" in str(caught.value)
+        assert not [call for call in backend.calls if call[0] in ("copy", "copy_level")]
         backend.blocked.clear()
         buffer.copy_to_host(bytearray(4), stream=stream)
 
