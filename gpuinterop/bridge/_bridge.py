@@ -124,6 +124,8 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         self._parents = (bridge,)
         self.endpoint = endpoint
         self._cannot_signal = endpoint.cannot_signal
+        if self._cannot_signal is not None:
+            self._signals_below = -1  # a signal takes the closer look, which refuses it
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once; pending waits stay pending, unless the bridge is closed as well.

@@ -54,6 +54,24 @@ def test_a_signal_that_the_endpoint_refuses_reaches_the_owner(host: Device, scop
     assert endpoint.told == []
 
 
+@pytest.mark.parametrize("kind", [gi.Timeline, gi.Binary])
+def test_an_endpoint_that_can_only_be_waited_for_takes_no_signal(host: Device, bridge: Bridge, scope: ExitStack, kind: Any) -> None:
+    endpoint = Scripted(kind)
+    endpoint.cannot_signal = gi.bridge.SyncFdEndpoint.cannot_signal
+    semaphore: Any = scope.enter_context(bridge.from_endpoint(endpoint))
+    stream = scope.enter_context(host.create_stream())
+    values = (1,) if kind is gi.Timeline else ()
+    for call in (
+        lambda: semaphore.signal(stream, *values),
+        lambda: gi.SemaphoreBatch(semaphore).signal(stream, values or None),
+        lambda: semaphore.host_signal(*values),
+    ):
+        with pytest.raises(gi.UnsupportedError, match="only the driver that made a sync file"):
+            call()
+    stream.synchronize(LIMIT)
+    assert endpoint.told == []
+
+
 def test_a_slow_endpoint_holds_up_nobody_for_good(host: Device, bridge: Bridge, scope: ExitStack) -> None:
     slow, quick = Scripted(), Scripted()
     slow.on_wait = lambda: time.sleep(0.01)
