@@ -292,6 +292,7 @@ def _begin(lifetime: Lifetime) -> bool:
     if lifetime.standing or lifetime.calls.copy():
         return False
     lifetime.state = RELEASING
+    waiting_for_a_look.pop(lifetime, None)
     return True
 
 
