@@ -55,7 +55,9 @@ def test_a_signal_that_the_endpoint_refuses_reaches_the_owner(host: Device, scop
 
 
 @pytest.mark.parametrize("kind", [gi.Timeline, gi.Binary])
-def test_an_endpoint_that_can_only_be_waited_for_takes_no_signal(host: Device, bridge: Bridge, scope: ExitStack, kind: Any) -> None:
+def test_an_endpoint_that_can_only_be_waited_for_takes_no_signal(
+    host: Device, bridge: Bridge, scope: ExitStack, kind: Any
+) -> None:
     endpoint = Scripted(kind)
     endpoint.cannot_signal = gi.bridge.SyncFdEndpoint.cannot_signal
     semaphore: Any = scope.enter_context(bridge.from_endpoint(endpoint))
