@@ -184,7 +184,7 @@ MUTANTS: dict[str, Mutant] = {
         "Buffer.close & ExternalMemory.close",
     ),
     "a child that comes up under a closed parent stays": Mutant(
-        ((lifetime._came_up, "            _retire(lifetime, None)\n", "            pass\n"),),
+        ((lifetime._came_up, "            _retire(lifetime)\n", "            pass\n"),),
         "ExternalMemory.close & ExternalMemory.map_buffer",
     ),
     "a closed child is forgotten where its parent is closed": Mutant(

@@ -17,7 +17,6 @@ from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
 from gpuinterop._core import lifetime
-from gpuinterop._core.known_stream import fail_stream
 
 from .fake import FakeBackend, fake_device, memory_of
 
@@ -423,7 +422,7 @@ def test_a_consumers_failure_that_was_told_is_over_with_its_next_array() -> None
     with memory_of(device) as memory, device.wrap_stream(40) as consumer:
         buffer = memory.map_buffer()
         _earlier = buffer.view(4).__dlpack__(stream=40)
-        fail_stream(consumer.known_as(), gi.PeerError("gone"))
+        consumer.known_as().fail(gi.PeerError("gone"))
         with pytest.raises(gi.PeerError, match="gone"):
             buffer.fill()
         _next = buffer.view(4).__dlpack__(stream=40)
