@@ -296,6 +296,11 @@ class Handle(Sole):
         raise HandleError(f"handle: this {name} is {self._state.value}; make or export a new one.")
 
 
+def this_thread() -> tuple[int, int]:
+    """The process and the thread that runs."""
+    return os.getpid(), threading.get_ident()
+
+
 class FdHandle(Handle):
     """A POSIX file descriptor.
 
@@ -343,7 +348,7 @@ class FdHandle(Handle):
         super().__init__(origin=origin)
         self._fd = fd
         self._number = [fd]  # the thread that pops it owns it; a list gives it to one thread only
-        self.calls: list[int] = []  # threads that use it now: each notes itself, checks that it is open, then uses it
+        self.calls: list[tuple[int, int]] = []  # threads that use it now: each notes itself, looks, then uses it
         self._trusted: bool | None = None
         if trusted is not None:
             self.trusted = trusted
@@ -460,7 +465,7 @@ class FdHandle(Handle):
     @inside
     def use(self, call: Callable[[int], T]) -> T:
         """Pass the number to `call`; the descriptor stays open until it returns."""
-        calls, mark = self.calls, (threading.get_ident(),)
+        calls, mark = self.calls, (this_thread(),)
         calls += mark
         try:
             return call(self.fd)
@@ -487,13 +492,12 @@ class FdHandle(Handle):
 
     def _let_calls_end(self) -> None:
         """Wait until other threads that found the handle open no longer use the number."""
-        mine = threading.get_ident()  # a signal handler may have struck inside such a call
+        mine = this_thread()  # a signal handler may have struck inside such a call
         system.until(lambda: not self._threads() - {mine}, None)
 
-    def _threads(self) -> set[int]:
+    def _threads(self) -> set[tuple[int, int]]:
         """Threads that use the number now; a forked child does not count the parent's."""
-        calls = self.calls.copy()
-        return set(calls).intersection(sys._current_frames()) if calls else set()
+        return {mark for mark in self.calls.copy() if mark[0] == os.getpid()}
 
     def detach(self) -> int:
         """Return the fd, which the caller must close from now on. Ends use of the handle.
@@ -511,7 +515,7 @@ class FdHandle(Handle):
         >>> os.close(number)
         """
         self.check_open()
-        if threading.get_ident() in self.calls.copy():
+        if this_thread() in self.calls.copy():
             raise HandleError(
                 f"handle: this signal handler struck inside a call that imports or duplicates this "
                 f"{type(self).__name__}; detach it after that call."

@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from multiprocessing import forkserver, resource_sharer, resource_tracker
+from types import FrameType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import numpy as _numpy  # noqa: F401 - its threads start with the import
@@ -64,6 +65,17 @@ class Spec:
         raise NotImplementedError
 
 
+def frames() -> dict[int, FrameType]:
+    """Each thread's frame. CPython 3.11.8 stands still where its collector ends a thread's local meanwhile (#106883)."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if on:
+            gc.enable()
+
+
 class Things:
     """Natives that are not released, threads and descriptors by their numbers, and what the folder counts."""
 
@@ -71,7 +83,7 @@ class Things:
         self.item = item
         self.natives = set(lifetime._alive)
         self.threads = threads()
-        self.running = set(sys._current_frames())
+        self.running = set(frames())
         self.fds = fds()
         self.counts = self.count()
 
@@ -181,7 +193,7 @@ def _thread(task: str, before: set[int]) -> str:
     with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as file:
         name = file.read().strip()
     known = before.union(thread.ident for thread in running.values())
-    others = [frame.f_code.co_qualname for ident, frame in sys._current_frames().items() if ident not in known]
+    others = [frame.f_code.co_qualname for ident, frame in frames().items() if ident not in known]
     return f"thread {task}, {name}; threading does not know it, nor what runs {', '.join(others)}"
 
 

@@ -31,6 +31,7 @@ from ..handles import (
     SemaphoreHandle,
     _State,
     handle_types,
+    this_thread,
     types_here,
 )
 from .monitor import after_fork
@@ -95,7 +96,7 @@ def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | N
 
 
 def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, lifetime: Lifetime | None) -> T:
-    calls, mark = handle.calls, (threading.get_ident(),)
+    calls, mark = handle.calls, (this_thread(),)
     calls += mark
     try:
         lent = _duplicate(handle.fd)

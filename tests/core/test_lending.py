@@ -15,6 +15,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.handles import FdHandle, Handle
+from tests.beside import beside
 
 from .fake import FakeBackend, fake_device
 
@@ -218,11 +219,14 @@ def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_waits_for_no_import_of_its_parents_threads(fd: int) -> None:
     handle = gi.OpaqueFd(fd)
-    handle.calls.append(1)  # the number of a thread that the child does not have
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            threading.Timer(20, os._exit, (1,)).start()
-            os._exit(7 if handle.detach() == fd else 2)
-        os._exit(3)
+    begun, forked = threading.Event(), threading.Event()
+    with beside(lambda: handle.use(lambda _: begun.set() or forked.wait(20))):
+        assert begun.wait(20)
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                threading.Timer(20, os._exit, (1,)).start()
+                os._exit(7 if handle.detach() == fd else 2)
+            os._exit(3)
+        forked.set()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
