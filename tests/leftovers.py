@@ -66,7 +66,7 @@ class Spec:
 
 
 def frames() -> dict[int, FrameType]:
-    """Each thread's frame. CPython 3.11.8 stands still where its collector ends a thread's local meanwhile (#106883)."""
+    """Each thread's frame. CPython 3.11.8 stands still if its collector runs meanwhile (cpython #106883)."""
     on = gc.isenabled()
     gc.disable()
     try:

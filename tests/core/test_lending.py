@@ -220,7 +220,12 @@ def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -
 def test_a_forked_child_waits_for_no_import_of_its_parents_threads(fd: int) -> None:
     handle = gi.OpaqueFd(fd)
     begun, forked = threading.Event(), threading.Event()
-    with beside(lambda: handle.use(lambda _: begun.set() or forked.wait(20))):
+
+    def wait(_fd: int) -> None:
+        begun.set()
+        forked.wait(20)
+
+    with beside(lambda: handle.use(wait)):
         assert begun.wait(20)
         pid = os.fork()
         if pid == 0:

@@ -170,7 +170,7 @@ def test_a_page_that_cannot_be_pinned(device: Device, backend: WordsBackend, sco
     with pytest.raises(gi.DriverError):
         bridge.from_endpoint(endpoint)
     with pytest.raises(gi.DriverError):
-        bridge.import_semaphore(handle)
+        bridge.import_semaphore(handle, peer=os.getpid())
     assert handle.fd == fd
     assert endpoint.closed == 0
     assert (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) == before
