@@ -37,11 +37,12 @@ from .allocation import Allocation
 from .drain import drain, make_room, tell_struck, tidy, wait_for
 from .gate import Gate
 from .graph import Graph, capture
+from .handle_checks import check_handle, check_handle_type, check_handle_types, check_origin, check_size, is_dedicated
 from .known_stream import CapturedError, Streams
 from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
-from .ownership import check_handle, check_handle_type, check_handle_types, check_origin, check_size, is_dedicated, lend
+from .ownership import lend
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer

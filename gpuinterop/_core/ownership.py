@@ -1,4 +1,4 @@
-"""Check a handle, lend it to a driver, and settle afterwards who owns the descriptor.
+"""Lend a handle to a driver, and settle afterwards who owns the descriptor.
 
 CUDA closes the fd after a successful import and sometimes after a failed one; HIP never does. gpuinterop has one rule:
 success consumes the caller's handle, failure leaves it open and untouched. So a driver only ever gets a duplicate.
@@ -10,30 +10,14 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import system
-from ..errors import ArgumentTypeError, GpuInteropError, HandleError, InvalidArgumentError, warn_leak
-from ..handles import (
-    AllocationHandle,
-    D3D11Resource,
-    D3D11ResourceKmt,
-    D3D12Resource,
-    DeviceIdentity,
-    FdHandle,
-    Handle,
-    MemoryHandle,
-    OriginKind,
-    SemaphoreHandle,
-    _State,
-    handle_types,
-    this_thread,
-    types_here,
-)
+from ..errors import GpuInteropError, HandleError, warn_leak
+from ..handles import FdHandle, Handle, _State, this_thread
 from .monitor import after_fork
 
 if TYPE_CHECKING:
@@ -44,8 +28,6 @@ if sys.platform != "win32":
 
 H = TypeVar("H", bound=Handle)
 T = TypeVar("T")
-
-HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
 
 # No other import may run between the duplicate and the check: after a driver's close, another thread's descriptor
 # could otherwise get our number.
@@ -63,9 +45,6 @@ _KCMP_FILE = 0
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 # Above what a process has open, as far as its limit goes: the low numbers are those that other threads get meanwhile.
 _DUPLICATE_BASES = (4096, 900, 0)
-_IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
-# The APIs know these only as one resource that owns its memory.
-_ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
 
 def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
@@ -159,99 +138,3 @@ def _kcmp(first: int, second: int) -> bool | None:
     pid = os.getpid()
     result = libc.syscall(_KCMP, pid, pid, _KCMP_FILE, ctypes.c_ulong(first), ctypes.c_ulong(second))
     return None if result < 0 else bool(result == 0)
-
-
-def object_size(fd: int) -> int | None:
-    """The size of a memory object in bytes if the kernel knows it (memfd, dma-buf); else None."""
-    if system.seals(fd) is not None:
-        return os.fstat(fd).st_size
-    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf:"):  # skips the dearer check
-        return None
-    # Not lseek: any file may be named like a dma-buf. Only dma-bufs have this line.
-    with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8", errors="replace") as lines:
-        return dmabuf_size(lines.read())
-
-
-def dmabuf_size(fdinfo: str) -> int | None:
-    """The size that the kernel reports for a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None for other files."""
-    found = re.search(r"^size:\t([0-9]+)\ncount:\t[0-9]+\nexp_name:\t", fdinfo, re.MULTILINE)
-    return int(found[1]) if found else None
-
-
-def check_size(handle: Handle, size: int) -> None:
-    """Refuse a size that exceeds the object: drivers accept it and fail, or crash, later."""
-    origin = handle.origin
-    said = origin.size if origin is not None else None
-    known = [("the exporter", said)]
-    if isinstance(handle, FdHandle) and (said is None or origin is None or not origin.trusted):
-        with contextlib.suppress(OSError):  # no /proc, or an object that cannot seek: the driver must check
-            known.append(("the system", handle.use(object_size)))
-    for who, limit in known:
-        if limit is not None and size > limit:
-            raise InvalidArgumentError(
-                "size",
-                f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size.",
-            )
-
-
-def check_origin(handle: Handle, kinds: Iterable[OriginKind], device: DeviceIdentity | None = None) -> None:
-    """Refuse what drivers swallow, as far as the origin shows it: another kind, or another device than `device`."""
-    origin = handle.origin
-    if origin is None:
-        return
-    if origin.kind not in kinds:
-        raise HandleError(
-            f"handle: this {type(handle).__name__} was exported from {_article(origin.kind.value)} object, and the "
-            "driver does not check that; use the handle type and the import call of that kind."
-        )
-    if device is not None and origin.device is not None and origin.device.conflicts(device):
-        raise HandleError(
-            f"handle: expected one of {device.name}, got one that was exported by "
-            f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
-        )
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
-    """Refuse what is not an open handle of the wanted types."""
-    if not isinstance(handle, wanted):
-        takes = [f"import_{name}" for name, kind in _IMPORTS.items() if isinstance(handle, kind)]
-        got = type(handle).__name__ + "".join(f", which {name} takes" for name in takes[:1])
-        if isinstance(handle, int):
-            got = f"an int; wrap it: {example}"
-        raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
-    handle.check_open()
-
-
-def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
-    if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
-        raise ArgumentTypeError(argument, f"expected one of the types {_names(wanted)}, got {handle_type!r}.")
-
-
-def check_handle_types(handle_types: HandleTypes) -> tuple[type[AllocationHandle], ...]:
-    kinds: tuple[Any, ...] = tuple(handle_types) if isinstance(handle_types, Iterable) else (handle_types,)
-    for kind in kinds:
-        check_handle_type(kind, AllocationHandle, "handle_types")
-    return tuple(dict.fromkeys(kinds))
-
-
-def _names(wanted: type[Handle]) -> str:
-    return ", ".join(kind.__name__ for kind in types_here(handle_types().values(), wanted))
-
-
-def is_dedicated(handle: Handle, dedicated: bool | None) -> bool:
-    if dedicated is not None and not isinstance(dedicated, bool):
-        raise ArgumentTypeError("dedicated", f"expected True, False or None, got {dedicated!r}.")
-    known = handle.origin.dedicated if handle.origin is not None else None
-    if isinstance(handle, _ALWAYS_DEDICATED):
-        known = True
-    if dedicated is None:
-        return bool(known)
-    if known is not None and dedicated != known:
-        raise InvalidArgumentError(
-            "dedicated", f"the exporter's allocation {'is' if known else 'is not'} dedicated; pass dedicated={known}."
-        )
-    return dedicated

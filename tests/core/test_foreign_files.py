@@ -22,7 +22,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import ipc, system
-from gpuinterop._core import ownership
+from gpuinterop._core import handle_checks, ownership
 from gpuinterop.bridge import Bridge
 from gpuinterop.exporters.memfd import MemfdExporter
 
@@ -281,4 +281,4 @@ def test_an_exporter_refuses_it(mute: Mute) -> None:
 )
 def test_what_the_kernel_notes_of_a_dma_buf(fdinfo: str, size: int | None) -> None:
     """This machine has none."""
-    assert ownership.dmabuf_size(fdinfo) == size
+    assert handle_checks.dmabuf_size(fdinfo) == size

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ..._arguments import check_type
-from ..._core.ownership import check_size
+from ..._core.handle_checks import check_size
 from ...capabilities import Capabilities, Cell, Operation, Scope
 from ...errors import (
     ArgumentTypeError,

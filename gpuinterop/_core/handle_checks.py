@@ -1,0 +1,131 @@
+"""Checks of a handle before a driver gets it: its type, its origin, the size of its object.
+
+Drivers swallow what is wrong there, and fail or crash later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from .. import system
+from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError
+from ..handles import (
+    AllocationHandle,
+    D3D11Resource,
+    D3D11ResourceKmt,
+    D3D12Resource,
+    DeviceIdentity,
+    FdHandle,
+    Handle,
+    MemoryHandle,
+    OriginKind,
+    SemaphoreHandle,
+    handle_types,
+    types_here,
+)
+
+HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
+
+_IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
+# The APIs know these only as one resource that owns its memory.
+_ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
+
+
+def object_size(fd: int) -> int | None:
+    """The size of a memory object in bytes if the kernel knows it (memfd, dma-buf); else None."""
+    if system.seals(fd) is not None:
+        return os.fstat(fd).st_size
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf:"):  # skips the dearer check
+        return None
+    # Not lseek: any file may be named like a dma-buf. Only dma-bufs have this line.
+    with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8", errors="replace") as lines:
+        return dmabuf_size(lines.read())
+
+
+def dmabuf_size(fdinfo: str) -> int | None:
+    """The size that the kernel reports for a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None for other files."""
+    found = re.search(r"^size:\t([0-9]+)\ncount:\t[0-9]+\nexp_name:\t", fdinfo, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def check_size(handle: Handle, size: int) -> None:
+    """Refuse a size that exceeds the object: drivers accept it and fail, or crash, later."""
+    origin = handle.origin
+    said = origin.size if origin is not None else None
+    known = [("the exporter", said)]
+    if isinstance(handle, FdHandle) and (said is None or origin is None or not origin.trusted):
+        with contextlib.suppress(OSError):  # no /proc, or an object that cannot seek: the driver must check
+            known.append(("the system", handle.use(object_size)))
+    for who, limit in known:
+        if limit is not None and size > limit:
+            raise InvalidArgumentError(
+                "size",
+                f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size.",
+            )
+
+
+def check_origin(handle: Handle, kinds: Iterable[OriginKind], device: DeviceIdentity | None = None) -> None:
+    """Refuse what drivers swallow, as far as the origin shows it: another kind, or another device than `device`."""
+    origin = handle.origin
+    if origin is None:
+        return
+    if origin.kind not in kinds:
+        raise HandleError(
+            f"handle: this {type(handle).__name__} was exported from {_article(origin.kind.value)} object, and the "
+            "driver does not check that; use the handle type and the import call of that kind."
+        )
+    if device is not None and origin.device is not None and origin.device.conflicts(device):
+        raise HandleError(
+            f"handle: expected one of {device.name}, got one that was exported by "
+            f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
+        )
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
+    """Refuse what is not an open handle of the wanted types."""
+    if not isinstance(handle, wanted):
+        takes = [f"import_{name}" for name, kind in _IMPORTS.items() if isinstance(handle, kind)]
+        got = type(handle).__name__ + "".join(f", which {name} takes" for name in takes[:1])
+        if isinstance(handle, int):
+            got = f"an int; wrap it: {example}"
+        raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
+    handle.check_open()
+
+
+def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:
+    if not (isinstance(handle_type, type) and issubclass(handle_type, wanted)):
+        raise ArgumentTypeError(argument, f"expected one of the types {_names(wanted)}, got {handle_type!r}.")
+
+
+def check_handle_types(handle_types: HandleTypes) -> tuple[type[AllocationHandle], ...]:
+    kinds: tuple[Any, ...] = tuple(handle_types) if isinstance(handle_types, Iterable) else (handle_types,)
+    for kind in kinds:
+        check_handle_type(kind, AllocationHandle, "handle_types")
+    return tuple(dict.fromkeys(kinds))
+
+
+def _names(wanted: type[Handle]) -> str:
+    return ", ".join(kind.__name__ for kind in types_here(handle_types().values(), wanted))
+
+
+def is_dedicated(handle: Handle, dedicated: bool | None) -> bool:
+    if dedicated is not None and not isinstance(dedicated, bool):
+        raise ArgumentTypeError("dedicated", f"expected True, False or None, got {dedicated!r}.")
+    known = handle.origin.dedicated if handle.origin is not None else None
+    if isinstance(handle, _ALWAYS_DEDICATED):
+        known = True
+    if dedicated is None:
+        return bool(known)
+    if known is not None and dedicated != known:
+        raise InvalidArgumentError(
+            "dedicated", f"the exporter's allocation {'is' if known else 'is not'} dedicated; pass dedicated={known}."
+        )
+    return dedicated
