@@ -303,6 +303,19 @@ def test_a_launch_counts_for_the_guard_and_an_aborted_capture_does_not(device: D
         graph.close()
 
 
+def test_a_launch_that_signals_less_takes_nothing_from_the_guard(device: Device) -> None:
+    """Its values are the application's; what the stream was told to signal, it still signals."""
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
+        with stream.capture() as graph:
+            semaphore.signal(stream, 3)
+        with graph:
+            semaphore.signal(stream, 9)
+            graph.launch(stream)
+            with pytest.raises(gi.InvalidArgumentError, match="5 after 9"):
+                semaphore.signal(stream, 5)
+            semaphore.signal(stream, 10)
+
+
 def test_without_graphs_it_is_a_gap() -> None:
     device, _ = fake_device(Operation.GRAPH_CAPTURE)
     with device.create_stream() as stream:
