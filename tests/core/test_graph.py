@@ -236,6 +236,26 @@ def test_what_a_joined_stream_uses_is_held(device: Device, backend: FakeGraphs) 
         assert (backend.count("mapping"), backend.count("semaphore")) == (0, 0)
 
 
+def test_the_bytes_of_an_array_that_a_capture_takes_are_held() -> None:
+    """Also where the stream had them before: the graph's launches use them, and each is waited for."""
+    backend = FakeGraphs()
+    device, _ = fake_device(backend=backend, dlpack=(2, 0))
+    memory, buffer = buffer_of(device)
+    with device.create_stream() as stream:
+        buffer.fill(1, stream=stream)
+        with stream.capture() as graph:
+            capsule = buffer.view(16).__dlpack__(stream=stream.ptr)
+            del capsule
+        memory.close()
+        gc.collect()
+        device.drain()
+        assert (backend.count("mapping"), backend.count("memory")) == (1, 1)
+        graph.launch(stream)
+        graph.close(timeout=LIMIT)
+        device.drain()
+        assert (backend.count("mapping"), backend.count("memory")) == (0, 0)
+
+
 def test_what_a_launch_waits_for_is_named(device: Device, backend: FakeGraphs) -> None:
     """As it was when it was launched: the next launch waits for more."""
     with semaphore_of(device) as one, semaphore_of(device) as two, device.create_stream() as stream:
