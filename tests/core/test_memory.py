@@ -75,6 +75,11 @@ def test_an_interface_has_one_stream_which_is_behind_all(device: gi.Device, back
         found = view.__cuda_array_interface__["stream"]
         waits = [call for call in backend.calls if call[0] == "wait_event" and call[1][1] == found]
         assert {call[2] for call in waits} == {first.handle, second.handle}
+        buffer.fill(3, size=16, stream=second)  # each look tells of the work up to there
+        backend.calls.clear()
+        assert view.__cuda_array_interface__["stream"] == found
+        waits = [call for call in backend.calls if call[0] == "wait_event" and call[1][1] == found]
+        assert {call[2] for call in waits} == {first.handle, second.handle}
         with memory_of(device) as other, other.map_buffer() as unrelated:
             unrelated.copy_to_host(np.zeros(16, np.uint8))
             (copied,) = [call for call in backend.calls if call[0] == "copy"]
