@@ -47,6 +47,24 @@ def test_nothing_that_blocks_is_released_behind_a_pending_wait(device: Device, b
         gate.close()
 
 
+def test_a_wait_whose_value_is_there_stands_behind_the_earlier_ones(device: Device, backend: FakeDriver) -> None:
+    """The CPU sees the value of our own timeline, and not how far the stream is."""
+    gate, ours, memory = semaphore_of(device), device.create_semaphore(gi.TimelineFd), memory_of(device)
+    _held = memory.map_buffer()
+    with device.create_stream() as stream:
+        gate.wait(stream, 1)
+        ours.host_signal(1)
+        ours.wait(stream, 1)
+        memory.close()
+        device.drain()
+        assert backend.count("mapping") == 1
+        backend.arrive(gate.handle, 1)
+        device.drain()
+        assert backend.count("mapping") == 0
+    gate.close(timeout=LIMIT)
+    ours.close(timeout=LIMIT)
+
+
 def test_a_callback_runs_without_the_lock(device: Device, backend: FakeDriver) -> None:
     """It may do what it likes, also wait for a thread that enqueues a wait."""
     gate, other = semaphore_of(device), semaphore_of(device)
