@@ -21,12 +21,13 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import drain, gate
+from gpuinterop._core import device as device_module, drain, gate
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import Wait, fail_wait
 from gpuinterop._core.lifetime import alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
+from gpuinterop.backend import DriverHandle
 from tests.beside import beside
 from tests.programs import python
 
@@ -150,6 +151,29 @@ def test_synchronize_visits_every_stream() -> None:
         device.synchronize()
     assert set(seen) == pointers
     settle(device, backend, *streams)
+
+
+class Late(FakeBackend):
+    """None of its events is ever done; a wait for one takes all the time that it is given, on a clock of its own."""
+
+    now = 0.0
+
+    def wait_done(self, event: DriverHandle, timeout: float | None) -> bool:
+        assert timeout is not None
+        self.now += timeout
+        return False
+
+
+def test_the_limit_of_synchronize_is_that_of_all_streams_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Late()
+    device, _ = fake_device(backend=backend)
+    monkeypatch.setattr(device_module, "time", SimpleNamespace(monotonic=lambda: backend.now))
+    streams = [device.create_stream() for _ in range(3)]
+    with pytest.raises(gi.SemaphoreTimeoutError, match="after 5 s"):
+        device.synchronize(timeout=5)
+    assert backend.now == 5
+    for stream in streams:
+        stream.close()
 
 
 @pytest.mark.parametrize("child", ["mapping", "array"])
