@@ -574,6 +574,21 @@ def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: Fake
     assert not [native for native in backend.live if native[0] == "array"]
 
 
+@pytest.mark.parametrize("to_buffer", [False, True])
+def test_a_levels_copy_uses_its_bytes_of_the_buffer(device: gi.Device, backend: FakeBackend, to_buffer: bool) -> None:
+    """A copy of those, without a stream, is ordered behind it, and one of others is not."""
+    with memory_of(device, 1 << 16) as memory, device.create_stream() as stream:
+        level = memory.map_mipmapped_array("R8_UNORM", (16, 16)).level(0)
+        with memory_of(device, 4096) as other, other.map_buffer(1024) as buffer:
+            (level.copy_to_buffer if to_buffer else level.copy_from_buffer)(buffer, offset=512, stream=stream)
+            behind = []
+            for offset in (0, 496, 512, 752, 768):
+                backend.calls.clear()
+                buffer.copy_to_host(bytearray(16), offset=offset)
+                behind += [offset for call in backend.calls if call[0] == "wait_event" and call[2] == stream.handle]
+            assert behind == [512, 752]
+
+
 def test_a_copied_hold_is_the_same_hold(device: gi.Device, backend: FakeBackend) -> None:
     """A second one would take off the mark of another array."""
     memory = memory_of(device)
