@@ -314,6 +314,22 @@ def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind() -> None:
         behind.wait_stream(first.device.wrap_stream(88))
 
 
+def test_what_a_stream_only_may_stand_behind_it_hands_on_as_such() -> None:
+    """Who is ordered behind it does not fail either, however far down the line."""
+    device, _ = everything()
+    semaphore = semaphore_of(device)
+    wait = Wait.of(semaphore.lifetime, 1)
+    with device.create_stream() as behind, device.create_stream() as further:
+        device.wrap_stream(77).known_as().note(wait)
+        wait.enqueued = True
+        behind.wait_stream(device.wrap_stream(88))
+        further.wait_stream(behind)
+        assert [one.origin for one in further.known_as().pending()] == [wait]
+        fail_wait(wait, gi.PeerError("gone"))
+        behind.check_failure()
+        further.check_failure()
+
+
 # -- messages and callbacks --------------------------------------------------------------------------------------------
 
 
