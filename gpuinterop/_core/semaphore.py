@@ -778,7 +778,9 @@ class SemaphoreBatch(Sole, Enqueues):
             self._noted.pop(one, None)
         places = note_told(self._lifetimes, known)
         values = places[0][0]
-        shared = places == [(values, at) for at in range(len(values))]
+        shared = len(places) == len(values) and all(  # the same list: equal ones may be of two batches
+            told is values and at == place for place, (told, at) in enumerate(places)
+        )
         noted = self._noted[known] = (values if shared else None, places)
         return noted
 

@@ -173,6 +173,21 @@ def test_batches_and_their_semaphores_know_what_each_other_signalled(told: list[
         each.close()
 
 
+def test_a_batch_of_parts_of_others_tells_each_semaphore_its_value(device: gi.Device) -> None:
+    """Also where the others have signalled the same: what is equal is not one."""
+    one, two, three, four = (semaphore_of(device) for _ in range(4))
+    with device.create_stream() as stream:
+        gi.SemaphoreBatch(one, two).signal(stream, (1, 1))
+        gi.SemaphoreBatch(three, four).signal(stream, (1, 1))
+        gi.SemaphoreBatch(one, four).signal(stream, (5, 7))
+        two.signal(stream, 2)
+        for semaphore, told in ((one, 5), (two, 2), (three, 1), (four, 7)):
+            with pytest.raises(gi.InvalidArgumentError, match=f"{told} after {told}"):
+                semaphore.signal(stream, told)
+    for semaphore in (one, two, three, four):
+        semaphore.close()
+
+
 def test_what_a_batch_waits_for_is_named(device: gi.Device, backend: FakeBackend) -> None:
     """Also behind another stream, which waits for it no more than that one does."""
     with device.create_stream() as stream, device.create_stream() as behind:
