@@ -284,6 +284,11 @@ class KnownStream(Lifetime):
         """Set `odd` anew. Under the monitor, after each change of what it stands for."""
         self.odd = self.captured or self.failure is not None or self.thread is not None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no call reaches it again. A released stream of another library is opened again while it is known."""
+        return self.state in GONE and (self.owned or self.device.table.get(self.key) is not self)
+
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def note(self, wait: Wait) -> None:

@@ -374,9 +374,9 @@ def hold(lifetime: Lifetime, user: Lifetime) -> None:
 
 @locked
 def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
-    """Note that a stream's work uses the object. Forget streams that are gone."""
+    """Note that a stream's work uses the object. Forget streams that are over: a batch or a graph may know others."""
     if stream not in lifetime.uses:
-        for known in [known for known in lifetime.uses if known.state in GONE]:
+        for known in [known for known in lifetime.uses if known.is_over]:
             del lifetime.uses[known]
     lifetime.uses[stream] = value
 

@@ -306,7 +306,7 @@ MUTANTS: dict[str, Mutant] = {
         "ExternalSemaphore.export",
     ),
     "a use by a closed stream is forgotten": Mutant(
-        ((lifetime.note_use, "if known.state in GONE", "if known.state is not LIVE"),),
+        ((lifetime.note_use, "if known.is_over", "if known.state is not LIVE"),),
         "a stream is closed, and another uses the same",
     ),
     "a stream that waits for a captured one does not join": Mutant(

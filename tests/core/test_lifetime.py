@@ -675,6 +675,44 @@ def test_a_semaphore_keeps_no_stream_that_is_gone() -> None:
     settle(device, backend, semaphore)
 
 
+def test_a_stream_that_is_wrapped_anew_is_waited_for_again(device: Device, backend: FakeBackend) -> None:
+    """By what a batch signals, though the semaphores had other streams since the batch last had this one."""
+    one, two = semaphore_of(device), semaphore_of(device)
+    batch = gi.SemaphoreBatch(one, two)
+    batch.signal(device.wrap_stream(64), (1, 1))
+    device.drain()
+    with device.create_stream() as other:
+        one.signal(other, 2)
+        backend.blocked.add(64)
+        batch.signal(device.wrap_stream(64), (3, 3))
+        one.close()
+        device.drain()
+        assert backend.count("semaphore") == 2
+        backend.blocked.clear()
+        device.drain()
+        assert backend.count("semaphore") == 1
+    two.close()
+
+
+def test_a_copy_is_ordered_behind_the_launch_on_a_stream_that_is_wrapped_anew() -> None:
+    """Though other streams had the bytes since the graph's last launch there."""
+    backend = FakeGraphs()
+    device, _ = fake_device(backend=backend)
+    with memory_of(device) as memory, device.create_stream() as stream:
+        buffer = memory.map_buffer()
+        with stream.capture() as graph:
+            buffer.fill(1, stream=stream)
+        with graph:
+            graph.launch(device.wrap_stream(64))
+            device.drain()
+            buffer.fill(2, stream=stream)
+            graph.launch(device.wrap_stream(64))
+            backend.calls.clear()
+            buffer.copy_to_host(bytearray(16))
+            behind = {call[2] for call in backend.calls if call[0] == "wait_event"}
+            assert behind == {stream.handle, ("adopted", 64)}
+
+
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
