@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-from .backend import leave_to_core
-from .errors import DriverError, GpuInteropError, warn_leak
+from .backend import Address, Backend, leave_to_core
+from .errors import ArgumentTypeError, DriverError, GpuInteropError, warn_leak
 from .handles import (
     AllocationHandle,
     FabricHandle,
@@ -137,8 +137,6 @@ class NativeDevice:
 class Made(ABC):
     """An object that one driver call makes and another releases."""
 
-    __slots__ = ("device", "handle", "made", "more")
-
     back: ClassVar[str]
     """Name of the function that releases it."""
     blocks: ClassVar[bool] = False
@@ -224,9 +222,84 @@ def exported(kind: type[AllocationHandle], found: Any) -> AllocationHandle:
     return (OpaqueWin32 if kind is OpaqueWin32 else OpaqueWin32Kmt)(handle=found)
 
 
-class Releases:
-    """The calls that release, for a backend whose objects are `Made`: `Made.back` names the native function."""
+def number_of(types: Mapping[type[Handle], int], handle: Handle, vendor: str) -> int:
+    """The driver's number of a handle's type."""
+    try:
+        return types[type(handle)]
+    except KeyError:
+        raise ArgumentTypeError("handle", f"{vendor} cannot import {type(handle).__name__}.") from None
+
+
+# -- CUDA, and HIP, which has its functions under another prefix, and its numbers ---------------------------------
+
+NOT_READY: Final = 600
+CAPTURE_IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, hipErrorStreamCaptureImplicit
+_DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING, hipEventDisableTiming
+
+_CAPTURE: Final = "this call is not allowed in the graph that is being captured; make it before or after the capture."
+_LOST: Final = "earlier work on the device has failed, and its context is lost: the process must be started again."
+GENERAL: Final[Mapping[int, str]] = {
+    3: "the driver is not initialised in this process, and cannot be in a forked one: use the multiprocessing start "
+    "method 'spawn'.",
+    4: "the driver is being shut down: the process is ending.",
+    700: _LOST,
+    715: _LOST,
+    719: _LOST,
+    900: _CAPTURE,
+    901: "an earlier call made the graph's capture invalid; end it and capture again.",
+    905: "a captured stream cannot wait for work outside of its capture; use semaphores, or record the event in it.",
+    CAPTURE_IMPLICIT: "an operation on the default stream would wait for a stream that is being captured.",
+    907: "an event that was recorded in a capture cannot be queried.",
+}
+"""Meaning of a status from any call."""
+
+
+class Room(Backend):
+    """The calls of CUDA and HIP that differ in the prefix of the native function, and those that release."""
+
+    prefix: ClassVar[str]
+    event_type: ClassVar[type[Made]]
+    create_event: ClassVar[str]
+    _driver: Any
 
     release: Any = staticmethod(Made.release)
+    """`Made.back` names the native function."""
     destroy_stream = destroy_event = unmap_buffer = destroy_memory = destroy_semaphore = release
     destroy_array = unmap_allocation = release_allocation = unpin = release
+
+    def synchronize(self, stream: Any) -> None:
+        """``cuStreamSynchronize``, ``hipStreamSynchronize``."""
+        stream.device.call(f"{self.prefix}StreamSynchronize", stream.handle)
+
+    def is_idle(self, stream: Any) -> bool:
+        """``cuStreamQuery``, ``hipStreamQuery``."""
+        return self._is_reached(stream.device.run, f"{self.prefix}StreamQuery", stream.handle)
+
+    def is_done(self, event: Any) -> bool:
+        """``cuEventQuery``, ``hipEventQuery``, with any device current."""
+        return self._is_reached(partial(self._driver.run, None), f"{self.prefix}EventQuery", event.handle)
+
+    def _is_reached(self, run: Callable[..., Any], call: str, handle: Any) -> bool:
+        code = run(self._driver.status, call, handle)[0]
+        if code and code != NOT_READY:
+            raise self._driver.error(call, code)
+        return not code
+
+    def record(self, stream: Any) -> Made:
+        """`create_event` makes an event; ``cuEventRecord`` or ``hipEventRecord`` enqueues it."""
+        event = self.event_type(stream.device)
+
+        def work() -> None:
+            event.make(self.create_event, _DISABLE_TIMING)
+            self._driver.call(f"{self.prefix}EventRecord", event.handle, stream.handle)
+
+        event.device.create(event, work, aside=False)
+        return event
+
+    def wait_event(self, stream: Any, event: Any) -> None:
+        """``cuStreamWaitEvent``, ``hipStreamWaitEvent``."""
+        stream.device.call(f"{self.prefix}StreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+
+    def fill(self, stream: Any, target: Address, byte: int, size: int) -> None:
+        """``cuMemsetD8Async``, ``hipMemsetD8Async``."""
+        stream.device.call(f"{self.prefix}MemsetD8Async", target, byte, size, stream.handle, aside=False)

@@ -26,7 +26,6 @@ _MINIMUM, _RECOMMENDED = 0, 1  # CUmemAllocationGranularity_flags, and CUmultica
 class Mappable(Made):
     """An object with a ``CUmemGenericAllocationHandle``; it has no address until it is mapped."""
 
-    __slots__ = ("alignment", "size")
     back = "cuMemRelease"
 
     def __init__(self, context: Context, size: int, alignment: int = 0) -> None:
@@ -58,22 +57,18 @@ class Mappable(Made):
 class Allocation(Mappable):
     """Physical memory of one device."""
 
-    __slots__ = ("kind",)
-
     def __init__(self, context: Context, size: int, kind: type[AllocationHandle]) -> None:
         super().__init__(context, size)
         self.kind = kind
 
 
 class _Mapped(Made):
-    __slots__ = ()
     back = "cuMemUnmap"
 
 
 class Reservation(Made):
     """An address range with something mapped in it."""
 
-    __slots__ = ("address", "mapped")
     back = "cuMemAddressFree"
     address: Address
 

@@ -31,7 +31,6 @@ _CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
 class MappedArray(Made):
     """A mapped mipmapped array."""
 
-    __slots__ = ("layout",)
     back = "cuMipmappedArrayDestroy"
     blocks = True
 

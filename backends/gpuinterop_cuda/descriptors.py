@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuinterop import handles
-from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import Handle
-from gpuinterop.native_driver import describe
+from gpuinterop.native_driver import describe, number_of
 
 # The numbers of CUexternalMemoryHandleType, because 12.9 does not name the last one.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
@@ -41,7 +40,7 @@ _DEDICATED: Final = 1  # CUDA_EXTERNAL_MEMORY_DEDICATED
 def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any, object]:
     """A ``CUDA_EXTERNAL_MEMORY_HANDLE_DESC``, and the object to keep alive until the call."""
     desc = api.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
-    desc.type = api.CUexternalMemoryHandleType(_number(MEMORY_TYPES, handle))
+    desc.type = api.CUexternalMemoryHandleType(number_of(MEMORY_TYPES, handle, "CUDA"))
     keep = describe(desc.handle, handle, "nvSciBufObject")
     desc.size = size
     # A dma-buf takes no flags, even if it is dedicated.
@@ -52,12 +51,5 @@ def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any
 def semaphore(api: Any, handle: Handle) -> tuple[Any, object]:
     """A ``CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC``, and the object to keep alive until the call."""
     desc = api.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
-    desc.type = api.CUexternalSemaphoreHandleType(_number(SEMAPHORE_TYPES, handle))
+    desc.type = api.CUexternalSemaphoreHandleType(number_of(SEMAPHORE_TYPES, handle, "CUDA"))
     return desc, describe(desc.handle, handle, "nvSciSyncObj")
-
-
-def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
-    try:
-        return types[type(handle)]
-    except KeyError:
-        raise ArgumentTypeError("handle", f"CUDA has no external objects of {type(handle).__name__}.") from None

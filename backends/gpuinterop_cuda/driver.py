@@ -14,14 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from gpuinterop import native_driver, system
-from gpuinterop.backend import Backend
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
-from gpuinterop.native_driver import NativeDevice, NativeDriver, Releases
+from gpuinterop.native_driver import NativeDevice, NativeDriver
 
-from .error_hints import GENERAL, MEANINGS, NEWER_NAMES
+from .error_hints import MEANINGS, NEWER_NAMES, OTHERS
 
 OUT_OF_MEMORY: Final = 2
-NOT_READY: Final = 600
 _NO_DEVICE: Final = 100
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` returns
@@ -64,7 +62,7 @@ class Driver(NativeDriver):
     def error(self, call: str, code: Any) -> DriverError:
         number = int(code)
         symbol, text = self._describe(number)
-        meaning = MEANINGS.get((call, number)) or GENERAL.get(number) or text
+        meaning = MEANINGS.get((call, number)) or OTHERS.get(number) or text
         kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
         return kind(call, number, symbol, meaning)
 
@@ -152,7 +150,6 @@ class Context(NativeDevice):
 class Made(native_driver.Made):
     """An object of the driver."""
 
-    __slots__ = ()
     device: Context
 
     def make(self, name: str, *arguments: Any) -> None:
@@ -166,8 +163,10 @@ class Made(native_driver.Made):
         self.made = True
 
 
-class Room(Releases, Backend):
+class Room(native_driver.Room):
     """Base of the classes that each implement a part of the contract. They share the driver."""
+
+    _driver: Driver
 
     def __init__(self) -> None:
         self._driver = Driver()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gpuinterop.native_driver import GENERAL
+
 NEWER_NAMES: Final[Mapping[int, str]] = {47: "CUDA_ERROR_MULTICAST_RESOURCE_FULL"}
 """Names that the oldest supported bindings (12.9.1) lack."""
 
@@ -111,21 +113,9 @@ MEANINGS: Final[Mapping[tuple[str, int], str]] = {
 }
 """Meaning of a code from a given call."""
 
-_CAPTURE: Final = "this call is not allowed in the graph that is being captured; make it before or after the capture."
-_LOST: Final = "earlier work on the device has failed, and its context is lost: the process must be started again."
-GENERAL: Final[Mapping[int, str]] = {
-    3: "CUDA is not initialised in this process, and cannot be in a forked one: use the multiprocessing start method "
-    "'spawn'.",
-    4: "the driver is being shut down: the process is ending.",
+OTHERS: Final[Mapping[int, str]] = {
+    **GENERAL,
     46: "another process uses the device exclusively.",
     201: "no context is current, or it was destroyed.",
-    700: _LOST,
-    715: _LOST,
-    719: _LOST,
-    900: _CAPTURE,
-    901: "an earlier call made the graph's capture invalid; end it and capture again.",
-    905: "a captured stream cannot wait for work outside of its capture; use semaphores, or record the event in it.",
-    906: "an operation on the default stream would wait for a stream that is being captured.",
-    907: "an event that was recorded in a capture cannot be queried.",
 }
 """Meaning of a code from any other call."""

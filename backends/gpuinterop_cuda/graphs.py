@@ -17,7 +17,6 @@ _SIGNAL_NODE, _WAIT_NODE = 8, 9  # CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL, ..._WAIT
 
 
 class _Capture(Made):
-    __slots__ = ()
     back = "cuStreamEndCapture"
 
     def free(self) -> None:
@@ -26,13 +25,11 @@ class _Capture(Made):
 
 
 class _Graph(Made):
-    __slots__ = ("number",)
     back = "cuGraphDestroy"
     number: Number
 
 
 class _Executable(_Graph):
-    __slots__ = ()
     back = "cuGraphExecDestroy"
 
 
@@ -45,8 +42,6 @@ class Number(int):
 
 class _Node:
     """A node that signals or waits, with what its calls need, which is made once."""
-
-    __slots__ = ("argument", "batch", "executable", "timeouts")
 
     def __init__(self, node: Any, timeouts: Sequence[int]) -> None:
         self.argument = at(int(node))

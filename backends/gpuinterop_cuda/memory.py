@@ -13,14 +13,12 @@ from .streams import Stream
 class ImportedMemory(Made):
     """An imported memory object."""
 
-    __slots__ = ()
     back = "cuDestroyExternalMemory"
 
 
 class MappedBuffer(Made):
     """A mapped object; ``cuDestroyExternalMemory`` does not free it."""
 
-    __slots__ = ()
     back = "cuMemFree"
     blocks = True
 
@@ -43,10 +41,6 @@ class Memory(Room):
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
         """``cuMemcpyAsync``, which recognises the kinds of the two addresses."""
         stream.device.call("cuMemcpyAsync", target, source, size, stream.handle, aside=False)
-
-    def fill(self, stream: Stream, target: Address, byte: int, size: int) -> None:
-        """``cuMemsetD8Async``."""
-        stream.device.call("cuMemsetD8Async", target, byte, size, stream.handle, aside=False)
 
     def is_pageable(self, device: Context, address: Address) -> bool:
         """``cuPointerGetAttribute`` fails for memory that the driver does not know, which is pageable."""

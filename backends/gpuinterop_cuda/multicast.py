@@ -65,8 +65,6 @@ _PTX: Final = f"\n.version 8.1\n.target sm_90\n.address_size 64{_STORE}{_ADD}\0"
 class Group(Mappable):
     """A multicast object. Its context only serves to call the driver."""
 
-    __slots__ = ("bindings",)
-
     def __init__(self, context: Context, size: int, alignment: int) -> None:
         super().__init__(context, size, alignment)
         self.bindings: dict[tuple[int, int], _Binding] = {}
@@ -74,12 +72,10 @@ class Group(Mappable):
 
 
 class _Binding(Made):
-    __slots__ = ()
     back = "cuMulticastUnbind"
 
 
 class _Module(Made):
-    __slots__ = ()
     back = "cuModuleUnload"
 
 

@@ -78,7 +78,6 @@ class Slot:
 class ImportedSemaphore(Made):
     """An imported semaphore."""
 
-    __slots__ = ("kind",)
     back = "cuDestroyExternalSemaphore"
     blocks = True
 

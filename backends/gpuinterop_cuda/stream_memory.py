@@ -19,7 +19,6 @@ _WRITE_DEFAULT: Final = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: behind a fence to sy
 class Pin(Made):
     """Host memory that is registered with the driver."""
 
-    __slots__ = ("there",)
     back = "cuMemHostUnregister"
     blocks = True
     there: Address

@@ -11,20 +11,18 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from gpuinterop.errors import InvalidArgumentError
+from gpuinterop.native_driver import CAPTURE_IMPLICIT
 
-from .driver import NOT_READY, Context, Made, Room, at
+from .driver import Context, Made, Room, at
 
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
-_DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
-_IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
 
 class Stream(Made):
     """A stream of one context, created here or adopted."""
 
-    __slots__ = ("argument", "key", "pointer", "relative")
     back = "cuStreamDestroy"
 
     def know(self, pointer: int) -> None:
@@ -51,12 +49,15 @@ class Stream(Made):
 class Event(Made):
     """A point in a stream's work."""
 
-    __slots__ = ()
     back = "cuEventDestroy"
 
 
 class Streams(Room):
     """Streams and events."""
+
+    prefix = "cu"
+    event_type = Event
+    create_event = "cuEventCreate"
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,45 +106,12 @@ class Streams(Room):
     def stream_key(self, stream: Stream) -> Hashable:
         return stream.key
 
-    def synchronize(self, stream: Stream) -> None:
-        """``cuStreamSynchronize``."""
-        stream.device.call("cuStreamSynchronize", stream.handle)
-
-    def is_idle(self, stream: Stream) -> bool:
-        """``cuStreamQuery``."""
-        return self._is_reached("cuStreamQuery", stream.device.status("cuStreamQuery", stream.handle)[0])
-
     def is_capturing(self, stream: Stream) -> bool:
         """``cuStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
         status = ctypes.c_int()
         code = stream.run(self._is_capturing, stream.argument, ctypes.byref(status))
-        if code == _IMPLICIT:  # a default stream that waits for a captured one refuses other calls
+        if code == CAPTURE_IMPLICIT:  # a default stream that waits for a captured one refuses other calls
             return True
         if code:
             raise self._driver.error("cuStreamIsCapturing", code)
         return status.value != 0
-
-    def record(self, stream: Stream) -> Event:
-        """``cuEventCreate`` makes an event, and ``cuEventRecord`` enqueues it."""
-        event = Event(stream.device)
-
-        def work() -> None:
-            event.make("cuEventCreate", _DISABLE_TIMING)
-            self._driver.call("cuEventRecord", event.handle, stream.handle)
-
-        return stream.device.create(event, work, aside=False)
-
-    def wait_event(self, stream: Stream, event: Event) -> None:
-        """``cuStreamWaitEvent``."""
-        stream.device.call("cuStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
-
-    def is_done(self, event: Event) -> bool:
-        """``cuEventQuery``."""
-        return self._is_reached(
-            "cuEventQuery", self._driver.run(None, self._driver.status, "cuEventQuery", event.handle)[0]
-        )
-
-    def _is_reached(self, call: str, code: Any) -> bool:
-        if code and code != NOT_READY:
-            raise self._driver.error(call, code)
-        return not code

@@ -53,7 +53,6 @@ class _Access(ctypes.Structure):
 class Allocation(Made):
     """Physical memory of one device, which has no address until it is mapped."""
 
-    __slots__ = ("imported", "kind", "size")
     back = "hipMemRelease"
 
     def __init__(self, gpu: Gpu, size: int, kind: type[AllocationHandle], *, imported: bool = False) -> None:
@@ -66,13 +65,10 @@ class Allocation(Made):
 class Range(Made):
     """Reserved addresses, which are never released: see `Ranges`."""
 
-    __slots__ = ()
-
 
 class Reservation(Made):
     """An address range with an allocation in it."""
 
-    __slots__ = ("_ranges", "range")
     back = "hipMemUnmap"
     blocks = True
 

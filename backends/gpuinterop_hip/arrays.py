@@ -47,7 +47,6 @@ _DEFAULT: Final = 4  # hipMemcpyDefault
 class MappedArray(Made):
     """A mapped mipmapped array."""
 
-    __slots__ = ("layout",)
     back = "hipFreeMipmappedArray"
     blocks = True
 

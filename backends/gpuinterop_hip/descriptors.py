@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuinterop import handles
-from gpuinterop.errors import ArgumentTypeError
 from gpuinterop.handles import Handle
-from gpuinterop.native_driver import describe
+from gpuinterop.native_driver import describe, number_of
 
 # The numbers of hipExternalMemoryHandleType. The runtime refuses all others, although its enum names them.
 MEMORY_TYPES: Final[Mapping[type[Handle], int]] = {
@@ -35,7 +34,7 @@ _DEDICATED: Final = 1  # hipExternalMemoryDedicated: accepted, and without effec
 def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any, object]:
     """A ``hipExternalMemoryHandleDesc``, and the object to keep alive until the call."""
     desc = api.hipExternalMemoryHandleDesc_st()
-    desc.type = api.hipExternalMemoryHandleType_enum(_number(MEMORY_TYPES, handle))
+    desc.type = api.hipExternalMemoryHandleType_enum(number_of(MEMORY_TYPES, handle, "HIP"))
     keep = describe(desc.handle, handle)
     desc.size = size
     desc.flags = _DEDICATED if dedicated else 0
@@ -45,13 +44,6 @@ def memory(api: Any, handle: Handle, *, size: int, dedicated: bool) -> tuple[Any
 def semaphore(api: Any, handle: Handle) -> Any:
     """A ``hipExternalSemaphoreHandleDesc``; by handle, since HIP ignores the name of a semaphore."""
     desc = api.hipExternalSemaphoreHandleDesc_st()
-    desc.type = api.hipExternalSemaphoreHandleType_enum(_number(SEMAPHORE_TYPES, handle))
+    desc.type = api.hipExternalSemaphoreHandleType_enum(number_of(SEMAPHORE_TYPES, handle, "HIP"))
     describe(desc.handle, handle)
     return desc
-
-
-def _number(types: Mapping[type[Handle], int], handle: Handle) -> int:
-    try:
-        return types[type(handle)]
-    except KeyError:
-        raise ArgumentTypeError("handle", f"HIP cannot import {type(handle).__name__}.") from None

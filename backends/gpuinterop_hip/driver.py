@@ -16,14 +16,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpuinterop import native_driver, system
-from gpuinterop.backend import Backend
 from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
-from gpuinterop.native_driver import NativeDevice, NativeDriver, Releases
+from gpuinterop.native_driver import NativeDevice, NativeDriver
 
-from .error_hints import GENERAL, MEANINGS, OUT_OF_MEMORY
+from .error_hints import MEANINGS, OTHERS, OUT_OF_MEMORY
 from .facts import Facts
 
-NOT_READY: Final = 600
 _NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: hipInit returns either
 _ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the structs; 5.2.3 is 50221153
 _RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
@@ -70,7 +68,7 @@ class Driver(NativeDriver):
         self.forget_error()
         number = int(code)
         symbol, text = self._describe(number)
-        meaning = MEANINGS.get((call, number)) or GENERAL.get(number) or text
+        meaning = MEANINGS.get((call, number)) or OTHERS.get(number) or text
         out_of_memory = number == OUT_OF_MEMORY and call != "hipImportExternalMemory"  # the import lacks no memory
         kind = OutOfMemoryError if out_of_memory else DriverError
         return kind(call, number, symbol, meaning)
@@ -200,7 +198,6 @@ class Gpu(NativeDevice):
 class Made(native_driver.Made):
     """An object of the runtime."""
 
-    __slots__ = ()
     device: Gpu
     handle: int
 
@@ -218,8 +215,10 @@ class Made(native_driver.Made):
         self.made = True
 
 
-class Room(Releases, Backend):
+class Room(native_driver.Room):
     """Base of the classes that each implement a part of the contract. They share the driver."""
+
+    _driver: Driver
 
     def __init__(self) -> None:
         self._driver = Driver()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gpuinterop.native_driver import GENERAL
+
 OUT_OF_MEMORY: Final = 2
-CAPTURE_IMPLICIT: Final = 906  # hipErrorStreamCaptureImplicit
 
 _NOT_EXPORTED: Final = "the allocation was not created for handles of this type."
 MEANINGS: Final[Mapping[tuple[str, int], str]] = {
@@ -36,22 +37,11 @@ MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("hipMemImportFromShareableHandle", 801): "the runtime cannot import handles of this type here.",
     ("hipHostRegister", 712): "this process has registered the pages already.",
 }
-_CAPTURE: Final = "this call is not allowed in the graph that is being captured; make it before or after the capture."
-_LOST: Final = "earlier work on the device has failed, and is lost: the process must be started again."
-GENERAL: Final[Mapping[int, str]] = {
-    3: "HIP is not initialised in this process, and cannot be in a forked one: use the multiprocessing start method "
-    "'spawn'.",
-    4: "the runtime is being shut down: the process is ending.",
+OTHERS: Final[Mapping[int, str]] = {
+    **GENERAL,
     100: "the runtime has no device that it may use.",
     101: "there is no device of this number.",
     400: "the stream, event or allocation was destroyed, or is not one of HIP.",
-    700: _LOST,
     709: "the stream was destroyed, or is not one of HIP.",
-    715: _LOST,
-    719: _LOST,
-    900: _CAPTURE,
-    901: "an earlier call made the graph's capture invalid; end it and capture again.",
-    905: "a captured stream cannot wait for work outside of its capture; use semaphores, or record the event in it.",
-    CAPTURE_IMPLICIT: "an operation on the default stream would wait for a stream that is being captured.",
-    907: "an event that was recorded in a capture cannot be queried.",
 }
+"""Meaning of a code from any other call."""

@@ -18,14 +18,12 @@ _UNREGISTERED = 0  # hipMemoryTypeUnregistered
 class ImportedMemory(Made):
     """An imported memory object."""
 
-    __slots__ = ()
     back = "hipDestroyExternalMemory"
 
 
 class MappedBuffer(Made):
     """A mapped object; ``hipDestroyExternalMemory`` drops only the handle, not the mapping."""
 
-    __slots__ = ()
     back = "hipFree"
     blocks = True
 
@@ -33,7 +31,6 @@ class MappedBuffer(Made):
 class _Byte(MappedBuffer):
     """A byte that is freed to wait for its device: an undo may wait as well, and is not left to the core."""
 
-    __slots__ = ()
     blocks = False
 
 
@@ -84,10 +81,6 @@ class Memory(Room):
         """``hipMemcpyAsync``, which recognises the kinds of the two addresses."""
         kind = self._driver.api.hipMemcpyKind.hipMemcpyDefault
         stream.device.call("hipMemcpyAsync", target, source, size, kind, stream.handle, aside=False)
-
-    def fill(self, stream: Stream, target: Address, byte: int, size: int) -> None:
-        """``hipMemsetD8Async``."""
-        stream.device.call("hipMemsetD8Async", target, byte, size, stream.handle, aside=False)
 
     def is_pageable(self, device: Gpu, address: Address) -> bool:
         """``hipPointerGetAttribute``."""

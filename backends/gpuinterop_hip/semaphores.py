@@ -41,7 +41,6 @@ assert ctypes.sizeof(_Params) == PARAMS_BYTES
 class ImportedSemaphore(Made):
     """An imported semaphore."""
 
-    __slots__ = ()
     back = "hipDestroyExternalSemaphore"
     blocks = True
 

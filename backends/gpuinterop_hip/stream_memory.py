@@ -22,7 +22,6 @@ _EVERY_BIT: Final = 2**64 - 1
 class Pin(Made):
     """Host memory that is registered with the runtime."""
 
-    __slots__ = ("there",)
     back = "hipHostUnregister"
     blocks = True
     there: Address

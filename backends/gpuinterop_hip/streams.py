@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any, Final
 
 from gpuinterop.errors import InvalidArgumentError
+from gpuinterop.native_driver import CAPTURE_IMPLICIT, NOT_READY
 
-from .driver import NOT_READY, Gpu, Made, Room
-from .error_hints import CAPTURE_IMPLICIT
+from .driver import Gpu, Made, Room
 
 _NON_BLOCKING: Final = 1  # hipStreamNonBlocking
-_DISABLE_TIMING: Final = 2  # hipEventDisableTiming
 _NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
 _NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
 
@@ -29,7 +28,6 @@ _numbers = itertools.count()
 class _HipStream(Made):
     """A stream of the runtime."""
 
-    __slots__ = ()
     back = "hipStreamDestroy"
 
     def is_whole(self) -> bool:
@@ -50,8 +48,6 @@ In a call on a default stream, AMD's runtime reads streams that another thread i
 
 class Stream(Made):
     """A stream of one device, created here or adopted. The created one has a stream of the runtime, from `Kept`."""
-
-    __slots__ = ("_kept", "_taken", "pointer", "relative")
 
     def __init__(self, gpu: Gpu, kept: Kept | None = None) -> None:
         super().__init__(gpu)
@@ -93,12 +89,15 @@ class Stream(Made):
 class Event(Made):
     """A point in a stream's work."""
 
-    __slots__ = ()
     back = "hipEventDestroy"
 
 
 class Streams(Room):
     """Streams and events."""
+
+    prefix = "hip"
+    event_type = Event
+    create_event = "hipEventCreateWithFlags"
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,14 +149,6 @@ class Streams(Room):
     def stream_key(self, stream: Stream) -> int:
         return stream.handle
 
-    def synchronize(self, stream: Stream) -> None:
-        """``hipStreamSynchronize``."""
-        stream.device.call("hipStreamSynchronize", stream.handle)
-
-    def is_idle(self, stream: Stream) -> bool:
-        """``hipStreamQuery``."""
-        return self._is_reached("hipStreamQuery", stream.device.status("hipStreamQuery", stream.handle)[0])
-
     def is_capturing(self, stream: Stream) -> bool:
         """``hipStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
         code, status = stream.run(self._driver.capture_status, stream.handle)
@@ -166,28 +157,3 @@ class Streams(Room):
         if code:
             raise self._driver.error("hipStreamIsCapturing", code)
         return bool(status)
-
-    def record(self, stream: Stream) -> Event:
-        """``hipEventCreateWithFlags`` makes an event, and ``hipEventRecord`` enqueues it."""
-        event = Event(stream.device)
-
-        def work() -> None:
-            event.make("hipEventCreateWithFlags", _DISABLE_TIMING)
-            self._driver.call("hipEventRecord", event.handle, stream.handle)
-
-        return stream.device.create(event, work, aside=False)
-
-    def wait_event(self, stream: Stream, event: Event) -> None:
-        """``hipStreamWaitEvent``."""
-        stream.device.call("hipStreamWaitEvent", stream.handle, event.handle, 0, aside=False)
-
-    def is_done(self, event: Event) -> bool:
-        """``hipEventQuery``."""
-        return self._is_reached(
-            "hipEventQuery", self._driver.run(None, self._driver.status, "hipEventQuery", event.handle)[0]
-        )
-
-    def _is_reached(self, call: str, code: int) -> bool:
-        if code and code != NOT_READY:
-            raise self._driver.error(call, code)
-        return not code

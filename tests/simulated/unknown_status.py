@@ -27,7 +27,7 @@ from gpuinterop._core.known_stream import KnownStream
 from gpuinterop._core.lifetime import RETIRED, alive
 from gpuinterop.backend import INTERFACES
 from gpuinterop.exporters import open_exporter
-from gpuinterop.native_driver import Releases
+from gpuinterop.native_driver import Room
 from tests.beside import elsewhere
 from tests.kept_streams import destroy_kept_streams
 from tests.programs import printed
@@ -52,7 +52,7 @@ ASKED_AT_CLOSE: Final = {"is_capturing", "is_idle", "is_done", "record"}
 """Where these fail the core takes the stream's work for ended, and tells nobody."""
 CONTRACT: Final = {name for classes in INTERFACES.values() for interface in classes for name in dir(interface)}
 RELEASES: Final = {
-    "release",  # the method of Releases, which releases most kinds of object
+    "release",  # the method of Room, which releases most kinds of object
     "unmap_buffer", "unbind", "destroy_graph", "destroy_executable",
 }  # fmt: skip
 """Where these fail, the object stays; where others do, nothing that was made does."""
@@ -91,7 +91,7 @@ def _method() -> str:
         frame = frame.f_back
         code = frame.f_code
         ours = code.co_name in CONTRACT and Path(code.co_filename).parent.name.startswith("gpuinterop_")
-        if ours or code is Releases.release.__code__:
+        if ours or (code.co_name in vars(Room) and code is getattr(Room, code.co_name).__code__):
             method = code.co_name
     return method
 

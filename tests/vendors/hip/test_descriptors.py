@@ -129,7 +129,7 @@ def test_a_size_beyond_the_object_is_refused_before_the_call(simulator: Simulato
     os.close(fd)
 
 
-def test_what_the_table_takes_has_a_number() -> None:
+def test_what_the_table_takes_has_a_number(backend: Any) -> None:
     """And what it does not take has none, so that no call can be made with it."""
     from gpuinterop.capabilities import DOMAIN, Operation
     from gpuinterop_hip import descriptors
@@ -140,4 +140,4 @@ def test_what_the_table_takes_has_a_number() -> None:
     refused = {gi.OpaqueFd, gi.TimelineFd, gi.D3D11Fence, gi.KeyedMutex, gi.KeyedMutexKmt, gi.NvSciSync}
     assert kinds - set(descriptors.SEMAPHORE_TYPES) == refused
     with pytest.raises(gi.ArgumentTypeError, match="HIP cannot import NvSciBuf"):
-        descriptors._number(descriptors.MEMORY_TYPES, gi.NvSciBuf(pointer=1))
+        descriptors.memory(backend._driver.api, gi.NvSciBuf(pointer=1), size=1, dedicated=False)
